@@ -1,0 +1,183 @@
+/* THE interface of the C module.
+ *
+ * This file is read twice: by the C compiler, and by cffi, which gets it without the lines that begin with '#'.
+ * So: no macros, constants are enums, and every function carries its contract here.
+ *
+ * Rules that hold for every function
+ *   - It holds no lock, touches no Python and keeps no state but the table of chosen variants: calls run without the GIL.
+ *   - It takes a length for every pointer, in and out, and checks before it reads or writes. A length of 0 allows a
+ *     null pointer.
+ *   - It is total: any bytes whatever give a result or an error code, never a fault, never an endless loop.
+ *   - Multi-byte integers in files are little-endian and may lie at any alignment.
+ */
+#ifndef WEIGHTMAP_KERNELS_H
+#define WEIGHTMAP_KERNELS_H
+#include <stdint.h>
+#endif
+
+/* ------------------------------------------------------------------------------------------ instruction sets
+ * A tier is a named set of CPU features; each contains the one before it. Tiers: on x86 "portable" < "sse4" < "avx2" <
+ * "avx512" < "avx512icl" (VPCLMULQDQ, GFNI, VBMI); on arm64 "portable" < "neon" (CRC32 and PMULL). Each kernel uses
+ * the best variant whose features lie within the chosen tier and within the CPU.
+ */
+const char *wm_isa_name(int tier);      /* the tier's name; NULL when there is no such tier on this architecture */
+int wm_isa_available(int tier);         /* 1 when this CPU has all features of the tier */
+int wm_isa_selected(void);              /* the tier in use; the best available one after loading */
+int wm_isa_select(int tier);            /* use this tier from now on, in all threads; 0, or -1 when not available */
+const char *wm_crc32_variant(void);     /* name of the function in use for long inputs: "crc32_x86_pclmulqdq", ... */
+const char *wm_fnv1a32_variant(void);   /* the same for batches of names */
+
+/* --------------------------------------------------------------------------------------------------- CRC-32
+ * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
+ */
+/* CRC of `data` appended to bytes whose CRC is `crc` (0 for none). Uses up to `threads` threads, fewer when the
+ * input is small. */
+uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads);
+/* CRC of A followed by B, from crc1 of A, crc2 of B and the length of B. O(log len2). */
+uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
+
+/* --------------------------------------------------------------------------------------------------- FNV-1a */
+uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len);
+uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len);
+/* FNV-1a 32 of n names that lie in `blob` one after another, `gap` bytes between two (0: back to back; 2 or 4: each
+ * name follows a length prefix that the caller has already read, blob starting at the first name's first byte).
+ * Name i has lengths[i] bytes. Returns -1 when done, or the number of the first name that does not fit in `blob`
+ * (hashes before it are written). */
+int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
+                        uint32_t *out);
+
+/* ------------------------------------------------------------------------------- length-prefixed strings
+ * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries
+ * and `gap` is the width of the length prefix that stands before each string (0 when there is none).
+ */
+/* Walks `count` strings, each after a little-endian length of `width` (2 or 4) bytes, from data[0] on. When bounds is
+ * not NULL it has count + 1 entries and is filled as above with gap = width (needs len + width < 2^32). Returns the
+ * number of bytes walked, or -1 - i when string i does not fit. */
+int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds);
+/* Walks `count` pairs "u16 klen, u16 vlen, key, value". When bounds is not NULL it has 2*count + 1 entries: key i
+ * begins at bounds[2i], its value at bounds[2i+1], and bounds[2*count] = end + 4: a value ends 4 bytes before the next
+ * key begins. Returns bytes walked, or -1 - i. */
+int64_t wm_walk_pairs(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds);
+/* Strict UTF-8 (no overlong forms, no surrogates, at most U+10FFFF) of each of the n strings by itself. Returns -1, or
+ * the number of the first string that is not UTF-8 or whose bounds do not lie in data in rising order. */
+int64_t wm_utf8_strings(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap);
+
+/* A hash index over n strings: an open-addressing table of string numbers, FNV-1a 32 times the golden ratio. `capacity`
+ * is a power of two of at least 4/3 n; free slots hold 0xFFFFFFFF. Of equal strings the first is kept. Returns the
+ * number of strings that equal an earlier one (the first such in *duplicate, its earlier twin in *original), or -1 for
+ * bounds that do not lie in data or a bad capacity, or -2 when the strings' hashes collide so much (more than 64 probes)
+ * that the table would be slow: somebody made them so. */
+int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
+                       uint32_t *slots, uint64_t capacity, uint64_t *duplicate, uint64_t *original);
+/* The number of the string equal to name[0, name_len), or -1. Safe on any contents of `data` and `slots`. */
+int64_t wm_index_find(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
+                      const uint32_t *slots, uint64_t capacity, const uint8_t *name, uint64_t name_len);
+/* wm_index_find for many names at once: name i is names[name_bounds[i], name_bounds[i+1]); out[i] = number or -1.
+ * Returns 0, or -1 for name_bounds that do not lie in names. */
+int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
+                       const uint32_t *slots, uint64_t capacity, const uint8_t *names, uint64_t names_len,
+                       const uint32_t *name_bounds, uint64_t n_names, int64_t *out);
+
+/* ------------------------------------------------------------------------------------------------ scan faults
+ * What a scan of an index found wrong. Python words the message; `code` says what, the numbers say where.
+ */
+typedef struct {
+    int32_t code;      /* one of the WM_FAULT_ constants; 0 none */
+    uint64_t row;      /* number of the tensor or entry, where there is one */
+    uint64_t at;       /* byte position within the scanned bytes, where there is one */
+    uint64_t actual;   /* the value found */
+    uint64_t expected; /* the value or limit that was expected, where there is one */
+} wm_fault;
+
+enum {
+    WM_FAULT_NONE = 0,
+    /* JSON, in the strict sense of RFC 8259 */
+    WM_FAULT_JSON_SYNTAX = 1,      /* at: where */
+    WM_FAULT_JSON_UTF8 = 2,        /* at: first byte of the string */
+    WM_FAULT_JSON_SURROGATE = 3,   /* a lone \ud800-\udfff escape; at: the string */
+    WM_FAULT_JSON_KEY = 4,         /* unknown or repeated key within a tensor's object; at: the key */
+    WM_FAULT_JSON_MISSING = 5,     /* a tensor without dtype, shape or data_offsets; row, at: end of its object */
+    WM_FAULT_JSON_NUMBER = 6,      /* not a non-negative integer below 2^64; row, at */
+    WM_FAULT_JSON_TRAILING = 7,    /* something but spaces after the closing brace; at */
+    WM_FAULT_JSON_DTYPE = 8,       /* a dtype that is not in the list; row, at: the string */
+    WM_FAULT_JSON_METADATA = 9,    /* __metadata__ repeated, or not an object; at */
+    WM_FAULT_CAPACITY = 10,        /* more tensors (row) or dimensions than the arrays hold */
+    WM_FAULT_DIMS = 11,            /* more than 255 dimensions; row, at */
+    /* tables of tensors */
+    WM_FAULT_TABLE_DTYPE = 32,     /* row, actual: the code */
+    WM_FAULT_TABLE_NDIM = 33,      /* row, actual */
+    WM_FAULT_TABLE_UNUSED_DIM = 34, /* row, actual: a dimension past ndim that is not 0 */
+    WM_FAULT_TABLE_OVERFLOW = 35,  /* row: product of the shape, or its bytes, exceeds 2^63 - 1 */
+    WM_FAULT_TABLE_RANGE = 36,     /* row, actual: end, expected: size of the data */
+    WM_FAULT_TABLE_ALIGN = 37,     /* row, actual: offset, expected: alignment */
+    WM_FAULT_TABLE_OVERLAP = 38,   /* row, actual: offset, expected: end of the tensor before it */
+    WM_FAULT_TABLE_HOLE = 39,      /* row (n: after the last), actual: offset, expected: where the last one ended */
+    WM_FAULT_TABLE_SIZE = 40,      /* row, actual: declared bytes, expected: bytes by shape and dtype */
+    WM_FAULT_NAME_RANGE = 41,      /* row: the name runs past its section; at */
+    WM_FAULT_NAME_UTF8 = 42,       /* row */
+    WM_FAULT_NAME_HASH = 43,       /* row, actual: stored, expected: computed */
+    WM_FAULT_NAME_DUPLICATE = 44,  /* row, expected: the earlier row */
+    WM_FAULT_NAME_FLOOD = 45,      /* hashes collide too much to tell duplicates quickly */
+    WM_FAULT_MEMORY = 46           /* no memory for the scan's own table */
+};
+
+/* ------------------------------------------------------------------------------------------------ safetensors
+ * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and turns it
+ * into columns. Tensor i, in the order of the text: its name, unescaped, is names[bounds[i], bounds[i+1]); dtype[i] is an
+ * index into the list of dtype names below; its dimensions are dims[dim_bounds[i], dim_bounds[i+1]); begin[i] and end[i]
+ * are its data_offsets. Keys of a tensor's object may come in any order, each once. "__metadata__" is stepped over (its
+ * JSON syntax checked, nesting bounded) and its span given, for Python to parse. Duplicate tensor names are not looked
+ * for here (see wm_index_build).
+ *
+ * `dtypes` holds the known names, n_dtypes of them, each in a field of 16 bytes padded with zero bytes.
+ * Capacities: names `len` bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap. Returns 0, or -1 with
+ * *fault filled. Numbers are JSON integers without sign, fraction or exponent.
+ */
+typedef struct {
+    uint64_t n_tensors, n_dims, names_len;
+    uint64_t metadata_begin, metadata_end; /* span of the value of __metadata__; begin 0 when there is none */
+} wm_safetensors;
+int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, uint64_t cap,
+                        uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
+                        uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------------- tables of tensors
+ * A table of n tensors by columns that may be strided, so that the fixed-size descriptors of a mapped file are a table as
+ * they lie. Values are little-endian, of the given width, at column + i * stride.
+ */
+typedef struct {
+    uint64_t n;
+    const uint8_t *dtype;  uint64_t dtype_stride;   /* u8: index into itemsize */
+    const uint8_t *ndim;   uint64_t ndim_stride;    /* u8 */
+    const uint8_t *dims;   uint64_t dims_stride;    /* used when dim_bounds is NULL: max_ndim values of dims_width */
+    int32_t dims_width;                             /* 4 or 8 */
+    const uint32_t *dim_bounds;                     /* or: dims of tensor i are u64 [dim_bounds[i], dim_bounds[i+1]) */
+    uint64_t n_dims;                                /* number of values in dims, with dim_bounds */
+    const uint8_t *offset; uint64_t offset_stride;  /* u64, relative to the data */
+    const uint8_t *nbytes; uint64_t nbytes_stride;  /* u64, declared bytes; NULL when not declared */
+    const uint8_t *bits;   uint64_t n_dtypes;       /* bits of one element for each dtype code; 0: no such code */
+    uint64_t min_ndim, max_ndim;
+    uint64_t data_size;
+    uint64_t alignment;    /* every offset must be a multiple; 1 for none */
+    uint64_t max_gap;      /* bytes of padding allowed before a tensor and after the last: 0 back to back */
+} wm_table;
+/* Checks every row: dtype known, ndim within bounds, unused dimensions 0, bytes without overflow, range within the data,
+ * alignment, rising order without overlap, holes of at most max_gap bytes. Returns 0, or -1 with *fault filled. With
+ * `lax` not 0, order, overlap and holes are not looked at. */
+int wm_table_check(const wm_table *table, int lax, wm_fault *fault);
+/* Checks the names that lie back to back in names[0, len), their u16 lengths in a strided column and their FNV-1a 32 hashes
+ * in another: each within range, UTF-8, hashed right, unique, and used_len bytes in all. Returns 0, or -1 with *fault. */
+int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const uint8_t *lengths, uint64_t lengths_stride,
+                   const uint8_t *hashes, uint64_t hashes_stride, wm_fault *fault);
+/* The first row at or after `row` whose stored hash and length are those wanted and whose name is equal, by one pass over
+ * the columns. Returns the row, or -1. */
+int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const uint8_t *lengths, uint64_t lengths_stride,
+                      const uint8_t *hashes, uint64_t hashes_stride, const uint8_t *name, uint64_t name_len);
+
+/* ----------------------------------------------------------------------------------------------------- files */
+/* Maps size bytes of the file over the anonymous mapping at `where` (page-aligned, at least size bytes), read-only and
+ * shared, or private and writable when `cow` is not 0. The file then needs no descriptor, and the mapping keeps
+ * its owner. Returns 0 or an errno; ENOSYS on systems without mmap. */
+int wm_map_file(void *where, uint64_t size, int fd, int cow);
+/* 1 when the file behind fd has this size and modification time (ns since the epoch), 0 when not, -errno on failure. */
+int wm_file_unchanged(int fd, uint64_t size, int64_t mtime_ns);

@@ -1,0 +1,14 @@
+"""Builds the C module; everything else about the package stands in pyproject.toml."""
+
+import sysconfig
+
+from setuptools import setup
+
+# The C module keeps to the stable ABI, so one wheel serves every CPython from 3.11 on. A free-threaded build has no
+# stable ABI yet and gets a wheel of its own.
+abi3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+setup(
+    cffi_modules=["csrc/build_ffi.py:make_ffi"],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if abi3 else {},
+)
