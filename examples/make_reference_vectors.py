@@ -47,7 +47,7 @@ SENTENCES = [
     "WHO SHOUTS IN CAPITALS, AND WHY?",
     "Caf\u00e9 na\u00efve fa\u00e7ade \u00dcber \u0141\u00f3d\u017a e\u0301",  # composed and combining accents
     "\u4eca\u65e5\u306f\u3044\u3044\u5929\u6c17\u3067\u3059 \u4e2d\u6587\u53e5\u5b50",  # CJK, split by character
-    "\u041f\u0440\u0438\u0432\u0435\u0442, \u03ba\u03cc\u03c3\u03bc\u03b5! \u05e9\u05dc\u05d5\u05dd",  # three more scripts
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u03ba\u03cc\u03c3\u03bc\u03b5! \u05e9\u05dc\u05d5\u05dd",  # more scripts
     "Emoji \U0001f600 and \U0001f468\u200d\U0001f469\u200d\U0001f467 are unknown here \U00013000",
     "Punctuation: (a+b)*c != d; \"quoted\" -- 'it\u2019s' \u2026 100% #tag @user a_b/c\\d",
     "tabs\tand\nnewlines \u00a0 and\u200b zero\u0000 width \ufffd",
@@ -95,7 +95,7 @@ def main(path: str) -> None:
             )
         ),
     )
-    print(path, os.path.getsize(path), "bytes;", "tokens:", batch["attention_mask"].sum(dim=1).tolist())
+    print(path, Path(path).stat().st_size, "bytes; tokens:", batch["attention_mask"].sum(dim=1).tolist())
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ _MASKED = np.float32(-1e30)
 def erf(x: ArrayLike) -> NDArray[np.float64]:
     """Error function of every element of an array.
 
-    numpy has none, ``math.erf`` works on one number at a time (20 times slower here), and scipy would be one more
+    numpy has none, ``math.erf`` works on one number at a time (several times slower), and scipy would be one more
     dependency. So: ``math.erf`` at 769 knots, 1/64 apart, and between them the Taylor series around the nearest knot
     ``c``, up to the third power of ``h = x - c``. The derivatives of erf are its slope times a polynomial::
 
@@ -84,7 +84,7 @@ def gelu(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def layer_norm(
     x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32], eps: float
 ) -> NDArray[np.float32]:
-    """Shift and scale the last axis of ``x`` to mean 0 and variance 1, then apply ``weight`` and ``bias`` (each (d,))."""
+    """Bring the last axis of ``x`` to mean 0 and variance 1, then apply ``weight`` and ``bias``, each of shape (d,)."""
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = np.square(centred).mean(axis=-1, keepdims=True)
     scaled: NDArray[np.float32] = centred / np.sqrt(variance + np.float32(eps)) * weight + bias
@@ -112,7 +112,7 @@ class _Affine(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """The eight pairs of one transformer layer, in the order in which they are used."""
+    """One transformer layer, in the order in which its parts are used."""
 
     query: _Affine
     key: _Affine
@@ -122,19 +122,6 @@ class _Layer(NamedTuple):
     widen: _Affine
     narrow: _Affine
     norm: _Affine
-
-
-# Names of a layer's pairs below "encoder.layer.N.", in the order of _Layer.
-_LAYER_NAMES = (
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-)
 
 
 class BertEncoder:
@@ -147,12 +134,15 @@ class BertEncoder:
         ``encoder.layer.0.attention.self.query.weight`` ...). Looked up once, kept as they are, never written.
     metadata : mapping of str to str
         Decimal strings under EMBD's keys: ``num_layers``, ``num_attention_heads`` and ``max_position_emb`` are used;
-        ``layer_norm_eps`` when present (default 1e-12). Widths are taken from the shapes of the tensors themselves.
+        ``layer_norm_eps`` (default 1e-12) and ``hidden_act`` (default gelu) when present. Widths are taken from the
+        shapes of the tensors themselves.
 
     Attributes
     ----------
     dims : int
         Width d of an embedding.
+    vocab_size : int
+        Number of rows of the word table: ids are below it.
     max_positions : int
         Longest sequence, in tokens, [CLS] and [SEP] included.
 
@@ -161,29 +151,53 @@ class BertEncoder:
     KeyError
         If a tensor or a metadata key is missing (from a weightmap file, TensorNotFoundError for a tensor).
     ValueError
-        If a metadata value is not a number, or the width is no multiple of the number of heads.
+        If a tensor is not float32 or has not the shape that the others call for, a metadata value is not a number, the
+        width is no multiple of the number of heads, or the activation is another one than gelu.
 
     """
 
     def __init__(self, tensors: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str]) -> None:
-        def pair(name: str) -> _Affine:
-            return _Affine(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+        def tensor(name: str, *shape: int | None) -> NDArray[np.float32]:
+            found = tensors[name]
+            fits = isinstance(found, np.ndarray) and found.dtype == np.float32 and found.ndim == len(shape)
+            if not fits or any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True)):
+                wanted = ", ".join("any" if want is None else str(want) for want in shape)
+                raise ValueError(f"{name} is not a float32 array of shape ({wanted})")
+            return found
 
+        def pair(name: str, *shape: int | None) -> _Affine:
+            weight = tensor(f"{name}.weight", *shape)
+            return _Affine(weight, tensor(f"{name}.bias", weight.shape[0]))
+
+        def layer(name: str) -> _Layer:
+            widen = pair(f"{name}.intermediate.dense", None, d)
+            return _Layer(
+                query=pair(f"{name}.attention.self.query", d, d),
+                key=pair(f"{name}.attention.self.key", d, d),
+                value=pair(f"{name}.attention.self.value", d, d),
+                attended=pair(f"{name}.attention.output.dense", d, d),
+                attended_norm=pair(f"{name}.attention.output.LayerNorm", d),
+                widen=widen,
+                narrow=pair(f"{name}.output.dense", d, len(widen.bias)),
+                norm=pair(f"{name}.output.LayerNorm", d),
+            )
+
+        self._word = tensor("embeddings.word_embeddings.weight", None, None)
+        self.vocab_size, self.dims = (int(n) for n in self._word.shape)
+        d = self.dims
+        self._position = tensor("embeddings.position_embeddings.weight", None, d)
+        self._segment = tensor("embeddings.token_type_embeddings.weight", None, d)[0]  # a sentence is segment 0
+        self._embedding_norm = pair("embeddings.LayerNorm", d)
+        self._layers = [layer(f"encoder.layer.{number}") for number in range(int(metadata["num_layers"]))]
         self._heads = int(metadata["num_attention_heads"])
         self._eps = float(metadata.get("layer_norm_eps", "1e-12"))
-        self._word = tensors["embeddings.word_embeddings.weight"]
-        self._position = tensors["embeddings.position_embeddings.weight"]
-        self._token_type = tensors["embeddings.token_type_embeddings.weight"]
-        self._embedding_norm = pair("embeddings.LayerNorm")
-        self._layers = [
-            _Layer(*(pair(f"encoder.layer.{number}.{name}") for name in _LAYER_NAMES))
-            for number in range(int(metadata["num_layers"]))
-        ]
-        self.dims = int(self._word.shape[1])
         self.max_positions = min(int(metadata["max_position_emb"]), int(self._position.shape[0]))
-        if self._heads < 1 or self.dims % self._heads:
-            msg = f"a width of {self.dims} does not divide into {self._heads} attention heads"
-            raise ValueError(msg)
+        if self._heads < 1 or d % self._heads:
+            raise ValueError(f"a width of {d} does not divide into {self._heads} attention heads")
+        if self.max_positions < 3:
+            raise ValueError(f"{self.max_positions} positions do not hold [CLS], one token and [SEP]")
+        if (activation := metadata.get("hidden_act", "gelu")) != "gelu":
+            raise ValueError(f"the activation is {activation!r}, and only 'gelu' is implemented")
 
     def hidden_states(self, ids: ArrayLike, mask: ArrayLike) -> NDArray[np.float32]:
         """Output of the last layer for every token.
@@ -208,19 +222,16 @@ class BertEncoder:
 
         """
         ids, mask = np.asarray(ids), np.asarray(mask, dtype=bool)
-        if ids.ndim != 2 or ids.shape != mask.shape:  # noqa: PLR2004 (rows and columns)
-            msg = f"ids and mask must have one shape (n, t); they have {ids.shape} and {mask.shape}"
-            raise ValueError(msg)
+        if ids.ndim != 2 or ids.shape != mask.shape:
+            raise ValueError(f"ids and mask must have one shape (n, t); they have {ids.shape} and {mask.shape}")
         n, t = ids.shape
         if t > self.max_positions:
-            msg = f"a sequence of {t} tokens is longer than the {self.max_positions} positions of the model; truncate it"
-            raise ValueError(msg)
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._word):
-            msg = f"token ids must lie in [0, {len(self._word)}); these span [{ids.min()}, {ids.max()}]"
-            raise ValueError(msg)
+            raise ValueError(f"a sequence of {t} tokens exceeds the {self.max_positions} positions of the model")
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
+            raise ValueError(f"token ids must lie in [0, {self.vocab_size}); these span [{ids.min()}, {ids.max()}]")
 
         # The tokens of all sentences are one tall matrix, so each dense layer is one matrix product.
-        x = (self._word[ids] + self._position[:t] + self._token_type[0]).reshape(n * t, self.dims)
+        x = (self._word[ids] + self._position[:t] + self._segment).reshape(n * t, self.dims)
         x = layer_norm(x, *self._embedding_norm, self._eps)
         bias = np.where(mask, np.float32(0), _MASKED)[:, None, None, :]
         for layer in self._layers:
@@ -239,7 +250,7 @@ class BertEncoder:
         ndarray of float32, shape (n, d)
 
         """
-        weight = np.asarray(mask, dtype=np.float32)
+        weight = np.asarray(mask, dtype=bool).astype(np.float32)
         hidden = self.hidden_states(ids, mask)
         total = np.einsum("ntd,nt->nd", hidden, weight)
         mean = total / np.maximum(weight.sum(axis=1, keepdims=True), 1)
