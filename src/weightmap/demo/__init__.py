@@ -116,9 +116,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
 
         with weightmap.open(path) as file:
             encoder = SentenceEncoder(file)
-            say(
-                f"{len(file)} tensors, {file.nbytes / 1e6:.1f} MB, used in place: {file.format}, {len(file.vocab)} tokens"
-            )
+            say(f"{file.format}, {len(file)} tensors, {file.nbytes / 1e6:.1f} MB, used in place")
             say()
             for line in similarity_lines(sentences, encoder.embed(sentences)):
                 say(line)

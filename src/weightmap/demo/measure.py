@@ -8,6 +8,7 @@ numpy code, so the difference is that of the two loaders.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import weightmap
-from weightmap.demo.sentences import SentenceEncoder
+from weightmap.demo.sentences import SentenceEncoder, build_tokenizer
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["OPENS", "Measurement", "anonymous_memory", "measure", "measure_in_child"]
 
 OPENS = 50  # repetitions behind the median
+
+# A vocabulary just large enough to build a tokeniser.
+_WORDS = ("pad", "unk", "cls", "sep", "mask")
 
 # The EMBD metadata keys that the encoder reads, and where a Hugging Face config.json has them.
 _CONFIG_KEYS = {
@@ -85,7 +89,7 @@ class _Safetensors:
         config = json.loads((self._checkpoint / "config.json").read_text("utf-8"))
         metadata = {ours: str(config[theirs]) for ours, theirs in _CONFIG_KEYS.items() if theirs in config}
         vocab = (self._checkpoint / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
-        special_ids = {role: vocab.index(f"[{role.upper()}]") for role in ("pad", "unk", "cls", "sep", "mask")}
+        special_ids = {role: vocab.index(f"[{role.upper()}]") for role in _WORDS}
         return SentenceEncoder(tensors, metadata, vocab, special_ids)
 
 
@@ -156,8 +160,9 @@ def measure(route: str, path: str, checkpoint: str, sentence: str) -> Measuremen
 
     """
     loader = _Weightmap(path) if route == "weightmap" else _Safetensors(path, Path(checkpoint))
-    # The threads and buffers of BLAS come with its first product; they are nobody's cost of opening.
+    # The buffers of BLAS come with its first product, and a library with its import: nobody's cost of opening.
     np.ones((64, 384), np.float32) @ np.ones((384, 1536), np.float32)
+    build_tokenizer(list(_WORDS), {word: number for number, word in enumerate(_WORDS)}, max_length=8)
     before = anonymous_memory()
 
     start = time.perf_counter()
@@ -198,8 +203,15 @@ def measure_in_child(route: str, path: str, checkpoint: str, sentence: str) -> M
 
     """
     request = {"route": route, "path": path, "checkpoint": checkpoint, "sentence": sentence, "search_path": sys.path}
+    # One thread: on a busy machine the threads of BLAS wait for each other far longer than a short sentence takes.
+    environment = os.environ | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     done = subprocess.run(  # noqa: S603 - this interpreter, this program
-        [sys.executable, "-P", "-c", _CHILD], input=json.dumps(request), capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", _CHILD],
+        input=json.dumps(request),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
