@@ -110,8 +110,8 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
             report = weightmap.convert(checkpoint, path, format="embd")
             say(f"Converted {escape(str(checkpoint / 'model.safetensors'))}")
             say(f"       to {escape(str(path))} in {time.perf_counter() - start:.2f} s")
-            for line in str(report).splitlines():
-                say(f"  {line}")
+            for name, why in report.dropped:
+                say(f"  dropped {escape(repr(name))}: {escape(why)}")
             say()
 
         with weightmap.open(path) as file:
