@@ -51,29 +51,30 @@ int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *
  * and `gap` is the width of the length prefix that stands before each string (0 when there is none).
  */
 /* Walks `count` strings, each after a little-endian length of `width` (2 or 4) bytes, from data[0] on. When bounds is
- * not NULL it has count + 1 entries and is filled as above with gap = width (needs len + width < 2^32). Returns the
- * number of bytes walked, or -1 - i when string i does not fit. */
+ * not NULL it has count + 1 entries and is filled as above with gap = width (needs len + width < 2^32: strings past that
+ * do not fit). Returns the number of bytes walked, or -1 - i when string i does not fit. */
 int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds);
 /* Walks `count` pairs "u16 klen, u16 vlen, key, value". When bounds is not NULL it has 2*count + 1 entries: key i
  * begins at bounds[2i], its value at bounds[2i+1], and bounds[2*count] = end + 4: a value ends 4 bytes before the next
- * key begins. Returns bytes walked, or -1 - i. */
+ * key begins (needs len + 4 < 2^32). Returns bytes walked, or -1 - i. */
 int64_t wm_walk_pairs(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds);
 /* Strict UTF-8 (no overlong forms, no surrogates, at most U+10FFFF) of each of the n strings by itself. Returns -1, or
  * the number of the first string that is not UTF-8 or whose bounds do not lie in data in rising order. */
 int64_t wm_utf8_strings(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap);
 
-/* A hash index over n strings: an open-addressing table of string numbers, FNV-1a 32 times the golden ratio. `capacity`
- * is a power of two of at least 4/3 n; free slots hold 0xFFFFFFFF. Of equal strings the first is kept. Returns the
- * number of strings that equal an earlier one (the first such in *duplicate, its earlier twin in *original), or -1 for
- * bounds that do not lie in data or a bad capacity, or -2 when the strings' hashes collide so much (more than 64 probes)
- * that the table would be slow: somebody made them so. */
+/* A hash index over n strings: an open-addressing table, FNV-1a 32 times the golden ratio. `capacity` is a power of two
+ * of at least 4/3 n, at most 2^32. A slot holds a string's number and, in the bits above, some of its hash; free slots
+ * hold 0xFFFFFFFF. Slots are written here and read by wm_index_find, by nobody else. Of equal strings the first is kept.
+ * Returns the number of strings that equal an earlier one (the first such in *duplicate, its earlier twin in *original),
+ * or -1 for bounds that do not lie in data in rising order or a bad capacity, or -2 when the strings' hashes collide so
+ * much (64 different strings of one hash, or 256 slots probed) that the table would be slow: somebody made them so. */
 int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                        uint32_t *slots, uint64_t capacity, uint64_t *duplicate, uint64_t *original);
 /* The number of the string equal to name[0, name_len), or -1. Safe on any contents of `data` and `slots`. */
 int64_t wm_index_find(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                       const uint32_t *slots, uint64_t capacity, const uint8_t *name, uint64_t name_len);
 /* wm_index_find for many names at once: name i is names[name_bounds[i], name_bounds[i+1]); out[i] = number or -1.
- * Returns 0, or -1 for name_bounds that do not lie in names. */
+ * Returns 0, or -1 for name_bounds that do not lie in names in rising order or a bad capacity. */
 int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                        const uint32_t *slots, uint64_t capacity, const uint8_t *names, uint64_t names_len,
                        const uint32_t *name_bounds, uint64_t n_names, int64_t *out);
@@ -93,14 +94,14 @@ enum {
     WM_FAULT_NONE = 0,
     /* JSON, in the strict sense of RFC 8259 */
     WM_FAULT_JSON_SYNTAX = 1,      /* at: where */
-    WM_FAULT_JSON_UTF8 = 2,        /* at: first byte of the string */
+    WM_FAULT_JSON_UTF8 = 2,        /* at: opening quote of the string */
     WM_FAULT_JSON_SURROGATE = 3,   /* a lone \ud800-\udfff escape; at: the string */
-    WM_FAULT_JSON_KEY = 4,         /* unknown or repeated key within a tensor's object; at: the key */
+    WM_FAULT_JSON_KEY = 4,         /* unknown or repeated key within a tensor's object; row, at: the key */
     WM_FAULT_JSON_MISSING = 5,     /* a tensor without dtype, shape or data_offsets; row, at: end of its object */
     WM_FAULT_JSON_NUMBER = 6,      /* not a non-negative integer below 2^64; row, at */
     WM_FAULT_JSON_TRAILING = 7,    /* something but spaces after the closing brace; at */
     WM_FAULT_JSON_DTYPE = 8,       /* a dtype that is not in the list; row, at: the string */
-    WM_FAULT_JSON_METADATA = 9,    /* __metadata__ repeated, or not an object; at */
+    WM_FAULT_JSON_METADATA = 9,    /* __metadata__ repeated, not an object, or nested deeper than 64; at */
     WM_FAULT_CAPACITY = 10,        /* more tensors (row) or dimensions than the arrays hold */
     WM_FAULT_DIMS = 11,            /* more than 255 dimensions; row, at */
     /* tables of tensors */
@@ -131,8 +132,9 @@ enum {
  * for here (see wm_index_build).
  *
  * `dtypes` holds the known names, n_dtypes of them, each in a field of 16 bytes padded with zero bytes.
- * Capacities: names `len` bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap. Returns 0, or -1 with
- * *fault filled. Numbers are JSON integers without sign, fraction or exponent.
+ * Capacities: names `len` bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap. A tensor takes at
+ * least 48 bytes of text and a dimension 2, so cap = len / 48 + 1 and dims_cap = len / 2 are always enough. Returns 0, or
+ * -1 with *fault filled. Numbers are JSON integers without sign, fraction or exponent. names must not overlap json.
  */
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
