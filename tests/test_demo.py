@@ -343,6 +343,15 @@ def test_missing_tokenizers_is_told_with_the_command(minilm, monkeypatch):
         demo.SentenceEncoder(minilm)
 
 
+def test_the_example_ranks_by_meaning(conversion):
+    """The example script prints the sentences in the order of their similarity to the first."""
+    example = Path(__file__).parent.parent / "examples" / "embed.py"
+    command = [sys.executable, str(example), str(conversion[0]), "a sleeping cat", "stock prices", "a napping kitten"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert [line[8:] for line in done.stdout.splitlines()] == ["a napping kitten", "stock prices"]
+
+
 def test_the_package_does_not_import_the_demo():
     """Importing weightmap brings in neither the demo nor what it needs."""
     program = "import sys, weightmap; print([m for m in sys.modules if m.startswith(('weightmap.demo', 'tokenizers'))])"
