@@ -10,8 +10,8 @@ Change the import, keep the code::
 
 What differs from safetensors 0.8:
 
-- Tensors are views of the mapped file where safetensors copies. With ``framework="np"`` they are read-only (copy what you
-  want to change); with ``framework="pt"`` they can be written to, and the file stays as it was.
+- Tensors are views of the mapped file where safetensors copies. With ``framework="np"`` they are read-only (copy what
+  you want to change); with ``framework="pt"`` they can be written to, and the file stays as it was.
 - Slices follow numpy in everything: negative steps, bounds past the end, ``None``, lists and masks (the last two copy).
 - bfloat16 and float8 work with ``framework="np"`` too, as types of ml_dtypes.
 - Quantised tensors come as float32, decoded.
@@ -25,14 +25,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 import weightmap as wm
 from weightmap.errors import ClosedError, TensorFileError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
 
 __all__ = ["SafetensorError", "load_file", "safe_open", "save_file"]
 
@@ -45,6 +48,8 @@ _DTYPE_CODES = {
     "bfloat16": "BF16",
     "complex64": "C64",
     "float4_e2m1fn": "F4",
+    "float6_e2m3fn": "F6_E2M3",
+    "float6_e3m2fn": "F6_E3M2",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2": "F8_E5M2",
@@ -100,8 +105,10 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
             from weightmap.torch import torch_device
 
             self._device = torch_device(device)
-        mapped = "mmap" if kind == "np" else "cow"
-        self._file = wm.open(filename, mode=mapped if backend == "mmap" else "copy")
+        mode = None if backend == "mmap" else "copy"
+        if mode is None and kind == "pt" and os.environ.get("WEIGHTMAP_MODE") != "copy":
+            mode = "cow"  # torch has no read-only tensors
+        self._file = wm.open(filename, mode=mode)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -165,12 +172,11 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
             The file has no such tensor.
         """
         self._open_file().info(name)  # raises if there is none
-        return SafeSlice(self, name)
+        return SafeSlice(self._open_file, name, self._deliver)
 
     def _open_file(self) -> wm.TensorFile:
         if self._closed:
-            msg = "file is closed"
-            raise ClosedError(msg, path=None if self._file.path is None else str(self._file.path))
+            raise ClosedError("file is closed", path=None if self._file.path is None else str(self._file.path))
         return self._file
 
     def _deliver(self, array: np.ndarray[Any, Any]) -> Any:
@@ -184,17 +190,20 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 class SafeSlice:
     """Part of a tensor on demand: ``handle.get_slice(name)[2:5, ::-1]``."""
 
-    def __init__(self, handle: safe_open, name: str) -> None:
-        self._handle = handle
+    def __init__(
+        self, file: Callable[[], wm.TensorFile], name: str, deliver: Callable[[np.ndarray[Any, Any]], Any]
+    ) -> None:
+        self._file = file
         self._name = name
+        self._deliver = deliver
 
     def get_shape(self) -> list[int]:
         """Return the shape of the whole tensor."""
-        return list(self._handle._open_file().info(self._name).shape)
+        return list(self._file().info(self._name).shape)
 
     def get_dtype(self) -> str:
         """Return the type as safetensors spells it: ``"F32"``, ``"BF16"`` … (``"F32"`` for quantised tensors)."""
-        return _DTYPE_CODES.get(self._handle._open_file().info(self._name).dtype, "F32")
+        return _DTYPE_CODES.get(self._file().info(self._name).dtype, "F32")
 
     def __getitem__(self, index: Any) -> Any:
         """Return what numpy gives for this index, always as an array (of no dimension for one element).
@@ -207,7 +216,7 @@ class SafeSlice:
         parts = index if isinstance(index, tuple) else (index,)
         if not any(part is Ellipsis for part in parts):
             parts = (*parts, Ellipsis)  # keeps a single element an array, a view, instead of a scalar
-        return self._handle._deliver(_dense(self._handle._open_file(), self._name)[parts])
+        return self._deliver(_dense(self._file(), self._name)[parts])
 
 
 def load_file(
@@ -256,12 +265,12 @@ def save_file(
     wm.save(filename, arrays, format=_format_for(filename), metadata=metadata)
 
 
-# What `weightmap.save` knows to be a format of its own. The rest (.safetensors, .ckpt, none) a drop-in writes as safetensors.
+# What `weightmap.save` takes for a format of its own. Anything else (.safetensors, .ckpt, none) is safetensors here.
 _SUFFIXES = frozenset({".weights", ".amb", ".bin", ".bt", ".fifu"})
 
 
 def _format_for(filename: str | os.PathLike[str]) -> str | None:
-    suffix = os.path.splitext(os.fspath(filename))[1].lower()
+    suffix = Path(filename).suffix.lower()
     return None if suffix in _SUFFIXES else "safetensors"
 
 

@@ -1,8 +1,8 @@
 """Tensors of PyTorch over the memory of arrays, and back; ``torch`` is imported at the first call.
 
-PyTorch has no read-only tensors: `torch.from_numpy` over a read-only map warns, and the first write into the tensor ends
-the process. Open the file with ``mode="cow"`` to get tensors that share the mapped pages, may be written to, and leave
-the file as it was::
+PyTorch has no read-only tensors: `torch.from_numpy` over a read-only map warns, and the first write into the tensor
+ends the process. Open the file with ``mode="cow"`` to get tensors that share the mapped pages, may be written to, and
+leave the file as it was::
 
     with weightmap.open("model.safetensors", mode="cow") as f:
         weight = weightmap.torch.to_torch(f["weight"])
@@ -65,8 +65,9 @@ def to_torch(array: np.ndarray[Any, Any], *, copy: bool | None = None) -> Any:
         and all(stride >= 0 for stride in array.strides)
     )
     if copy is False and not shareable:
-        msg = "an array that is read-only, misaligned, byte-swapped or negatively strided cannot be shared with torch"
-        raise ValueError(msg)
+        raise ValueError(
+            "an array that is read-only, misaligned, byte-swapped or negatively strided cannot be shared with torch"
+        )
     if copy or not shareable:
         # order="C" also turns negative strides into positive ones; a plain copy keeps 0-d arrays arrays.
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
@@ -76,8 +77,7 @@ def to_torch(array: np.ndarray[Any, Any], *, copy: bool | None = None) -> Any:
             return torch.from_numpy(array.view(_CROSSING[name])).view(getattr(torch, name))
         return torch.from_numpy(array)
     except (TypeError, AttributeError):
-        msg = "data type"
-        raise UnsupportedError(msg, expected="one that torch has", actual=name) from None
+        raise UnsupportedError("data type", expected="one that torch has", actual=name) from None
 
 
 def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
@@ -101,8 +101,7 @@ def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
     torch = _torch()
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        msg = "a sparse or quantised torch tensor cannot be written"
-        raise EncodeError(msg)
+        raise EncodeError("a sparse or quantised torch tensor cannot be written")
     # Conjugation and negation are flags on the tensor that numpy would not see.
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     try:
@@ -113,8 +112,7 @@ def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
             return integers.view(getattr(ml_dtypes, name))
         array: np.ndarray[Any, Any] = plain.numpy()
     except TypeError:
-        msg = "data type"
-        raise EncodeError(msg, expected="one that numpy or ml_dtypes has", actual=str(tensor.dtype)) from None
+        raise EncodeError("data type", expected="one that numpy or ml_dtypes has", actual=str(tensor.dtype)) from None
     return array
 
 
@@ -139,5 +137,4 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        msg = "PyTorch is needed for this: pip install torch"
-        raise MissingDependencyError(msg) from None
+        raise MissingDependencyError("PyTorch is needed for this: pip install torch") from None

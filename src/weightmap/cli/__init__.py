@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from weightmap.cli.commands import report, status_of
+from weightmap.cli import show
+from weightmap.cli.outcome import reason, status_of
 from weightmap.cli.parser import build_parser
 from weightmap.errors import TensorFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["main"]
 
@@ -47,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except (TensorFileError, OSError, MemoryError) as error:
-        report(error)
+        show.complain(reason(error))
         return status_of(error)
     return status
 

@@ -6,9 +6,12 @@ Building the parser imports nothing heavy, so that ``--help`` and a mistyped opt
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from weightmap.cli import commands
+from weightmap.cli import commands, reading, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _EPILOG = """\
 exit status:
@@ -33,25 +36,29 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, run: commands.Command, summary: str, details: str = "") -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], summary: str, details: str = ""
+    ) -> argparse.ArgumentParser:
         sub = subparsers.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(), allow_abbrev=False
         )
         sub.set_defaults(run=run)
         return sub
 
-    sub = command("inspect", commands.inspect, "show what a file holds", "No tensor data is read.")
+    sub = command("inspect", reading.inspect, "show what a file holds", "No tensor data is read.")
     sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
     _add_json(sub)
     _add_lenient(sub)
 
-    sub = command("verify", commands.verify, "check every byte of files", "Each file is tried, whatever the others gave.")
+    sub = command("verify", reading.verify, "check every byte of files", "Every file is tried.")
     sub.add_argument("files", metavar="FILE", nargs="+")
     sub.add_argument("-v", "--verbose", action="store_true", help="list what was checked")
     _add_json(sub)
     _add_lenient(sub)
 
-    sub = command("convert", commands.convert, "write a file in another format or layout", "DST is replaced atomically.")
+    sub = command(
+        "convert", commands.convert, "write a file in another format or layout", "DST is replaced in one step."
+    )
     sub.add_argument("src", metavar="SRC", help="a tensor file or a model directory")
     sub.add_argument("dst", metavar="DST", help="the file to write; its suffix tells the format")
     sub.add_argument("--format", help="the format to write, whatever the suffix of DST")
@@ -61,7 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--exclude", metavar="GLOB", action="append", help="no tensor with such a name (repeatable)")
     _add_json(sub)
 
-    sub = command("diff", commands.diff, "compare two files", "Formats may differ: tensors, metadata and vocabulary count.")
+    sub = command(
+        "diff", commands.diff, "compare two files", "Tensors, metadata and vocabulary count, formats may differ."
+    )
     sub.add_argument("a", metavar="A")
     sub.add_argument("b", metavar="B")
     _add_json(sub)
@@ -83,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
     sub.add_argument("sentences", metavar="SENTENCE", nargs="*")
-    sub.add_argument("--model", metavar="FILE", help="a converted checkpoint; by default the installed one is converted")
+    sub.add_argument("--model", metavar="FILE", help="a model; by default the installed checkpoint is converted")
     return parser
 
 
@@ -98,14 +107,9 @@ def _add_lenient(parser: argparse.ArgumentParser) -> None:
 class _Version(argparse.Action):
     """Print the version; looked up only when asked for."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_unused: Any, **_unused_options: Any) -> None:
         """Print and leave, as ``--help`` does."""
         import weightmap
 
-        parser.exit(0, f"weightmap {weightmap.__version__}\n")
+        show.emit(f"weightmap {weightmap.__version__}")
+        parser.exit()

@@ -1,9 +1,9 @@
 """How the command line prints: escaped text, tables, JSON and progress bars.
 
-Everything the commands print leaves through `emit`, and everything that comes from a file passes `clean` first. A tensor
-name is a string chosen by whoever made the file: printed raw, it could move the cursor, retitle the window, write to the
-clipboard or reverse the reading order of the line. rich, when used, gets ``Text`` objects and never a markup string, so
-a tensor called ``[red]`` is printed as ``[red]``.
+Everything the commands print leaves through `emit`, and everything that comes from a file passes `clean` first. A
+tensor name is a string chosen by whoever made the file: printed raw, it could move the cursor, retitle the window,
+write to the clipboard or reverse the reading order of the line. rich, when used, gets ``Text`` objects and never a
+markup string, so a tensor called ``[red]`` is printed as ``[red]``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weightmap.errors import escape
 if TYPE_CHECKING:
     from rich.console import Console
 
-Row = Sequence[object]
+_SCHEMA = 1
 
 # rich measures and wraps every cell, which costs seconds on a file with 100,000 tensors.
 _MAX_RICH_ROWS = 2000
@@ -74,9 +74,19 @@ def seconds(duration: float) -> str:
     return f"{duration * 1e3:.1f} ms" if duration < 1 else f"{duration:.1f} s"
 
 
+def kind(format_name: str, layout: str | None) -> str:
+    """Return a format and its layout for people; both are names of ours, not text from a file."""
+    return format_name if layout is None else f"{format_name}, {layout} layout"
+
+
+def shape(dimensions: tuple[int, ...]) -> str:
+    """Return a shape for people: ``"[30522, 384]"``."""
+    return f"[{', '.join(map(str, dimensions))}]"
+
+
 def emit_json(value: Mapping[str, object]) -> None:
-    """Print one JSON document that any strict parser takes, in printable ASCII only."""
-    text = json.dumps(_plain(value), indent=2, allow_nan=False)
+    """Print one JSON document with the number of its schema, in printable ASCII that any strict parser takes."""
+    text = json.dumps(_plain({"schema": _SCHEMA, **value}), indent=2, allow_nan=False)
     # The json module escapes everything outside ASCII and every control character but this one.
     emit(text.replace("\x7f", "\\u007f"))
 
@@ -89,7 +99,7 @@ def emit_pairs(pairs: Iterable[tuple[str, str]]) -> None:
         emit(f"{label:<{width}}  {value}".rstrip())
 
 
-def emit_table(columns: Sequence[str], rows: Sequence[Row], *, right: Iterable[str] = ()) -> None:
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Iterable[str] = ()) -> None:
     """Print a table: drawn by rich on a terminal, in aligned columns elsewhere.
 
     Parameters
@@ -182,9 +192,7 @@ def _width(text: str) -> int:
     """Return how many terminal cells a string takes: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text
-    )
+    return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
 
 
 def _plain(value: object) -> object:
