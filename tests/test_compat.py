@@ -257,7 +257,7 @@ def test_a_closed_handle_says_so(matrix):
 
 
 def test_what_save_file_writes_safetensors_reads(tmp_path):
-    """Arrays of every type, and those that safetensors writes wrong (strided, Fortran order, big-endian), arrive intact."""
+    """Arrays of every type arrive intact, also strided, Fortran-ordered and big-endian ones, which safetensors garbles."""
     path = tmp_path / "ours.safetensors"
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     arrays = {code: np.arange(6).astype(dtype).reshape(2, 3) for code, dtype in PLAIN.items()}
@@ -300,7 +300,7 @@ def test_the_suffix_chooses_the_format(tmp_path):
 
 def test_values_that_are_no_arrays_are_refused_before_writing(tmp_path):
     """A list in place of an array is an error that names the tensor, and no file appears."""
-    with pytest.raises((wm.errors.EncodeError, TypeError), match="wrong"):
+    with pytest.raises(wm.errors.EncodeError, match="wrong"):
         compat.save_file({"wrong": [1, 2]}, tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
 

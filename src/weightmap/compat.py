@@ -25,13 +25,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 import weightmap as wm
-from weightmap.errors import ClosedError, TensorFileError, UnsupportedError
+from weightmap.errors import ClosedError, EncodeError, TensorFileError, UnsupportedError
+from weightmap.formats import by_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -261,27 +261,28 @@ def save_file(
     OSError
         The file cannot be written.
     """
-    arrays = {name: _array(value) for name, value in tensor_dict.items()}
+    arrays = {name: _array(name, value) for name, value in tensor_dict.items()}
     wm.save(filename, arrays, format=_format_for(filename), metadata=metadata)
 
 
-# What `weightmap.save` takes for a format of its own. Anything else (.safetensors, .ckpt, none) is safetensors here.
-_SUFFIXES = frozenset({".weights", ".amb", ".bin", ".bt", ".fifu"})
+def _format_for(filename: str | os.PathLike[str]) -> str:
+    """Return the format of the suffix; a drop-in for safetensors writes that where `weightmap.save` would ask."""
+    try:
+        return by_suffix(os.fspath(filename)).name
+    except EncodeError:
+        return "safetensors"
 
 
-def _format_for(filename: str | os.PathLike[str]) -> str | None:
-    suffix = Path(filename).suffix.lower()
-    return None if suffix in _SUFFIXES else "safetensors"
-
-
-def _array(value: Any) -> Any:
+def _array(name: str, value: Any) -> Any:
     """Return a torch tensor as an array and anything else as it is; torch is not imported for that."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor):
-        return value
-    from weightmap.torch import from_torch
+    if torch is not None and isinstance(value, torch.Tensor):
+        from weightmap.torch import from_torch
 
-    return from_torch(value)
+        return from_torch(value)
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise EncodeError(f"tensor {name!r}", expected="an array or a tensor", actual=f"a {type(value).__name__}")
+    return value
 
 
 def _dense(file: wm.TensorFile, name: str) -> np.ndarray[Any, Any]:

@@ -16,7 +16,8 @@ import numpy as np
 
 import weightmap as wm
 from weightmap.cli import show
-from weightmap.cli.outcome import DIFFERENT, OK, USAGE
+from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
+from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
     import argparse
@@ -24,21 +25,24 @@ if TYPE_CHECKING:
 
 def convert(args: argparse.Namespace) -> int:
     """Write a file in another format and say what went along."""
-    if args.format is not None and args.format not in wm.formats():
-        show.complain(f"unknown format {args.format!r}; known: {', '.join(wm.formats())}")
-        return USAGE
     start = time.perf_counter()
-    with show.progress_bar(f"convert {args.src}") as progress:
-        report = wm.convert(
-            args.src,
-            args.dst,
-            format=args.format,
-            layout=args.layout,
-            include=args.include,
-            exclude=args.exclude,
-            dtype=args.dtype,
-            progress=progress,
-        )
+    try:
+        with show.progress_bar(f"convert {args.src}") as progress:
+            report = wm.convert(
+                args.src,
+                args.dst,
+                format=args.format,
+                layout=args.layout,
+                include=args.include,
+                exclude=args.exclude,
+                dtype=args.dtype,
+                progress=progress,
+            )
+    except TensorFileError:
+        raise
+    except (TypeError, ValueError) as error:  # a format, layout or type that does not exist
+        show.complain(reason(error))
+        return USAGE
     took = time.perf_counter() - start
     size = Path(args.dst).stat().st_size
     if args.json:
