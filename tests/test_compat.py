@@ -257,7 +257,7 @@ def test_a_closed_handle_says_so(matrix):
 
 
 def test_what_save_file_writes_safetensors_reads(tmp_path):
-    """Arrays of every type arrive intact, also strided, Fortran-ordered and big-endian ones, which safetensors garbles."""
+    """Arrays of every type arrive intact, also strided, Fortran-ordered and big-endian ones."""
     path = tmp_path / "ours.safetensors"
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     arrays = {code: np.arange(6).astype(dtype).reshape(2, 3) for code, dtype in PLAIN.items()}

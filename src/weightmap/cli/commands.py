@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ def convert(args: argparse.Namespace) -> int:
     """Write a file in another format and say what went along."""
     start = time.perf_counter()
     try:
-        with show.progress_bar(f"convert {args.src}") as progress:
+        with show.progress_bar(f"convert {Path(args.src).name}") as progress:
             report = wm.convert(
                 args.src,
                 args.dst,
@@ -151,7 +150,7 @@ def _save_npy(path: Path, array: np.ndarray[Any, Any]) -> None:
     Never in place: `path` may be the very file that is mapped, and emptying that would end the process.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         with temporary.open("xb") as stream:
             np.save(stream, array)

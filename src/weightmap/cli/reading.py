@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import weightmap as wm
@@ -109,7 +110,7 @@ def verify(args: argparse.Namespace) -> int:
         document: dict[str, object] = {"path": path}
         try:
             with (
-                show.progress_bar(f"verify {path}") as progress,
+                show.progress_bar(f"verify {Path(path).name}") as progress,
                 wm.open(path, strict=not args.lenient) as file,
             ):
                 report = file.verify(progress=progress)

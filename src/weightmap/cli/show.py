@@ -75,8 +75,8 @@ def seconds(duration: float) -> str:
 
 
 def kind(format_name: str, layout: str | None) -> str:
-    """Return a format and its layout for people; both are names of ours, not text from a file."""
-    return format_name if layout is None else f"{format_name}, {layout} layout"
+    """Return a format for people, with its layout where it has more than one; both names are ours, not from a file."""
+    return format_name if layout in {None, format_name} else f"{format_name}, {layout} layout"
 
 
 def shape(dimensions: tuple[int, ...]) -> str:
