@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,40 @@ def safetensors_bytes(tensors, metadata=None):
 def floats(*values):
     """A vector for `safetensors_bytes`."""
     return ("F32", (len(values),), struct.pack(f"<{len(values)}f", *values))
+
+
+def embd_bytes(values, tokens):
+    """Bytes of an EMBD file (specification layout) with one matrix "e", the tokens and all checksums."""
+    data = struct.pack(f"<{len(values)}f", *values)
+    data += bytes(-len(data) % 64)
+    metadata = struct.pack("<IIHH", 1, 8, 1, 3) + b"kval"
+    words = b"".join(struct.pack("<H", len(token.encode())) + token.encode() for token in tokens)
+    vocab_at = 64 + len(metadata)
+    ids_at = vocab_at + 12 + len(words)
+    vocab = struct.pack("<III", len(tokens), len(words), ids_at) + words + struct.pack("<5I", 0, 1, 2, 3, 0)
+    index_at = vocab_at + len(vocab)
+    name_hash = (0x811C9DC5 ^ ord("e")) * 0x01000193 & 0xFFFFFFFF
+    shape = (len(tokens), len(values) // len(tokens), 0, 0)
+    index = struct.pack("<IBBH4IQ", name_hash, 0, 2, 1, *shape, 0) + b"e"
+    data_at = -(-(index_at + len(index)) // 64) * 64
+    size = data_at + len(data) + 16
+    header = b"EMBD" + struct.pack("<HHI", 1, 0, 7)
+    header += struct.pack("<7I", 64, len(metadata), vocab_at, len(vocab), index_at, 1, data_at)
+    header += struct.pack("<QQ", len(data), size)
+    header += struct.pack("<II", zlib.crc32(header), 0)
+    body = (header + metadata + vocab + index).ljust(data_at, b"\0") + data
+    return body + struct.pack("<II4sI", zlib.crc32(data), zlib.crc32(body), b"DBME", 0)
+
+
+WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
+
+
+@pytest.fixture
+def embd(tmp_path):
+    """An EMBD file with a vocabulary of four words and a matrix of their embeddings; gives its path."""
+    path = tmp_path / "words.weights"
+    path.write_bytes(embd_bytes(range(8), WORDS))
+    return path
 
 
 @pytest.fixture
@@ -158,6 +193,32 @@ def test_inspect_json_holds_everything(write, run):
     assert document["totals"]["bfloat16"] == {"tensors": 1, "nbytes": 4}
 
 
+def test_inspect_shows_the_vocabulary(embd, run):
+    """Size and special ids of a vocabulary are shown, in text and JSON."""
+    status, out, _ = run("inspect", embd)
+    assert status == 0
+    assert "4 tokens; pad 0, unk 1, cls 2, sep 3" in out
+    _, out, _ = run("inspect", "--json", embd)
+    vocab = json.loads(out)["vocab"]
+    assert vocab["size"] == 4
+    assert vocab["special_ids"]["unk"] == 1
+
+
+def test_a_directory_of_shards_is_one_model(write, run, tmp_path):
+    """inspect, verify and export take a directory with an index of shards as one file."""
+    write("one.safetensors", {"a": floats(1, 2)})
+    write("two.safetensors", {"b": floats(3)})
+    index = {"metadata": {"total_size": 12}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    status, out, _ = run("inspect", "--json", tmp_path)
+    assert status == 0
+    assert [tensor["name"] for tensor in json.loads(out)["tensors"]] == ["a", "b"]
+    assert "total_size  12" in run("inspect", tmp_path)[1]
+    assert run("verify", tmp_path)[0] == 0
+    assert run("export", tmp_path, "b", tmp_path / "b.npy")[0] == 0
+    assert np.load(tmp_path / "b.npy").tolist() == [3]
+
+
 # --- text from files
 
 
@@ -224,6 +285,18 @@ def test_verify_tries_every_file_and_reports_each_on_a_line(write, run, tmp_path
     assert len(lines) == 3
     assert run("verify", good, bad)[0] == 3
     assert run("verify", good)[0] == 0
+
+
+def test_a_wrong_checksum_is_1(embd, run):
+    """One changed bit in the data fails the verification, and only that: inspecting reads no data."""
+    content = bytearray(embd.read_bytes())
+    content[-16 - 64] ^= 1  # the first byte of the matrix
+    embd.write_bytes(content)
+    status, out, _ = run("verify", embd)
+    assert status == 1
+    assert out.startswith(f"{embd}: failed: ")
+    assert len(out.splitlines()) == 1
+    assert run("inspect", embd)[0] == 0
 
 
 def test_verify_lists_its_checks_when_asked(write, run):
@@ -489,6 +562,18 @@ def test_columns_line_up_with_wide_and_combining_characters():
 def test_sizes_for_people(nbytes, text):
     """Byte counts are exact, with a binary unit beside them from 1 KiB on."""
     assert cli.show.sizes(nbytes) == text
+
+
+def test_lookup_prints_vectors(embd, run):
+    """Each word has a line with its vector; a word without one is told on standard error, with exit status 1."""
+    assert run("lookup", embd, "hello") == (0, "hello 6 7\n", "")
+    status, out, err = run("lookup", embd, "hello", WORDS[2], "nobody")
+    assert (status, out) == (1, "hello 6 7\nword\\x1b[2J 4 5\n")
+    assert err == "weightmap: no embedding for 'nobody'\n"
+    status, out, _ = run("lookup", "--json", embd, "[PAD]", "nobody")
+    document = json.loads(out)
+    assert (status, document["schema"]) == (1, 1)
+    assert document["embeddings"] == {"[PAD]": [0, 1], "nobody": None}
 
 
 def test_lookup_without_words_in_the_file_is_a_usage_error(write, run):

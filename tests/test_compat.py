@@ -313,3 +313,17 @@ def test_torch_is_needed_only_for_torch(matrix, monkeypatch):
         compat.safe_open(matrix[0], "pt")
     with pytest.raises(ImportError):
         compat.load_file(matrix[0], framework="pt")
+
+
+def test_shards_are_one_model(tmp_path):
+    """A directory with an index of shards opens as one: names sorted, data order shard after shard."""
+    a, b = np.arange(4, dtype=np.float32), np.arange(3, dtype=np.int8)
+    write(tmp_path / "1.safetensors", {"z": entry("F32", a)})
+    write(tmp_path / "2.safetensors", {"a": entry("I8", b)})
+    index = {"metadata": {"total_size": 19}, "weight_map": {"z": "1.safetensors", "a": "2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with compat.safe_open(tmp_path, "np") as file:
+        assert file.keys() == ["a", "z"]
+        assert file.offset_keys() == ["z", "a"]
+        np.testing.assert_array_equal(file.get_tensor("z"), a)
+        assert file.metadata() == {"total_size": "19"}

@@ -127,9 +127,12 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return sorted(self._open_file())
 
     def offset_keys(self) -> list[str]:
-        """Return the names of the tensors in the order of their data."""
-        infos = self._open_file().infos()
-        return [info.name for info in sorted(infos, key=lambda info: (info.offset, info.offset + info.nbytes))]
+        """Return the names of the tensors in the order of their data, shard after shard where there are several."""
+        file = self._open_file()
+        if file.layout == "sharded":  # offsets count within the shard
+            return list(file)
+        infos = sorted(file.infos(), key=lambda info: (info.offset, info.offset + info.nbytes))
+        return [info.name for info in infos]
 
     def metadata(self) -> dict[str, str] | None:
         """Return the metadata as strings, None when there are none; values of other types as JSON."""

@@ -5,7 +5,6 @@ Every command is a function from its arguments to an exit status; errors pass th
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from pathlib import Path
@@ -83,7 +82,7 @@ def diff(args: argparse.Namespace) -> int:
                 "equal": report.equal,
                 "only_in_a": report.only_in_a,
                 "only_in_b": report.only_in_b,
-                "changed": [dataclasses.asdict(change) for change in report.changed],
+                "changed": [change._asdict() for change in report.changed],
                 "metadata": [{"key": key, "a": a, "b": b} for key, a, b in report.metadata],
                 "vocab": report.vocab,
             }
@@ -193,4 +192,4 @@ def demo(args: argparse.Namespace) -> int:
 
 
 def _side(value: object) -> str:
-    return "-" if value is None else show.shorten(show.clean(value), 48)
+    return "-" if value is None else show.shorten(show.value(value), 48)

@@ -37,6 +37,11 @@ def shorten(text: str, width: int = 96) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def value(item: object) -> str:
+    """Return a metadata value on one cleaned line: strings as they are, anything else as JSON."""
+    return clean(item if isinstance(item, str) else json.dumps(_plain(item), ensure_ascii=False))
+
+
 def emit(text: str, *, stream: TextIO | None = None) -> None:
     """Print one or more lines, whatever the encoding of the stream: what it cannot express is escaped.
 
