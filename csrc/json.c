@@ -104,13 +104,37 @@ const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *ou
 
 static int is_digit(const wm_json *json, const uint8_t *p) { return p < json->end && *p >= '0' && *p <= '9'; }
 
+/* The value of a word of eight digits, the first in the lowest byte: neighbours are joined to numbers of two, four and
+ * eight digits. */
+static uint64_t eight_digits(uint64_t word) {
+    word = (word & 0x0F0F0F0F0F0F0F0Fu) * (1 + (10 << 8)) >> 8;
+    word = (word & 0x00FF00FF00FF00FFu) * (1 + (100 << 16)) >> 16;
+    return (word & 0x0000FFFF0000FFFFu) * (1 + ((uint64_t)10000 << 32)) >> 32;
+}
+
 const uint8_t *wm_json_u64(const wm_json *json, const uint8_t *p, uint64_t *value) {
+    static const uint32_t powers[8] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
     const uint8_t *begin = p;
     uint64_t v = 0;
     if (p == json->end) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+    /* Sixteen digits cannot overflow: up to eight of them at a time, without a branch for each. */
+    while (json->end - p >= 8 && p - begin <= 8) {
+        uint64_t word = load_le64(p);
+        uint64_t others = swar_below(word, '0') | swar_from(word, '9' + 1);
+        unsigned digits = others ? swar_first(others) : 8;
+        if (digits == 8) {
+            v = v * 100000000 + eight_digits(word);
+            p += 8;
+            continue;
+        }
+        /* Moved up, they have zeros for the digits before them. */
+        if (digits) v = v * powers[digits] + eight_digits(word << (64 - 8 * digits));
+        p += digits;
+        break;
+    }
     for (; is_digit(json, p); p++) {
         uint64_t digit = (uint64_t)(*p - '0');
-        if (p - begin >= 19 && v > (UINT64_MAX - digit) / 10) return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
+        if (v > (UINT64_MAX - digit) / 10) return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
         v = v * 10 + digit;
     }
     /* None, a leading zero, or the beginning of a fraction or an exponent. */
