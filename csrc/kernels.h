@@ -119,7 +119,8 @@ enum {
     WM_FAULT_NAME_HASH = 43,       /* row, actual: stored, expected: computed */
     WM_FAULT_NAME_DUPLICATE = 44,  /* row, expected: the earlier row */
     WM_FAULT_NAME_FLOOD = 45,      /* hashes collide too much to tell duplicates quickly */
-    WM_FAULT_MEMORY = 46           /* no memory for the scan's own table */
+    WM_FAULT_MEMORY = 46,          /* no memory for the scan's own table */
+    WM_FAULT_COLUMN = 47           /* a column is shorter than the table: an error of the caller */
 };
 
 /* ------------------------------------------------------------------------------------------------ safetensors
@@ -145,36 +146,40 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * A table of n tensors by columns that may be strided, so that the fixed-size descriptors of a mapped file are a table as
- * they lie. Values are little-endian, of the given width, at column + i * stride.
+ * they lie. Value i of a column is little-endian at data[i * stride]; `len` bytes are there from `data` on.
  */
 typedef struct {
+    const uint8_t *data;
+    uint64_t len, stride;
+} wm_column;
+typedef struct {
     uint64_t n;
-    const uint8_t *dtype;  uint64_t dtype_stride;   /* u8: index into itemsize */
-    const uint8_t *ndim;   uint64_t ndim_stride;    /* u8 */
-    const uint8_t *dims;   uint64_t dims_stride;    /* used when dim_bounds is NULL: max_ndim values of dims_width */
-    int32_t dims_width;                             /* 4 or 8 */
-    const uint32_t *dim_bounds;                     /* or: dims of tensor i are u64 [dim_bounds[i], dim_bounds[i+1]) */
-    uint64_t n_dims;                                /* number of values in dims, with dim_bounds */
-    const uint8_t *offset; uint64_t offset_stride;  /* u64, relative to the data */
-    const uint8_t *nbytes; uint64_t nbytes_stride;  /* u64, declared bytes; NULL when not declared */
-    const uint8_t *bits;   uint64_t n_dtypes;       /* bits of one element for each dtype code; 0: no such code */
+    wm_column dtype;       /* u8: index into bits */
+    wm_column ndim;        /* u8; used when dim_bounds is NULL */
+    wm_column dims;        /* max_ndim values of dims_width bytes each; or, with dim_bounds, u64 values at stride 8 */
+    int32_t dims_width;    /* 4 or 8 */
+    const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
+    wm_column offset;      /* u64, relative to the data */
+    wm_column nbytes;      /* u64, declared bytes; data NULL when not declared */
+    const uint8_t *bits;   /* bits of one element for each dtype code; 0: no such code */
+    uint64_t n_dtypes;
     uint64_t min_ndim, max_ndim;
     uint64_t data_size;
     uint64_t alignment;    /* every offset must be a multiple; 1 for none */
     uint64_t max_gap;      /* bytes of padding allowed before a tensor and after the last: 0 back to back */
+    int32_t lax;           /* not 0: order, overlap and holes are not looked at */
 } wm_table;
 /* Checks every row: dtype known, ndim within bounds, unused dimensions 0, bytes without overflow, range within the data,
- * alignment, rising order without overlap, holes of at most max_gap bytes. Returns 0, or -1 with *fault filled. With
- * `lax` not 0, order, overlap and holes are not looked at. */
-int wm_table_check(const wm_table *table, int lax, wm_fault *fault);
-/* Checks the names that lie back to back in names[0, len), their u16 lengths in a strided column and their FNV-1a 32 hashes
- * in another: each within range, UTF-8, hashed right, unique, and used_len bytes in all. Returns 0, or -1 with *fault. */
-int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const uint8_t *lengths, uint64_t lengths_stride,
-                   const uint8_t *hashes, uint64_t hashes_stride, wm_fault *fault);
-/* The first row at or after `row` whose stored hash and length are those wanted and whose name is equal, by one pass over
- * the columns. Returns the row, or -1. */
-int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const uint8_t *lengths, uint64_t lengths_stride,
-                      const uint8_t *hashes, uint64_t hashes_stride, const uint8_t *name, uint64_t name_len);
+ * alignment, rising order without overlap, holes of at most max_gap bytes. Returns 0, or -1 with *fault filled. */
+int wm_table_check(const wm_table *table, wm_fault *fault);
+/* Checks n names that lie back to back from names[0] on, their u16 lengths in one column and their FNV-1a 32 hashes in
+ * another: each within names[0, len), UTF-8, hashed right, and unique. *used is the bytes that they take. Returns 0, or -1
+ * with *fault filled. */
+int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
+                   uint64_t *used, wm_fault *fault);
+/* The first row whose stored hash, length and name are those of `name`, by one pass over the columns; or -1. */
+int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
+                      const uint8_t *name, uint64_t name_len);
 
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file over the anonymous mapping at `where` (page-aligned, at least size bytes), read-only and
