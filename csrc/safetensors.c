@@ -2,8 +2,8 @@
  *
  *     {"dtype": "F32", "shape": [30522, 384], "data_offsets": [0, 46881792]}
  *
- * and perhaps from "__metadata__" to an object of strings. It is read in one pass, from left to right, and each tensor's
- * values go straight to the columns. The first fault in the text ends the scan.
+ * and perhaps from "__metadata__" to an object of strings. It is read in one pass, from left to right, and each
+ * tensor's values go straight to the columns. The first fault in the text ends the scan.
  *
  * Keys may be spelled with escapes and stand in any order with any white space. Writers use one spelling, so that is
  * tried first, as a comparison of a few bytes; whatever else stands there takes the long way.
@@ -100,7 +100,7 @@ static const uint8_t *read_offsets(const scan *s, const uint8_t *p) {
     return json_token(json, p, ']');
 }
 
-/* 1 when the n bytes at p are those of `text`. Where n is a constant, this compiles to one or two comparisons of words. */
+/* 1 when the n bytes at p are those of `text`. With a constant n, this becomes one or two comparisons of words. */
 static inline int spelled(const scan *s, const uint8_t *p, const char *text, size_t n) {
     return (size_t)(s->json.end - p) >= n && memcmp(p, text, n) == 0;
 }
@@ -120,8 +120,8 @@ static inline const uint8_t *read_key(const scan *s, const uint8_t *p, uint8_t *
     return json_token(&s->json, p, ':');
 }
 
-/* Reads a tensor's object, from its brace on, into row json.row of the columns. Its name, of name_len bytes, lies behind
- * the finished ones. */
+/* Reads a tensor's object, from its brace on, into row json.row of the columns. Its name, of name_len bytes, lies
+ * behind the finished ones. */
 static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) {
     const wm_json *json = &s->json;
     uint8_t *free_bytes = scratch(s, name_len);

@@ -54,7 +54,7 @@ def u32(array: np.ndarray):
 
 
 def pack(strings: list[bytes], width: int) -> tuple[bytes, np.ndarray]:
-    """Return the strings one after another, each behind a length of `width` bytes, and the bounds that describe them."""
+    """Return the strings one after another, each behind a length of `width` bytes, and the bounds of them."""
     lengths = np.array([len(string) for string in strings], np.uint32)
-    blob = b"".join(part for string in strings for part in (len(string).to_bytes(width, "little"), string))
+    blob = b"".join(len(string).to_bytes(width, "little") + string for string in strings)
     return blob, np.cumsum([width, *(lengths + width)]).astype(np.uint32)

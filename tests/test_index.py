@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scan_support import Arena, pack, u8, u32
 from weightmap._kernels import ffi, lib
+
+from scan_support import Arena, pack, u8, u32
 
 DATA, BOUNDS, SLOTS, NAMES = (Arena(1 << 20) for _ in range(4))
 BAD, FLOOD = -1, -2
@@ -48,9 +49,11 @@ class Index:
         self.twins = (duplicate[0], original[0])
 
     def find(self, name: bytes) -> int:
+        """Look one name up."""
         return lib.wm_index_find(*self.base, *self.table, NAMES.put(name), len(name))
 
     def find_many(self, names: list[bytes]) -> list[int]:
+        """Look names up in one call."""
         bounds = np.cumsum([0, *map(len, names)]).astype(np.uint32)
         out = np.full(len(names), -7, np.int64)
         blob = b"".join(names)
@@ -72,8 +75,8 @@ def fnv1a(blocks: np.ndarray, state: int = 0x811C9DC5) -> np.ndarray:
 def colliding() -> list[bytes]:
     """Return 512 different names with one and the same FNV-1a 32 hash.
 
-    Two blocks that lead from one state to the same next state can stand for each other. k such pairs one after another give 2^k
-    names. A pair is a coincidence among some 200,000 blocks: the birthday paradox.
+    Two blocks that lead from one state to the same next state can stand for each other. k such pairs one after another
+    give 2^k names. A pair is a coincidence among some 200,000 blocks: the birthday paradox.
     """
     names, state = [b""], 0x811C9DC5
     rng = np.random.default_rng(11)
@@ -119,7 +122,10 @@ def test_index_is_a_dict(strings, gap, room):
     assert index.find_many(names) == [expected.get(name, -1) for name in names]
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 48, 96, 767, 768, 769, 1023, 1024, 1025, 3072, 49152, 196608])
+# Around the chunks of 1024 names, the lines of 16 slots, and three quarters of powers of two.
+@pytest.mark.parametrize(
+    "n", [0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 48, 96, 767, 768, 769, 1023, 1024, 1025, 3072, 49152, 196608]
+)
 def test_full_tables_are_no_flood(n):
     """With the smallest capacity allowed, up to three quarters full, ordinary names are all found and are no flood."""
     names = words(n)
