@@ -62,6 +62,12 @@ static const uint8_t *read_escape(const wm_json *json, const uint8_t *quote, con
     return p;
 }
 
+/* Marks the bytes that end the plain part of a string: quotes, backslashes, those below 0x20, and those from 0x80 on.
+ * XOR with 2 makes 0x20 of a quote (0x22) and leaves what is below 0x20 there, but nothing else comes below 0x21. */
+static inline uint64_t special_bytes(uint64_t word) {
+    return swar_below(word ^ SWAR_ONES * 2, 0x21) | swar_equal(word, '\\') | (word & SWAR_MARKS);
+}
+
 const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *out, uint64_t *length) {
     const uint8_t *end = json->end, *quote = p;
     const uint8_t *begin = out;
@@ -72,8 +78,7 @@ const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *ou
          * how many of them count. There is room: at least as much was read as written, and eight more are there. */
         while (end - p >= 8) {
             uint64_t word = load_le64(p);
-            uint64_t special = swar_equal(word, '"') | swar_equal(word, '\\') | swar_below(word, 0x20) |
-                               (word & SWAR_MARKS);
+            uint64_t special = special_bytes(word);
             memcpy(out, p, 8);
             if (special) {
                 unsigned ordinary = swar_first(special);
@@ -104,42 +109,25 @@ const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *ou
 
 static int is_digit(const wm_json *json, const uint8_t *p) { return p < json->end && *p >= '0' && *p <= '9'; }
 
-/* The value of a word of eight digits, the first in the lowest byte: neighbours are joined to numbers of two, four and
- * eight digits. */
-static uint64_t eight_digits(uint64_t word) {
-    word = (word & 0x0F0F0F0F0F0F0F0Fu) * (1 + (10 << 8)) >> 8;
-    word = (word & 0x00FF00FF00FF00FFu) * (1 + (100 << 16)) >> 16;
-    return (word & 0x0000FFFF0000FFFFu) * (1 + ((uint64_t)10000 << 32)) >> 32;
-}
-
 const uint8_t *wm_json_u64(const wm_json *json, const uint8_t *p, uint64_t *value) {
-    static const uint32_t powers[8] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
     const uint8_t *begin = p;
+    /* Nineteen digits cannot overflow, so only what comes after them is looked at with care. */
+    const uint8_t *safe = json->end - p > 19 ? p + 19 : json->end;
     uint64_t v = 0;
     if (p == json->end) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
-    /* Sixteen digits cannot overflow: up to eight of them at a time, without a branch for each. */
-    while (json->end - p >= 8 && p - begin <= 8) {
-        uint64_t word = load_le64(p);
-        uint64_t others = swar_below(word, '0') | swar_from(word, '9' + 1);
-        unsigned digits = others ? swar_first(others) : 8;
-        if (digits == 8) {
-            v = v * 100000000 + eight_digits(word);
-            p += 8;
-            continue;
-        }
-        /* Moved up, they have zeros for the digits before them. */
-        if (digits) v = v * powers[digits] + eight_digits(word << (64 - 8 * digits));
-        p += digits;
-        break;
+    for (; p < safe; p++) {
+        unsigned digit = (unsigned)*p - '0';
+        if (digit > 9) break;
+        v = v * 10 + digit;
     }
-    for (; is_digit(json, p); p++) {
+    for (; p >= safe && is_digit(json, p); p++) { /* the twentieth digit, and any after it */
         uint64_t digit = (uint64_t)(*p - '0');
         if (v > (UINT64_MAX - digit) / 10) return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
         v = v * 10 + digit;
     }
     /* None, a leading zero, or the beginning of a fraction or an exponent. */
-    if (p == begin || (*begin == '0' && p - begin > 1) || json_at(json, p, '.') || json_at(json, p, 'e') ||
-        json_at(json, p, 'E'))
+    uint8_t next = p < json->end ? *p : 0;
+    if (p == begin || (*begin == '0' && p - begin > 1) || next == '.' || (next | 0x20) == 'e')
         return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
     *value = v;
     return p;

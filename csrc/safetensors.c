@@ -75,7 +75,6 @@ static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *coun
     if (!json_at(json, p, ']')) {
         for (;;) {
             uint64_t value;
-            p = json_space(json, p);
             if (n == DIMS_MOST) return json_fail(json, WM_FAULT_DIMS, p);
             const uint8_t *next = wm_json_u64(json, p, &value);
             if (!next) return NULL;
@@ -83,7 +82,7 @@ static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *coun
             s->dims[s->n_dims + n++] = value;
             p = json_space(json, next);
             if (!json_at(json, p, ',')) break;
-            p++;
+            p = json_space(json, p + 1);
         }
     }
     *count = n;
@@ -131,19 +130,18 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
     p = json_space(json, p);
     if (!json_at(json, p, '}')) {
         for (;;) {
-            const uint8_t *at = p = json_space(json, p);
+            const uint8_t *at = p;
             int key;
             if (!(p = read_key(s, p, free_bytes, &key))) return NULL;
             if (key == 0 || (seen & key)) return json_fail(json, WM_FAULT_JSON_KEY, at);
             seen |= key;
-            p = json_space(json, p);
-            if (key == DTYPE) p = read_dtype(s, p, free_bytes);
+            if (key == DTYPE) p = read_dtype(s, json_space(json, p), free_bytes);
             else if (key == SHAPE) p = read_shape(s, p, &count);
             else p = read_offsets(s, p);
             if (!p) return NULL;
             p = json_space(json, p);
             if (!json_at(json, p, ',')) break;
-            p++;
+            p = json_space(json, p + 1);
         }
     }
     if (!(p = json_token(json, p, '}'))) return NULL;
@@ -159,7 +157,7 @@ static const uint8_t *read_members(scan *s, const uint8_t *p, uint32_t *bounds, 
     p = json_space(json, p);
     if (json_at(json, p, '}')) return p + 1;
     for (;;) {
-        const uint8_t *at = p = json_space(json, p);
+        const uint8_t *at = p;
         uint8_t *name = scratch(s, 0);
         uint64_t name_len;
         if (!(p = wm_json_string(json, p, name, &name_len))) return NULL;
@@ -182,7 +180,7 @@ static const uint8_t *read_members(scan *s, const uint8_t *p, uint32_t *bounds, 
         }
         p = json_space(json, p);
         if (!json_at(json, p, ',')) return json_token(json, p, '}');
-        p++;
+        p = json_space(json, p + 1);
     }
 }
 

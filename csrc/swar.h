@@ -1,9 +1,9 @@
 /* SWAR, "SIMD within a register": eight bytes are looked at as one 64-bit word.
  *
- * A mark is bit 7 of a byte. The tests below set the mark of each byte that has the property asked for. Sums carry and
- * differences borrow from a marked byte into the bytes above it and may mark these wrongly, but never those below it:
- * the lowest mark is always right, and so is the absence of marks. That survives OR, but not inversion. Words are
- * loaded little-endian, so the lowest byte is the first.
+ * A mark is bit 7 of a byte. The tests below set the mark of each byte that has the property asked for. Subtraction
+ * borrows from the bytes above a marked one and may mark these wrongly, but never those below it: the lowest mark is
+ * always right, and so is the absence of marks. That survives OR, but not inversion. Words are loaded little-endian, so
+ * the lowest byte is the first.
  */
 #ifndef WEIGHTMAP_SWAR_H
 #define WEIGHTMAP_SWAR_H
@@ -15,11 +15,6 @@
 /* Marks the bytes below `limit` (1 to 0x80). */
 static inline uint64_t swar_below(uint64_t word, uint8_t limit) {
     return (word - SWAR_ONES * limit) & ~word & SWAR_MARKS;
-}
-
-/* Marks the bytes of `limit` (1 to 0x80) or more. */
-static inline uint64_t swar_from(uint64_t word, uint8_t limit) {
-    return ((word + SWAR_ONES * (uint8_t)(0x80 - limit)) | word) & SWAR_MARKS;
 }
 
 /* Marks the bytes equal to `byte`. */
