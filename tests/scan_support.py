@@ -7,6 +7,7 @@ import mmap
 import os
 
 import numpy as np
+
 from weightmap._kernels import ffi
 
 PAGE = mmap.PAGESIZE

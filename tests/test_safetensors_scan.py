@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from weightmap._kernels import ffi, lib
-
 from scan_support import Arena
+
+from weightmap._kernels import ffi, lib
 
 # The order means nothing to C: it returns the position in this list. One name fills its field of 16 bytes.
 DTYPES = ("F32", "F16", "BF16", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3", "F", "SIXTEEN_LETTERS_")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weightmap._kernels import ffi, lib
-
 from scan_support import Arena, pack, u8, u32
+
+from weightmap._kernels import ffi, lib
 
 ARENA = Arena(1 << 20)
 U64_MAX = 2**64 - 1
