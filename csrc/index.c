@@ -166,3 +166,8 @@ int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds
     }
     return 0;
 }
+
+int64_t wm_index_lookup(const wm_index *index, const uint8_t *name, uint64_t name_len) {
+    return wm_index_find(index->data, index->len, index->bounds, index->n, index->gap, index->slots, index->capacity, name,
+                         name_len);
+}

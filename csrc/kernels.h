@@ -73,6 +73,17 @@ int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds
 /* The number of the string equal to name[0, name_len), or -1. Safe on any contents of `data` and `slots`. */
 int64_t wm_index_find(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                       const uint32_t *slots, uint64_t capacity, const uint8_t *name, uint64_t name_len);
+/* The same, with all that describes the strings in one place: one look-up is a call of three arguments. */
+typedef struct {
+    const uint8_t *data;
+    uint64_t len;
+    const uint32_t *bounds;
+    uint64_t n;
+    uint32_t gap;
+    const uint32_t *slots;
+    uint64_t capacity;
+} wm_index;
+int64_t wm_index_lookup(const wm_index *index, const uint8_t *name, uint64_t name_len);
 /* wm_index_find for many names at once: name i is names[name_bounds[i], name_bounds[i+1]); out[i] = number or -1.
  * Returns 0, or -1 for name_bounds that do not lie in names in rising order or a bad capacity. */
 int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,

@@ -17,6 +17,7 @@ from weightmap._kernels import ffi, lib
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Callable
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -289,13 +290,19 @@ def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArr
     return Duplicates(count, pair[0], pair[1])
 
 
-def index_finder(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> Any:
-    """Return a function from the UTF-8 bytes of a string to its number, or -1; it keeps the arrays alive."""
+def index_finder(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> Callable[[object], int]:
+    """Return a function from a text to the number of the string equal to it, or -1. It keeps the arrays alive."""
     buffer, starts, table = _in(data), _from_buffer("uint32_t[]", bounds), _from_buffer("uint32_t[]", slots)
-    size, count, capacity, find = len(buffer), len(bounds) - 1, len(slots), lib.wm_index_find
+    index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots)))
+    keep = (buffer, starts, table)
+    lookup = lib.wm_index_lookup
 
-    def finder(name: bytes) -> int:
-        row: int = find(buffer, size, starts, count, gap, table, capacity, name, len(name))
+    def finder(text: object, _keep: Any = keep) -> int:
+        try:
+            raw = text.encode()  # type: ignore[attr-defined]
+        except (AttributeError, UnicodeEncodeError):  # no text, or a lone surrogate: no file can hold it
+            return -1
+        row: int = lookup(index, raw, len(raw))
         return row
 
     return finder

@@ -194,6 +194,12 @@ class ShardedTensorFile(TensorFile):
                 if self._where.get(name) == shard_name:
                     yield located
 
+    def _arrays(self) -> Iterator[Any]:
+        for shard_name, shard in self._shards.items():
+            for name, array in shard.items():
+                if self._where.get(name) == shard_name:
+                    yield array
+
     @property
     def nbytes(self) -> int:
         """Size of all shards together, in bytes."""

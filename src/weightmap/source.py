@@ -276,6 +276,17 @@ class Source:
             memory = self._memory
         return np.ndarray(shape, dtype, memory, offset)
 
+    def array_of(
+        self, count: int, step: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
+    ) -> NDArray[Any]:
+        """Return `count` arrays of one shape, `step` bytes apart, as one array of one dimension more."""
+        if offset < 0 or step < 0 or nbytes + (count - 1) * step > self.size - offset:
+            self._short(self.size, offset + nbytes + (count - 1) * step)
+        strides = [dtype.itemsize]
+        for dim in shape[:0:-1]:
+            strides.insert(0, strides[0] * dim)
+        return np.ndarray((count, *shape), dtype, self._memory, offset, (step, *strides))
+
     def will_need(self, ranges: list[tuple[int, int]]) -> None:
         """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; returns at once, does nothing elsewhere."""
         if self.mode != "copy" and self._file is not None:

@@ -47,7 +47,7 @@ class StringTable:
         self._bounds = bounds
         self._gap = gap
         self._what = what
-        self._find: Callable[[bytes], int] | None = None
+        self._find: Callable[[object], int] | None = None
         self._slots: NDArray[np.uint32] | None = None
 
     def __len__(self) -> int:
@@ -70,43 +70,40 @@ class StringTable:
 
     def __iter__(self) -> Iterator[str]:
         # In pieces: a Python list of a million integers is larger than the strings.
-        data, gap = self._data, self._gap
-        for piece in range(0, len(self), 4096):
-            ends = self._bounds[piece : piece + 4097].tolist()
-            for i in range(len(ends) - 1):
-                raw = bytes(data[ends[i] : ends[i + 1] - gap])
-                yield self._decode(raw, piece + i)
+        for first in range(0, len(self), 4096):
+            bounds = self._bounds[first : first + 4097].tolist()
+            start = bounds[0]
+            blob = bytes(self._data[start : bounds[-1]])
+            if blob.isascii():  # bytes and characters count alike
+                text = str(blob, "ascii")
+                for i in range(len(bounds) - 1):
+                    yield text[bounds[i] - start : bounds[i + 1] - self._gap - start]
+            else:
+                for i in range(len(bounds) - 1):
+                    yield self._decode(blob[bounds[i] - start : bounds[i + 1] - self._gap - start], first + i)
 
-    def find(self, text: object) -> int:
-        """Return the number of the first string equal to `text`, or -1. The first call builds the index."""
-        if type(text) is not str:
-            if not isinstance(text, str):
-                return -1
-            text = str(text)
-        try:
-            raw = text.encode()
-        except UnicodeEncodeError:  # a lone surrogate: no file can hold it
-            return -1
-        return (self._find or self._index())(raw)
-
-    def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of many strings at once, -1 for those that are not there, shape (len(texts),)."""
-        find = self._find or self._index()
-        if self._slots is None:
-            return np.array([self.find(text) for text in texts], np.int64)
-        raws = [text.encode(errors="surrogatepass") for text in texts]
-        bounds = np.zeros(len(raws) + 1, np.uint32)
-        total = np.cumsum([len(raw) for raw in raws], dtype=np.uint64)
-        if len(total) and total[-1] > kernels.U32_MAX:
-            return np.array([find(raw) for raw in raws], np.int64)
-        bounds[1:] = total
-        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, b"".join(raws), bounds)
-
-    def _index(self) -> Callable[[bytes], int]:
+    @property
+    def finder(self) -> Callable[[object], int]:
+        """A function from a text to the number of the first string equal to it, or -1. The first use builds the index."""
         if self._find is None:
             self._build()
         assert self._find is not None  # noqa: S101 - for the type checker
         return self._find
+
+    def find(self, text: object) -> int:
+        """Return the number of the first string equal to `text`, or -1. The first call builds the index."""
+        return (self._find or self.finder)(text)
+
+    def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of many strings at once, -1 for those that are not there, shape (len(texts),)."""
+        find = self.finder
+        raws = [text.encode(errors="surrogatepass") for text in texts]
+        total = np.cumsum([len(raw) for raw in raws], dtype=np.uint64)
+        if self._slots is None or (len(total) and total[-1] > kernels.U32_MAX):
+            return np.array([find(text) for text in texts], np.int64)
+        bounds = np.zeros(len(raws) + 1, np.uint32)
+        bounds[1:] = total
+        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, b"".join(raws), bounds)
 
     def _build(self) -> kernels.Duplicates:
         capacity = 16
@@ -119,15 +116,15 @@ class StringTable:
             self._find = kernels.index_finder(self._data, self._bounds, self._gap, slots)
             return found
         # Somebody made the hashes collide: Python's dict has a secret in its hash, and is bounded whatever the names are.
-        rows: dict[bytes, int] = {}
+        rows: dict[str, int] = {}
         repeated = 0
         first = (0, 0)
         for i in range(len(self)):
-            original = rows.setdefault(self.raw(i), i)
+            original = rows.setdefault(self.raw(i).decode(errors="surrogateescape"), i)
             if original != i:
                 first = first if repeated else (i, original)
                 repeated += 1
-        self._find = lambda raw: rows.get(raw, -1)
+        self._find = lambda text: rows.get(text, -1) if isinstance(text, str) else -1
         return kernels.Duplicates(repeated, *first)
 
     def duplicates(self) -> tuple[int, int, int]:

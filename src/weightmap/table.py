@@ -19,13 +19,13 @@ from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError
 from weightmap.strings import StringTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
 
-__all__ = ["ColumnTable", "RecordTable", "Row", "Rules", "Table", "TensorInfo"]
+__all__ = ["ColumnTable", "RecordTable", "Row", "Rules", "Run", "Table", "TensorInfo"]
 
 # numpy arrays have at most this many dimensions.
 NUMPY_MAX_NDIM = 64
@@ -64,6 +64,17 @@ class Row(NamedTuple):
     nbytes: int
 
 
+class Run(NamedTuple):
+    """Rows of one dtype and shape, `count` of them, the k-th at `offset` + k * `step`; checked."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    count: int
+    step: int
+
+
 class Rules(NamedTuple):
     """What a format asks of every row, besides lying within the data.
 
@@ -92,15 +103,29 @@ class Rules(NamedTuple):
     lax: bool = False
 
 
+def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any) -> NDArray[np.intp]:
+    """Return where runs begin: where dtype or shape changes, or the distance to the row before does."""
+    breaks = np.ones(len(codes), np.bool_)
+    if len(codes) > 1:
+        alike = (codes[1:] == codes[:-1]) & (ndims[1:] == ndims[:-1]) & (dims[1:] == dims[:-1]).all(1)
+        # Backwards is not a run: distances are unsigned here, and rows may be in any order in lax mode.
+        alike &= offsets[1:] >= offsets[:-1]
+        steps = offsets[1:] - offsets[:-1]
+        breaks[1:] = ~alike
+        breaks[2:] |= alike[1:] & alike[:-1] & (steps[1:] != steps[:-1])
+    return np.flatnonzero(breaks)
+
+
 class Table:
     """What both kinds of table have in common."""
 
-    __slots__ = ("_count", "_names", "rules")
+    __slots__ = ("_count", "_finder", "_names", "rules")
 
     def __init__(self, count: int, rules: Rules) -> None:
         self._count = count
         self.rules = rules
         self._names: StringTable | None = None
+        self._finder: Callable[[object], int] | None = None
 
     # Each kind supplies these three.
     def _load_names(self) -> StringTable:
@@ -132,7 +157,10 @@ class Table:
 
     def find(self, name: object) -> int:
         """Return the row of the tensor called `name`, or -1."""
-        return self.names.find(name)
+        finder = self._finder
+        if finder is None:
+            finder = self._finder = self.names.finder
+        return finder(name)
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""
@@ -146,26 +174,38 @@ class Table:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
         return Row(dtype, shape, rules.base + offset, nbytes)
 
-    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
-        """Yield code, dimensions and relative offset of rows first to last - 1, unchecked: `_raw` for many rows."""
-        for i in range(first, last):
-            code, shape, offset = self._raw(i)
-            yield code, list(shape), offset
+    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
+        """Return copies of columns for rows first to last - 1: codes, ndims, dims (one row each, padded with 0), offsets."""
+        raise NotImplementedError
+
+    def runs(self) -> Iterator[Run]:
+        """Yield all rows, checked, in file order: as many at once as have one dtype and shape and lie at equal distances."""
+        for first in range(0, self._count, _BATCH):
+            codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self._count))
+            starts = _starts(codes, ndims, dims, offsets)
+            count = len(codes)
+            columns = (part[starts].tolist() for part in (codes, ndims, dims, offsets))
+            for start, end, code, ndim, shape, offset in zip(starts.tolist(), [*starts[1:].tolist(), count], *columns, strict=True):
+                last = offsets.item(end - 1)
+                yield self._run(first + start, end - start, code, tuple(shape[:ndim]), offset, last)
+
+    def _run(self, i: int, count: int, code: int, shape: tuple[int, ...], offset: int, last: int) -> Run:
+        """Check the rows from i on that lie from `offset` to `last`."""
+        rules = self.rules
+        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
+        if dtype is None:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_DTYPE"], i, 0, code, 0))
+        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
+        highest = max(offset, last)
+        if highest > rules.data_size - nbytes:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, highest + nbytes, rules.data_size))
+        return Run(dtype, shape, rules.base + offset, nbytes, count, (last - offset) // (count - 1) if count > 1 else 0)
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in file order."""
-        rules, dtypes = self.rules, self.rules.dtypes
-        base, size, prod = rules.base, rules.data_size, math.prod
-        for first in range(0, self._count, _BATCH):
-            for i, (code, dims, offset) in enumerate(self._batch(first, min(first + _BATCH, self._count)), first):
-                dtype = dtypes[code] if code < len(dtypes) else None
-                if dtype is None:
-                    self.row(i)  # raises, saying why
-                    continue
-                nbytes = (prod(dims) * dtype.bits + 7) >> 3
-                if offset > size - nbytes:
-                    self.row(i)
-                yield Row(dtype, tuple(dims), base + offset, nbytes)
+        for dtype, shape, offset, nbytes, count, step in self.runs():
+            for k in range(count):
+                yield Row(dtype, shape, offset + k * step, nbytes)
 
     # ------------------------------------------------------------------------------------------------- checking
     def check(self) -> None:
@@ -302,12 +342,12 @@ class ColumnTable(Table):
         first, last = self._dim_bounds[row : row + 2].tolist()
         return self._dtype.item(row), tuple(self._dims[first:last].tolist()), self._offset.item(row)
 
-    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
-        bounds = self._dim_bounds[first : last + 1].tolist()
-        start = bounds[0]
-        dims = self._dims[start : bounds[-1]].tolist()
-        shapes = (dims[bounds[k] - start : bounds[k + 1] - start] for k in range(last - first))
-        return zip(self._dtype[first:last].tolist(), shapes, self._offset[first:last].tolist(), strict=True)
+    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
+        bounds = self._dim_bounds[first : last + 1]
+        ndims = np.diff(bounds)
+        dims = np.zeros((last - first, int(ndims.max(initial=0))), np.uint64)
+        dims[np.arange(dims.shape[1]) < ndims[:, None]] = self._dims[int(bounds[0]) : int(bounds[-1])]
+        return self._dtype[first:last], ndims, dims, self._offset[first:last]
 
     def _columns(self, table: Any) -> list[Any]:
         table.dims_width = 8
@@ -364,8 +404,11 @@ class RecordTable(Table):
 
         The first look-up walks the stored hashes, which costs a fraction of building an index; the second builds the index.
         """
+        finder = self._finder
+        if finder is not None:
+            return finder(name)
         if self._looked or not isinstance(name, str):
-            return self.names.find(name)
+            return super().find(name)
         self._looked = True
         return self._native.find(name.encode(errors="surrogatepass"))
 
@@ -383,28 +426,23 @@ class RecordTable(Table):
         else:
             shape = (a, b, c, d)[:ndim]
             size = math.prod(shape)
-        if 1 <= ndim <= 4 and code < len(rules.dtypes):  # noqa: PLR2004
-            dtype = rules.dtypes[code]
-            if dtype is not None:
-                size = size * dtype.bits >> 3
-                if offset <= rules.data_size - size:
-                    return _new_row(Row, (dtype, shape, rules.base + offset, size))
-        return super().row(i)  # raises, saying why
+        dtype = rules.dtypes[code] if 1 <= ndim <= 4 and code < len(rules.dtypes) else None  # noqa: PLR2004
+        if dtype is not None:
+            size = size * dtype.bits >> 3
+            if offset <= rules.data_size - size:
+                return _new_row(Row, (dtype, shape, rules.base + offset, size))
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + size, rules.data_size))
+        kind = "TABLE_DTYPE" if 1 <= ndim <= 4 else "TABLE_NDIM"  # noqa: PLR2004
+        self.fail(kernels.Fault(kernels.FAULTS[kind], i, 0, code if kind == "TABLE_DTYPE" else ndim, 0))
 
-    def _raw(self, row: int) -> tuple[int, tuple[int, ...], int]:
-        _, code, ndim, _, *dims, offset = _unpack_record(self._records, row * self.RECORD.size)
-        if not self.rules.min_ndim <= ndim <= self.rules.max_ndim:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], row, 0, ndim, 0))
-        return code, tuple(dims[:ndim]), offset
-
-    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
+    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         size = self.RECORD.size
-        copied = bytes(self._records[first * size : last * size])  # what is checked is what is used
-        low, high = self.rules.min_ndim, self.rules.max_ndim
-        for k, (_, code, ndim, _, *dims, offset) in enumerate(self.RECORD.iter_unpack(copied), first):
-            if not low <= ndim <= high:
-                self.row(k)  # raises, saying why
-            yield code, dims[:ndim], offset
+        copied = self._records[first * size : last * size].copy().view(_RECORD_DTYPE)  # what is checked is what is used
+        ndims = copied["ndim"]
+        if ndims.min() < self.rules.min_ndim or ndims.max() > self.rules.max_ndim:
+            for i in range(first, last):
+                self.row(i)  # raises, saying which
+        return copied["dtype"], ndims, copied["dims"], copied["offset"]
 
     def position(self, row: int) -> int | None:
         """Return where the record lies in the file."""
@@ -422,5 +460,6 @@ class RecordTable(Table):
         self.check_names()
 
 
+_RECORD_DTYPE = np.dtype([("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")])
 _unpack_record = RecordTable.RECORD.unpack_from
 _new_row = tuple.__new__
