@@ -1,11 +1,12 @@
 """What the benchmarks share: their files, the roles of those compared, and the table of ratios at the end.
 
-A benchmark belongs to a group, and says in ``benchmark.extra_info["role"]`` what it is there: "ours", "rival", or "floor" for
-what no reader can do without. Under the closing table, and in the JSON file, each of ours then stands with its ratio to the
-fastest rival of its group: 3.0 means three times as fast.
+A benchmark belongs to a group, and says in ``benchmark.extra_info["role"]`` what it is there: "ours", "rival", or
+"floor" for what no reader can do without. Under the closing table, and in the JSON file, each of ours then stands with
+its ratio to the fastest rival of its group: 3.0 means three times as fast.
 """
 
 import pytest
+
 from benchmarks import files
 
 
