@@ -32,7 +32,7 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
-    assert capsys.readouterr().out == "safetensors ['scale', 'weight'] (3, 3)\n[1. 1. 1.]\n"
+    assert capsys.readouterr().out == "safetensors ['weight', 'scale'] (3, 3)\n[1. 1. 1.]\n"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
