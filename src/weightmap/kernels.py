@@ -376,7 +376,9 @@ class StoredNames:
 
     __slots__ = ("_arguments", "_keep")
 
-    def __init__(self, names: Buffer, records: Buffer, count: int, *, stride: int, length_at: int, hash_at: int) -> None:
+    def __init__(
+        self, names: Buffer, records: Buffer, count: int, *, stride: int, length_at: int, hash_at: int
+    ) -> None:
         blob = _in(names)
         columns = ffi.new("wm_column[2]")
         keep = fill_column(columns[0], records, length_at, stride) if count else None

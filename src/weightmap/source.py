@@ -141,7 +141,12 @@ class Source:
         if not stat.S_ISREG(kind):
             if stat.S_ISDIR(kind):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-            names = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+            names = {
+                stat.S_IFIFO: "a FIFO",
+                stat.S_IFSOCK: "a socket",
+                stat.S_IFCHR: "a device",
+                stat.S_IFBLK: "a device",
+            }
             what = names.get(stat.S_IFMT(kind), "a special file")
             msg = f"this is {what}, not a regular file: only regular files can be opened"
             raise NotRegularFileError(msg, path=self.name)

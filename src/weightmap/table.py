@@ -195,11 +195,15 @@ def _error(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 
     at = table.position(row)
     if kind == "TABLE_HOLE" and row == len(table):
         what = "the data section goes on after its last tensor: its size"
-        return LayoutError(what, field="data_offset", actual=fault.actual, expected=f"{fault.expected}, the end of the last tensor")
+        return LayoutError(
+            what, field="data_offset", actual=fault.actual, expected=f"{fault.expected}, the end of the last tensor"
+        )
     label = table._label(row) if not kind.startswith("NAME_") else f"tensor {row}"  # noqa: SLF001 - the same module
     if kind == "TABLE_DTYPE":
         known = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(rules.dtypes) if dtype is not None)
-        return UnsupportedError(f"{label}: dtype code", field="dtype", offset=at, actual=fault.actual, expected=f"one of {known}")
+        return UnsupportedError(
+            f"{label}: dtype code", field="dtype", offset=at, actual=fault.actual, expected=f"one of {known}"
+        )
     if kind == "TABLE_NDIM":
         what, expected = f"{label}: number of dimensions", f"{rules.min_ndim} to {rules.max_ndim}"
         error = LimitError if rules.max_ndim == NUMPY_MAX_NDIM else FormatError
@@ -223,13 +227,21 @@ def _error(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 
         return LayoutError(what, field="data_size", offset=at, actual=fault.actual, expected=expected)
     if kind == "NAME_HASH":
         what = f"{label}: stored FNV-1a hash of its name"
-        return ChecksumError(what, field="name_hash", offset=at, actual=f"{fault.actual:#010x}", expected=f"{fault.expected:#010x}")
+        return ChecksumError(
+            what, field="name_hash", offset=at, actual=f"{fault.actual:#010x}", expected=f"{fault.expected:#010x}"
+        )
     if kind == "NAME_DUPLICATE":
-        return LayoutError(f"two tensors, {fault.expected} and {row}, are both called {_name(table, row)}", field="name", offset=at)
+        return LayoutError(
+            f"two tensors, {fault.expected} and {row}, are both called {_name(table, row)}", field="name", offset=at
+        )
     if kind == "NAME_UTF8":
         return FormatError(f"{label}: its name is not UTF-8", field="name", offset=at)
     if kind == "NAME_RANGE":
-        what = "tensor names: their lengths add up to another size than their section" if row == len(table) else f"{label}: its name runs past the names"
+        what = (
+            "tensor names: their lengths add up to another size than their section"
+            if row == len(table)
+            else f"{label}: its name runs past the names"
+        )
         return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=fault.expected)
     return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
 
@@ -318,7 +330,9 @@ class RecordTable(Table):
     # Byte positions of the fields within a record.
     _HASH, _DTYPE, _NDIM, _LENGTH, _DIMS, _OFFSET = 0, 4, 5, 6, 8, 24
 
-    def __init__(self, records: memoryview, count: int, layout: struct.Struct, names: memoryview, start: int, rules: Rules) -> None:
+    def __init__(
+        self, records: memoryview, count: int, layout: struct.Struct, names: memoryview, start: int, rules: Rules
+    ) -> None:
         super().__init__(count, rules)
         self._records = records
         self._layout = layout
@@ -347,7 +361,9 @@ class RecordTable(Table):
         bounds = np.zeros(self._count + 1, np.uint32)
         np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
         if int(bounds[-1]) > len(self._name_bytes) or bool((np.diff(bounds.astype(np.int64)) < 0).any()):
-            self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], self._count, 0, int(bounds[-1]), len(self._name_bytes)))
+            self.fail(
+                kernels.Fault(kernels.FAULTS["NAME_RANGE"], self._count, 0, int(bounds[-1]), len(self._name_bytes))
+            )
         return StringTable(self._name_bytes, bounds, 0, "tensor name")
 
     def find(self, name: object) -> int:
