@@ -42,7 +42,7 @@ bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench
 
 lint: $(VENV)/.extra-lint
 	@echo "Checking style with ruff"
-	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff check --quiet --output-format=concise
 	@$(BIN)/ruff format --check --quiet || { echo "Some files are laid out differently: run make format"; exit 1; }
 	@echo "Checking types with mypy"
 	@$(BIN)/mypy

@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "limits"},
     {"_kernels"},
     {"kernels"},
-    {"dtypes", "source", "strings", "quant", "table"},
+    {"dtypes", "quant", "source", "strict_json", "strings", "table"},
     {"formats"},
     {"embeddings", "file", "hub", "payload", "save", "sharded"},
     {"convert", "diff"},
