@@ -7,7 +7,7 @@ its ratio to the fastest rival of its group: 3.0 means three times as fast.
 
 import pytest
 
-from benchmarks import files
+import files
 
 
 def pytest_addoption(parser):
