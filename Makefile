@@ -26,6 +26,8 @@ help:
 	@echo "make format  lay the Python sources out as make lint wants them"
 	@echo "make bench   the benchmarks with their rivals; writes benchmark.json"
 	@echo "make wheel   source distribution and wheel, into dist/"
+	@echo "make arm64-test     the arm64 kernels, cross-compiled and run under an emulator"
+	@echo "make sanitize-test  the kernels under the address and undefined-behaviour sanitisers"
 	@echo "make clean   remove everything that these made, .venv included"
 
 demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
@@ -42,7 +44,7 @@ bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench
 
 lint: $(VENV)/.extra-lint
 	@echo "Checking style with ruff"
-	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff check --quiet --output-format=concise
 	@$(BIN)/ruff format --check --quiet || { echo "Some files are laid out differently: run make format"; exit 1; }
 	@echo "Checking types with mypy"
 	@$(BIN)/mypy

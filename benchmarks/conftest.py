@@ -1,12 +1,13 @@
 """What the benchmarks share: their files, the roles of those compared, and the table of ratios at the end.
 
-A benchmark belongs to a group, and says in ``benchmark.extra_info["role"]`` what it is there: "ours", "rival", or "floor" for
-what no reader can do without. Under the closing table, and in the JSON file, each of ours then stands with its ratio to the
-fastest rival of its group: 3.0 means three times as fast.
+A benchmark belongs to a group, and says in ``benchmark.extra_info["role"]`` what it is there: "ours", "rival", or
+"floor" for what no reader can do without. Under the closing table, and in the JSON file, each of ours then stands with
+its ratio to the fastest rival of its group: 3.0 means three times as fast.
 """
 
 import pytest
-from benchmarks import files
+
+import files
 
 
 def pytest_addoption(parser):
@@ -56,14 +57,17 @@ def model(sizes, tmp_path_factory):
 
 
 def ratios(benchmarks):
-    """Return (benchmark, fastest rival, ratio) for each of ours in a group that has rivals."""
-    rows = []
+    """Return {benchmark: {role: (fastest of that role in its group, ratio to it)}} for each of ours."""
+    found = {}
     for one in benchmarks:
-        rivals = [other for other in benchmarks if other.group == one.group and other.extra_info.get("role") == "rival"]
-        if one.extra_info.get("role") == "ours" and rivals:
-            best = min(rivals, key=lambda other: other.stats.median)
-            rows.append((one, best, best.stats.median / one.stats.median))
-    return rows
+        if one.extra_info.get("role") != "ours":
+            continue
+        beside = [other for other in benchmarks if other.group == one.group]
+        for role in ("rival", "floor"):
+            if there := [other for other in beside if other.extra_info.get("role") == role]:
+                best = min(there, key=lambda other: other.stats.median)
+                found.setdefault(one.fullname, {})[role] = (best.name, best.stats.median / one.stats.median)
+    return found
 
 
 def timed(config):
@@ -74,17 +78,21 @@ def timed(config):
 
 def pytest_benchmark_update_json(config, benchmarks, output_json):
     """Write the ratios into the JSON file."""
-    found = {one.fullname: (best.name, ratio) for one, best, ratio in ratios(timed(config))}
+    found = ratios(timed(config))
     for entry in output_json["benchmarks"]:
-        if entry["fullname"] in found:
-            entry["extra_info"]["best_rival"], entry["extra_info"]["ratio"] = found[entry["fullname"]]
+        for role, (name, ratio) in found.get(entry["fullname"], {}).items():
+            entry["extra_info"] |= {f"best_{role}": name, f"ratio_to_{role}": ratio}
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter, config):
-    """Show the ratios."""
-    rows = ratios(timed(config))
-    if not rows:
+    """Show the ratios, below the table of times."""
+    benchmarks = timed(config)
+    found = ratios(benchmarks)
+    if not found:
         return
-    terminalreporter.section("ratio to the fastest rival, by medians")
-    for one, best, ratio in sorted(rows, key=lambda row: (row[0].group, row[0].name)):
-        terminalreporter.write_line(f"{one.group:36} {one.name:44} {ratio:10.2f} x {best.name}")
+    terminalreporter.section("times as fast as the fastest rival, and as the floor (by medians)")
+    for one in sorted((one for one in benchmarks if one.fullname in found), key=lambda one: (one.group, one.name)):
+        told = [f"{ratio:10.2f} x {name}" for name, ratio in found[one.fullname].values()]
+        terminalreporter.write_line(f"{one.group}  {one.name}")
+        terminalreporter.write_line("    " + "    ".join(told))
