@@ -7,17 +7,95 @@
 
 #include "kernels.h"
 
-/* Loads from any alignment. memcpy is the one way that C allows; compilers make a single instruction of it. */
+/* ---------------------------------------------------------------------------------------- architecture
+ * Variants are compiled by target attribute, function by function, so that no file needs flags of its own. MSVC allows
+ * every intrinsic everywhere and has no such attribute.
+ */
+#if defined(__x86_64__) || defined(_M_X64)
+#define WM_X86 1
+#elif (defined(__aarch64__) || defined(_M_ARM64)) && !defined(__AARCH64EB__)
+#define WM_ARM 1
+#endif
+
+#if defined(_MSC_VER) && !defined(__clang__)
+#define WM_TARGET(features)
+#define WM_INLINE static __forceinline
+#else
+#define WM_TARGET(features) __attribute__((target(features)))
+#define WM_INLINE static inline __attribute__((always_inline)) /* an error when it cannot be: no hidden slow path */
+#endif
+
+/* ------------------------------------------------------------------------------------------------ loads
+ * Loads from any alignment. memcpy is the one way that C allows; compilers make a single instruction of it.
+ */
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 static inline uint16_t load_le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 static inline uint32_t load_le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 static inline uint64_t load_le64(const uint8_t *p) { return (uint64_t)load_le32(p) | (uint64_t)load_le32(p + 4) << 32; }
+#else
+static inline uint16_t load_le16(const uint8_t *p) { uint16_t v; memcpy(&v, p, sizeof v); return v; }
+static inline uint32_t load_le32(const uint8_t *p) { uint32_t v; memcpy(&v, p, sizeof v); return v; }
+static inline uint64_t load_le64(const uint8_t *p) { uint64_t v; memcpy(&v, p, sizeof v); return v; }
+#endif
 
 /* Fills *fault (when there is one) and returns -1, so that a check is one line: return wm_fail(...). */
 static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t at, uint64_t actual, uint64_t expected) {
     if (fault) *fault = (wm_fault){code, row, at, actual, expected};
     return -1;
 }
+
+/* ------------------------------------------------------------------------------------------ CPU features
+ * One bit each; a bit is set only when the operating system keeps the registers too.
+ */
+enum {
+    WM_SSE42 = 1 << 0, /* with SSSE3 and SSE4.1 */
+    WM_PCLMULQDQ = 1 << 1,
+    WM_AVX2 = 1 << 2, /* with BMI2, FMA and F16C */
+    WM_AVX512 = 1 << 3, /* F, BW, DQ, VL */
+    WM_VPCLMULQDQ = 1 << 4,
+    WM_GFNI = 1 << 5,
+    WM_VBMI = 1 << 6,
+    WM_ARM_CRC32 = 1 << 8,
+    WM_ARM_PMULL = 1 << 9
+};
+uint32_t wm_cpu_features(void); /* cpu.c: what this CPU has; asks the CPU at every call */
+
+/* --------------------------------------------------------------------------------------- the variants in use
+ * A kernel with variants has one pointer here. The structs are filled once, at load, one for each tier; selecting a tier
+ * swaps one pointer, so a call that runs meanwhile ends with the variant it began with.
+ */
+/* Takes and returns the shift register itself, without the inversions at both ends. Any length, 0 too. */
+typedef uint32_t wm_crc32_fn(uint32_t state, const uint8_t *data, size_t len);
+/* Hashes n names that lie back to back, `gap` bytes between two, all within [first, end). Reads nothing outside. */
+typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
+                           uint32_t *out);
+
+typedef struct {
+    wm_crc32_fn *crc32;
+    const char *crc32_name;
+    wm_fnv1a32_fn *fnv1a32;
+    const char *fnv1a32_name;
+} wm_variants;
+const wm_variants *wm_variants_in_use(void); /* select.c */
+
+/* The FNV-1a 32 hashes of n names that the caller has already checked to lie within [first, end). */
+static inline void wm_fnv1a32_run(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap,
+                                  uint64_t n, uint32_t *out) {
+    wm_variants_in_use()->fnv1a32(first, end, lengths, gap, n, out);
+}
+
+/* The variants; a name states what the function requires. */
+wm_crc32_fn crc32_portable;
+wm_fnv1a32_fn fnv1a32_portable;
+#if WM_X86
+wm_crc32_fn crc32_x86_pclmulqdq;
+wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
+wm_fnv1a32_fn fnv1a32_x86_avx512;
+#elif WM_ARM
+wm_crc32_fn crc32_arm_crc_pmull;
+wm_crc32_fn crc32_arm_pmull;
+#endif
 
 #endif

@@ -1,0 +1,62 @@
+/* What this CPU can do, and whether the operating system lets us. */
+#include "internal.h"
+
+#if WM_X86
+#if defined(_MSC_VER)
+#include <intrin.h>
+static void cpuid(uint32_t leaf, uint32_t r[4]) { __cpuidex((int *)r, (int)leaf, 0); }
+static uint64_t xcr0(void) { return _xgetbv(0); }
+#else
+#include <cpuid.h>
+static void cpuid(uint32_t leaf, uint32_t r[4]) { __cpuid_count(leaf, 0, r[0], r[1], r[2], r[3]); }
+static uint64_t xcr0(void) {
+    uint32_t low, high; /* the intrinsic would need a target attribute that not every gcc knows */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+#endif
+
+static int has(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
+
+uint32_t wm_cpu_features(void) {
+    uint32_t leaf0[4], leaf1[4], leaf7[4] = {0}, features = 0;
+    enum { EBX = 1, ECX = 2 };
+    cpuid(0, leaf0);
+    if (leaf0[0] < 1) return 0;
+    cpuid(1, leaf1);
+    if (leaf0[0] >= 7) cpuid(7, leaf7);
+
+    if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42; /* SSSE3, SSE4.1, SSE4.2 */
+    if (has(leaf1[ECX], 1u << 1)) features |= WM_PCLMULQDQ;
+
+    /* The wider registers are of use only when the system saves them at a task switch; XCR0 says which it does. */
+    if (!has(leaf1[ECX], 1u << 27)) return features; /* OSXSAVE: there is an XCR0 to ask */
+    uint64_t saved = xcr0();
+    enum { XMM_YMM = 0x06, XMM_YMM_ZMM_MASKS = 0xE6 };
+    if ((saved & XMM_YMM) != XMM_YMM) return features;
+    /* FMA, AVX, F16C; BMI1, AVX2, BMI2 */
+    if (!has(leaf1[ECX], 1u << 12 | 1u << 28 | 1u << 29) || !has(leaf7[EBX], 1u << 3 | 1u << 5 | 1u << 8))
+        return features;
+    features |= WM_AVX2;
+    if ((saved & XMM_YMM_ZMM_MASKS) != XMM_YMM_ZMM_MASKS) return features;
+    if (!has(leaf7[EBX], 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)) return features; /* F, DQ, BW, VL */
+    features |= WM_AVX512;
+    if (has(leaf7[ECX], 1u << 1)) features |= WM_VBMI;
+    if (has(leaf7[ECX], 1u << 8)) features |= WM_GFNI;
+    if (has(leaf7[ECX], 1u << 10)) features |= WM_VPCLMULQDQ;
+    return features;
+}
+
+#elif WM_ARM && defined(__APPLE__)
+uint32_t wm_cpu_features(void) { return WM_ARM_CRC32 | WM_ARM_PMULL; } /* every arm64 Mac has both */
+
+#elif WM_ARM && defined(__linux__)
+#include <sys/auxv.h>
+uint32_t wm_cpu_features(void) {
+    unsigned long caps = getauxval(AT_HWCAP); /* bits of the kernel's asm/hwcap.h */
+    return (caps & 1ul << 7 ? WM_ARM_CRC32 : 0u) | (caps & 1ul << 4 ? WM_ARM_PMULL : 0u);
+}
+
+#else
+uint32_t wm_cpu_features(void) { return 0; }
+#endif

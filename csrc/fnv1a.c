@@ -1,0 +1,58 @@
+/* FNV-1a (Fowler, Noll, Vo): for each byte, XOR it into the hash, then multiply by a prime modulo 2^32 or 2^64.
+ *
+ * Every step needs the result of the one before it, XOR and multiplication: about four cycles, most of them waiting.
+ * One name cannot be hashed faster than that; eight names at a time can, since a CPU starts a multiplication each cycle.
+ */
+#include "internal.h"
+
+static const uint32_t OFFSET_32 = 0x811C9DC5, PRIME_32 = 0x01000193;
+static const uint64_t OFFSET_64 = 0xCBF29CE484222325, PRIME_64 = 0x00000100000001B3;
+
+uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len) {
+    uint32_t hash = OFFSET_32;
+    for (uint64_t i = 0; i < len; i++) hash = (hash ^ data[i]) * PRIME_32;
+    return hash;
+}
+
+uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len) {
+    uint64_t hash = OFFSET_64;
+    for (uint64_t i = 0; i < len; i++) hash = (hash ^ data[i]) * PRIME_64;
+    return hash;
+}
+
+/* Eight names side by side for as long as all eight last, then the rest of each. */
+void fnv1a32_portable(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
+                      uint32_t *out) {
+    (void)end; /* nothing is read but the names */
+    uint64_t i = 0;
+    for (; n - i >= 8; i += 8) {
+        const uint8_t *name[8];
+        uint32_t hash[8], shortest = lengths[i];
+        for (int k = 0; k < 8; k++) {
+            name[k] = first;
+            hash[k] = OFFSET_32;
+            first += (uint64_t)lengths[i + k] + gap;
+            if (lengths[i + k] < shortest) shortest = lengths[i + k];
+        }
+        for (uint32_t j = 0; j < shortest; j++)
+            for (int k = 0; k < 8; k++) hash[k] = (hash[k] ^ name[k][j]) * PRIME_32;
+        for (int k = 0; k < 8; k++) {
+            uint32_t h = hash[k];
+            for (uint32_t j = shortest; j < lengths[i + k]; j++) h = (h ^ name[k][j]) * PRIME_32;
+            out[i + k] = h;
+        }
+    }
+    for (; i < n; i++) {
+        out[i] = wm_fnv1a32(first, lengths[i]);
+        first += (uint64_t)lengths[i] + gap;
+    }
+}
+
+int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
+                        uint32_t *out) {
+    /* First how many names fit, then all of them at once: the kernels need not look at the end of the blob. */
+    uint64_t at = 0, fit = 0;
+    while (fit < n && at <= blob_len && lengths[fit] <= blob_len - at) at += (uint64_t)lengths[fit++] + gap;
+    wm_fnv1a32_run(blob, blob + blob_len, lengths, gap, fit, out);
+    return fit == n ? -1 : (int64_t)fit;
+}

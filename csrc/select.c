@@ -1,0 +1,96 @@
+/* Which variant of each kernel is in use.
+ *
+ * choose() is the one place that says which features a variant needs, best first. It is run for every tier when the
+ * module is loaded; a tier's features are masked by those of the CPU, so no variant can be chosen that would fault.
+ */
+#include "internal.h"
+
+typedef struct {
+    const char *name;
+    uint32_t features;
+} tier;
+
+enum {
+    SSE4 = WM_SSE42 | WM_PCLMULQDQ,
+    AVX2 = SSE4 | WM_AVX2,
+    AVX512 = AVX2 | WM_AVX512,
+    AVX512ICL = AVX512 | WM_VPCLMULQDQ | WM_GFNI | WM_VBMI
+};
+
+static const tier tiers[] = {
+    {"portable", 0},
+#if WM_X86
+    {"sse4", SSE4},
+    {"avx2", AVX2},
+    {"avx512", AVX512},
+    {"avx512icl", AVX512ICL},
+#elif WM_ARM
+    {"neon", WM_ARM_CRC32 | WM_ARM_PMULL},
+#endif
+};
+enum { N_TIERS = sizeof tiers / sizeof *tiers };
+
+#define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable"}
+static const wm_variants portable = PORTABLE;
+static wm_variants by_tier[N_TIERS];
+static uint32_t cpu;
+
+/* Until the module is loaded everything is portable, so that no order of initialisation can be wrong. */
+static const wm_variants *volatile in_use = &portable;
+
+static wm_variants choose(uint32_t features) {
+    wm_variants v = PORTABLE;
+#define HAS(bits) ((features & (bits)) == (bits))
+#define USE(kernel, function) (v.kernel = function, v.kernel##_name = #function)
+#if WM_X86
+    if (HAS(WM_AVX512 | WM_VPCLMULQDQ))
+        USE(crc32, crc32_x86_vpclmulqdq_avx512);
+    else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
+        USE(crc32, crc32_x86_pclmulqdq);
+
+    if (HAS(WM_AVX512)) USE(fnv1a32, fnv1a32_x86_avx512);
+#elif WM_ARM
+    if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) USE(crc32, crc32_arm_crc_pmull);
+#endif
+    (void)features;
+    return v;
+}
+
+static void wm_init(void) {
+    cpu = wm_cpu_features();
+    int best = 0;
+    for (int i = 0; i < N_TIERS; i++) {
+        by_tier[i] = choose(tiers[i].features & cpu);
+        if (wm_isa_available(i)) best = i;
+    }
+    in_use = &by_tier[best];
+}
+
+/* Runs wm_init when the module is loaded. */
+#if defined(_MSC_VER)
+#pragma section(".CRT$XCU", read)
+__declspec(allocate(".CRT$XCU")) void (*wm_init_at_load)(void) = wm_init;
+#pragma comment(linker, "/include:wm_init_at_load")
+#else
+__attribute__((constructor)) static void wm_init_at_load(void) { wm_init(); }
+#endif
+
+const wm_variants *wm_variants_in_use(void) { return in_use; }
+
+const char *wm_isa_name(int t) { return t >= 0 && t < N_TIERS ? tiers[t].name : NULL; }
+
+int wm_isa_available(int t) { return t >= 0 && t < N_TIERS && (tiers[t].features & cpu) == tiers[t].features; }
+
+int wm_isa_selected(void) {
+    const wm_variants *v = in_use;
+    return v == &portable ? 0 : (int)(v - by_tier);
+}
+
+int wm_isa_select(int t) {
+    if (!wm_isa_available(t)) return -1;
+    in_use = &by_tier[t];
+    return 0;
+}
+
+const char *wm_crc32_variant(void) { return in_use->crc32_name; }
+const char *wm_fnv1a32_variant(void) { return in_use->fnv1a32_name; }
