@@ -19,7 +19,9 @@ DATA = Path(__file__).parent / "data"
 SOURCES = str(Path(wm.__file__).parent.parent)
 
 
-def run_child(code: str, *args: object, env: dict[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run_child(
+    code: str, *args: object, env: dict[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Run `code` in a fresh interpreter that can import the same weightmap; its arguments are in `sys.argv[1:]`."""
     path = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
     result = subprocess.run(
@@ -61,7 +63,7 @@ def same(array: Any, expected: Tensor) -> bool:
 
 
 def exercise(handle: wm.TensorFile) -> None:
-    """Touch everything that a handle offers; on a damaged file each step may raise a TensorFileError and nothing else."""
+    """Touch all that a handle offers; on a damaged file each step may raise a TensorFileError and nothing else."""
     repr(handle)
     dict(handle.metadata)
     handle.infos()
@@ -90,4 +92,4 @@ def survives(data: bytes) -> str:
 
 def listing(folder: Path) -> list[str]:
     """Every name in a directory, hidden ones included."""
-    return sorted(os.listdir(folder))
+    return sorted(path.name for path in folder.iterdir())

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
+import weightmap as wm
 from builders import Tensor, embd, normal
 from builders import safetensors as st
 from support import address, mappings, same
-
-import weightmap as wm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-def sparse(path: Path, tensors: list[tuple[str, str, tuple[int, ...], bytes | None]], *, aligned: bool = True) -> dict[str, int]:
+def sparse(
+    path: Path, tensors: list[tuple[str, str, tuple[int, ...], bytes | None]], *, aligned: bool = True
+) -> dict[str, int]:
     """Write an EMBD file whose tensors without bytes are holes; return the absolute offset of each tensor."""
-    draft = embd.Draft([(name, Tensor(dtype, shape, b"")) for name, dtype, shape, _ in tensors], aligned=aligned, checksums=False)
+    draft = embd.Draft(
+        [(name, Tensor(dtype, shape, b"")) for name, dtype, shape, _ in tensors], aligned=aligned, checksums=False
+    )
     start, offset, places = draft.data_offset, 0, []
     for number, (_, dtype, shape, _) in enumerate(tensors):
         offset = embd.align(offset) if aligned else offset
@@ -51,8 +55,15 @@ def test_data_beyond_four_gibibytes(tmp_path: Path) -> None:
     """A 5 GiB EMBD file opens at once; tensors behind 4 GiB are right, and one of 5 GiB is a view like any other."""
     path = tmp_path / "big.weights"
     low, high = normal((4, 4), 1), normal((1000,), 2)
-    places = sparse(path, [("low", "float32", (4, 4), low.data), ("huge", "uint8", (5, GIB), None), ("high", "float32", (1000,), high.data)])
-    if os.stat(path).st_blocks * 512 > GIB:
+    places = sparse(
+        path,
+        [
+            ("low", "float32", (4, 4), low.data),
+            ("huge", "uint8", (5, GIB), None),
+            ("high", "float32", (1000,), high.data),
+        ],
+    )
+    if path.stat().st_blocks * 512 > GIB:
         pytest.skip("this file system keeps no sparse files")
     tracemalloc.start()
     begin = time.perf_counter()
@@ -77,11 +88,19 @@ def test_offsets_around_the_powers_of_two(tmp_path: Path) -> None:
     """Tensors that start one byte before, at and behind 2 GiB and 4 GiB of the file are found where they are."""
     path = tmp_path / "edges.weights"
     names = [f"at{power}{step:+d}" for power in (31, 32) for step in (-1, 0, 1)]
-    probe = sparse(path, [(name, "uint8", (1,), None) for name in ["fill31", *names[:3], "fill32", *names[3:]]], aligned=False)
+    probe = sparse(
+        path, [(name, "uint8", (1,), None) for name in ["fill31", *names[:3], "fill32", *names[3:]]], aligned=False
+    )
     base = probe["fill31"]
     marks = {name: bytes([number + 1]) for number, name in enumerate(names)}
-    tensors = [("fill31", "uint8", (2**31 - 1 - base,), None), *[(name, "uint8", (1,), marks[name]) for name in names[:3]]]
-    tensors += [("fill32", "uint8", (2**32 - 1 - (2**31 + 2),), None), *[(name, "uint8", (1,), marks[name]) for name in names[3:]]]
+    tensors = [
+        ("fill31", "uint8", (2**31 - 1 - base,), None),
+        *[(name, "uint8", (1,), marks[name]) for name in names[:3]],
+    ]
+    tensors += [
+        ("fill32", "uint8", (2**32 - 1 - (2**31 + 2),), None),
+        *[(name, "uint8", (1,), marks[name]) for name in names[3:]],
+    ]
     places = sparse(path, tensors, aligned=False)
     assert [places[name] for name in names] == [2**power + step for power in (31, 32) for step in (-1, 0, 1)]
     with wm.open(path) as f:
@@ -95,7 +114,7 @@ def test_a_sparse_safetensors_file(tmp_path: Path) -> None:
     path = tmp_path / "big.safetensors"
     value = normal((100,), 3)
     head = {"huge": st.entry("U8", [5 * GIB], 0, 5 * GIB), "high": st.entry("F32", [100], 5 * GIB, 5 * GIB + 400)}
-    import json  # noqa: PLC0415
+    import json
 
     with path.open("wb") as file:
         file.write(st.raw(json.dumps(head).encode()))
@@ -108,7 +127,7 @@ def test_a_sparse_safetensors_file(tmp_path: Path) -> None:
 
 
 def test_copying_is_bounded_on_request(tmp_path: Path) -> None:
-    """A sparse giant is not read into memory when max_copy_bytes forbids it: LimitError before anything is allocated."""
+    """A sparse giant that max_copy_bytes forbids to copy is a LimitError before anything is allocated."""
     path = tmp_path / "big.weights"
     sparse(path, [("huge", "uint8", (255, 16 * GIB // 4), None)])
     with pytest.raises(wm.LimitError):
@@ -127,7 +146,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An EMBD file of 100,000 tensors of one float32 each, tensor i holding i."""
     path = tmp_path_factory.mktemp("many") / "many.weights"
     draft = embd.Draft(
-        [(f"model.layers.{i}.weight", Tensor("float32", (1, 1), struct.pack("<f", i))) for i in range(COUNT)], checksums=False, aligned=False
+        [(f"model.layers.{i}.weight", Tensor("float32", (1, 1), struct.pack("<f", i))) for i in range(COUNT)],
+        checksums=False,
+        aligned=False,
     )
     path.write_bytes(draft.seal())
     return path
@@ -146,7 +167,9 @@ def test_a_hundred_thousand_tensors(many: Path) -> None:
         assert f"model.layers.{i}.weight" in f
         assert f"model.layers.{i + COUNT}.weight" not in f
     assert sum(1 for _ in f) == COUNT
-    assert [float(array[0, 0]) for array in f.values()][:: COUNT // 7] == [float(i) for i in range(0, COUNT, COUNT // 7)]
+    assert [float(array[0, 0]) for array in f.values()][:: COUNT // 7] == [
+        float(i) for i in range(0, COUNT, COUNT // 7)
+    ]
     assert list(f)[COUNT - 1] == f"model.layers.{COUNT - 1}.weight"
     f.close()
 
@@ -187,8 +210,8 @@ def test_the_last_of_many_descriptors_is_checked(many: Path) -> None:
 def flood() -> list[str]:
     """About a thousand names that share one FNV-1a hash, found by meeting in the middle.
 
-    A step of FNV-1a can be undone, so all three-letter endings are run backwards from the wanted hash, and a prefix whose
-    forward state is among the results is completed by that ending.
+    A step of FNV-1a can be undone, so all three-letter endings are run backwards from the wanted hash, and a prefix
+    whose forward state is among the results is completed by that ending.
     """
     letters = np.arange(33, 127, dtype=np.uint32)
     prime, inverse = np.uint32(0x01000193), np.uint32(pow(0x01000193, -1, 2**32))
@@ -197,21 +220,25 @@ def flood() -> list[str]:
     with np.errstate(over="ignore"):
         for _ in range(3):
             states = ((states * inverse)[:, None] ^ letters).ravel()
-            ends = np.concatenate([np.tile(letters.astype(np.uint8), len(ends))[:, None], np.repeat(ends, len(letters), 0)], 1)
+            ends = np.concatenate(
+                [np.tile(letters.astype(np.uint8), len(ends))[:, None], np.repeat(ends, len(letters), 0)], 1
+            )
         order = np.argsort(states)
         states, ends = states[order], ends[order]
         forward, starts = np.array([0x811C9DC5], np.uint32), np.zeros((1, 0), np.uint8)
         for position in range(4):
             choice = letters if position else letters[:6]
             forward = ((forward[:, None] ^ choice) * prime).ravel()
-            starts = np.concatenate([np.repeat(starts, len(choice), 0), np.tile(choice.astype(np.uint8), len(starts))[:, None]], 1)
+            starts = np.concatenate(
+                [np.repeat(starts, len(choice), 0), np.tile(choice.astype(np.uint8), len(starts))[:, None]], 1
+            )
     place = np.minimum(np.searchsorted(states, forward), len(states) - 1)
     hits = np.flatnonzero(states[place] == forward)
     return [(starts[hit].tobytes() + ends[place[hit]].tobytes()).decode() for hit in hits]
 
 
 def test_a_collision_flood_stays_quick(flood: list[str]) -> None:
-    """A file of a thousand names with one hash opens, and looks them all up, in good time; every name finds its own tensor."""
+    """A file of a thousand names with one hash opens and finds every tensor by its name, in good time."""
     assert len(flood) > 500
     assert {embd.fnv1a32(name.encode()) for name in flood} == {0xDEADBEEF}
     absent, names = flood[-1], flood[:-1]

@@ -13,18 +13,18 @@ import pickle
 import threading
 import tracemalloc
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import builders
 import numpy as np
 import pytest
-from support import address, exercise, mappings, run_child, same, survives
 
+import builders
 import weightmap as wm
+from support import address, exercise, mappings, run_child, same, survives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 EXAMPLES = builders.examples()
 WITH_DATA = [example for example in EXAMPLES if any(value.data for value in example.tensors.values())]
@@ -32,6 +32,7 @@ SMALL = [example for example in EXAMPLES if len(example.data) <= 640]
 
 
 def name_of(example: builders.Example) -> str:
+    """The id of an example in the test report."""
     return f"{example.format}-{example.name}"
 
 
@@ -49,6 +50,7 @@ def path(example: builders.Example, tmp_path: Path) -> Path:
 
 
 def first_with_data(example: builders.Example) -> str:
+    """The first tensor that is not empty."""
     return next(name for name, value in example.tensors.items() if value.data)
 
 
@@ -220,7 +222,7 @@ def test_one_mapping_per_file(example: builders.Example, path: Path) -> None:
 
 @every_with_data
 def test_views_outlive_close(example: builders.Example, path: Path) -> None:
-    """close never invalidates an array: it reads right after close, after the handle is gone, and after the file is deleted."""
+    """An array reads right after close, after its handle is gone, and after the file is deleted."""
     f = wm.open(path)
     held = dict(f)
     f.close()
@@ -245,12 +247,12 @@ def test_the_mapping_goes_with_the_last_view(example: builders.Example, path: Pa
 @every_example
 def test_no_descriptor_leaks(example: builders.Example, path: Path) -> None:
     """Opening, using and closing leaves the process with as many descriptors as before."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with wm.open(path) as f:
             exercise(f)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 # ------------------------------------------------------------------------------------------------- closing
@@ -629,15 +631,13 @@ def test_many_threads_read_one_handle(example: builders.Example, path: Path) -> 
             start.wait()
             try:
                 for _ in range(5):
-                    for name, value in example.tensors.items():
-                        if not same(f[name], value):
-                            wrong.append(name)
+                    wrong.extend(name for name, value in example.tensors.items() if not same(f[name], value))
                     if tuple(f.vocab or ()) != (example.vocab or ()):
                         wrong.append("vocab")
                     for token in example.vocab or ():
                         if f.vocab[f.vocab.index(token)] != token:
                             wrong.append(token)
-            except BaseException as error:  # noqa: BLE001  (a thread's error has to reach the test)
+            except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
                 wrong.append(error)
 
         threads = [threading.Thread(target=work) for _ in range(8)]
@@ -663,7 +663,7 @@ def test_closing_while_others_read_never_crashes(example: builders.Example, path
                             wrong.append(name)
             except wm.ClosedError:
                 pass
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
                 wrong.append(error)
 
         threads = [threading.Thread(target=work) for _ in range(2)]
@@ -693,7 +693,8 @@ list(f.infos()), dict(f.metadata), len(f), f.vocab is None
 on = False
 allowed = {"open": path, "mmap.__new__": None}
 odd = [(event, arg) for event, arg in events
-       if not (event in allowed and (allowed[event] is None or arg == path)) and not event.startswith(("object.", "cffi.", "ctypes."))]
+       if not (event in allowed and (allowed[event] is None or arg == path))
+       and not event.startswith(("object.", "cffi.", "ctypes."))]
 assert not odd, odd
 assert sum(event == "open" for event, _ in events) == 1, events
 """
@@ -749,7 +750,9 @@ def test_an_empty_file_says_so(put: Callable[..., Path]) -> None:
 
 
 @every_example
-@pytest.mark.parametrize("tail", [b"\0", b"\n", b"PK\5\6" + bytes(18), bytes(64)], ids=["nul", "newline", "zip", "zeros"])
+@pytest.mark.parametrize(
+    "tail", [b"\0", b"\n", b"PK\5\6" + bytes(18), bytes(64)], ids=["nul", "newline", "zip", "zeros"]
+)
 def test_trailing_bytes_are_refused(example: builders.Example, tail: bytes) -> None:
     """A file with anything behind its end is refused."""
     with pytest.raises(wm.FormatError):
@@ -778,7 +781,16 @@ def test_any_single_byte_may_be_wrong(example: builders.Example, value: int) -> 
 def test_random_damage_is_survived(example: builders.Example) -> None:
     """Bytes overwritten, removed, inserted and swapped at random: a right answer or a TensorFileError."""
     random = np.random.default_rng(1)
-    interesting = [b"\xff\xff\xff\xff", b"\0\0\0\0", b"\xff" * 8, b"\0\0\0\x80", b"\1\0\0\0", b"}", b'"', b"\xed\xa0\x80"]
+    interesting = [
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\0",
+        b"\xff" * 8,
+        b"\0\0\0\x80",
+        b"\1\0\0\0",
+        b"}",
+        b'"',
+        b"\xed\xa0\x80",
+    ]
     for _ in range(300):
         data = bytearray(example.data)
         for _ in range(int(random.integers(1, 4))):
@@ -795,10 +807,16 @@ def test_random_damage_is_survived(example: builders.Example) -> None:
 
 
 NOT_OURS = {
-    "zeros": bytes(4096), "text": b"hello, world\n" * 20, "html": b"<!DOCTYPE html><html><body>not found</body></html>",
-    "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "gzip": b"\x1f\x8b\x08" + bytes(60),
-    "zip": b"PK\3\4" + bytes(60), "pickle": b"\x80\x02}q\0." + bytes(60), "swapped": b"DBME" + bytes(100), "one": b"\0",
-}  # fmt: skip
+    "zeros": bytes(4096),
+    "text": b"hello, world\n" * 20,
+    "html": b"<!DOCTYPE html><html><body>not found</body></html>",
+    "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+    "gzip": b"\x1f\x8b\x08" + bytes(60),
+    "zip": b"PK\3\4" + bytes(60),
+    "pickle": b"\x80\x02}q\0." + bytes(60),
+    "swapped": b"DBME" + bytes(100),
+    "one": b"\0",
+}
 
 
 @pytest.mark.parametrize("kind", NOT_OURS)
@@ -808,7 +826,9 @@ def test_other_files_are_unknown(kind: str, put: Callable[..., Path]) -> None:
         wm.open(put(NOT_OURS[kind]))
 
 
-@pytest.mark.parametrize(("kind", "hint"), [("lfs", "LFS|lfs"), ("html", "HTML|html"), ("gzip", "gzip"), ("zip", "zip|ZIP")])
+@pytest.mark.parametrize(
+    ("kind", "hint"), [("lfs", "LFS|lfs"), ("html", "HTML|html"), ("gzip", "gzip"), ("zip", "zip|ZIP")]
+)
 def test_well_known_mistakes_get_a_hint(kind: str, hint: str, put: Callable[..., Path]) -> None:
     """A Git LFS pointer, a web page and archives are recognised, and the message says what they are."""
     with pytest.raises(wm.UnknownFormatError, match=hint):

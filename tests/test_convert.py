@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
+import weightmap as wm
 from builders import embd, noise, normal, tensor
 from builders import safetensors as st
 from support import listing, run_child, same
-
-import weightmap as wm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 COMMON = {f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(embd.CODES)}
 MODEL = {
-    "encoder.weight": normal((4, 6), 1), "encoder.bias": normal((6,), 2), "decoder.weight": normal((6, 4), 3), "ids": noise("int32", (5,)),
-}  # fmt: skip
+    "encoder.weight": normal((4, 6), 1),
+    "encoder.bias": normal((6,), 2),
+    "decoder.weight": normal((6, 4), 3),
+    "ids": noise("int32", (5,)),
+}
 
 
 def test_there_and_back_again(put: Callable[..., Path], tmp_path: Path) -> None:
@@ -163,7 +166,7 @@ print(max(peak) - before)
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float16"}], ids=["copy", "cast"])
 def test_memory_stays_flat(tmp_path: Path, options: dict[str, str]) -> None:
-    """Converting 256 MiB, in one tensor of 192 MiB and small ones, takes less than 48 MiB of anonymous memory at its peak."""
+    """Converting 256 MiB, 192 of them in one tensor, takes less than 48 MiB of anonymous memory at its peak."""
     small, big, out = tmp_path / "small.safetensors", tmp_path / "big.safetensors", tmp_path / "out.weights"
     small.write_bytes(st.build(MODEL))
     sizes = [(49152, 1024), *[(1024, 1024)] * 16]
@@ -179,13 +182,22 @@ def test_memory_stays_flat(tmp_path: Path, options: dict[str, str]) -> None:
     assert out.stat().st_size > end // (2 if options else 1)
 
 
-# ------------------------------------------------------------------------------------------------- a Hugging Face directory
+# ------------------------------------------------------------------------------------------- a Hugging Face directory
 
 CONFIG = {
-    "_name_or_path": "somebody/tiny-bert", "architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "intermediate_size": 32, "max_position_embeddings": 16, "vocab_size": 7, "pad_token_id": 0,
-    "hidden_act": "gelu", "layer_norm_eps": 1e-12,
-}  # fmt: skip
+    "_name_or_path": "somebody/tiny-bert",
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+    "vocab_size": 7,
+    "pad_token_id": 0,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
 VOCAB = ["[PAD]", "hello", "[UNK]", "[CLS]", "##ing", "[SEP]", "[MASK]"]
 BERT = {"embeddings.word_embeddings.weight": normal((7, 8), 1), "encoder.layer.0.output.dense.bias": normal((8,), 2)}
 POSITIONS = {"embeddings.position_ids": noise("int64", (1, 16))}
@@ -209,9 +221,14 @@ def test_a_model_directory_brings_its_configuration(bert: Path, tmp_path: Path) 
     metadata = embd.parse(out.read_bytes()).metadata
     assert metadata.keys() >= embd.REQUIRED.keys()
     wanted = {
-        "embedding_dim": "8", "vocab_size": "7", "num_layers": "2", "num_attention_heads": "4", "hidden_size": "8",
-        "intermediate_size": "32", "max_position_emb": "16",
-    }  # fmt: skip
+        "embedding_dim": "8",
+        "vocab_size": "7",
+        "num_layers": "2",
+        "num_attention_heads": "4",
+        "hidden_size": "8",
+        "intermediate_size": "32",
+        "max_position_emb": "16",
+    }
     assert {key: metadata[key] for key in wanted} == wanted
     assert "tiny-bert" in metadata["model_name"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", metadata["created_at"])
@@ -248,12 +265,8 @@ def test_any_other_int64_tensor_is_an_error(bert: Path, tmp_path: Path) -> None:
 def test_a_model_directory_into_safetensors_keeps_all_tensors(bert: Path, tmp_path: Path) -> None:
     """A target that can express position_ids gets it."""
     out = tmp_path / "tiny.safetensors"
-    try:
-        wm.convert(bert, out)
-    except wm.EncodeError as error:
-        assert "vocab" in str(error)  # noqa: PT017  (safetensors has no place for a vocabulary; refusing is right too)
-    else:
-        assert st.parse(out.read_bytes())[0] == BERT | POSITIONS
+    wm.convert(bert, out)
+    assert st.parse(out.read_bytes())[0] == BERT | POSITIONS
 
 
 def test_a_sharded_model_directory(bert: Path, tmp_path: Path) -> None:
@@ -262,7 +275,9 @@ def test_a_sharded_model_directory(bert: Path, tmp_path: Path) -> None:
     wm.convert(bert, out)
     (bert / "model.safetensors").unlink()
     names = list(BERT)
-    st.shard(bert, {"m-1.safetensors": {names[0]: BERT[names[0]]}, "m-2.safetensors": {names[1]: BERT[names[1]]} | POSITIONS})
+    st.shard(
+        bert, {"m-1.safetensors": {names[0]: BERT[names[0]]}, "m-2.safetensors": {names[1]: BERT[names[1]]} | POSITIONS}
+    )
     two = tmp_path / "two.weights"
     wm.convert(bert, two)
     assert embd.parse(two.read_bytes()).tensors == BERT
@@ -278,7 +293,9 @@ def test_odd_lines_of_a_vocabulary(bert: Path, tmp_path: Path) -> None:
     assert embd.parse(out.read_bytes()).vocab == tokens
 
 
-@pytest.mark.parametrize("config", [b"{", b"[]", b"\xff", b'{"a":' + b"[" * 100_000, b'{"hidden_size":NaN}'], ids=lambda b: repr(b[:12]))
+@pytest.mark.parametrize(
+    "config", [b"{", b"[]", b"\xff", b'{"a":' + b"[" * 100_000, b'{"hidden_size":NaN}'], ids=lambda b: repr(b[:12])
+)
 def test_a_bad_config_is_a_format_error(bert: Path, tmp_path: Path, config: bytes) -> None:
     """A config.json that is no JSON object is a FormatError that names it, and no file is written."""
     (bert / "config.json").write_bytes(config)

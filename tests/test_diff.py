@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from builders import Tensor, embd, noise, normal
-from builders import safetensors as st
 
 import weightmap as wm
+from builders import Tensor, embd, noise, normal
+from builders import safetensors as st
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,7 @@ TENSORS = {"a": normal((2, 3), 1), "b": noise("int8", (5,), 2), "c": normal((4,)
 
 
 def spec(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, vocab: list[str] | None = None) -> bytes:
+    """An EMBD file of this content."""
     return embd.Draft(tensors.items(), metadata or {}, vocab).seal()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from builders import Tensor, embd, noise, normal, numpy_dtype
-from support import DATA, run_child, same
 
 import weightmap as wm
+from builders import Tensor, embd, noise, normal, numpy_dtype
+from support import DATA, run_child, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +42,11 @@ def test_ground_truth_of_the_specification_layout(name: str) -> None:
         for item in truth["tensors"]:
             info = f.info(item["name"])
             assert (info.dtype, list(info.shape), info.offset, info.nbytes) == (
-                item["dtype"], item["shape"], item["file_offset"], item["nbytes"],
-            )  # fmt: skip
+                item["dtype"],
+                item["shape"],
+                item["file_offset"],
+                item["nbytes"],
+            )
             assert f[item["name"]].tobytes().hex() == item["hex"]
             assert hashlib.sha256(f[item["name"]].tobytes()).hexdigest() == item["sha256"]
         assert dict(f.metadata) == truth["metadata"]
@@ -72,7 +76,7 @@ def test_ground_truth_of_the_simple_layout(name: str) -> None:
 
 
 def test_the_builder_agrees_with_the_ground_truth() -> None:
-    """The suite's own builder writes the ground-truth file byte for byte, so tests built on it stand on the same reading."""
+    """The suite's own builder writes the ground-truth file byte for byte: both rest on one reading."""
     data = (TRUTH / "spec_ourreading" / "all_dtypes_aligned.weights").read_bytes()
     parsed = embd.parse(data)
     again = embd.Draft(parsed.tensors.items(), parsed.metadata, parsed.vocab, list((parsed.special_ids or {}).values()))
@@ -108,10 +112,11 @@ def test_a_wrong_total_size_of_the_metadata_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict"), [("ok", "accept"), ("magic", "reject"), ("trailing_bytes", "reject"), ("vocab_100001", "accept")]
+    ("name", "verdict"),
+    [("ok", "accept"), ("magic", "reject"), ("trailing_bytes", "reject"), ("vocab_100001", "accept")],
 )
 def test_recorded_files_of_the_simple_layout(name: str, verdict: str) -> None:
-    """As upstream, but for two points of ours: trailing bytes are refused, and a vocabulary may exceed 100,000 tokens."""
+    """As upstream, but that trailing bytes are refused and a vocabulary may exceed 100,000 tokens."""
     path = DATA / "malformed" / "embd_simple" / f"{name}.weights"
     if verdict == "reject":
         with pytest.raises(wm.FormatError):
@@ -172,7 +177,11 @@ def test_names_with_one_hash_are_told_apart() -> None:
 def test_zero_in_a_used_dimension_is_an_empty_tensor() -> None:
     """Empty tensors of any shape open, even with huge other dimensions, and own no bytes."""
     huge = 2**32 - 1
-    tensors = [("z1", Tensor("float32", (0,), b"")), ("z4", Tensor("int8", (huge, huge, huge, 0), b"")), ("a", normal((2,)))]
+    tensors = [
+        ("z1", Tensor("float32", (0,), b"")),
+        ("z4", Tensor("int8", (huge, huge, huge, 0), b"")),
+        ("a", normal((2,))),
+    ]
     with wm.open(memoryview(embd.Draft(tensors).seal())) as f:
         assert f["z1"].shape == (0,)
         assert f.info("z4").shape == (huge, huge, huge, 0)
@@ -203,7 +212,9 @@ def test_checksums_may_be_absent() -> None:
 def test_damage_is_found_by_verify_and_by_full_opening(place: str) -> None:
     """A flipped bit anywhere passes a plain open and is a ChecksumError of verify() and of open(verify="full")."""
     d = draft()
-    at = {"data": d.data_offset + 3, "metadata": d.metadata_offset + 8 + 4 + 2, "vocabulary": d.vocab_offset + 12 + 2}[place]
+    at = {"data": d.data_offset + 3, "metadata": d.metadata_offset + 8 + 4 + 2, "vocabulary": d.vocab_offset + 12 + 2}[
+        place
+    ]
     data = bytearray(d.seal())
     data[at] ^= 1
     with wm.open(memoryview(data)) as f, pytest.raises(wm.ChecksumError) as caught:
@@ -273,6 +284,7 @@ def test_bfloat16_comes_without_importing_anything_first(put: Callable[..., Path
 
 
 def vocabulary(tokens: Sequence[str | bytes], **options: Any) -> wm.TensorFile:
+    """An open file with these tokens."""
     return wm.open(memoryview(embd.Draft([("a", normal((2,)))], vocab=tokens, **options).seal()))
 
 
@@ -333,10 +345,8 @@ def test_the_vocabulary_outlives_its_handle() -> None:
     first = v[0]
     f.close()
     assert first == "[PAD]"
-    try:
+    with contextlib.suppress(wm.ClosedError):
         assert list(v) == list(embd.TOKENS)
-    except wm.ClosedError:
-        pass
 
 
 @pytest.mark.parametrize("tokens", [[], [""], ["a"], [str(i) for i in range(70000)], ["t" * 65535, "s"]], ids=len)
@@ -365,7 +375,7 @@ def test_special_ids_beyond_the_vocabulary_are_a_warning() -> None:
 
 
 def test_opening_does_not_touch_the_tokens(put: Callable[..., Path]) -> None:
-    """A file whose vocabulary strings are damaged opens and serves tensors; the first use of the vocabulary is the error."""
+    """A file with damaged vocabulary strings opens and serves tensors; using the vocabulary is the error."""
     tokens = ["one", "two", "three"]
     d = embd.Draft([("a", normal((2,)))], vocab=tokens)
     data = d.bytes_at(d.vocab_offset + 12, b"\xff\xff").seal()

@@ -1,4 +1,4 @@
-"""EMBD files with one lie each: a valid file, one field changed, checksums made to fit, and the outcome that the field's row promises."""
+"""EMBD files with one lie each: a valid file, one field changed, checksums made to fit, and the promised outcome."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from builders import Tensor, embd, noise, normal
-from support import exercise, survives
 
 import weightmap as wm
+from builders import Tensor, embd, noise, normal
+from support import exercise, survives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,17 +50,24 @@ HEADER_LIES: list[tuple[str, dict[str, Any], type[Exception] | tuple[type[Except
         for section in ("metadata_offset", "vocab_offset", "tensor_index_offset", "tensor_data_offset")
         for place in (10**6, 2**31, FULL)
     ],
-    *[(f"{section} of {size}", {section: size}, (wm.LayoutError, wm.TruncatedError))
-      for section in ("metadata_size", "vocab_size") for size in (0, 1, 7, 10**6, 2**31, FULL)],
+    *[
+        (f"{section} of {size}", {section: size}, (wm.LayoutError, wm.TruncatedError))
+        for section in ("metadata_size", "vocab_size")
+        for size in (0, 1, 7, 10**6, 2**31, FULL)
+    ],
     ("vocabulary inside metadata", {"vocab_offset": 64}, wm.LayoutError),
     ("index inside metadata", {"tensor_index_offset": 72}, wm.LayoutError),
     ("flag without vocabulary", {"vocab_offset": 0, "vocab_size": 0}, wm.LayoutError),
     ("vocabulary without flag", {"flags": 6}, wm.LayoutError),
-    *[(f"{count} tensors", {"tensor_index_count": count}, (wm.TruncatedError, wm.LayoutError, wm.LimitError))
-      for count in (0, 1, 2, 4, 1000, 2**27, 2**27 + 3, 2**31, FULL)],
-    *[(f"data size {size}", {"tensor_data_size": size}, (wm.TruncatedError, wm.LayoutError))
-      for size in (0, 1, 64, 135, 137, 200, 2**32, 2**63, 2**64 - 16, 2**64 - 1)],
-]  # fmt: skip
+    *[
+        (f"{count} tensors", {"tensor_index_count": count}, (wm.TruncatedError, wm.LayoutError, wm.LimitError))
+        for count in (0, 1, 2, 4, 1000, 2**27, 2**27 + 3, 2**31, FULL)
+    ],
+    *[
+        (f"data size {size}", {"tensor_data_size": size}, (wm.TruncatedError, wm.LayoutError))
+        for size in (0, 1, 64, 135, 137, 200, 2**32, 2**63, 2**64 - 16, 2**64 - 1)
+    ],
+]
 
 
 @pytest.mark.parametrize(("lie", "error"), [case[1:] for case in HEADER_LIES], ids=[case[0] for case in HEADER_LIES])
@@ -98,7 +105,7 @@ def test_hidden_bytes_between_sections() -> None:
 
 
 def test_padding_before_the_data_is_zero_and_short() -> None:
-    """Between the names and the data only zero bytes, fewer than the alignment, may stand; verify finds others at the latest."""
+    """Between names and data only zero bytes may stand; verify, at the latest, finds others."""
     d = draft()
     place = d.index_offset + 32 * 3 + 3
     assert place < d.data_offset
@@ -120,8 +127,16 @@ DESCRIPTOR_LIES: list[tuple[str, dict[str, int], Any]] = [
     ("rows into the next tensor", {"shape0": 6}, wm.LayoutError),
     ("huge rows", {"shape0": FULL}, wm.LayoutError),
     ("huge rows and columns", {"shape0": FULL, "shape1": FULL}, wm.LayoutError),
-    ("product of 2^64", {"ndim": 4, "shape0": 2**16, "shape1": 2**16, "shape2": 2**16, "shape3": 2**16}, wm.LayoutError),
-    ("all dimensions full", {"ndim": 4, "shape0": FULL, "shape1": FULL, "shape2": FULL, "shape3": FULL}, wm.LayoutError),
+    (
+        "product of 2^64",
+        {"ndim": 4, "shape0": 2**16, "shape1": 2**16, "shape2": 2**16, "shape3": 2**16},
+        wm.LayoutError,
+    ),
+    (
+        "all dimensions full",
+        {"ndim": 4, "shape0": FULL, "shape1": FULL, "shape2": FULL, "shape3": FULL},
+        wm.LayoutError,
+    ),
     ("bytes of 2^64", {"ndim": 4, "shape0": 2**31, "shape1": 2**31, "shape2": 1, "shape3": 1}, wm.LayoutError),
     ("offset past the data", {"data_offset": 10**6}, wm.LayoutError),
     ("offset just past the data", {"data_offset": 136}, wm.LayoutError),
@@ -133,7 +148,9 @@ DESCRIPTOR_LIES: list[tuple[str, dict[str, int], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("lie", "error"), [case[1:] for case in DESCRIPTOR_LIES], ids=[case[0] for case in DESCRIPTOR_LIES])
+@pytest.mark.parametrize(
+    ("lie", "error"), [case[1:] for case in DESCRIPTOR_LIES], ids=[case[0] for case in DESCRIPTOR_LIES]
+)
 def test_a_descriptor_field_that_lies(lie: dict[str, int], error: Any) -> None:
     """Each field of the first descriptor is checked at open; the error says which field and where."""
     with pytest.raises(error) as caught:
@@ -144,7 +161,7 @@ def test_a_descriptor_field_that_lies(lie: dict[str, int], error: Any) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_every_descriptor_is_checked(number: int) -> None:
-    """A lie is found in the first, a middle and the last descriptor alike, and the offset points into that descriptor."""
+    """A lie is found in the first, a middle and the last descriptor, and the offset points into it."""
     d = draft().descriptor(number, dtype=77)
     with pytest.raises(wm.UnsupportedError) as caught:
         wm.open(memoryview(d.seal()))
@@ -224,7 +241,10 @@ METADATA_LIES: list[tuple[str, bytes]] = [
     ("one entry more", embd.metadata_section(PAIRS, count=3)),
     ("all the entries in the world", embd.metadata_section(PAIRS, count=FULL)),
     ("key past the section", embd.metadata_section(PAIRS)[:-9] + struct.pack("<HH", 65535, 5) + b"value"),
-    ("value past the section", embd.metadata_section([("key", "value")])[:8] + struct.pack("<HH", 3, 65535) + b"keyvalue"),
+    (
+        "value past the section",
+        embd.metadata_section([("key", "value")])[:8] + struct.pack("<HH", 3, 65535) + b"keyvalue",
+    ),
     ("value one byte past", embd.metadata_section([("key", "value")])[:8] + struct.pack("<HH", 3, 6) + b"keyvalue"),
     ("duplicate key", embd.metadata_section([("key", "1"), ("key", "2")])),
     ("key not UTF-8", embd.metadata_section([(b"\xff", "1")])),
@@ -246,6 +266,7 @@ def test_metadata_that_lies(section: bytes) -> None:
 
 
 def vocab(**options: Any) -> Callable[[int], bytes]:
+    """A vocabulary section as a function of its offset."""
     return lambda offset: embd.vocab_section(WORDS, offset=offset, **options)
 
 
@@ -260,7 +281,10 @@ VOCABULARY_LIES: list[tuple[str, Callable[[int], bytes]]] = [
     ("first token past the end", lambda at: vocab()(at)[:12] + b"\xff\xff" + vocab()(at)[14:]),
     ("last token one byte longer", lambda at: vocab()(at)[:-20][:-8] + b"\7\0" + vocab()(at)[-26:]),
     ("special ids past the section", lambda at: vocab()(at)[:8] + struct.pack("<I", 10**6) + vocab()(at)[12:]),
-    ("special ids half outside", lambda at: vocab()(at)[:8] + struct.pack("<I", at + len(vocab()(at)) - 8) + vocab()(at)[12:]),
+    (
+        "special ids half outside",
+        lambda at: vocab()(at)[:8] + struct.pack("<I", at + len(vocab()(at)) - 8) + vocab()(at)[12:],
+    ),
     ("special ids at the end of memory", lambda at: vocab()(at)[:8] + struct.pack("<I", FULL) + vocab()(at)[12:]),
     ("special ids in the section's own header", lambda at: vocab()(at)[:8] + struct.pack("<I", at) + vocab()(at)[12:]),
     ("bytes behind the ids", lambda at: vocab()(at) + b"hidden"),
@@ -293,7 +317,7 @@ def test_a_vocabulary_that_lies(section: Callable[[int], bytes]) -> None:
 @pytest.mark.parametrize("field", ["tensors", "tokens", "entries"])
 def test_counts_are_bounded_before_anything_is_allocated(field: str, count: int) -> None:
     """Absurd counts are refused at open, by the bytes that remain, without memory for them."""
-    import tracemalloc  # noqa: PLC0415  (only this test measures)
+    import tracemalloc
 
     at = 64 + len(embd.metadata_section(embd.REQUIRED.items()))
     data = {
@@ -318,12 +342,14 @@ ONE = [("a", normal((3,)))]
 
 
 def simple_with(place: int, value: bytes) -> bytes:
+    """A small simple file with some bytes overwritten."""
     data = bytearray(embd.simple(ONE, ["x", "y"]))
     data[place : place + len(value)] = value
     return bytes(data)
 
 
 def u32(value: int) -> bytes:
+    """Four bytes, little-endian."""
     return struct.pack("<I", value)
 
 
@@ -375,7 +401,7 @@ def test_a_token_of_the_simple_layout_that_is_not_utf8() -> None:
 
 
 def test_errors_carry_where_and_what(put: Callable[..., Path]) -> None:
-    """A FormatError tells path, format, field, byte offset, the expected and the actual value, in attributes and in its message."""
+    """A FormatError tells file, field, byte offset, expected and actual value, in attributes and in its text."""
     path = put(draft().header(version_major=3).seal())
     with pytest.raises(wm.UnsupportedError) as caught:
         wm.open(path)
@@ -399,7 +425,9 @@ def test_no_header_value_whatever_does_harm(field: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("field", embd.DESCRIPTOR_FIELDS)
-@pytest.mark.parametrize("value", [0, 1, 2, 3, 5, 63, 65, 2**31 - 1, 2**31 + 1, FULL, 2**60, 2**63, 2**64 - 64, 2**64 - 1])
+@pytest.mark.parametrize(
+    "value", [0, 1, 2, 3, 5, 63, 65, 2**31 - 1, 2**31 + 1, FULL, 2**60, 2**63, 2**64 - 64, 2**64 - 1]
+)
 def test_no_descriptor_value_whatever_does_harm(field: str, value: int) -> None:
     """The same for each descriptor field of each descriptor."""
     width = {"B": 1, "H": 2, "I": 4, "Q": 8}[embd.DESCRIPTOR_FIELDS[field][1]]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from builders import embd, normal
 
 import weightmap as wm
+from builders import embd, normal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,14 @@ def test_the_tree_is_as_published(name: str) -> None:
 
 def test_siblings_are_not_each_other() -> None:
     """Errors that are not format errors are not caught as such."""
-    for name in ("EncodeError", "QuantError", "TensorNotFoundError", "ClosedError", "FileChangedError", "NotRegularFileError"):
+    for name in (
+        "EncodeError",
+        "QuantError",
+        "TensorNotFoundError",
+        "ClosedError",
+        "FileChangedError",
+        "NotRegularFileError",
+    ):
         assert not issubclass(getattr(wm, name), wm.FormatError)
 
 
@@ -55,7 +62,14 @@ def test_siblings_are_not_each_other() -> None:
 def test_every_class_survives_pickling(name: str, protocol: int) -> None:
     """Attributes and message come back from pickle and copy unchanged, whatever builtin the class also derives from."""
     cls = getattr(wm, name)
-    values: dict[str, Any] = {"path": "m.weights", "format": "embd", "field": "flags", "offset": 8, "expected": 7, "actual": [8]}
+    values: dict[str, Any] = {
+        "path": "m.weights",
+        "format": "embd",
+        "field": "flags",
+        "offset": 8,
+        "expected": 7,
+        "actual": [8],
+    }
     error = cls("flags", **values)
     for again in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
         assert type(again) is cls
@@ -72,17 +86,19 @@ def test_attributes_are_always_there(name: str) -> None:
 
 
 def raised(action: Callable[[], object]) -> wm.TensorFileError:
+    """The error that an action raises."""
     with pytest.raises(wm.TensorFileError) as caught:
         action()
     return caught.value
 
 
 def sample(**header: int) -> bytes:
+    """A small EMBD file, header fields changed."""
     return embd.Draft([("weight", normal((2, 2)))]).header(**header).seal()
 
 
 def test_real_errors_survive_pickling(put: Callable[..., Path], tmp_path: Path) -> None:
-    """Errors as the package raises them, one of each kind that a file can cause, survive pickling with their attributes."""
+    """Errors as the package raises them, one of each kind, survive pickling with their attributes."""
     good = put(sample(), "good.weights")
     closed = wm.open(good)
     closed.close()
@@ -118,7 +134,7 @@ def test_messages_have_one_form(put: Callable[..., Path]) -> None:
 
 
 def test_key_errors_read_like_messages(put: Callable[..., Path]) -> None:
-    """The text of TensorNotFoundError is the message itself, not its repr as of a plain KeyError; the name stands as repr."""
+    """The text of TensorNotFoundError is the message, not its repr as of a plain KeyError; names stand as repr."""
     path = put(sample())
     error = raised(lambda: wm.open(path)["wieght"])
     assert str(error).startswith(f"{path}: ")
@@ -144,5 +160,5 @@ def test_control_characters_are_escaped(nasty: str, put: Callable[..., Path]) ->
 def test_errors_of_sources_without_a_path_name_the_source() -> None:
     """For a buffer the message still begins with some name for the source."""
     text = str(raised(lambda: wm.open(memoryview(sample(version_major=9)))))
-    assert text.split(":")[0].strip()
+    assert text.split(":", maxsplit=1)[0].strip()
     assert "version_major" in text

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+
 from builders import Tensor, embd
 from builders import safetensors as st
 from support import run_child

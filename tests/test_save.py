@@ -1,4 +1,4 @@
-"""Writing: what lands in the file, what is refused before a file exists, and that a file is replaced whole or not at all.
+"""Writing: what lands in the file, what is refused before one exists, and that files are replaced whole or not at all.
 
 Files are read back by the suite's own parser, not only by the package.
 """
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
+
+import weightmap as wm
 from builders import Tensor, embd, noise, normal, tensor
 from builders import safetensors as st
 from support import DATA, SOURCES, listing, mappings, run_child, same
 
-import weightmap as wm
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 SUFFIX = {"embd": ".weights", "safetensors": ".safetensors"}
@@ -107,7 +107,7 @@ def test_dtypes(tmp_path: Path, dtype: str) -> None:
 
 def test_embd_order_is_the_order_given(tmp_path: Path) -> None:
     """EMBD keeps the order of the mapping; so does the simple layout."""
-    tensors = {name: normal((2,), number).array for number, name in enumerate("zebra apple mango".split())}
+    tensors = {name: normal((2,), number).array for number, name in enumerate(["zebra", "apple", "mango"])}
     for kind in ("embd", "simple"):
         save_as(tmp_path / "out", tensors, kind)
         assert list(read_back(tmp_path / "out", kind)) == list(tensors)
@@ -170,7 +170,7 @@ def test_the_simple_layout_equals_what_upstream_writes(tmp_path: Path) -> None:
 
 
 def test_saving_what_was_opened(tmp_path: Path) -> None:
-    """A handle is a mapping like any other: saving it again gives the same tensors, and with everything passed, the same file."""
+    """A handle is a mapping like any other: saving it with its metadata and vocabulary gives the same file."""
     first, second = tmp_path / "first.weights", tmp_path / "second.weights"
     wm.save(first, {"a": BASE, "b": np.arange(5, dtype=np.int32)}, metadata={"k": "v"}, vocab=["x", "y"])
     with wm.open(first) as f:
@@ -179,7 +179,7 @@ def test_saving_what_was_opened(tmp_path: Path) -> None:
 
 
 def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
-    """.weights and .safetensors decide where format= does not; an unknown suffix is a ValueError that lists the known ones."""
+    """The suffix decides where format= does not; an unknown one is a ValueError that lists the known ones."""
     wm.save(tmp_path / "a.weights", {"t": BASE})
     wm.save(tmp_path / "a.safetensors", {"t": BASE})
     assert (tmp_path / "a.weights").read_bytes()[:4] == b"EMBD"
@@ -254,7 +254,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "dimension of 2^32": ({"big": HUGE}, {}, ["big"]),
     "dimension of 2^32 and no bytes": ({"big": np.zeros((2**32, 0), np.float32)}, {}, ["big"]),
     "several dtypes": (
-        {"good": BASE, "b": np.zeros(2, bool), "i": np.zeros(2, np.int64), "f": np.zeros(2), "c": np.zeros(2, np.complex64)},
+        {
+            "good": BASE,
+            "b": np.zeros(2, bool),
+            "i": np.zeros(2, np.int64),
+            "f": np.zeros(2),
+            "c": np.zeros(2, np.complex64),
+        },
         {},
         ["b", "i", "f", "c"],
     ),
@@ -318,8 +324,10 @@ def test_the_ceilings_themselves_are_reached(tmp_path: Path) -> None:
     ],
     ids=["float16", "int32", "scalar", "metadata", "special ids"],
 )
-def test_what_the_simple_layout_cannot_express(tmp_path: Path, tensors: dict[str, Any], options: dict[str, Any]) -> None:
-    """The simple layout holds float32, names, shapes and tokens; anything else is an EncodeError, never dropped in silence."""
+def test_what_the_simple_layout_cannot_express(
+    tmp_path: Path, tensors: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """The simple layout holds float32 tensors and tokens; anything else is an EncodeError, never dropped in silence."""
     with pytest.raises(wm.EncodeError):
         wm.save(tmp_path / "out.weights", tensors, layout="simple", **options)
     assert listing(tmp_path) == []
@@ -337,7 +345,16 @@ def test_what_the_simple_layout_cannot_express(tmp_path: Path, tensors: dict[str
         ({"a": BASE}, {"metadata": {"key": "\ud800"}}),
         ({"a": BASE}, {"vocab": ["a"]}),
     ],
-    ids=["objects", "text", "longdouble", "surrogate name", "reserved name", "metadata type", "metadata text", "vocabulary"],
+    ids=[
+        "objects",
+        "text",
+        "longdouble",
+        "surrogate name",
+        "reserved name",
+        "metadata type",
+        "metadata text",
+        "vocabulary",
+    ],
 )
 def test_what_safetensors_cannot_express(tmp_path: Path, tensors: dict[str, Any], options: dict[str, Any]) -> None:
     """Likewise for safetensors: other dtypes, its reserved name, metadata that is no text, a vocabulary."""
@@ -371,7 +388,7 @@ except OSError as error:
 
 @pytest.mark.parametrize("kind", ["embd", "safetensors"])
 def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path, kind: str) -> None:
-    """A write that fails in the middle (RLIMIT_FSIZE) raises OSError; the old file is whole and no temporary one is left."""
+    """A write that fails halfway (RLIMIT_FSIZE) raises OSError; the old file is whole, no temporary one is left."""
     path = tmp_path / "out"
     wm.save(path, {"old": BASE}, format=kind)
     before = path.read_bytes()
@@ -383,8 +400,8 @@ def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["embd", "safetensors"])
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, kind: str) -> None:
     """The same on a real file system that is full (a small tmpfs in a mount namespace of its own)."""
-    import subprocess  # noqa: PLC0415  (run_child cannot start under unshare)
-    import sys  # noqa: PLC0415
+    import subprocess
+    import sys
 
     if shutil.which("unshare") is None:
         pytest.skip("no unshare here")
@@ -399,7 +416,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, kind: str) -> None:
         f'{python} -c "{seed}" {disk}/out {kind}\ncp {disk}/out {tmp_path}/before\n'
         f"{python} {script} {disk}/out {kind} full\nls -A {disk}\ncmp {disk}/out {tmp_path}/before && echo same\n"
     )
-    result = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False, timeout=60
+    )
     if result.returncode == 77 or "unshare" in result.stderr:
         pytest.skip("mount namespaces are not permitted here")
     assert result.stdout.split() == ["28", "out", "same"], result.stderr
@@ -416,8 +435,8 @@ while True:
 
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
     """kill -9 at any moment leaves the old or the new file, never a torn one, and at most one temporary file."""
-    import subprocess  # noqa: PLC0415
-    import sys  # noqa: PLC0415
+    import subprocess
+    import sys
 
     path = tmp_path / "out.weights"
     for delay in (0.0, 0.011, 0.023, 0.05, 0.081):
@@ -472,7 +491,9 @@ def test_a_failing_fsync_leaves_the_old_file(tmp_path: Path, kind: str, monkeypa
     assert listing(tmp_path) == ["out"]
 
 
-def test_the_file_is_synced_before_the_rename_and_the_directory_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_synced_before_the_rename_and_the_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """fsync of the file, then rename, then fsync of its directory, in that order."""
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
@@ -540,11 +561,15 @@ def test_a_dangling_link_is_filled(tmp_path: Path) -> None:
 
 
 def test_targets_that_are_no_files(tmp_path: Path) -> None:
-    """A directory is an IsADirectoryError, a FIFO a NotRegularFileError, a missing parent a FileNotFoundError; nothing is created."""
+    """A directory, a FIFO and a missing parent each raise their own error, and nothing is created."""
     (tmp_path / "dir.weights").mkdir()
     os.mkfifo(tmp_path / "fifo.weights")
     before = listing(tmp_path)
-    for name, error in (("dir", IsADirectoryError), ("fifo", wm.NotRegularFileError), ("no/such/place", FileNotFoundError)):
+    for name, error in (
+        ("dir", IsADirectoryError),
+        ("fifo", wm.NotRegularFileError),
+        ("no/such/place", FileNotFoundError),
+    ):
         with pytest.raises(error):
             wm.save(tmp_path / f"{name}.weights", {"a": BASE})
     assert listing(tmp_path) == before
@@ -559,7 +584,7 @@ def test_a_missing_parent_beats_nothing_written(tmp_path: Path) -> None:
 
 @every_kind
 def test_saving_over_the_file_that_is_mapped(tmp_path: Path, kind: str) -> None:
-    """A file can be rewritten from its own views: the new file is right, and the old views still hold the old values."""
+    """A file can be rewritten from its own views: the new file is right, the old views keep the old values."""
     path = tmp_path / "out"
     save_as(path, {"a": BASE, "b": BASE * 2}, kind)
     f = wm.open(path)
@@ -580,7 +605,7 @@ def test_names_close_to_the_limit_of_the_file_system(tmp_path: Path) -> None:
 
 def test_two_writers_both_complete(tmp_path: Path) -> None:
     """Threads that save to one path at once all succeed, and one of their files is what remains."""
-    import threading  # noqa: PLC0415
+    import threading
 
     path, failed = tmp_path / "out.weights", []
 
@@ -588,7 +613,7 @@ def test_two_writers_both_complete(tmp_path: Path) -> None:
         try:
             for _ in range(5):
                 wm.save(path, {"n": np.full(5000, number, np.int32)})
-        except BaseException as error:  # noqa: BLE001  (a thread's error has to reach the test)
+        except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
             failed.append(error)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
@@ -602,7 +627,7 @@ def test_two_writers_both_complete(tmp_path: Path) -> None:
 
 
 def test_big_tensors_are_written_without_a_second_copy(tmp_path: Path) -> None:
-    """Saving a contiguous 128 MiB array needs little memory beyond it; a Fortran-order one is converted piece by piece."""
+    """Saving a 128 MiB array needs little memory beyond it; other orders are converted piece by piece."""
     code = """
 import sys, tracemalloc, numpy as np, weightmap as wm
 a = np.ones((4096, 8192), "f4")

@@ -8,11 +8,11 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+
+import weightmap as wm
 from builders import normal
 from builders import safetensors as st
 from support import mappings, same
-
-import weightmap as wm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,10 +40,12 @@ def test_an_index_opens_as_one(index: Path) -> None:
         assert not f["a.weight"].flags.owndata
         assert mappings(index.parent / ONE)
         assert mappings(index.parent / TWO)
-        assert {info.name: (info.shape, info.dtype) for info in f.infos()} == {n: (v.shape, v.dtype) for n, v in ALL.items()}
+        assert {info.name: (info.shape, info.dtype) for info in f.infos()} == {
+            n: (v.shape, v.dtype) for n, v in ALL.items()
+        }
         assert f.verify().checks
         assert f.get("absent") is None
-        with pytest.raises(wm.TensorNotFoundError, match="b.weight"):
+        with pytest.raises(wm.TensorNotFoundError, match=r"b\.weight"):
             f["b.wieght"]
 
 
@@ -64,7 +66,7 @@ def test_a_directory_with_one_file(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
-    """A directory with no model in it is a TensorFileError or the operating system's own error, and names the directory."""
+    """A directory with no model in it is a TensorFileError or an OSError that names the directory."""
     with pytest.raises((wm.TensorFileError, OSError), match=tmp_path.name):
         wm.open(tmp_path)
 
@@ -131,9 +133,21 @@ def rewrite(index: Path, **names: str | None) -> None:
     index.write_text(json.dumps(content))
 
 
-OUTSIDE = ["../outside.safetensors", "sub/../../outside.safetensors", "/etc/passwd", "C:\\x.safetensors", "s3://bucket/x.safetensors",
-           "https://example.org/x.safetensors", "file:///etc/passwd", "..", ".", "", "a\0b.safetensors",
-           "..\\outside.safetensors", "//host/share.safetensors"]  # fmt: skip
+OUTSIDE = [
+    "../outside.safetensors",
+    "sub/../../outside.safetensors",
+    "/etc/passwd",
+    "C:\\x.safetensors",
+    "s3://bucket/x.safetensors",
+    "https://example.org/x.safetensors",
+    "file:///etc/passwd",
+    "..",
+    ".",
+    "",
+    "a\0b.safetensors",
+    "..\\outside.safetensors",
+    "//host/share.safetensors",
+]
 
 
 @pytest.mark.parametrize("name", OUTSIDE, ids=ascii)
@@ -204,11 +218,20 @@ def test_a_damaged_shard(index: Path) -> None:
 
 
 BAD_INDEXES = {
-    "empty": b"", "no JSON": b"{", "list": b"[]", "no map": b"{}", "map a list": b'{"weight_map":[]}', "map null": b'{"weight_map":null}',
-    "name no text": b'{"weight_map":{"half":5}}', "deep": b'{"weight_map":' + b"[" * 100_000, "NaN": b'{"weight_map":{},"metadata":NaN}',
-    "duplicate": b'{"weight_map":{"half":"' + TWO.encode() + b'","half":"' + ONE.encode() + b'"}}', "not UTF-8": b'{"\xff":1}',
-    "big number": b'{"metadata":{"total_size":' + b"9" * 5000 + b'},"weight_map":{}}', "UTF-16": '{"weight_map":{}}'.encode("utf-16"),
-}  # fmt: skip
+    "empty": b"",
+    "no JSON": b"{",
+    "list": b"[]",
+    "no map": b"{}",
+    "map a list": b'{"weight_map":[]}',
+    "map null": b'{"weight_map":null}',
+    "name no text": b'{"weight_map":{"half":5}}',
+    "deep": b'{"weight_map":' + b"[" * 100_000,
+    "NaN": b'{"weight_map":{},"metadata":NaN}',
+    "duplicate": b'{"weight_map":{"half":"' + TWO.encode() + b'","half":"' + ONE.encode() + b'"}}',
+    "not UTF-8": b'{"\xff":1}',
+    "big number": b'{"metadata":{"total_size":' + b"9" * 5000 + b'},"weight_map":{}}',
+    "UTF-16": '{"weight_map":{}}'.encode("utf-16"),
+}
 
 
 @pytest.mark.parametrize("case", BAD_INDEXES)

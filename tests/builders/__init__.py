@@ -1,7 +1,7 @@
 """Example files of every format, built by hand, and the values a right reader finds in them.
 
-One module per format, found by directory. A builder module knows its format from the specification alone: it uses `struct`, `json`
-and `zlib`, and never the package under test, so that a mistake made there cannot repeat itself here.
+One module per format, found by directory. A builder module knows its format from the specification alone: it uses
+`struct`, `json` and `zlib`, and never the package under test, so that a mistake made there cannot repeat itself here.
 
 A builder module offers `FORMAT`, the name that `weightmap.formats()` uses, and `examples()`, a list of `Example`.
 """
@@ -50,7 +50,7 @@ class Tensor:
 class Example:
     """A file of some format and everything that a right reader says of it.
 
-    `tensors` is in file order; `vocab` is None when the file has none; `special_ids` is None when the format leaves them open.
+    `tensors` is in file order; `vocab` is None when the file has none, `special_ids` when the format leaves them open.
     """
 
     name: str

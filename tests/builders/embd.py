@@ -1,6 +1,6 @@
-"""EMBD files, both layouts, built field by field: a `Draft` is a valid file that can be told to lie, `parse` an independent reader.
+"""EMBD files, both layouts, built field by field: `Draft` is a valid file that can be told to lie, `parse` a reader.
 
-A draft keeps its checksums right while single fields lie, so that a test meets the check that it names and not a checksum.
+A draft keeps its checksums right while single fields lie, so that a test meets the check that it names.
 """
 
 from __future__ import annotations
@@ -21,27 +21,60 @@ SUFFIX = ".weights"
 
 VOCAB_EMBEDDED, TENSORS_ALIGNED, CHECKSUM_ENABLED, COMPRESSED = 1, 2, 4, 8
 CODES = {
-    "float32": 0, "float16": 1, "bfloat16": 2, "int32": 3, "int16": 4, "int8": 5, "uint32": 6, "uint16": 7, "uint8": 8,
-}  # fmt: skip
+    "float32": 0,
+    "float16": 1,
+    "bfloat16": 2,
+    "int32": 3,
+    "int16": 4,
+    "int8": 5,
+    "uint32": 6,
+    "uint16": 7,
+    "uint8": 8,
+}
 NAMES = {code: name for name, code in CODES.items()}
 
 HEADER_FIELDS = {
-    "magic": (0, "4s"), "version_major": (4, "H"), "version_minor": (6, "H"), "flags": (8, "I"), "metadata_offset": (12, "I"),
-    "metadata_size": (16, "I"), "vocab_offset": (20, "I"), "vocab_size": (24, "I"), "tensor_index_offset": (28, "I"),
-    "tensor_index_count": (32, "I"), "tensor_data_offset": (36, "I"), "tensor_data_size": (40, "Q"), "total_file_size": (48, "Q"),
-    "header_checksum": (56, "I"), "reserved": (60, "I"),
-}  # fmt: skip
+    "magic": (0, "4s"),
+    "version_major": (4, "H"),
+    "version_minor": (6, "H"),
+    "flags": (8, "I"),
+    "metadata_offset": (12, "I"),
+    "metadata_size": (16, "I"),
+    "vocab_offset": (20, "I"),
+    "vocab_size": (24, "I"),
+    "tensor_index_offset": (28, "I"),
+    "tensor_index_count": (32, "I"),
+    "tensor_data_offset": (36, "I"),
+    "tensor_data_size": (40, "Q"),
+    "total_file_size": (48, "Q"),
+    "header_checksum": (56, "I"),
+    "reserved": (60, "I"),
+}
 DESCRIPTOR_FIELDS = {
-    "name_hash": (0, "I"), "dtype": (4, "B"), "ndim": (5, "B"), "name_length": (6, "H"), "shape0": (8, "I"), "shape1": (12, "I"),
-    "shape2": (16, "I"), "shape3": (20, "I"), "data_offset": (24, "Q"),
-}  # fmt: skip
+    "name_hash": (0, "I"),
+    "dtype": (4, "B"),
+    "ndim": (5, "B"),
+    "name_length": (6, "H"),
+    "shape0": (8, "I"),
+    "shape1": (12, "I"),
+    "shape2": (16, "I"),
+    "shape3": (20, "I"),
+    "data_offset": (24, "Q"),
+}
 FOOTER_FIELDS = {"data_checksum": (0, "I"), "file_checksum": (4, "I"), "magic_end": (8, "4s"), "reserved": (12, "I")}
 
 REQUIRED = {
-    "model_name": "all-MiniLM-L6-v2", "model_version": "1.0.0", "embedding_dim": "384", "vocab_size": "6", "num_layers": "6",
-    "num_attention_heads": "12", "hidden_size": "384", "intermediate_size": "1536", "max_position_emb": "512",
+    "model_name": "all-MiniLM-L6-v2",
+    "model_version": "1.0.0",
+    "embedding_dim": "384",
+    "vocab_size": "6",
+    "num_layers": "6",
+    "num_attention_heads": "12",
+    "hidden_size": "384",
+    "intermediate_size": "1536",
+    "max_position_emb": "512",
     "created_at": "2025-01-16T12:00:00Z",
-}  # fmt: skip
+}
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
 
 
@@ -58,7 +91,9 @@ def utf8(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def metadata_section(pairs: Iterable[tuple[str | bytes, str | bytes]], count: int | None = None, total: int | None = None) -> bytes:
+def metadata_section(
+    pairs: Iterable[tuple[str | bytes, str | bytes]], count: int | None = None, total: int | None = None
+) -> bytes:
     """The metadata section; `count` and `total` replace the true values of entry_count and total_size."""
     entries = [(utf8(key), utf8(value)) for key, value in pairs]
     body = b"".join(struct.pack("<HH", len(key), len(value)) + key + value for key, value in entries)
@@ -76,8 +111,8 @@ def vocab_section(
 ) -> bytes:
     """The vocabulary section that begins at `offset` in its file.
 
-    `special` says where the five ids stand, "after" the entries or "before" them, and, as "relative-after" and "relative-before",
-    that special_tokens counts from the start of the section.
+    `special` says where the five ids stand, "after" the entries or "before" them, and, as "relative-after" and
+    "relative-before", that special_tokens counts from the start of the section.
     """
     body = b"".join(struct.pack("<H", len(token)) + token for token in map(utf8, tokens))
     before = special.endswith("before")
@@ -95,8 +130,8 @@ def align(position: int, step: int = 64) -> int:
 class Draft:
     """A valid file of the specification layout whose fields can be changed one by one before it is sealed.
 
-    Parameters give the content; `aligned` and `checksums` set the flags of those names. `metadata` and `vocab` may be given as
-    ready-made sections, `vocab` then as a function of its offset.
+    Parameters give the content; `aligned` and `checksums` set the flags of those names. `metadata` as bytes and
+    `vocab_bytes` are ready-made sections, right or wrong.
     """
 
     def __init__(
@@ -130,15 +165,38 @@ class Draft:
         data_offset = index_offset + len(descriptors)
         data_offset = align(data_offset) if aligned else data_offset
         size = data_offset + len(payload) + 16
-        flags = (VOCAB_EMBEDDED if words else 0) | (TENSORS_ALIGNED if aligned else 0) | (CHECKSUM_ENABLED if checksums else 0)
+        flags = (
+            (VOCAB_EMBEDDED if words else 0)
+            | (TENSORS_ALIGNED if aligned else 0)
+            | (CHECKSUM_ENABLED if checksums else 0)
+        )
         header = struct.pack(
-            "<4sHHIIIIIIIIQQII", b"EMBD", 1, 0, flags, 64, len(meta), vocab_offset if words else 0, len(words), index_offset,
-            len(named), data_offset, len(payload), size, 0, 0,
-        )  # fmt: skip
+            "<4sHHIIIIIIIIQQII",
+            b"EMBD",
+            1,
+            0,
+            flags,
+            64,
+            len(meta),
+            vocab_offset if words else 0,
+            len(words),
+            index_offset,
+            len(named),
+            data_offset,
+            len(payload),
+            size,
+            0,
+            0,
+        )
         body = header + meta + words + bytes(descriptors)
         self.data = bytearray(body + bytes(data_offset - len(body)) + payload + struct.pack("<II4sI", 0, 0, b"DBME", 0))
         self.checksums = checksums
-        self.metadata_offset, self.vocab_offset, self.index_offset, self.data_offset = 64, vocab_offset, index_offset, data_offset
+        self.metadata_offset, self.vocab_offset, self.index_offset, self.data_offset = (
+            64,
+            vocab_offset,
+            index_offset,
+            data_offset,
+        )
         self.data_size = len(payload)
         self.after: list[tuple[int, str, Any]] = []
 
@@ -179,7 +237,9 @@ class Draft:
         end = len(self.data) - 16
         struct.pack_into("<I", self.data, 56, zlib.crc32(self.data[:56]))
         if self.checksums:
-            struct.pack_into("<I", self.data, end, zlib.crc32(self.data[self.data_offset : self.data_offset + self.data_size]))
+            struct.pack_into(
+                "<I", self.data, end, zlib.crc32(self.data[self.data_offset : self.data_offset + self.data_size])
+            )
             struct.pack_into("<I", self.data, end + 4, zlib.crc32(self.data[:end]))
         for place, code, value in self.after:
             struct.pack_into("<" + code, self.data, place, value)
@@ -192,7 +252,9 @@ def simple(tensors: Iterable[tuple[str | bytes, Tensor]] = (), vocab: Sequence[s
     out = bytearray(struct.pack("<4sII", b"EMBD", 1, len(named)))
     for name, value in named:
         assert value.dtype == "float32"
-        out += struct.pack("<I", len(name)) + name + struct.pack(f"<I{len(value.shape)}I", len(value.shape), *value.shape)
+        out += (
+            struct.pack("<I", len(name)) + name + struct.pack(f"<I{len(value.shape)}I", len(value.shape), *value.shape)
+        )
         out += value.data
     out += struct.pack("<I", len(vocab))
     for token in map(utf8, vocab):
@@ -339,10 +401,20 @@ def _simple(name: str, tensors: dict[str, Tensor], vocab: Sequence[str] = ()) ->
 def examples() -> list[Example]:
     """Files of both layouts, from the smallest to one with every dtype and dimension count."""
     dtypes = {f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)}
-    ranks = {"r1": normal((7,)), "r3": noise("int8", (2, 3, 5)), "r4": noise("uint16", (1, 2, 3, 4)), "ünïcode.名前": normal((3,))}
+    ranks = {
+        "r1": normal((7,)),
+        "r3": noise("int8", (2, 3, 5)),
+        "r4": noise("uint16", (1, 2, 3, 4)),
+        "ünïcode.名前": normal((3,)),
+    }
     empties = {"empty": normal((0, 4)), "empty.first": normal((0,))}
     small = {"a": normal((2, 3), 1), "b.bias": noise("float16", (5,), 2)}
-    odd = {"one": noise("uint8", (1,), 3), "half": noise("bfloat16", (3,), 4), "word": normal((2, 2), 5), "last": noise("int8", (3,))}
+    odd = {
+        "one": noise("uint8", (1,), 3),
+        "half": noise("bfloat16", (3,), 4),
+        "word": normal((2, 2), 5),
+        "last": noise("int8", (3,)),
+    }
     everything = {**dtypes, **ranks, **empties, "costarring": normal((1,), 6), "liquid": normal((1,), 7)}
     return [
         _spec("minimal", {}, {}),
@@ -353,9 +425,13 @@ def examples() -> list[Example]:
         _spec("ids-relative-before", small, vocab=TOKENS, special="relative-before"),
         _spec("unaligned", odd, aligned=False),
         _spec("no-checksums", small, checksums=False, vocab=TOKENS),
-        _spec("empty-vocabulary-strings", {}, vocab=("", "a")+("b", "c", "d")),
+        _spec("empty-vocabulary-strings", {}, vocab=("", "a", "b", "c", "d")),
         _simple("nothing", {}),
         _simple("small", {"a": normal((3,), 8)}, ("x", "y")),
-        _simple("ranks", {"m": normal((3, 5), 9), "t": normal((2, 1, 3), 10), "n": normal((0, 2)), "v": normal((2,))}, TOKENS),
+        _simple(
+            "ranks",
+            {"m": normal((3, 5), 9), "t": normal((2, 1, 3), 10), "n": normal((0, 2)), "v": normal((2,))},
+            TOKENS,
+        ),
         _simple("no-vocabulary", {"m": normal((3, 5), 9)}),
     ]

@@ -16,10 +16,24 @@ FORMAT = "safetensors"
 SUFFIX = ".safetensors"
 
 CODES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0",
-    "int16": "I16", "uint16": "U16", "float16": "F16", "bfloat16": "BF16", "int32": "I32", "uint32": "U32", "float32": "F32",
-    "complex64": "C64", "float64": "F64", "int64": "I64", "uint64": "U64",
-}  # fmt: skip
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
 NAMES = {code: name for name, code in CODES.items()}
 
 
@@ -43,7 +57,13 @@ def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None 
     return head, data
 
 
-def build(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, pad: bool = True, ascii_only: bool = False) -> bytes:
+def build(
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    pad: bool = True,
+    ascii_only: bool = False,
+) -> bytes:
     """A valid file; `pad` fills the header with spaces to a multiple of eight as the reference writer does."""
     head, data = header_of(tensors, metadata)
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=ascii_only).encode()
@@ -86,11 +106,16 @@ def examples() -> list[Example]:
     every = {f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)}
     small = {"a": normal((2, 3), 1), "b.bias": noise("float16", (5,), 2)}
     ranks = {
-        "scalar": normal(()), "five": noise("int8", (1, 2, 1, 2, 1)), "empty": normal((0, 4)), "ünï\"\\\n": noise("uint8", (3,)),
+        "scalar": normal(()),
+        "five": noise("int8", (1, 2, 1, 2, 1)),
+        "empty": normal((0, 4)),
+        'ünï"\\\n': noise("uint8", (3,)),
         "odd": noise("bfloat16", (3,), 5),
-    }  # fmt: skip
+    }
 
-    def example(name: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, **options: bool) -> Example:
+    def example(
+        name: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, **options: bool
+    ) -> Example:
         return Example(name, FORMAT, SUFFIX, build(tensors, metadata, **options), tensors, metadata or {})
 
     return [
