@@ -634,9 +634,7 @@ def test_many_threads_read_one_handle(example: builders.Example, path: Path) -> 
                     wrong.extend(name for name, value in example.tensors.items() if not same(f[name], value))
                     if tuple(f.vocab or ()) != (example.vocab or ()):
                         wrong.append("vocab")
-                    for token in example.vocab or ():
-                        if f.vocab[f.vocab.index(token)] != token:
-                            wrong.append(token)
+                    wrong.extend(token for token in example.vocab or () if f.vocab[f.vocab.index(token)] != token)
             except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
                 wrong.append(error)
 

@@ -263,6 +263,16 @@ def test_dtypes_below_a_byte_are_unsupported_or_right(dtype: str) -> None:
         )
 
 
+def test_trailing_bytes_are_a_warning_when_not_strict() -> None:
+    """strict=False opens a file with bytes behind its end, and verify warns of them."""
+    data = memoryview(st.raw(dumps(GOOD), bytes(8) + b"tail"))
+    with pytest.raises(wm.LayoutError):
+        wm.open(data)
+    with wm.open(data, strict=False) as f:
+        assert f["a"].tobytes() == bytes(8)
+        assert f.verify().warnings
+
+
 def test_escaped_names_are_one_with_their_text() -> None:
     """A name written with escapes, surrogate pairs included, is the name that it spells."""
     header = b'{"\\u65e5\\ud83c\\udf0e\\n\\/":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'

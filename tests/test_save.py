@@ -491,6 +491,24 @@ def test_a_failing_fsync_leaves_the_old_file(tmp_path: Path, kind: str, monkeypa
     assert listing(tmp_path) == ["out"]
 
 
+def test_a_failing_fsync_of_the_directory_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When only the directory cannot be synced, the new file is in place, and the error says that in a note."""
+    path, fsync = tmp_path / "out.weights", os.fsync
+    path.write_bytes(b"old")
+
+    def fail(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(5, "input/output error")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="input/output") as caught:
+        wm.save(path, {"a": BASE})
+    assert any("committed" in note for note in caught.value.__notes__)
+    assert embd.parse(path.read_bytes()).tensors == {"a": tensor(BASE)}
+    assert listing(tmp_path) == ["out.weights"]
+
+
 def test_the_file_is_synced_before_the_rename_and_the_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
