@@ -402,6 +402,61 @@ def test_tokens_that_are_not_utf8_are_format_errors() -> None:
             f.verify()
 
 
+# ------------------------------------------------------------------------------------------------- words and vectors
+
+MATRIX = normal((len(embd.TOKENS), 4), 5)
+WITH_MATRIX = {
+    "spec": embd.Draft([("words", MATRIX)], vocab=embd.TOKENS).seal(),
+    "simple": embd.simple([("words", MATRIX)], embd.TOKENS),
+}
+
+
+@pytest.mark.parametrize("layout", WITH_MATRIX)
+def test_a_vocabulary_and_one_matrix_are_embeddings(layout: str) -> None:
+    """A file with one matrix, a row for each token, offers word → vector; an unknown word is a KeyError."""
+    with wm.open(memoryview(WITH_MATRIX[layout])) as f:
+        e = f.embeddings
+        assert e.dims == 4
+        assert e.vocab[5] == "##ing"
+        for number, token in enumerate(embd.TOKENS):
+            assert token in e
+            np.testing.assert_array_equal(e[token], MATRIX.array[number])
+            np.testing.assert_array_equal(e.get(token), MATRIX.array[number])
+            np.testing.assert_array_equal(e.embedding(token), MATRIX.array[number])
+        out = np.zeros(4, np.float32)
+        assert e.embedding("日本", out=out) is out
+        np.testing.assert_array_equal(out, MATRIX.array[6])
+        assert "absent" not in e
+        assert e.get("absent") is None
+        assert e.get("absent", 5) == 5
+        with pytest.raises(KeyError):
+            e["absent"]
+
+
+def test_a_batch_of_words() -> None:
+    """batch gives a row for each word and a mask of those that were found."""
+    with wm.open(memoryview(WITH_MATRIX["spec"])) as f:
+        rows, mask = f.embeddings.batch(["日本", "absent", "[PAD]", "日本"])
+        assert rows.shape == (4, 4)
+        assert list(mask) == [True, False, True, True]
+        np.testing.assert_array_equal(rows[[0, 2, 3]], MATRIX.array[[6, 0, 6]])
+        rows, mask = f.embeddings.batch([])
+        assert (rows.shape, len(mask)) == ((0, 4), 0)
+
+
+def test_without_vocabulary_or_fitting_matrix_there_are_no_embeddings() -> None:
+    """embeddings is None when there is no vocabulary, no matrix, or one whose rows are not the tokens'."""
+    cases = [
+        embd.Draft([("words", MATRIX)]),
+        embd.Draft([], vocab=embd.TOKENS),
+        embd.Draft([("words", normal((3, 4)))], vocab=embd.TOKENS),
+        embd.Draft([("words", normal((len(embd.TOKENS),)))], vocab=embd.TOKENS),
+    ]
+    for case in cases:
+        with wm.open(memoryview(case.seal())) as f:
+            assert f.embeddings is None
+
+
 # ------------------------------------------------------------------------------------------------- recognition
 
 

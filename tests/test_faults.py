@@ -63,8 +63,7 @@ def test_the_target_is_old_or_new_under_any_single_fault(tmp_path: Path, fault: 
     old = embd.Draft([("old", normal((3,)))]).seal()
     path.write_bytes(old)
     inject = f"inject={calls}:{what}:when={when}"
-    # Only calls that touch this directory are counted: the temporary file's name is not known beforehand, but -P takes
-    # effect on descriptors only for whole paths, so Python's own start is kept quiet instead.
+    # The counted calls must be those of the save: without byte code to write, an interpreter's start makes none of them.
     env = {**os.environ, "PYTHONPATH": SOURCES, "PYTHONDONTWRITEBYTECODE": "1"}
     command = ["strace", "-f", "-o", str(tmp_path.parent / "trace"), "-e", f"trace={calls}", "-e", inject]
     command += [sys.executable, "-c", SAVE, str(path), "embd"]
