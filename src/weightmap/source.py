@@ -171,8 +171,8 @@ class Source:
     def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of at most `size` bytes.
 
-        A file is read by pread into one buffer that each piece reuses: if the file shrinks meanwhile, that is an
-        exception and not a SIGBUS. Raises `TruncatedError`.
+        Every piece but the last has exactly that size. A file is read by pread into one buffer that each piece reuses: if
+        the file shrinks meanwhile, that is an exception and not a SIGBUS. Raises `TruncatedError`.
         """
         file = self._file
         if file is None:
@@ -183,11 +183,15 @@ class Source:
         buffer = memoryview(bytearray(min(size, count)))
         end = offset + count
         while offset < end:
-            got = os.preadv(file.number, [buffer[: min(size, end - offset)]], offset)
-            if got == 0:
-                self._short(offset, end)
-            yield buffer[:got].toreadonly()
-            offset += got
+            piece = buffer[: min(size, end - offset)]
+            filled = 0
+            while filled < len(piece):
+                got = os.preadv(file.number, [piece[filled:]], offset + filled)
+                if got == 0:
+                    self._short(offset + filled, end)
+                filled += got
+            yield piece.toreadonly()
+            offset += filled
 
     # ------------------------------------------------------------------------------------------------- memory
     @property
@@ -253,12 +257,22 @@ class Source:
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
         """Return the bytes from `offset` on as an array, without a copy. `nbytes` is what shape and dtype need.
 
-        Raises `LayoutError`'s cousin `TruncatedError` when they do not lie within the source: the last line of defence, whatever a
-        format has checked before.
+        Raises `TruncatedError` when they do not lie within the source: the last line of defence, whatever a format has checked.
         """
         if offset < 0 or nbytes > self.size - offset:
             self._short(self.size, offset + nbytes)
         return np.ndarray(shape, dtype, self.memory, offset)
+
+    def will_need(self, ranges: list[tuple[int, int]]) -> None:
+        """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; returns at once, does nothing elsewhere."""
+        memory = self.memory
+        advise = getattr(memory, "madvise", None)
+        if advise is None or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        for offset, nbytes in ranges:
+            start = offset & -mmap.PAGESIZE
+            if nbytes:
+                advise(mmap.MADV_WILLNEED, start, offset + nbytes - start)
 
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the opened file has another size or modification time than it had.

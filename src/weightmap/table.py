@@ -30,6 +30,8 @@ __all__ = ["ColumnTable", "RecordTable", "Row", "Rules", "Table", "TensorInfo"]
 # numpy arrays have at most this many dimensions.
 NUMPY_MAX_NDIM = 64
 _INT64_MAX = (1 << 63) - 1
+# Rows that are turned into Python objects at once, when all are asked for.
+_BATCH = 4096
 
 
 class TensorInfo(NamedTuple):
@@ -144,10 +146,26 @@ class Table:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
         return Row(dtype, shape, rules.base + offset, nbytes)
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield name and row of every tensor, in file order."""
-        for i, name in enumerate(self.names):
-            yield name, self.row(i)
+    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
+        """Yield code, dimensions and relative offset of rows first to last - 1, unchecked: `_raw` for many rows."""
+        for i in range(first, last):
+            code, shape, offset = self._raw(i)
+            yield code, list(shape), offset
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in file order."""
+        rules, dtypes = self.rules, self.rules.dtypes
+        base, size, prod = rules.base, rules.data_size, math.prod
+        for first in range(0, self._count, _BATCH):
+            for i, (code, dims, offset) in enumerate(self._batch(first, min(first + _BATCH, self._count)), first):
+                dtype = dtypes[code] if code < len(dtypes) else None
+                if dtype is None:
+                    self.row(i)  # raises, saying why
+                    continue
+                nbytes = (prod(dims) * dtype.bits + 7) >> 3
+                if offset > size - nbytes:
+                    self.row(i)
+                yield Row(dtype, tuple(dims), base + offset, nbytes)
 
     # ------------------------------------------------------------------------------------------------- checking
     def check(self) -> None:
@@ -284,6 +302,13 @@ class ColumnTable(Table):
         first, last = self._dim_bounds[row : row + 2].tolist()
         return self._dtype.item(row), tuple(self._dims[first:last].tolist()), self._offset.item(row)
 
+    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
+        bounds = self._dim_bounds[first : last + 1].tolist()
+        start = bounds[0]
+        dims = self._dims[start : bounds[-1]].tolist()
+        shapes = (dims[bounds[k] - start : bounds[k + 1] - start] for k in range(last - first))
+        return zip(self._dtype[first:last].tolist(), shapes, self._offset[first:last].tolist(), strict=True)
+
     def _columns(self, table: Any) -> list[Any]:
         table.dims_width = 8
         return [
@@ -343,8 +368,10 @@ class RecordTable(Table):
         return stored
 
     def _load_names(self) -> StringTable:
-        lengths = np.ndarray((self._count,), "<u2", self._records, self._LENGTH, (self._layout.size,))
         bounds = np.zeros(self._count + 1, np.uint32)
+        if not self._count:  # no array has a stride over no memory
+            return StringTable(b"", bounds, 0, "tensor name")
+        lengths = np.ndarray((self._count,), "<u2", self._records, self._LENGTH, (self._layout.size,))
         np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
         if int(bounds[-1]) > len(self._name_bytes) or bool((np.diff(bounds.astype(np.int64)) < 0).any()):
             self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], self._count, 0, int(bounds[-1]), len(self._name_bytes)))
@@ -365,6 +392,15 @@ class RecordTable(Table):
         if not self.rules.min_ndim <= ndim <= self.rules.max_ndim:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], row, 0, ndim, 0))
         return code, tuple(dims[:ndim]), offset
+
+    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
+        size = self._layout.size
+        copied = bytes(self._records[first * size : last * size])  # what is checked is what is used
+        low, high = self.rules.min_ndim, self.rules.max_ndim
+        for k, (_, code, ndim, _, *dims, offset) in enumerate(self._layout.iter_unpack(copied), first):
+            if not low <= ndim <= high:
+                self.row(k)  # raises, saying why
+            yield code, dims[:ndim], offset
 
     def position(self, row: int) -> int | None:
         """Return where the record lies in the file."""
