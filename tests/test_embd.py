@@ -179,12 +179,12 @@ def test_zero_in_a_used_dimension_is_an_empty_tensor() -> None:
     huge = 2**32 - 1
     tensors = [
         ("z1", Tensor("float32", (0,), b"")),
-        ("z4", Tensor("int8", (huge, huge, huge, 0), b"")),
+        ("z4", Tensor("int8", (huge, 2, 2, 0), b"")),
         ("a", normal((2,))),
     ]
     with wm.open(memoryview(embd.Draft(tensors).seal())) as f:
         assert f["z1"].shape == (0,)
-        assert f.info("z4").shape == (huge, huge, huge, 0)
+        assert f.info("z4").shape == (huge, 2, 2, 0)
         assert f.info("z4").nbytes == 0
         assert same(f["a"], normal((2,)))
 
