@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import formats as _formats
+from weightmap.formats import Format, Payload, Request
 from weightmap import hub
 from weightmap.dtypes import DTYPES, DType, numpy_dtype
 from weightmap.errors import EncodeError, TensorFileError
@@ -132,7 +132,7 @@ def convert(
             payloads.append(_payload(name, at, row, wanted))
         limits.check("max_copy_bytes", sum(payload.nbytes for payload in payloads), "bytes of tensors to copy")
         extras, warnings = _extras(file, directory, found, chosen)
-        request = _formats.Request(payloads, chosen, **extras)
+        request = Request(payloads, chosen, **extras)
         plan = plan_request(target, found, request)
         write_plan(target, plan, progress=progress)
     return ConvertReport(source, target, found.name, chosen, len(payloads), plan.size, tuple(dropped), tuple(warnings))
@@ -168,11 +168,11 @@ def _counts(source: Source, row: Row) -> bool:
     return True
 
 
-def _payload(name: str, source: Source, row: Row, wanted: DType | None) -> _formats.Payload:
+def _payload(name: str, source: Source, row: Row, wanted: DType | None) -> Payload:
     if wanted is None or row.dtype.name not in _FLOATING or row.dtype is wanted:
-        return _formats.Payload(name, row.dtype, row.shape, row.nbytes, lambda: source.chunks(row.offset, row.nbytes))
+        return Payload(name, row.dtype, row.shape, row.nbytes, lambda: source.chunks(row.offset, row.nbytes))
     nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-    return _formats.Payload(name, wanted, row.shape, nbytes, lambda: _cast(source, row, wanted))
+    return Payload(name, wanted, row.shape, nbytes, lambda: _cast(source, row, wanted))
 
 
 def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
@@ -183,7 +183,7 @@ def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
 
 
 def _extras(
-    file: TensorFile, directory: hub.ModelDirectory | None, found: _formats.Format, layout: str
+    file: TensorFile, directory: hub.ModelDirectory | None, found: Format, layout: str
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what goes along with the tensors, and what has to stay behind."""
     metadata = dict(file.metadata)

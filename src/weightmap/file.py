@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import formats as _formats
+from weightmap.formats import Content, HEAD, Options, Verification, by_name, identify
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import FileChangedError, TensorFileError, TensorNotFoundError
 from weightmap.limits import Limits
@@ -80,7 +80,7 @@ class TensorFile(Mapping[str, Any]):
 
     __slots__ = ("__weakref__", "_content", "_embeddings", "_metadata", "_options", "_reopen", "_source", "_table", "format", "layout")
 
-    def __init__(self, source: Source, format_: str, content: _formats.Content, options: _formats.Options, reopen: dict[str, Any]) -> None:
+    def __init__(self, source: Source, format_: str, content: Content, options: Options, reopen: dict[str, Any]) -> None:
         self._source = source
         self._content = content
         self._table: Table = content.table
@@ -309,7 +309,7 @@ class TensorFile(Mapping[str, Any]):
         source = self._source
         try:
             source.check_unchanged()
-            run = _formats.Verification(source, self._options, progress)
+            run = Verification(source, self._options, progress)
             self._content.verify(run)
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
@@ -445,7 +445,7 @@ def open(  # noqa: A001 - the name of the interface, as of `gzip.open`
     if verify not in _VERIFY:
         msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
         raise ValueError(msg)
-    known = None if format is None else _formats.by_name(format)
+    known = None if format is None else by_name(format)
     limits = Limits() if limits is None else limits
     reopen = {"format": format, "mode": mode, "verify": verify, "strict": strict, "limits": limits}
     path = _as_path(source)
@@ -457,14 +457,14 @@ def open(  # noqa: A001 - the name of the interface, as of `gzip.open`
         if path is None:
             raise
         return _open_sharded(path, reopen)
-    options = _formats.Options(verify != "none", strict, limits)
+    options = Options(verify != "none", strict, limits)
     try:
-        head = opened.pread(0, min(opened.size, _formats.HEAD))
+        head = opened.pread(0, min(opened.size, HEAD))
         found = known
         if found is None:
-            found = _formats.identify(opened, head)
+            found = identify(opened, head)
         elif not head:
-            _formats.identify(opened, head)  # raises: the file is empty
+            identify(opened, head)  # raises: the file is empty
         try:
             content = found.parse(opened, head, options)
         except TensorFileError as error:

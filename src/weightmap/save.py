@@ -13,7 +13,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from weightmap import formats as _formats
+from weightmap.formats import Format, Plan, Request, by_name, by_suffix
 from weightmap import kernels
 from weightmap.errors import EncodeError, NotRegularFileError, TensorFileError
 from weightmap.payload import from_arrays
@@ -114,7 +114,7 @@ def _write_all(fd: int, view: memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def write_plan(path: str, plan: _formats.Plan, *, progress: Callable[[int, int], None] | None = None, durable: bool = True) -> None:
+def write_plan(path: str, plan: Plan, *, progress: Callable[[int, int], None] | None = None, durable: bool = True) -> None:
     """Write a planned file to `path`, atomically.
 
     Parameters
@@ -217,9 +217,9 @@ def _flush_folder(folder: str) -> None:
         raise
 
 
-def choose(path: str, format_: str | None, layout: str | None) -> tuple[_formats.Format, str]:
+def choose(path: str, format_: str | None, layout: str | None) -> tuple[Format, str]:
     """Return format and layout to be written. Raises `EncodeError` or ValueError when there is none of this name."""
-    found = _formats.by_suffix(path) if format_ is None else _formats.by_name(format_)
+    found = by_suffix(path) if format_ is None else by_name(format_)
     if found.plan is None:
         msg = f"format {found.name} can be read and not written"
         raise EncodeError(msg, path=path, format=found.name)
@@ -230,7 +230,7 @@ def choose(path: str, format_: str | None, layout: str | None) -> tuple[_formats
     return found, layout
 
 
-def plan_request(path: str, found: _formats.Format, request: _formats.Request) -> _formats.Plan:
+def plan_request(path: str, found: Format, request: Request) -> Plan:
     """Ask the format for a plan. Raises `EncodeError` with everything that it cannot express."""
     carried = found.carries[request.layout]
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
@@ -307,5 +307,5 @@ def save(
         payloads = from_arrays(tensors)
     except TensorFileError as error:
         raise error.located(path=name) from None
-    request = _formats.Request(payloads, chosen, metadata, vocab, special_ids, config, tokenizer, checksums)
+    request = Request(payloads, chosen, metadata, vocab, special_ids, config, tokenizer, checksums)
     write_plan(name, plan_request(name, found, request), progress=progress, durable=durable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap import formats as _formats
+from weightmap.formats import FORMATS, Options
 from weightmap import strict_json
 from weightmap.errors import FileChangedError, FormatError, LayoutError, NotRegularFileError, TensorFileError, UnknownFormatError
 from weightmap.file import TensorFile, VerifyReport
@@ -38,7 +38,7 @@ def find_model(folder: str) -> str:
     for name in _USUAL:
         if name in names:
             return os.path.join(folder, name)
-    suffixes = tuple(suffix for format_ in _formats.FORMATS.values() for suffix in format_.suffixes)
+    suffixes = tuple(suffix for format_ in FORMATS.values() for suffix in format_.suffixes)
     found = [name for name in names if name.endswith(INDEX_SUFFIX)] or [name for name in names if name.endswith(suffixes)]
     if not found:
         msg = f"this is a directory without a model file: there is no *{INDEX_SUFFIX} and no file with one of {', '.join(suffixes)}"
@@ -111,7 +111,7 @@ class ShardedTensorFile(TensorFile):
         self._closed = False
         self._source = index
         self._embeddings = False
-        self._options = _formats.Options(options["verify"] != "none", options["strict"], options["limits"])
+        self._options = Options(options["verify"] != "none", options["strict"], options["limits"])
         try:
             for name in names:
                 self._shards[name] = self._open_shard(folder, name, options)

@@ -63,13 +63,15 @@ from weightmap.table import ColumnTable, RecordTable, Rules
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from weightmap.source import Source
 
 MAGIC = b"EMBD"
 MAGIC_END = b"DBME"
 HEADER = struct.Struct("<4s2H8I2Q2I")
 FOOTER = struct.Struct("<2I4sI")
-DESCRIPTOR = struct.Struct("<I2BH4IQ")
+DESCRIPTOR = RecordTable.RECORD
 VOCAB_HEADER = struct.Struct("<3I")
 SPECIAL = struct.Struct("<5I")
 PAIR = struct.Struct("<2I")
@@ -175,11 +177,10 @@ def _parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, 
         lax=not options.strict,
     )
     # The index stays where it is mapped; each record is copied and checked again when it is used.
-    index = memoryview(source.memory)[header.tensor_index_offset : header.tensor_data_offset]
+    index = source.octets[header.tensor_index_offset : header.tensor_data_offset]
     table = _table(index, header, rules)
     if options.checked:
-        table.check()
-        _check_names(table, header)
+        _check_table(table, header)
 
     def verify(run: Verification) -> None:
         _verify_spec(run, header, footer, rules, vocab)
@@ -187,14 +188,14 @@ def _parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, 
     return Content("spec", table, load_metadata=metadata.load, verify=verify, vocab=vocab, warnings=warnings)
 
 
-def _table(index: memoryview, header: Header, rules: Rules) -> RecordTable:
+def _table(index: NDArray[np.uint8], header: Header, rules: Rules) -> RecordTable:
     count = header.tensor_index_count
     names_at = DESCRIPTOR.size * count
-    return RecordTable(index[:names_at], count, DESCRIPTOR, index[names_at:], header.tensor_index_offset, rules)
+    return RecordTable(index[:names_at], count, index[names_at:], header.tensor_index_offset, rules)
 
 
-def _check_names(table: RecordTable, header: Header) -> None:
-    table.check_names()
+def _check_table(table: RecordTable, header: Header) -> None:
+    table.check()
     end = header.tensor_index_offset + DESCRIPTOR.size * len(table) + table.names_size
     _check_gap("tensor_data_offset", end, header.tensor_data_offset)
 
@@ -338,12 +339,12 @@ def _vocabulary(source: Source, header: Header) -> Vocabulary:
     special_ids = {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
 
     def load() -> StringTable:
-        return _tokens(memoryview(source.memory)[first : first + total], count, first, 2)
+        return _tokens(source.octets[first : first + total], count, first, 2)
 
     return Vocabulary(load, count, special_ids)
 
 
-def _tokens(data: memoryview | bytes, count: int, at: int, width: int) -> StringTable:
+def _tokens(data: NDArray[np.uint8] | bytes, count: int, at: int, width: int) -> StringTable:
     bounds = np.empty(count + 1, np.uint32)
     walked = kernels.walk_strings(data, count, width, bounds)
     if walked != len(data):
@@ -367,9 +368,8 @@ def _verify_spec(run: Verification, header: Header, footer: tuple[Any, ...], rul
     if missing:
         run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
     run.checked("metadata")
-    table = _table(memoryview(prefix)[header.tensor_index_offset :], header, rules)
-    table.check()
-    _check_names(table, header)
+    table = _table(np.frombuffer(prefix, np.uint8)[header.tensor_index_offset :], header, rules)
+    _check_table(table, header)
     if "" in table.names:
         run.warn("a tensor has an empty name")
     run.checked("tensor index: ranges, names and their hashes")
