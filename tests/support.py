@@ -13,7 +13,7 @@ import numpy as np
 import weightmap as wm
 
 if TYPE_CHECKING:
-    from builders import Tensor
+    from tests.builders import Tensor
 
 DATA = Path(__file__).parent / "data"
 SOURCES = str(Path(wm.__file__).parent.parent)

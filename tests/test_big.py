@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import time
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from builders import Tensor, embd, normal
-from builders import safetensors as st
-from support import address, mappings, same
+from tests.builders import Tensor, embd, normal
+from tests.builders import safetensors as st
+from tests.support import address, mappings, same
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,8 +115,6 @@ def test_a_sparse_safetensors_file(tmp_path: Path) -> None:
     path = tmp_path / "big.safetensors"
     value = normal((100,), 3)
     head = {"huge": st.entry("U8", [5 * GIB], 0, 5 * GIB), "high": st.entry("F32", [100], 5 * GIB, 5 * GIB + 400)}
-    import json
-
     with path.open("wb") as file:
         file.write(st.raw(json.dumps(head).encode()))
         file.seek(5 * GIB, os.SEEK_CUR)
@@ -126,14 +125,27 @@ def test_a_sparse_safetensors_file(tmp_path: Path) -> None:
         assert f["huge"][-1] == 0
 
 
-def test_copying_is_bounded_on_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["embd", "safetensors"])
+def test_copying_is_bounded_on_request(tmp_path: Path, kind: str) -> None:
     """A sparse giant that max_copy_bytes forbids to copy is a LimitError before anything is allocated."""
-    path = tmp_path / "big.weights"
-    sparse(path, [("huge", "uint8", (255, 16 * GIB // 4), None)])
-    with pytest.raises(wm.LimitError):
-        wm.open(path, mode="copy", limits=wm.Limits(max_copy_bytes=2**20))
-    with pytest.raises(wm.LimitError):
-        wm.load(path, limits=wm.Limits(max_copy_bytes=2**20))
+    path = tmp_path / "big"
+    if kind == "embd":
+        sparse(path, [("huge", "uint8", (1, GIB), None)])
+    else:
+        with path.open("wb") as file:
+            file.write(st.raw(json.dumps({"huge": st.entry("U8", [GIB], 0, GIB)}).encode()))
+            file.truncate(file.tell() + GIB)
+    limits = wm.Limits(max_copy_bytes=2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(wm.LimitError):
+            wm.open(path, mode="copy", limits=limits)
+        with wm.open(path, limits=limits) as f, pytest.raises(wm.LimitError):
+            f.read("huge")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**21
 
 
 # ------------------------------------------------------------------------------------------------- many tensors

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import weightmap as wm
-from builders import Tensor, embd, noise, normal
-from builders import safetensors as st
+from tests.builders import Tensor, embd, noise, normal
+from tests.builders import safetensors as st
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +110,7 @@ def test_errors_are_those_of_opening(put: Callable[..., Path], tmp_path: Path) -
 
 
 def test_reports_are_printable(put: Callable[..., Path]) -> None:
-    """repr of a report is printable text whatever the names hold."""
+    """Repr of a report is printable text whatever the names hold."""
     nasty = {"\x1b[31m": TENSORS["a"]}
     report = wm.diff(put(spec(nasty), "a"), put(spec(TENSORS), "b"))
     assert repr(report).isprintable()

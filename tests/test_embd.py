@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from builders import Tensor, embd, noise, normal, numpy_dtype
-from support import DATA, run_child, same
+from tests.builders import Tensor, embd, noise, normal, numpy_dtype
+from tests.support import DATA, run_child, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_verdicts_on_malformed_files(name: str, verdict: str) -> None:
 
 
 def test_a_wrong_total_size_of_the_metadata_is_a_warning() -> None:
-    """metadata total_size that disagrees with metadata_size: the file opens whole, and verify's warnings say so."""
+    """Metadata total_size that disagrees with metadata_size: the file opens whole, and verify's warnings say so."""
     draft_ = draft(metadata=embd.metadata_section(embd.REQUIRED.items(), total=5))
     with wm.open(memoryview(draft_.seal())) as f:
         assert dict(f.metadata) == embd.REQUIRED
@@ -255,13 +255,13 @@ def test_non_zero_padding_under_right_checksums_is_found_by_verify() -> None:
         assert any("pad" in line for line in warnings)
 
 
-def test_the_header_checksum_can_be_ignored_on_request() -> None:
-    """verify="none" opens a file whose header checksum is wrong; the default does not."""
+def test_the_header_checksum_is_always_checked() -> None:
+    """A wrong header checksum is a ChecksumError at every level of `verify=`."""
     data = draft().header(header_checksum=1).seal()
-    with pytest.raises(wm.ChecksumError):
-        wm.open(memoryview(data))
-    with wm.open(memoryview(data), verify="none") as f:
-        assert same(f["a"], normal((2, 3)))
+    for level in ("header", "full", "none"):
+        with pytest.raises(wm.ChecksumError) as caught:
+            wm.open(memoryview(data), verify=level)
+        assert (caught.value.field, caught.value.offset) == ("header_checksum", 56)
 
 
 def test_unaligned_tensors_are_views_all_the_same() -> None:
@@ -314,7 +314,7 @@ def test_the_vocabulary_is_a_sequence_of_str() -> None:
 
 
 def test_an_absent_token_is_not_found() -> None:
-    """index raises ValueError, get gives its default, and `in` is False, for absent text and for what is no text."""
+    """Index raises ValueError, get gives its default, and `in` is False, for absent text and for what is no text."""
     with vocabulary(embd.TOKENS) as f:
         v = f.vocab
         with pytest.raises(ValueError, match="absent"):
@@ -434,7 +434,7 @@ def test_a_vocabulary_and_one_matrix_are_embeddings(layout: str) -> None:
 
 
 def test_a_batch_of_words() -> None:
-    """batch gives a row for each word and a mask of those that were found."""
+    """Batch gives a row for each word and a mask of those that were found."""
     with wm.open(memoryview(WITH_MATRIX["spec"])) as f:
         rows, mask = f.embeddings.batch(["日本", "absent", "[PAD]", "日本"])
         assert rows.shape == (4, 4)
@@ -445,7 +445,7 @@ def test_a_batch_of_words() -> None:
 
 
 def test_without_vocabulary_or_fitting_matrix_there_are_no_embeddings() -> None:
-    """embeddings is None when there is no vocabulary, no matrix, or one whose rows are not the tokens'."""
+    """Embeddings is None when there is no vocabulary, no matrix, or one whose rows are not the tokens'."""
     cases = [
         embd.Draft([("words", MATRIX)]),
         embd.Draft([], vocab=embd.TOKENS),

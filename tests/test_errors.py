@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from builders import embd, normal
+from tests.builders import embd, normal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

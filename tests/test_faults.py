@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from builders import Tensor, embd, normal
-from builders import safetensors as st
-from support import SOURCES, listing, run_child
 
 import weightmap as wm
+from tests.builders import Tensor, embd, normal
+from tests.builders import safetensors as st
+from tests.support import SOURCES, listing, run_child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,10 +24,7 @@ import sys, numpy as np, weightmap as wm
 try:
     wm.save(sys.argv[1], {"new": np.ones(1000, "f4")}, format=sys.argv[2])
 except OSError as error:
-    assert not isinstance(error, wm.TensorFileError)
-    print("refused")
-else:
-    print("saved")
+    sys.exit(4 if isinstance(error, wm.TensorFileError) else 3)  # printing would be one more write to fail
 """
 WRITES = "pwrite64,pwritev,pwritev2,writev,write,copy_file_range"
 CALLS = {
@@ -75,7 +72,7 @@ def test_the_target_is_old_or_new_under_any_single_fault(tmp_path: Path, fault: 
         assert all(name == "out" or name.startswith(".out.") for name in listing(tmp_path))
         assert len(listing(tmp_path)) <= 2
     else:
-        assert result.returncode in {0, 120}, result.stderr
+        assert result.returncode in {0, 3}, result.stderr
         assert listing(tmp_path) == ["out"]
 
 

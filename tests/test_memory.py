@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builders import Tensor, embd
-from builders import safetensors as st
-from support import run_child
+from tests.builders import Tensor, embd
+from tests.builders import safetensors as st
+from tests.support import run_child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def test_viewing_256_mib_takes_no_memory(tmp_path: Path, kind: str, options: dic
 
 
 def test_verifying_takes_little_memory(tmp_path: Path) -> None:
-    """verify reads 256 MiB through a bounded buffer: less than 32 MiB of the Python heap at its peak."""
+    """Verify reads 256 MiB through a bounded buffer: less than 32 MiB of the Python heap at its peak."""
     code = """
 import sys, tracemalloc, weightmap as wm
 f = wm.open(sys.argv[1])

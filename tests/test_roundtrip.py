@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from builders import Tensor, embd, noise, numpy_dtype
-from builders import safetensors as st
 from hypothesis import given, settings
 from hypothesis import strategies as draw
-from support import same
 
 import weightmap as wm
+from tests.builders import Tensor, embd, noise, numpy_dtype
+from tests.builders import safetensors as st
+from tests.support import same
 
 TEXT = draw.text(draw.characters(exclude_categories=("Cs",)), max_size=12)
 SMALL = draw.integers(0, 4)
@@ -30,7 +30,7 @@ def tensors(choose: Any, dtypes: tuple[str, ...], least: int, most: int) -> dict
 def strange(value: Tensor, how: int) -> np.ndarray[Any, Any]:
     """The same array in another memory order, byte order or alignment."""
     array = value.array
-    if how == 1:
+    if how == 1 and array.ndim:
         return np.asfortranarray(array)
     if how == 2 and value.dtype in np.sctypeDict and array.dtype.itemsize > 1:
         return array.astype(array.dtype.newbyteorder(">"))

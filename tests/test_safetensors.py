@@ -13,9 +13,9 @@ import safetensors
 import safetensors.numpy
 
 import weightmap as wm
-from builders import noise, normal
-from builders import safetensors as st
-from support import exercise, same
+from tests.builders import noise, normal
+from tests.builders import safetensors as st
+from tests.support import exercise, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_files_of_the_reference_writer(tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", st.CODES)
 def test_the_reference_reads_our_files(tmp_path: Path, dtype: str) -> None:
-    """safetensors accepts what weightmap writes, every dtype, and finds the same bits, dtypes, shapes and metadata."""
+    """Safetensors accepts what weightmap writes, every dtype, and finds the same bits, dtypes, shapes and metadata."""
     values = {name: noise(dtype, shape, 4) for name, shape in {"m": (3, 5), "s": (), "e": (0, 2), "ünï": (7,)}.items()}
     path = tmp_path / "m.safetensors"
     wm.save(path, {name: value.array for name, value in values.items()}, metadata={"who": "weightmap", "ключ": "値"})
@@ -252,15 +252,16 @@ def test_a_header_of_many_small_errors_is_quick() -> None:
         wm.open(memoryview(st.raw(dumps(head), bytes(10_000))))
 
 
-@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "F6_E3M2"])
-def test_dtypes_below_a_byte_are_unsupported_or_right(dtype: str) -> None:
-    """Packed sub-byte types, which numpy has no views of, are an UnsupportedError that names them."""
-    with pytest.raises(wm.UnsupportedError, match=dtype):
-        wm.open(
-            memoryview(
-                st.raw(dumps({"a": E(dtype, [8], 0, 4 if dtype == "F4" else 6)}), bytes(4 if dtype == "F4" else 6))
-            )
-        )
+@pytest.mark.parametrize(("dtype", "nbytes"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
+def test_dtypes_below_a_byte_are_listed_but_have_no_view(dtype: str, nbytes: int, put: Callable[..., Path]) -> None:
+    """Packed types of four and six bits open and are listed with their true size; a look-up is an UnsupportedError."""
+    header = {"a": E(dtype, [8], 0, nbytes), "b": E("U8", [1], nbytes, nbytes + 1)}
+    path = put(st.raw(dumps(header), bytes(nbytes) + b"\5"), "m.safetensors")
+    with wm.open(path) as f:
+        assert (f.info("a").shape, f.info("a").nbytes) == ((8,), nbytes)
+        with pytest.raises(wm.UnsupportedError, match=r"m\.safetensors: .*bits"):
+            f["a"]
+        assert f["b"].tolist() == [5]
 
 
 def test_trailing_bytes_are_a_warning_when_not_strict() -> None:

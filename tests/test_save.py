@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from builders import Tensor, embd, noise, normal, tensor
-from builders import safetensors as st
-from support import DATA, SOURCES, listing, mappings, run_child, same
+from tests.builders import Tensor, embd, noise, normal, tensor
+from tests.builders import safetensors as st
+from tests.support import DATA, SOURCES, listing, mappings, run_child, same
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -434,7 +434,7 @@ while True:
 
 
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
-    """kill -9 at any moment leaves the old or the new file, never a torn one, and at most one temporary file."""
+    """Kill -9 at any moment leaves the old or the new file, never a torn one, and at most one temporary file."""
     import subprocess
     import sys
 
@@ -504,7 +504,7 @@ def test_a_failing_fsync_of_the_directory_is_told_apart(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="input/output") as caught:
         wm.save(path, {"a": BASE})
-    assert any("committed" in note for note in caught.value.__notes__)
+    assert any("in place" in note for note in caught.value.__notes__)
     assert embd.parse(path.read_bytes()).tensors == {"a": tensor(BASE)}
     assert listing(tmp_path) == ["out.weights"]
 
@@ -512,7 +512,7 @@ def test_a_failing_fsync_of_the_directory_is_told_apart(tmp_path: Path, monkeypa
 def test_the_file_is_synced_before_the_rename_and_the_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fsync of the file, then rename, then fsync of its directory, in that order."""
+    """Fsync of the file, then rename, then fsync of its directory, in that order."""
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
 
