@@ -673,6 +673,44 @@ def test_closing_while_others_read_never_crashes(example: builders.Example, path
     assert not wrong
 
 
+CYCLES = """
+import gc, sys, weightmap as wm
+class Box: pass
+for path in sys.argv[1:]:
+    data = open(path, "rb").read()
+    for source in (path, data, bytearray(data), memoryview(data), memoryview(data).toreadonly()[:]):
+        for used in range(2):
+            handle, first = wm.open(source), None
+            if used:
+                try:
+                    handle["no such tensor"]
+                except KeyError as error:
+                    first = error
+                list(handle.values()), handle.vocab and list(handle.vocab)
+            # The collector clears the oldest first: what the handle is made of comes before the cycle that holds it.
+            box = Box()
+            box.me, box.handle, box.error = box, handle, first
+            del box, handle, first
+            gc.collect()
+    try:
+        wm.open(memoryview(data + b"tail"))
+    except wm.FormatError as error:
+        kept = error
+        kept.me = kept
+    del kept
+    gc.collect()
+print("alive")
+"""
+
+
+def test_handles_in_reference_cycles_are_collected_unharmed(tmp_path: Path) -> None:
+    """The garbage collector may find handles, buffers, arrays and errors in any cycle and clear them in any order."""
+    paths = [tmp_path / f"{number}{example.suffix}" for number, example in enumerate(EXAMPLES)]
+    for path, example in zip(paths, EXAMPLES, strict=True):
+        path.write_bytes(example.data)
+    assert run_child(CYCLES, *paths).stdout.strip() == "alive"
+
+
 # ------------------------------------------------------------------------------------------------- side effects
 
 AUDIT = """

@@ -255,7 +255,7 @@ def test_position_ids_are_dropped_with_a_reason(bert: Path, tmp_path: Path) -> N
 
 
 def test_any_other_int64_tensor_is_an_error(bert: Path, tmp_path: Path) -> None:
-    """Only position_ids that count 0, 1, 2 … are dropped; another int64 tensor is an EncodeError that names it, and no file."""
+    """Only position_ids that count 0, 1, 2 … are dropped; another int64 tensor is an EncodeError that names it."""
     for odd in ("other_ids", "embeddings.position_ids"):
         (bert / "model.safetensors").write_bytes(st.build(BERT | POSITIONS | {odd: noise("int64", (3,))}))
         with pytest.raises(wm.EncodeError, match=odd):

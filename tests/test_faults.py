@@ -60,7 +60,7 @@ def test_the_target_is_old_or_new_under_any_single_fault(tmp_path: Path, fault: 
     old = embd.Draft([("old", normal((3,)))]).seal()
     path.write_bytes(old)
     inject = f"inject={calls}:{what}:when={when}"
-    # The counted calls must be those of the save: without byte code to write, an interpreter's start makes none of them.
+    # The counted calls must be those of the save: an interpreter's start, without byte code to write, makes none.
     env = {**os.environ, "PYTHONPATH": SOURCES, "PYTHONDONTWRITEBYTECODE": "1"}
     command = ["strace", "-f", "-o", str(tmp_path.parent / "trace"), "-e", f"trace={calls}", "-e", inject]
     command += [sys.executable, "-c", SAVE, str(path), "embd"]
