@@ -1,0 +1,128 @@
+"""safetensors files: eight bytes of header length, a JSON object, the data; `build` puts any header before any data."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+from . import Example, Tensor, noise, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FORMAT = "safetensors"
+SUFFIX = ".safetensors"
+
+CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
+NAMES = {code: name for name, code in CODES.items()}
+
+
+def raw(header: bytes, data: bytes = b"", length: int | None = None) -> bytes:
+    """A file with these header bytes; `length` replaces the true header length."""
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
+
+
+def entry(dtype: str, shape: list[Any], begin: Any, end: Any) -> dict[str, Any]:
+    """A header entry, right or wrong."""
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[dict[str, Any], bytes]:
+    """The header object and the data of a valid file, tensors in the given order."""
+    head: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    data = b""
+    for name, value in tensors.items():
+        head[name] = entry(CODES[value.dtype], list(value.shape), len(data), len(data) + len(value.data))
+        data += value.data
+    return head, data
+
+
+def build(
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    pad: bool = True,
+    ascii_only: bool = False,
+) -> bytes:
+    """A valid file; `pad` fills the header with spaces to a multiple of eight as the reference writer does."""
+    head, data = header_of(tensors, metadata)
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=ascii_only).encode()
+    return raw(text + b" " * (-len(text) % 8 if pad else 0), data)
+
+
+def parse(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a valid file, asserting what the format demands of a writer; tensors in the order of their data."""
+    (length,) = struct.unpack_from("<Q", data)
+    assert length % 8 == 0
+    assert data[8:9] == b"{"
+    head = json.loads(data[8 : 8 + length].decode())
+    body = data[8 + length :]
+    metadata = head.pop("__metadata__", {})
+    assert all(isinstance(value, str) for value in metadata.values())
+    tensors, end = {}, 0
+    for name, item in sorted(head.items(), key=lambda pair: pair[1]["data_offsets"]):
+        assert item["data_offsets"][0] == end
+        end = item["data_offsets"][1]
+        tensors[name] = Tensor(NAMES[item["dtype"]], tuple(item["shape"]), body[slice(*item["data_offsets"])])
+        assert tensors[name].array.nbytes == len(tensors[name].data)
+    assert end == len(body)
+    return tensors, metadata
+
+
+def shard(folder: Path, shards: Mapping[str, Mapping[str, Tensor]], **changes: Any) -> Path:
+    """Write a Hugging Face sharded model and return its index; `changes` replace top-level keys of the index."""
+    total, where = 0, {}
+    for file, tensors in shards.items():
+        (folder / file).write_bytes(build(tensors, {"format": "pt"}))
+        total += sum(len(value.data) for value in tensors.values())
+        where.update(dict.fromkeys(tensors, file))
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where, **changes}), encoding="utf-8")
+    return index
+
+
+def examples() -> list[Example]:
+    """Files from `{}` to one with every dtype that numpy or ml_dtypes has."""
+    every = {f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)}
+    small = {"a": normal((2, 3), 1), "b.bias": noise("float16", (5,), 2)}
+    ranks = {
+        "scalar": normal(()),
+        "five": noise("int8", (1, 2, 1, 2, 1)),
+        "empty": normal((0, 4)),
+        'ünï"\\\n': noise("uint8", (3,)),
+        "odd": noise("bfloat16", (3,), 5),
+    }
+
+    def example(
+        name: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, **options: bool
+    ) -> Example:
+        return Example(name, FORMAT, SUFFIX, build(tensors, metadata, **options), tensors, metadata or {})
+
+    return [
+        example("nothing", {}),
+        example("small", small, {"format": "pt", "clé": "ñ"}),
+        example("every-dtype", every),
+        example("ranks", ranks, {}),
+        example("unpadded-header", small, pad=False),
+        example("escaped-header", ranks, {"☃": "日本"}, ascii_only=True),
+    ]

@@ -1,0 +1,95 @@
+"""What several test modules need: child processes, the process's own memory map, comparison bit by bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from tests.builders import Tensor
+
+DATA = Path(__file__).parent / "data"
+SOURCES = str(Path(wm.__file__).parent.parent)
+
+
+def run_child(
+    code: str, *args: object, env: dict[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a fresh interpreter that can import the same weightmap; its arguments are in `sys.argv[1:]`."""
+    path = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
+    result = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert not check or result.returncode == 0, result.stderr
+    return result
+
+
+def mappings(path: Path) -> list[tuple[int, int]]:
+    """The address ranges where this process has `path` mapped."""
+    name, found = os.path.realpath(path), []
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        parts = line.split(maxsplit=5)
+        if len(parts) == 6 and parts[5] == name:
+            start, end = (int(part, 16) for part in parts[0].split("-"))
+            found.append((start, end))
+    return found
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    """The address of the first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+def same(array: Any, expected: Tensor) -> bool:
+    """Whether an array has the shape, the dtype and every bit of the expected tensor."""
+    return (
+        isinstance(array, np.ndarray)
+        and array.shape == expected.shape
+        and array.dtype == expected.array.dtype
+        and array.tobytes() == expected.data
+    )
+
+
+def exercise(handle: wm.TensorFile) -> None:
+    """Touch all that a handle offers; on a damaged file each step may raise a TensorFileError and nothing else."""
+    repr(handle)
+    dict(handle.metadata)
+    handle.infos()
+    for name in handle:
+        handle.info(name)
+        handle[name].tobytes()
+    if handle.vocab is not None:
+        words = list(handle.vocab)
+        dict(handle.vocab.special_ids)
+        handle.vocab.get("nothing like it")
+        if words:
+            handle.vocab.index(words[-1])
+    handle.verify()
+
+
+def survives(data: bytes) -> str:
+    """Open and use `data`; the name of the TensorFileError that says what is wrong, or "" when nothing is."""
+    try:
+        with wm.open(memoryview(data)) as handle:
+            exercise(handle)
+    except wm.TensorFileError as error:
+        str(error)
+        return type(error).__name__
+    return ""
+
+
+def listing(folder: Path) -> list[str]:
+    """Every name in a directory, hidden ones included."""
+    return sorted(path.name for path in folder.iterdir())

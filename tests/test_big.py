@@ -1,0 +1,276 @@
+"""Big files, cheaply: sparse files beyond 4 GiB, 100,000 tensors, a flood of names with one hash."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from tests.builders import Tensor, embd, normal
+from tests.builders import safetensors as st
+from tests.support import address, mappings, same
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 2**30
+
+
+def sparse(
+    path: Path, tensors: list[tuple[str, str, tuple[int, ...], bytes | None]], *, aligned: bool = True
+) -> dict[str, int]:
+    """Write an EMBD file whose tensors without bytes are holes; return the absolute offset of each tensor."""
+    draft = embd.Draft(
+        [(name, Tensor(dtype, shape, b"")) for name, dtype, shape, _ in tensors], aligned=aligned, checksums=False
+    )
+    start, offset, places = draft.data_offset, 0, []
+    for number, (_, dtype, shape, _) in enumerate(tensors):
+        offset = embd.align(offset) if aligned else offset
+        draft.descriptor(number, data_offset=offset)
+        places.append(offset)
+        size = 1
+        for dim in shape:
+            size *= dim
+        offset += size * np.dtype(dtype).itemsize
+    draft.header(tensor_data_size=offset, total_file_size=start + offset + 16)
+    head = draft.seal()
+    with path.open("wb") as file:
+        file.write(head[:start])
+        for place, (*_, data) in zip(places, tensors, strict=True):
+            if data is not None:
+                file.seek(start + place)
+                file.write(data)
+        file.seek(start + offset)
+        file.write(head[-16:])
+    return {name: start + place for place, (name, *_) in zip(places, tensors, strict=True)}
+
+
+def test_data_beyond_four_gibibytes(tmp_path: Path) -> None:
+    """A 5 GiB EMBD file opens at once; tensors behind 4 GiB are right, and one of 5 GiB is a view like any other."""
+    path = tmp_path / "big.weights"
+    low, high = normal((4, 4), 1), normal((1000,), 2)
+    places = sparse(
+        path,
+        [
+            ("low", "float32", (4, 4), low.data),
+            ("huge", "uint8", (5, GIB), None),
+            ("high", "float32", (1000,), high.data),
+        ],
+    )
+    if path.stat().st_blocks * 512 > GIB:
+        pytest.skip("this file system keeps no sparse files")
+    tracemalloc.start()
+    begin = time.perf_counter()
+    with wm.open(path) as f:
+        assert same(f["low"], low)
+        assert same(f["high"], high)
+        assert f.info("high").offset == places["high"] > 5 * GIB
+        huge = f["huge"]
+        assert (huge.shape, huge.nbytes) == ((5, GIB), 5 * GIB)
+        [(start, end)] = mappings(path)
+        assert end - start >= 5 * GIB
+        assert address(f["high"]) - start == places["high"]
+        assert huge[4, -1] == 0
+    took = time.perf_counter() - begin
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert took < 2
+    assert peak < 2**21
+
+
+def test_offsets_around_the_powers_of_two(tmp_path: Path) -> None:
+    """Tensors that start one byte before, at and behind 2 GiB and 4 GiB of the file are found where they are."""
+    path = tmp_path / "edges.weights"
+    names = [f"at{power}{step:+d}" for power in (31, 32) for step in (-1, 0, 1)]
+    probe = sparse(
+        path, [(name, "uint8", (1,), None) for name in ["fill31", *names[:3], "fill32", *names[3:]]], aligned=False
+    )
+    base = probe["fill31"]
+    marks = {name: bytes([number + 1]) for number, name in enumerate(names)}
+    tensors = [
+        ("fill31", "uint8", (2**31 - 1 - base,), None),
+        *[(name, "uint8", (1,), marks[name]) for name in names[:3]],
+    ]
+    tensors += [
+        ("fill32", "uint8", (2**32 - 1 - (2**31 + 2),), None),
+        *[(name, "uint8", (1,), marks[name]) for name in names[3:]],
+    ]
+    places = sparse(path, tensors, aligned=False)
+    assert [places[name] for name in names] == [2**power + step for power in (31, 32) for step in (-1, 0, 1)]
+    with wm.open(path) as f:
+        for name in names:
+            assert f.info(name).offset == places[name]
+            assert f[name].tobytes() == marks[name]
+
+
+def test_a_sparse_safetensors_file(tmp_path: Path) -> None:
+    """The same for safetensors: 5 GiB, data behind the end of u32."""
+    path = tmp_path / "big.safetensors"
+    value = normal((100,), 3)
+    head = {"huge": st.entry("U8", [5 * GIB], 0, 5 * GIB), "high": st.entry("F32", [100], 5 * GIB, 5 * GIB + 400)}
+    with path.open("wb") as file:
+        file.write(st.raw(json.dumps(head).encode()))
+        file.seek(5 * GIB, os.SEEK_CUR)
+        file.write(value.data)
+    with wm.open(path) as f:
+        assert same(f["high"], value)
+        assert f["huge"].shape == (5 * GIB,)
+        assert f["huge"][-1] == 0
+
+
+@pytest.mark.parametrize("kind", ["embd", "safetensors"])
+def test_copying_is_bounded_on_request(tmp_path: Path, kind: str) -> None:
+    """A sparse giant that max_copy_bytes forbids to copy is a LimitError before anything is allocated."""
+    path = tmp_path / "big"
+    if kind == "embd":
+        sparse(path, [("huge", "uint8", (1, GIB), None)])
+    else:
+        with path.open("wb") as file:
+            file.write(st.raw(json.dumps({"huge": st.entry("U8", [GIB], 0, GIB)}).encode()))
+            file.truncate(file.tell() + GIB)
+    limits = wm.Limits(max_copy_bytes=2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(wm.LimitError):
+            wm.open(path, mode="copy", limits=limits)
+        with wm.open(path, limits=limits) as f, pytest.raises(wm.LimitError):
+            f.read("huge")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**21
+
+
+# ------------------------------------------------------------------------------------------------- many tensors
+
+COUNT = 100_000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An EMBD file of 100,000 tensors of one float32 each, tensor i holding i."""
+    path = tmp_path_factory.mktemp("many") / "many.weights"
+    draft = embd.Draft(
+        [(f"model.layers.{i}.weight", Tensor("float32", (1, 1), struct.pack("<f", i))) for i in range(COUNT)],
+        checksums=False,
+        aligned=False,
+    )
+    path.write_bytes(draft.seal())
+    return path
+
+
+def test_a_hundred_thousand_tensors(many: Path) -> None:
+    """Opening validates them all in little time; every name finds its tensor."""
+    wm.open(many).close()
+    begin = time.perf_counter()
+    f = wm.open(many)
+    took = time.perf_counter() - begin
+    assert took < 0.5
+    assert len(f) == COUNT
+    for i in range(0, COUNT, 997):
+        assert f[f"model.layers.{i}.weight"].item() == i
+        assert f"model.layers.{i}.weight" in f
+        assert f"model.layers.{i + COUNT}.weight" not in f
+    assert sum(1 for _ in f) == COUNT
+    assert [float(array[0, 0]) for array in f.values()][:: COUNT // 7] == [
+        float(i) for i in range(0, COUNT, COUNT // 7)
+    ]
+    assert list(f)[COUNT - 1] == f"model.layers.{COUNT - 1}.weight"
+    f.close()
+
+
+def test_opening_takes_heap_for_none_of_them(many: Path) -> None:
+    """The Python heap while opening does not grow with the number of tensors: under 1 MiB for 100,000."""
+    tracemalloc.start()
+    f = wm.open(many)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    f.close()
+    assert peak < 2**20
+
+
+def test_the_last_of_many_descriptors_is_checked(many: Path) -> None:
+    """A duplicate name and an overlap at the far end of a long index are found."""
+    data = bytearray(many.read_bytes())
+    index = embd.fields_of(data)["tensor_index_offset"]
+    last = index + 32 * (COUNT - 1)
+    overlap = bytearray(data)
+    struct.pack_into("<Q", overlap, last + 24, 0)
+    with pytest.raises(wm.LayoutError):
+        wm.open(memoryview(overlap))
+    (length,) = struct.unpack_from("<H", data, last + 6)
+    names_end = data.index(b"model.layers.99999.weight") + length
+    other = b"model.layers.10000.weight"
+    assert len(other) == length
+    data[names_end - length : names_end] = other
+    struct.pack_into("<I", data, last, embd.fnv1a32(other))
+    with pytest.raises(wm.LayoutError, match="10000"):
+        wm.open(memoryview(data))
+
+
+# ------------------------------------------------------------------------------------------------- a collision flood
+
+
+@pytest.fixture(scope="module")
+def flood() -> list[str]:
+    """About a thousand names that share one FNV-1a hash, found by meeting in the middle.
+
+    A step of FNV-1a can be undone, so all three-letter endings are run backwards from the wanted hash, and a prefix
+    whose forward state is among the results is completed by that ending.
+    """
+    letters = np.arange(33, 127, dtype=np.uint32)
+    prime, inverse = np.uint32(0x01000193), np.uint32(pow(0x01000193, -1, 2**32))
+    states, texts = np.array([0xDEADBEEF], np.uint32), [np.zeros((1, 0), np.uint8)]
+    ends = texts[0]
+    with np.errstate(over="ignore"):
+        for _ in range(3):
+            states = ((states * inverse)[:, None] ^ letters).ravel()
+            ends = np.concatenate(
+                [np.tile(letters.astype(np.uint8), len(ends))[:, None], np.repeat(ends, len(letters), 0)], 1
+            )
+        order = np.argsort(states)
+        states, ends = states[order], ends[order]
+        forward, starts = np.array([0x811C9DC5], np.uint32), np.zeros((1, 0), np.uint8)
+        for position in range(4):
+            choice = letters if position else letters[:6]
+            forward = ((forward[:, None] ^ choice) * prime).ravel()
+            starts = np.concatenate(
+                [np.repeat(starts, len(choice), 0), np.tile(choice.astype(np.uint8), len(starts))[:, None]], 1
+            )
+    place = np.minimum(np.searchsorted(states, forward), len(states) - 1)
+    hits = np.flatnonzero(states[place] == forward)
+    return [(starts[hit].tobytes() + ends[place[hit]].tobytes()).decode() for hit in hits]
+
+
+def test_a_collision_flood_stays_quick(flood: list[str]) -> None:
+    """A file of a thousand names with one hash opens and finds every tensor by its name, in good time."""
+    assert len(flood) > 500
+    assert {embd.fnv1a32(name.encode()) for name in flood} == {0xDEADBEEF}
+    absent, names = flood[-1], flood[:-1]
+    data = embd.Draft([(name, Tensor("float32", (1,), struct.pack("<f", i))) for i, name in enumerate(names)]).seal()
+    begin = time.perf_counter()
+    with wm.open(memoryview(data)) as f:
+        assert [f[name].item() for name in names] == list(range(len(names)))
+        assert absent not in f
+        assert list(f) == names
+    assert time.perf_counter() - begin < 2
+    twice = [*names, names[len(names) // 2]]
+    with pytest.raises(wm.LayoutError):
+        wm.open(memoryview(embd.Draft([(name, normal((1,))) for name in twice]).seal()))
+
+
+def test_a_flooded_vocabulary_stays_quick(flood: list[str]) -> None:
+    """The same names as tokens: index() finds each, in good time."""
+    data = embd.Draft([], vocab=flood).seal()
+    begin = time.perf_counter()
+    with wm.open(memoryview(data)) as f:
+        assert [f.vocab.index(token) for token in flood] == list(range(len(flood)))
+        assert "absent" not in f.vocab
+    assert time.perf_counter() - begin < 2

@@ -1,0 +1,901 @@
+"""The promises of `TensorFile`, stated once and held by every example file of every format.
+
+A format takes part by having a module in `builders/`; one without fails the first test.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import mmap
+import os
+import pickle
+import threading
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from tests import builders
+from tests.support import address, exercise, mappings, run_child, same, survives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXAMPLES = builders.examples()
+WITH_DATA = [example for example in EXAMPLES if any(value.data for value in example.tensors.values())]
+SMALL = [example for example in EXAMPLES if len(example.data) <= 640]
+
+
+def name_of(example: builders.Example) -> str:
+    """The id of an example in the test report."""
+    return f"{example.format}-{example.name}"
+
+
+every_example = pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+every_with_data = pytest.mark.parametrize("example", WITH_DATA, ids=name_of)
+every_small = pytest.mark.parametrize("example", SMALL, ids=name_of)
+
+
+@pytest.fixture
+def path(example: builders.Example, tmp_path: Path) -> Path:
+    """The example as a file."""
+    target = tmp_path / f"example{example.suffix}"
+    target.write_bytes(example.data)
+    return target
+
+
+def first_with_data(example: builders.Example) -> str:
+    """The first tensor that is not empty."""
+    return next(name for name, value in example.tensors.items() if value.data)
+
+
+# --------------------------------------------------------------------------------------------------- discovery
+
+
+def test_every_format_has_examples() -> None:
+    """A format that the package reads has a builder module with at least one example."""
+    known = builders.modules()
+    missing = [name for name in wm.formats() if name not in known]
+    assert not missing
+    for name, module in known.items():
+        assert module.examples(), name
+
+
+def test_builders_know_no_format_that_the_package_does_not() -> None:
+    """Every builder module belongs to a format that `weightmap.formats()` lists."""
+    assert set(builders.modules()) <= set(wm.formats())
+
+
+# ----------------------------------------------------------------------------------------------------- content
+
+
+@every_example
+def test_content_is_what_was_put_in(example: builders.Example, path: Path) -> None:
+    """Names, dtypes, shapes, every bit of every tensor, metadata, vocabulary and special ids are those of the file."""
+    with wm.open(path) as f:
+        assert set(f) == set(example.tensors)
+        for name, value in example.tensors.items():
+            assert same(f[name], value), name
+        assert dict(f.metadata) == dict(example.metadata)
+        assert tuple(f.vocab or ()) == (example.vocab or ())
+        if example.special_ids is not None:
+            assert dict(f.vocab.special_ids) == dict(example.special_ids)
+        assert f.format == example.format
+        assert isinstance(f.layout, str)
+        if example.layout is not None:
+            assert f.layout == example.layout
+        assert os.fspath(f.path) == str(path)
+
+
+@every_example
+def test_it_is_a_mapping_in_file_order(example: builders.Example, path: Path) -> None:
+    """len, in, iteration, keys, values, items and get behave as those of a dict in file order."""
+    with wm.open(path) as f:
+        assert isinstance(f, Mapping)
+        assert len(f) == len(example.tensors)
+        assert list(f) == list(example.tensors)
+        assert list(f.keys()) == list(f)
+        assert [name for name, _ in f.items()] == list(f)
+        assert all(same(array, value) for array, value in zip(f.values(), example.tensors.values(), strict=True))
+        assert all(same(array, example.tensors[name]) for name, array in f.items())
+        assert all(name in f for name in example.tensors)
+        assert all(same(f.get(name), value) for name, value in example.tensors.items())
+        assert "no such tensor" not in f
+        assert f.get("no such tensor") is None
+        assert f.get("no such tensor", 5) == 5
+        assert 5 not in f
+        assert all(type(name) is str for name in f)
+
+
+@every_example
+def test_info_tells_everything_without_reading_data(example: builders.Example, path: Path) -> None:
+    """Info and infos give name, dtype, shape, absolute offset and size; the bytes at that offset are the tensor's."""
+    with wm.open(path) as f:
+        infos = list(f.infos())
+        assert [info.name for info in infos] == list(example.tensors)
+        for info in infos:
+            value = example.tensors[info.name]
+            assert (info.dtype, info.shape, info.nbytes) == (value.dtype, value.shape, len(value.data))
+            assert example.data[info.offset : info.offset + info.nbytes] == value.data
+            assert f.info(info.name) == info
+            assert isinstance(info.shape, tuple)
+            assert all(type(part) is int for part in (*info.shape, info.offset, info.nbytes))
+            assert type(info.dtype) is str
+
+
+@every_example
+def test_unknown_names_are_key_errors(example: builders.Example, path: Path) -> None:
+    """An unknown name raises TensorNotFoundError, a KeyError, from look-up, info and read alike."""
+    with wm.open(path) as f:
+        for look_up in (f.__getitem__, f.info, f.read):
+            with pytest.raises(wm.TensorNotFoundError) as caught:
+                look_up("no such tensor")
+            assert isinstance(caught.value, KeyError)
+            assert "no such tensor" in str(caught.value)
+
+
+@every_with_data
+def test_an_unknown_name_suggests_close_ones(example: builders.Example, path: Path) -> None:
+    """A name that is nearly right is answered with the right one."""
+    name = max(example.tensors, key=len)
+    if len(name) < 4:
+        pytest.skip("names too short to be close to anything")
+    wrong = name[:-2] + name[-1]
+    with wm.open(path) as f, pytest.raises(wm.TensorNotFoundError) as caught:
+        f[wrong]
+    assert repr(name)[1:-1] in str(caught.value)
+
+
+@every_example
+def test_metadata_is_a_read_only_mapping(example: builders.Example, path: Path) -> None:
+    """Metadata is a Mapping, never None, and refuses assignment."""
+    with wm.open(path) as f:
+        assert isinstance(f.metadata, Mapping)
+        with pytest.raises((TypeError, AttributeError)):
+            f.metadata["new"] = "value"  # type: ignore[index]
+
+
+@every_example
+def test_what_a_format_lacks_is_none(example: builders.Example, path: Path) -> None:
+    """Config and tokenizer are None outside AMB; nbytes is a plain int that covers the tensors."""
+    with wm.open(path) as f:
+        if example.format != "amb":
+            assert f.config is None
+            assert f.tokenizer is None
+        assert type(f.nbytes) is int
+        assert f.nbytes in {len(example.data), sum(len(value.data) for value in example.tensors.values())}
+
+
+@every_example
+def test_repr_is_short_and_harmless(example: builders.Example, path: Path) -> None:
+    """Repr works open and closed and carries no control characters."""
+    f = wm.open(path)
+    shown = repr(f)
+    f.close()
+    for text in (shown, repr(f)):
+        assert text.isprintable()
+        assert len(text) < 500
+
+
+# ------------------------------------------------------------------------------------------------- views
+
+
+@every_with_data
+def test_arrays_are_views_of_the_mapping(example: builders.Example, path: Path) -> None:
+    """Each array lies inside the file's mapping at its file offset, owns nothing and can't be made writeable."""
+    with wm.open(path) as f:
+        for name, value in example.tensors.items():
+            array = f[name]
+            assert not array.flags.owndata
+            assert not array.flags.writeable
+            if value.data:
+                with pytest.raises(ValueError, match=r"WRITEABLE|read-only|writeable"):
+                    array.flags.writeable = True
+                [(start, _)] = [area for area in mappings(path) if area[0] <= address(array) < area[1]]
+                assert address(array) - start == f.info(name).offset
+                with pytest.raises(ValueError, match="read-only"):
+                    array.reshape(-1).view(np.uint8)[0] = 1
+
+
+@every_with_data
+def test_two_look_ups_share_memory(example: builders.Example, path: Path) -> None:
+    """Looking a tensor up twice gives the same bytes in memory, not two copies."""
+    name = first_with_data(example)
+    with wm.open(path) as f:
+        assert address(f[name]) == address(f[name])
+        assert np.shares_memory(f[name], f[name])
+
+
+@every_with_data
+def test_one_mapping_per_file(example: builders.Example, path: Path) -> None:
+    """However many tensors are looked up, the file is mapped once."""
+    with wm.open(path) as f:
+        held = list(f.values())
+        assert len(mappings(path)) == 1
+        assert len(held) == len(f)
+
+
+@every_with_data
+def test_views_outlive_close(example: builders.Example, path: Path) -> None:
+    """An array reads right after close, after its handle is gone, and after the file is deleted."""
+    f = wm.open(path)
+    held = dict(f)
+    f.close()
+    del f
+    gc.collect()
+    path.unlink()
+    assert all(same(array, example.tensors[name]) for name, array in held.items())
+
+
+@every_with_data
+def test_the_mapping_goes_with_the_last_view(example: builders.Example, path: Path) -> None:
+    """After close, the mapping stays as long as one view lives and not longer."""
+    f = wm.open(path)
+    array = f[first_with_data(example)]
+    f.close()
+    assert mappings(path)
+    del array
+    gc.collect()
+    assert not mappings(path)
+
+
+@every_example
+def test_no_descriptor_leaks(example: builders.Example, path: Path) -> None:
+    """Opening, using and closing leaves the process with as many descriptors as before."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with wm.open(path) as f:
+            exercise(f)
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# ------------------------------------------------------------------------------------------------- closing
+
+
+@every_example
+def test_close_is_idempotent_and_look_ups_then_fail(example: builders.Example, path: Path) -> None:
+    """Close may be called any number of times; afterwards look-ups raise ClosedError, a ValueError."""
+    f = wm.open(path)
+    f.close()
+    f.close()
+    name = next(iter(example.tensors), "anything")
+    for look_up in (f.__getitem__, f.read):
+        with pytest.raises(wm.ClosedError) as caught:
+            look_up(name)
+        assert isinstance(caught.value, ValueError)
+    with pytest.raises(wm.ClosedError):
+        f.verify()
+
+
+@every_example
+def test_it_is_a_context_manager(example: builders.Example, path: Path) -> None:
+    """`with` hands out the handle itself, closes it at the end, and lets an exception pass."""
+    f = wm.open(path)
+    with f as inside:
+        assert inside is f
+    with pytest.raises(wm.ClosedError):
+        f[next(iter(example.tensors), "anything")]
+    with pytest.raises(ZeroDivisionError), wm.open(path):
+        raise ZeroDivisionError
+
+
+# ------------------------------------------------------------------------------------------------- modes
+
+
+@every_with_data
+def test_mode_cow_is_writable_and_leaves_the_file_alone(example: builders.Example, path: Path) -> None:
+    """In mode "cow" arrays can be written, the handle sees the writes, and the file never changes."""
+    name = first_with_data(example)
+    with wm.open(path, mode="cow") as f:
+        raw = f[name].reshape(-1).view(np.uint8)
+        assert mappings(path)
+        raw[...] = ~raw
+        assert f[name].tobytes() == bytes(255 - byte for byte in example.tensors[name].data)
+    assert path.read_bytes() == example.data
+    with wm.open(path) as f:
+        assert same(f[name], example.tensors[name])
+
+
+@every_example
+def test_mode_copy_leaves_no_mapping(example: builders.Example, path: Path) -> None:
+    """In mode "copy" the content is the same, nothing is mapped, and the file may even be emptied afterwards."""
+    with wm.open(path, mode="copy") as f:
+        held = dict(f)
+        assert not mappings(path)
+        path.write_bytes(b"")
+        assert all(same(array, example.tensors[name]) for name, array in held.items())
+
+
+@every_with_data
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+def test_the_environment_sets_the_default_mode(
+    example: builders.Example, path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WEIGHTMAP_MODE chooses the mode where the call does not; the call wins where it does."""
+    monkeypatch.setenv("WEIGHTMAP_MODE", mode)
+    name = first_with_data(example)
+    with wm.open(path) as f:
+        array = f[name]
+        assert bool(mappings(path)) == (mode != "copy")
+        assert array.flags.writeable or mode != "cow"
+        assert not array.flags.writeable or mode != "mmap"
+    del array
+    gc.collect()
+    with wm.open(path, mode="mmap") as f:
+        assert not f[name].flags.writeable
+        assert mappings(path)
+
+
+def test_an_unknown_mode_or_format_is_a_value_error(tmp_path: Path) -> None:
+    """Wrong option values are refused before anything is opened."""
+    path = tmp_path / "absent.weights"
+    for options in ({"mode": "nonsense"}, {"format": "nonsense"}, {"verify": "nonsense"}):
+        with pytest.raises(ValueError, match="nonsense"):
+            wm.open(path, **options)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------- sources
+
+
+def _as_fd(path: Path) -> Any:
+    return os.open(path, os.O_RDONLY)
+
+
+def _as_map(path: Path) -> Any:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "str": str,
+    "bytes-path": os.fsencode,
+    "PathLike": lambda path: path,
+    "BytesIO": lambda path: io.BytesIO(path.read_bytes()),
+    "bytes": lambda path: path.read_bytes(),
+    "bytearray": lambda path: bytearray(path.read_bytes()),
+    "memoryview": lambda path: memoryview(path.read_bytes()),
+    "array": lambda path: np.frombuffer(path.read_bytes(), np.uint8),
+    "mmap": _as_map,
+}
+
+
+@every_example
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_kind_of_source(example: builders.Example, path: Path, kind: str) -> None:
+    """Paths of all types, buffers and in-memory files give the same content."""
+    with wm.open(SOURCES[kind](path)) as f:
+        assert list(f) == list(example.tensors)
+        assert all(same(array, example.tensors[name]) for name, array in f.items())
+        assert tuple(f.vocab or ()) == (example.vocab or ())
+        f.verify()
+
+
+@every_example
+def test_a_descriptor_is_borrowed(example: builders.Example, path: Path) -> None:
+    """An int descriptor is neither closed nor moved, and may be closed by its owner while the handle lives."""
+    fd = os.open(path, os.O_RDONLY)
+    os.lseek(fd, 3, os.SEEK_SET)
+    with wm.open(fd) as f:
+        exercise(f)
+        assert os.lseek(fd, 0, os.SEEK_CUR) == 3
+        os.close(fd)
+        assert all(same(array, example.tensors[name]) for name, array in f.items())
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(fd)
+
+
+@every_example
+def test_a_descriptor_survives_the_handle(example: builders.Example, path: Path) -> None:
+    """Closing the handle leaves the caller's descriptor usable."""
+    fd = os.open(path, os.O_RDONLY)
+    wm.open(fd).close()
+    assert os.pread(fd, 8, 0) == example.data[:8]
+    os.close(fd)
+
+
+@every_example
+def test_a_file_object_is_borrowed(example: builders.Example, path: Path) -> None:
+    """A binary file object is read from its start, stays open, and keeps its position."""
+    with path.open("rb") as file:
+        file.seek(5)
+        with wm.open(file) as f:
+            assert all(same(array, example.tensors[name]) for name, array in f.items())
+        assert not file.closed
+        assert file.tell() == 5
+
+
+@every_with_data
+def test_a_buffer_is_not_copied(example: builders.Example, path: Path) -> None:
+    """Arrays over a bytearray are views of that bytearray and keep it from being resized."""
+    buffer = bytearray(example.data)
+    with wm.open(buffer) as f:
+        name = first_with_data(example)
+        array = f[name]
+        assert address(array) == address(np.frombuffer(buffer, np.uint8)) + f.info(name).offset
+        with pytest.raises(BufferError):
+            buffer.extend(b"more")
+
+
+@every_example
+def test_a_strided_memoryview_is_refused(example: builders.Example) -> None:
+    """A buffer that is not contiguous is a TypeError, not a silent copy."""
+    spread = bytearray(2 * len(example.data))
+    spread[::2] = example.data
+    with pytest.raises(TypeError):
+        wm.open(memoryview(spread)[::2])
+
+
+@pytest.mark.parametrize("source", [None, 3.5, object(), ["a"]], ids=repr)
+def test_a_source_of_a_wrong_type_is_a_type_error(source: Any) -> None:
+    """What is no source at all is a TypeError."""
+    with pytest.raises(TypeError):
+        wm.open(source)
+
+
+@every_example
+def test_the_suffix_means_nothing(example: builders.Example, put: Callable[..., Path]) -> None:
+    """A file is recognised by its content under any name."""
+    for suffix in (".weights", ".safetensors", ".bin", ".txt", ""):
+        with wm.open(put(example.data, "file" + suffix)) as f:
+            assert f.format == example.format
+
+
+@every_example
+def test_a_symbolic_link_is_followed(example: builders.Example, path: Path, tmp_path: Path) -> None:
+    """A link to a file opens as the file."""
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with wm.open(link) as f:
+        assert list(f) == list(example.tensors)
+
+
+@every_example
+def test_the_format_may_be_named(example: builders.Example, path: Path) -> None:
+    """`format=` with the right name changes nothing; with another format's name the file is refused."""
+    with wm.open(path, format=example.format) as f:
+        assert list(f) == list(example.tensors)
+    for other in wm.formats():
+        if other != example.format:
+            with pytest.raises(wm.FormatError):
+                wm.open(path, format=other)
+
+
+# ------------------------------------------------------------------------------------------------- read
+
+
+@every_example
+def test_read_widens_to_float32(example: builders.Example, path: Path) -> None:
+    """Read gives a new, writable float32 array with numpy's own values, and fills `out` in place when given."""
+    with wm.open(path) as f, np.errstate(all="ignore"):
+        for name, value in example.tensors.items():
+            if value.dtype == "complex64":
+                continue
+            expected = value.array.astype(np.float32)
+            got = f.read(name)
+            assert got.dtype == np.float32
+            assert got.shape == value.shape
+            assert got.flags.writeable
+            np.testing.assert_array_equal(got, expected)
+            out = np.full(value.shape, 9, np.float32)
+            assert f.read(name, out=out) is out
+            np.testing.assert_array_equal(out, expected)
+
+
+@every_example
+def test_read_in_the_tensors_own_dtype_is_a_copy(example: builders.Example, path: Path) -> None:
+    """Read with the stored dtype copies the bits, and the copy has nothing to do with the mapping."""
+    with wm.open(path) as f:
+        for name, value in example.tensors.items():
+            got = f.read(name, value.array.dtype)
+            assert same(got, value)
+            assert got.flags.writeable
+            assert not np.may_share_memory(got, f[name])
+
+
+@every_with_data
+def test_read_refuses_an_unfit_out(example: builders.Example, path: Path) -> None:
+    """`out` of a wrong shape, or read-only, is refused."""
+    name = first_with_data(example)
+    shape = example.tensors[name].shape
+    read_only = np.zeros(shape, np.float32)
+    read_only.flags.writeable = False
+    with wm.open(path) as f:
+        for out in (np.zeros((*shape, 2), np.float32), read_only):
+            with pytest.raises((ValueError, TypeError)):
+                f.read(name, out=out)
+
+
+@every_example
+def test_load_gives_arrays_that_need_no_handle(example: builders.Example, path: Path) -> None:
+    """wm.load returns a plain dict of all tensors, right after the file is gone."""
+    loaded = wm.load(path)
+    path.unlink()
+    assert type(loaded) is dict
+    assert list(loaded) == list(example.tensors)
+    assert all(same(array, example.tensors[name]) for name, array in loaded.items())
+
+
+@every_example
+def test_prefetch_returns_nothing_and_changes_nothing(example: builders.Example, path: Path) -> None:
+    """Prefetch of all, of some, and of no tensors returns at once; an unknown name is an error."""
+    with wm.open(path) as f:
+        assert f.prefetch() is None
+        assert f.prefetch(list(example.tensors)[:1]) is None
+        assert f.prefetch([]) is None
+        with pytest.raises(wm.TensorNotFoundError):
+            f.prefetch(["no such tensor"])
+        exercise(f)
+
+
+# ------------------------------------------------------------------------------------------------- verify
+
+
+@every_example
+@pytest.mark.parametrize("level", ["header", "full", "none"])
+def test_a_sound_file_passes_every_level(example: builders.Example, path: Path, level: str) -> None:
+    """All three levels of `verify=` open a sound file to the same content."""
+    with wm.open(path, verify=level) as f:
+        assert all(same(array, example.tensors[name]) for name, array in f.items())
+
+
+@every_example
+def test_verify_reports_what_it_checked(example: builders.Example, path: Path) -> None:
+    """Verify lists its checks, gives warnings as a list of strings, and tells its progress in bytes up to the end."""
+    seen: list[tuple[int, int]] = []
+    with wm.open(path) as f:
+        report = f.verify(progress=lambda done, total: seen.append((done, total)))
+    assert report.checks
+    assert all(isinstance(line, str) for line in (*report.checks, *report.warnings))
+    for done, total in seen:
+        assert 0 <= done <= total <= 2 * len(example.data)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    if seen:
+        assert seen[-1][0] == seen[-1][1]
+
+
+@every_example
+def test_verify_works_in_every_mode(example: builders.Example, path: Path) -> None:
+    """Verify reads the file's bytes in all modes alike."""
+    for mode in ("mmap", "cow", "copy"):
+        with wm.open(path, mode=mode) as f:
+            assert f.verify().checks
+
+
+# ------------------------------------------------------------------------------------------------- pickling and threads
+
+
+@every_example
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+def test_a_pickled_handle_reopens_its_path(example: builders.Example, path: Path, mode: str) -> None:
+    """A handle goes through pickle and comes back open on the same file in the same mode."""
+    with wm.open(path, mode=mode) as f:
+        blob = pickle.dumps(f)
+    assert len(blob) < 2000 + len(example.data) // 2
+    with pickle.loads(blob) as g:
+        assert all(same(array, example.tensors[name]) for name, array in g.items())
+        assert list(g) == list(example.tensors)
+        assert bool(mappings(path)) == (mode != "copy") or not any(value.data for value in example.tensors.values())
+
+
+@every_example
+def test_unpickling_notices_another_file(example: builders.Example, path: Path) -> None:
+    """When the path holds another file by then, unpickling raises FileChangedError, an OSError."""
+    with wm.open(path) as f:
+        blob = pickle.dumps(f)
+    other = path.with_name("other")
+    other.write_bytes(example.data[:-1] + bytes([example.data[-1] ^ 1]))
+    other.replace(path)
+    with pytest.raises(wm.FileChangedError) as caught:
+        pickle.loads(blob)
+    assert isinstance(caught.value, OSError)
+
+
+@every_with_data
+def test_a_file_that_changed_is_noticed_at_look_up(example: builders.Example, path: Path) -> None:
+    """A file truncated under a handle is a FileChangedError at the next look-up, not a fault."""
+    f = wm.open(path)
+    os.truncate(path, 10)
+    for name in example.tensors:
+        with pytest.raises(wm.FileChangedError):
+            f[name]
+    with pytest.raises((wm.TensorFileError, OSError)):
+        f.verify()
+    f.close()
+
+
+@every_with_data
+def test_replacing_the_file_by_rename_is_safe(example: builders.Example, path: Path) -> None:
+    """A handle keeps the old file when the path gets a new one."""
+    with wm.open(path) as f:
+        held = f[first_with_data(example)]
+        other = path.with_name("other")
+        other.write_bytes(b"something else entirely")
+        other.replace(path)
+        assert same(held, example.tensors[first_with_data(example)])
+
+
+@every_example
+def test_many_threads_read_one_handle(example: builders.Example, path: Path) -> None:
+    """Eight threads that use one fresh handle at once all see the right content."""
+    wrong: list[object] = []
+    with wm.open(path) as f:
+        start = threading.Barrier(8)
+
+        def work() -> None:
+            start.wait()
+            try:
+                for _ in range(5):
+                    wrong.extend(name for name, value in example.tensors.items() if not same(f[name], value))
+                    if tuple(f.vocab or ()) != (example.vocab or ()):
+                        wrong.append("vocab")
+                    wrong.extend(token for token in example.vocab or () if f.vocab[f.vocab.index(token)] != token)
+            except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+@every_with_data
+def test_closing_while_others_read_never_crashes(example: builders.Example, path: Path) -> None:
+    """A reader that loses the race against close gets a ClosedError or a right array, nothing else."""
+    wrong: list[object] = []
+    for _ in range(10):
+        f = wm.open(path)
+
+        def work(f: wm.TensorFile = f) -> None:
+            try:
+                while True:
+                    for name, value in example.tensors.items():
+                        if not same(f[name], value):
+                            wrong.append(name)
+            except wm.ClosedError:
+                pass
+            except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        f.close()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+CYCLES = """
+import gc, sys, weightmap as wm
+class Box: pass
+for path in sys.argv[1:]:
+    data = open(path, "rb").read()
+    for source in (path, data, bytearray(data), memoryview(data), memoryview(data).toreadonly()[:]):
+        for used in range(2):
+            handle, first = wm.open(source), None
+            if used:
+                try:
+                    handle["no such tensor"]
+                except KeyError as error:
+                    first = error
+                list(handle.values()), handle.vocab and list(handle.vocab)
+            # The collector clears the oldest first: what the handle is made of comes before the cycle that holds it.
+            box = Box()
+            box.me, box.handle, box.error = box, handle, first
+            del box, handle, first
+            gc.collect()
+    try:
+        wm.open(memoryview(data + b"tail"))
+    except wm.FormatError as error:
+        kept = error
+        kept.me = kept
+    del kept
+    gc.collect()
+print("alive")
+"""
+
+
+def test_handles_in_reference_cycles_are_collected_unharmed(tmp_path: Path) -> None:
+    """The garbage collector may find handles, buffers, arrays and errors in any cycle and clear them in any order."""
+    paths = [tmp_path / f"{number}{example.suffix}" for number, example in enumerate(EXAMPLES)]
+    for path, example in zip(paths, EXAMPLES, strict=True):
+        path.write_bytes(example.data)
+    assert run_child(CYCLES, *paths).stdout.strip() == "alive"
+
+
+# ------------------------------------------------------------------------------------------------- side effects
+
+AUDIT = """
+import sys
+import weightmap as wm
+events = []
+path = sys.argv[1]
+on = False
+def hook(event, args):
+    if on:
+        events.append((event, str(args[0]) if args else ""))
+sys.addaudithook(hook)
+on = True
+f = wm.open(path)
+list(f.infos()), dict(f.metadata), len(f), f.vocab is None
+on = False
+allowed = {"open": path, "mmap.__new__": None}
+odd = [(event, arg) for event, arg in events
+       if not (event in allowed and (allowed[event] is None or arg == path))
+       and not event.startswith(("object.", "cffi.", "ctypes."))]
+assert not odd, odd
+assert sum(event == "open" for event, _ in events) == 1, events
+"""
+
+
+@every_example
+def test_opening_has_no_side_effects(example: builders.Example, path: Path) -> None:
+    """Opening and inspecting opens that one path once, imports nothing, runs nothing and asks no network."""
+    run_child(AUDIT, path)
+
+
+@every_example
+def test_opening_takes_little_memory(example: builders.Example, path: Path) -> None:
+    """The peak Python heap while opening stays below 1 MiB + 32 bytes for each byte of header."""
+    wm.open(path).close()
+    header = min((info.offset for info in wm.open(path).infos()), default=len(example.data))
+    tracemalloc.start()
+    try:
+        wm.open(path).close()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= 2**20 + 32 * header
+
+
+# ------------------------------------------------------------------------------------------------- damage
+
+
+@every_example
+def test_truncation_at_every_byte_is_an_error(example: builders.Example) -> None:
+    """Each proper prefix of a file is refused with a FormatError, never accepted, never another exception."""
+    for size in range(len(example.data)):
+        with pytest.raises(wm.FormatError):
+            wm.open(memoryview(example.data[:size]))
+
+
+@every_small
+def test_truncated_files_on_disk_are_errors_too(example: builders.Example, put: Callable[..., Path]) -> None:
+    """The same for files, in every mode; the error names the file."""
+    for size in range(0, len(example.data), 7):
+        path = put(example.data[:size])
+        for mode in ("mmap", "cow", "copy"):
+            with pytest.raises(wm.FormatError) as caught:
+                wm.open(path, mode=mode)
+            assert "model.weights" in str(caught.value)
+
+
+def test_an_empty_file_says_so(put: Callable[..., Path]) -> None:
+    """No bytes at all: the message says that the file is empty."""
+    for source in (put(b""), memoryview(b""), io.BytesIO()):
+        with pytest.raises(wm.FormatError, match="empty"):
+            wm.open(source)
+
+
+@every_example
+@pytest.mark.parametrize(
+    "tail", [b"\0", b"\n", b"PK\5\6" + bytes(18), bytes(64)], ids=["nul", "newline", "zip", "zeros"]
+)
+def test_trailing_bytes_are_refused(example: builders.Example, tail: bytes) -> None:
+    """A file with anything behind its end is refused."""
+    with pytest.raises(wm.FormatError):
+        wm.open(memoryview(example.data + tail))
+
+
+@every_example
+def test_two_files_joined_are_refused(example: builders.Example) -> None:
+    """A file appended to itself is refused."""
+    with pytest.raises(wm.FormatError):
+        wm.open(memoryview(example.data * 2))
+
+
+@pytest.mark.parametrize("value", [0x00, 0x01, 0x7F, 0x80, 0xFA, 0xFB, 0xFF])
+@every_small
+def test_any_single_byte_may_be_wrong(example: builders.Example, value: int) -> None:
+    """With any one byte replaced a file opens and works, or raises a TensorFileError."""
+    data = bytearray(example.data)
+    for place in range(len(data)):
+        before, data[place] = data[place], value
+        survives(bytes(data))
+        data[place] = before
+
+
+@every_example
+def test_random_damage_is_survived(example: builders.Example) -> None:
+    """Bytes overwritten, removed, inserted and swapped at random: a right answer or a TensorFileError."""
+    random = np.random.default_rng(1)
+    interesting = [
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\0",
+        b"\xff" * 8,
+        b"\0\0\0\x80",
+        b"\1\0\0\0",
+        b"}",
+        b'"',
+        b"\xed\xa0\x80",
+    ]
+    for _ in range(300):
+        data = bytearray(example.data)
+        for _ in range(int(random.integers(1, 4))):
+            place = int(random.integers(0, len(data) + 1))
+            what = interesting[int(random.integers(len(interesting)))]
+            action = int(random.integers(3))
+            if action == 0:
+                data[place : place + len(what)] = what
+            elif action == 1:
+                data[place:place] = what
+            else:
+                del data[place : place + int(random.integers(1, 9))]
+        survives(bytes(data))
+
+
+NOT_OURS = {
+    "zeros": bytes(4096),
+    "text": b"hello, world\n" * 20,
+    "html": b"<!DOCTYPE html><html><body>not found</body></html>",
+    "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+    "gzip": b"\x1f\x8b\x08" + bytes(60),
+    "zip": b"PK\3\4" + bytes(60),
+    "pickle": b"\x80\x02}q\0." + bytes(60),
+    "swapped": b"DBME" + bytes(100),
+    "one": b"\0",
+}
+
+
+@pytest.mark.parametrize("kind", NOT_OURS)
+def test_other_files_are_unknown(kind: str, put: Callable[..., Path]) -> None:
+    """What is no tensor file at all is an UnknownFormatError or TruncatedError that names the file."""
+    with pytest.raises((wm.UnknownFormatError, wm.TruncatedError), match=r"model\.weights"):
+        wm.open(put(NOT_OURS[kind]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"), [("lfs", "LFS|lfs"), ("html", "HTML|html"), ("gzip", "gzip"), ("zip", "zip|ZIP")]
+)
+def test_well_known_mistakes_get_a_hint(kind: str, hint: str, put: Callable[..., Path]) -> None:
+    """A Git LFS pointer, a web page and archives are recognised, and the message says what they are."""
+    with pytest.raises(wm.UnknownFormatError, match=hint):
+        wm.open(put(NOT_OURS[kind]))
+
+
+# ------------------------------------------------------------------------------------------------- the operating system
+
+
+def test_operating_system_errors_pass_through(tmp_path: Path) -> None:
+    """A missing file is the usual FileNotFoundError, and no TensorFileError."""
+    with pytest.raises(FileNotFoundError) as caught:
+        wm.open(tmp_path / "absent.weights")
+    assert not isinstance(caught.value, wm.TensorFileError)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """A FIFO is a NotRegularFileError without waiting for a writer; so are devices."""
+    os.mkfifo(tmp_path / "fifo.weights")
+    for path in (tmp_path / "fifo.weights", "/dev/zero", "/dev/null"):
+        with pytest.raises(wm.NotRegularFileError) as caught:
+            wm.open(path)
+        assert isinstance(caught.value, OSError)
+
+
+@every_example
+def test_limits_are_enforced(example: builders.Example, path: Path) -> None:
+    """More tensors than `limits` allows is a LimitError; exactly as many is fine."""
+    count = len(example.tensors)
+    with wm.open(path, limits=wm.Limits(max_tensors=count)) as f:
+        assert len(f) == count
+    if count:
+        with pytest.raises(wm.LimitError):
+            wm.open(path, limits=wm.Limits(max_tensors=count - 1))

@@ -1,0 +1,314 @@
+"""Conversion: what arrives is what was there, memory stays flat, and what the target cannot hold is said, not lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from tests.builders import embd, noise, normal, tensor
+from tests.builders import safetensors as st
+from tests.support import listing, run_child, same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+COMMON = {f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(embd.CODES)}
+MODEL = {
+    "encoder.weight": normal((4, 6), 1),
+    "encoder.bias": normal((6,), 2),
+    "decoder.weight": normal((6, 4), 3),
+    "ids": noise("int32", (5,)),
+}
+
+
+def test_there_and_back_again(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Safetensors → EMBD → safetensors keeps every tensor bit by bit and all metadata."""
+    source = put(st.build(COMMON, {"format": "pt", "ключ": "値"}), "a.safetensors")
+    middle, back = tmp_path / "b.weights", tmp_path / "c.safetensors"
+    report = wm.convert(source, middle)
+    assert report is not None
+    parsed = embd.parse(middle.read_bytes())
+    assert parsed.tensors == COMMON
+    assert parsed.metadata.items() >= {"format": "pt", "ключ": "値"}.items()
+    wm.convert(middle, back)
+    tensors, metadata = st.parse(back.read_bytes())
+    assert tensors == COMMON
+    assert metadata.items() >= {"format": "pt", "ключ": "値"}.items()
+    with wm.open(source) as f, wm.open(back) as g:
+        assert all(f[name].tobytes() == g[name].tobytes() for name in f)
+
+
+def test_embd_to_embd_keeps_everything(put: Callable[..., Path], tmp_path: Path) -> None:
+    """EMBD → EMBD carries vocabulary, special ids and metadata along: the same file, byte for byte."""
+    data = next(item for item in embd.examples() if item.name == "spec-everything").data
+    wm.convert(put(data), tmp_path / "again.weights")
+    assert (tmp_path / "again.weights").read_bytes() == data
+
+
+def test_between_the_layouts(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Simple → specification is the default; layout="simple" goes back to the same bytes."""
+    value = normal((3, 4))
+    data = embd.simple([("m", value)], ["x", "y"])
+    wm.convert(put(data), tmp_path / "spec.weights")
+    parsed = embd.parse((tmp_path / "spec.weights").read_bytes())
+    assert parsed.tensors == {"m": value}
+    assert parsed.vocab == ["x", "y"]
+
+
+def test_converting_in_place(put: Callable[..., Path]) -> None:
+    """Source and target may be one path."""
+    path = put(embd.simple(MODEL_F32, ["x"]))
+    wm.convert(path, path)
+    assert embd.parse(path.read_bytes()).tensors == dict(MODEL_F32)
+
+
+MODEL_F32 = [(name, value) for name, value in MODEL.items() if value.dtype == "float32"]
+
+
+def test_include_and_exclude(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Include keeps what matches, exclude drops what matches, together they narrow."""
+    source, out = put(st.build(MODEL), "a.safetensors"), tmp_path / "out.weights"
+
+    def kept(**options: Any) -> list[str]:
+        wm.convert(source, out, **options)
+        return sorted(embd.parse(out.read_bytes()).tensors)
+
+    assert kept(include=["encoder.*"]) == ["encoder.bias", "encoder.weight"]
+    assert kept(exclude=["ids"]) == ["decoder.weight", "encoder.bias", "encoder.weight"]
+    assert kept(include=["encoder.*"], exclude=["encoder.bias"]) == ["encoder.weight"]
+    assert kept(include=["encoder.*", "ids"]) == ["encoder.bias", "encoder.weight", "ids"]
+    assert kept(include="ids") == ["ids"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", np.float16, np.dtype("float32")], ids=str)
+def test_dtype_casts_floating_tensors(put: Callable[..., Path], tmp_path: Path, dtype: Any) -> None:
+    """dtype= rounds floating-point tensors as numpy does and leaves integers alone."""
+    source, out = put(st.build(MODEL), "a.safetensors"), tmp_path / "out.safetensors"
+    wm.convert(source, out, dtype=dtype)
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    found = st.parse(out.read_bytes())[0]
+    for key, value in MODEL.items():
+        if value.dtype == "float32":
+            wanted = normal((1,), dtype=name).array.dtype
+            assert found[key] == tensor(value.array.astype(wanted)), key
+        else:
+            assert found[key] == value
+
+
+def test_what_cannot_be_expressed_is_an_error_before_a_file(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Every offending tensor is named, no file is created, and a cast that makes them fit is accepted."""
+    bad = {"good": normal((2,)), "f64": noise("int64", (2,)), "b": noise("bool", (3,)), "scalar": normal(())}
+    source = put(st.build(bad), "a.safetensors")
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.convert(source, tmp_path / "out.weights")
+    assert all(repr(name) in str(caught.value) for name in ("f64", "b", "scalar"))
+    assert "'good'" not in str(caught.value)
+    assert listing(tmp_path) == ["a.safetensors"]
+    wm.convert(source, tmp_path / "out.weights", include=["good"])
+    assert list(embd.parse((tmp_path / "out.weights").read_bytes()).tensors) == ["good"]
+
+
+def test_an_unknown_target_is_a_value_error(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A suffix or format that nobody knows is refused, and a malformed source raises its own error."""
+    source = put(st.build(MODEL), "a.safetensors")
+    with pytest.raises(ValueError, match=r"\.weights"):
+        wm.convert(source, tmp_path / "out.unknown")
+    bad = put(st.build(MODEL)[:-1], "bad.safetensors")
+    with pytest.raises(wm.FormatError):
+        wm.convert(bad, tmp_path / "out.weights")
+    with pytest.raises(FileNotFoundError):
+        wm.convert(tmp_path / "absent", tmp_path / "out.weights")
+    assert listing(tmp_path) == ["a.safetensors", "bad.safetensors"]
+
+
+def test_progress_and_modes(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Convert tells its progress in bytes, and its file has the mode that the umask gives."""
+    seen: list[tuple[int, int]] = []
+    out = tmp_path / "out.weights"
+    wm.convert(put(st.build(MODEL), "a.safetensors"), out, progress=lambda done, total: seen.append((done, total)))
+    assert seen
+    assert seen[-1][0] == seen[-1][1] >= sum(len(value.data) for value in MODEL.values())
+    umask = os.umask(0)
+    os.umask(umask)
+    assert out.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+FLAT = """
+import sys, threading, tracemalloc, weightmap as wm
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+
+wm.convert(sys.argv[3], sys.argv[2])
+peak, done = [anonymous()], threading.Event()
+before = peak[0]
+
+def watch():
+    while not done.wait(0.002):
+        peak.append(anonymous())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+wm.convert(sys.argv[1], sys.argv[2], **eval(sys.argv[4]))
+done.set()
+watcher.join()
+print(max(peak) - before)
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float16"}], ids=["copy", "cast"])
+def test_memory_stays_flat(tmp_path: Path, options: dict[str, str]) -> None:
+    """Converting 256 MiB, 192 of them in one tensor, takes less than 48 MiB of anonymous memory at its peak."""
+    small, big, out = tmp_path / "small.safetensors", tmp_path / "big.safetensors", tmp_path / "out.weights"
+    small.write_bytes(st.build(MODEL))
+    sizes = [(49152, 1024), *[(1024, 1024)] * 16]
+    head, end = {}, 0
+    for number, shape in enumerate(sizes):
+        head[f"t{number}"] = st.entry("F32", list(shape), end, end + 4 * shape[0] * shape[1])
+        end += 4 * shape[0] * shape[1]
+    with big.open("wb") as file:
+        file.write(st.raw(json.dumps(head).encode()))
+        file.truncate(file.tell() + end)
+    peak = int(run_child(FLAT, big, out, small, repr(options)).stdout)
+    assert peak < 48 * 1024
+    assert out.stat().st_size > end // (2 if options else 1)
+
+
+# ------------------------------------------------------------------------------------------- a Hugging Face directory
+
+CONFIG = {
+    "_name_or_path": "somebody/tiny-bert",
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+    "vocab_size": 7,
+    "pad_token_id": 0,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
+VOCAB = ["[PAD]", "hello", "[UNK]", "[CLS]", "##ing", "[SEP]", "[MASK]"]
+BERT = {"embeddings.word_embeddings.weight": normal((7, 8), 1), "encoder.layer.0.output.dense.bias": normal((8,), 2)}
+POSITIONS = {"embeddings.position_ids": tensor(np.arange(16, dtype="<i8")[None])}
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    """A small model directory as Hugging Face lays it out."""
+    folder = tmp_path / "tiny-bert"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (folder / "vocab.txt").write_text("".join(token + "\n" for token in VOCAB), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(st.build(BERT | POSITIONS, {"format": "pt"}))
+    return folder
+
+
+def test_a_model_directory_brings_its_configuration(bert: Path, tmp_path: Path) -> None:
+    """The ten metadata keys that the specification requires come from config.json; verify then misses none."""
+    out = tmp_path / "tiny.weights"
+    wm.convert(bert, out)
+    metadata = embd.parse(out.read_bytes()).metadata
+    assert metadata.keys() >= embd.REQUIRED.keys()
+    wanted = {
+        "embedding_dim": "8",
+        "vocab_size": "7",
+        "num_layers": "2",
+        "num_attention_heads": "4",
+        "hidden_size": "8",
+        "intermediate_size": "32",
+        "max_position_emb": "16",
+    }
+    assert {key: metadata[key] for key in wanted} == wanted
+    assert "tiny-bert" in metadata["model_name"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", metadata["created_at"])
+    with wm.open(out) as f:
+        assert list(f.verify().warnings) == []
+
+
+def test_a_model_directory_brings_its_vocabulary(bert: Path, tmp_path: Path) -> None:
+    """vocab.txt becomes the vocabulary in its order, and the special ids are those of its special tokens."""
+    out = tmp_path / "tiny.weights"
+    wm.convert(bert, out)
+    parsed = embd.parse(out.read_bytes())
+    assert parsed.vocab == VOCAB
+    assert parsed.special_ids == {"pad": 0, "unk": 2, "cls": 3, "sep": 5, "mask": 6}
+
+
+def test_position_ids_are_dropped_with_a_reason(bert: Path, tmp_path: Path) -> None:
+    """The int64 buffer position_ids, which EMBD cannot express, is left out, and the report says so and why."""
+    out = tmp_path / "tiny.weights"
+    report = wm.convert(bert, out)
+    assert embd.parse(out.read_bytes()).tensors == BERT
+    assert "embeddings.position_ids" in repr(report)
+    assert "int64" in repr(report)
+
+
+def test_any_other_int64_tensor_is_an_error(bert: Path, tmp_path: Path) -> None:
+    """Only position_ids that count 0, 1, 2 … are dropped; another int64 tensor is an EncodeError that names it."""
+    for odd in ("other_ids", "embeddings.position_ids"):
+        (bert / "model.safetensors").write_bytes(st.build(BERT | POSITIONS | {odd: noise("int64", (3,))}))
+        with pytest.raises(wm.EncodeError, match=odd):
+            wm.convert(bert, tmp_path / "tiny.weights")
+    assert listing(tmp_path) == ["tiny-bert"]
+
+
+def test_a_model_directory_into_safetensors_keeps_all_tensors(bert: Path, tmp_path: Path) -> None:
+    """A target that can express position_ids gets it."""
+    out = tmp_path / "tiny.safetensors"
+    wm.convert(bert, out)
+    assert st.parse(out.read_bytes())[0] == BERT | POSITIONS
+
+
+def test_a_sharded_model_directory(bert: Path, tmp_path: Path) -> None:
+    """Shards and an index instead of one file: the same result."""
+    out = tmp_path / "one.weights"
+    wm.convert(bert, out)
+    (bert / "model.safetensors").unlink()
+    names = list(BERT)
+    st.shard(
+        bert, {"m-1.safetensors": {names[0]: BERT[names[0]]}, "m-2.safetensors": {names[1]: BERT[names[1]]} | POSITIONS}
+    )
+    two = tmp_path / "two.weights"
+    wm.convert(bert, two)
+    assert embd.parse(two.read_bytes()).tensors == BERT
+    assert embd.parse(two.read_bytes()).vocab == VOCAB
+
+
+def test_odd_lines_of_a_vocabulary(bert: Path, tmp_path: Path) -> None:
+    """Tokens with spaces, line separators of Unicode and no newline at the end of the file keep their ids."""
+    tokens = ["[PAD]", "a b", "\u2028", "\x85", "\x0c", "[UNK]", "日本"]
+    (bert / "vocab.txt").write_bytes("\n".join(tokens).encode())
+    out = tmp_path / "tiny.weights"
+    wm.convert(bert, out)
+    assert embd.parse(out.read_bytes()).vocab == tokens
+
+
+@pytest.mark.parametrize(
+    "config", [b"{", b"[]", b"\xff", b'{"a":' + b"[" * 100_000, b'{"hidden_size":NaN}'], ids=lambda b: repr(b[:12])
+)
+def test_a_bad_config_is_a_format_error(bert: Path, tmp_path: Path, config: bytes) -> None:
+    """A config.json that is no JSON object is a FormatError that names it, and no file is written."""
+    (bert / "config.json").write_bytes(config)
+    with pytest.raises(wm.FormatError, match=r"config\.json"):
+        wm.convert(bert, tmp_path / "tiny.weights")
+    assert listing(tmp_path) == ["tiny-bert"]
+
+
+def test_the_result_is_usable_at_once(bert: Path, tmp_path: Path) -> None:
+    """The converted model opens with its vocabulary, and every tensor is the original's."""
+    out = tmp_path / "tiny.weights"
+    wm.convert(bert, out)
+    with wm.open(out, verify="full") as f:
+        assert all(same(f[name], value) for name, value in BERT.items())
+        assert f.vocab.index("hello") == 1

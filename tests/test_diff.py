@@ -1,0 +1,117 @@
+"""Comparison of two files: tensors by value, whatever the format, metadata and vocabulary besides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import weightmap as wm
+from tests.builders import Tensor, embd, noise, normal
+from tests.builders import safetensors as st
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TENSORS = {"a": normal((2, 3), 1), "b": noise("int8", (5,), 2), "c": normal((4,), 3)}
+
+
+def spec(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, vocab: list[str] | None = None) -> bytes:
+    """An EMBD file of this content."""
+    return embd.Draft(tensors.items(), metadata or {}, vocab).seal()
+
+
+def test_a_file_equals_itself_and_its_copy(put: Callable[..., Path]) -> None:
+    """Two files of the same content are equal: no field of the report lists anything."""
+    a, b = put(spec(TENSORS, {"k": "v"}, ["x"]), "a"), put(spec(TENSORS, {"k": "v"}, ["x"]), "b")
+    for other in (a, b):
+        report = wm.diff(a, other)
+        assert report.equal is True
+        assert not report.only_in_a
+        assert not report.only_in_b
+        assert not report.changed
+        assert not report.metadata
+        assert not report.vocab
+
+
+def test_the_format_does_not_matter_for_tensors(put: Callable[..., Path]) -> None:
+    """The same tensors in EMBD and safetensors, in any order, do not differ."""
+    backwards = dict(reversed(TENSORS.items()))
+    report = wm.diff(put(spec(TENSORS), "a"), put(st.build(backwards), "b"))
+    assert report.equal
+    assert not report.changed
+
+
+def test_tensors_on_one_side(put: Callable[..., Path]) -> None:
+    """Names that only one file has are listed under that file."""
+    left = {"a": TENSORS["a"], "x": TENSORS["b"], "y": TENSORS["c"]}
+    report = wm.diff(put(spec(left), "a"), put(spec(TENSORS), "b"))
+    assert not report.equal
+    assert sorted(report.only_in_a) == ["x", "y"]
+    assert sorted(report.only_in_b) == ["b", "c"]
+    assert not report.changed
+
+
+@pytest.mark.parametrize(
+    "other",
+    [normal((2, 3), 9), normal((3, 2), 1), noise("int32", (2, 3), 1), Tensor("int8", (24,), normal((2, 3), 1).data)],
+    ids=["values", "shape", "dtype", "both"],
+)
+def test_changed_tensors(put: Callable[..., Path], other: Tensor) -> None:
+    """A tensor of another value, shape or dtype is a changed one, by name; the others are not."""
+    report = wm.diff(put(spec(TENSORS), "a"), put(spec(TENSORS | {"a": other}), "b"))
+    assert not report.equal
+    assert len(report.changed) == 1
+    assert "'a'" in repr(report.changed)
+    assert not report.only_in_a
+    assert not report.only_in_b
+
+
+def test_one_bit_is_a_change(put: Callable[..., Path]) -> None:
+    """Comparison is bit by bit: a sign of zero or a NaN payload counts, and equal NaNs are equal."""
+    nan, other_nan = b"\x01\x00\xc0\x7f", b"\x02\x00\xc0\x7f"
+    zero, minus_zero = bytes(4), b"\x00\x00\x00\x80"
+
+    def file(name: str, data: bytes) -> Path:
+        return put(spec({"t": Tensor("float32", (2,), data)}), name)
+
+    assert wm.diff(file("a", nan + zero), file("b", nan + zero)).equal
+    assert not wm.diff(file("a", nan + zero), file("b", other_nan + zero)).equal
+    assert not wm.diff(file("a", nan + zero), file("b", nan + minus_zero)).equal
+
+
+def test_metadata_and_vocabulary(put: Callable[..., Path]) -> None:
+    """Differing metadata and vocabularies are told apart from differing tensors."""
+    base = put(spec(TENSORS, {"k": "v", "same": "s"}, ["x", "y"]), "a")
+    report = wm.diff(base, put(spec(TENSORS, {"k": "w", "same": "s", "new": "n"}, ["x", "y"]), "b"))
+    assert not report.equal
+    assert "'k'" in repr(report.metadata)
+    assert "'new'" in repr(report.metadata)
+    assert "'same'" not in repr(report.metadata)
+    assert not report.vocab
+    assert not report.changed
+    report = wm.diff(base, put(spec(TENSORS, {"k": "v", "same": "s"}, ["x", "z"]), "c"))
+    assert not report.equal
+    assert report.vocab
+    assert not report.metadata
+    report = wm.diff(base, put(spec(TENSORS, {"k": "v", "same": "s"}), "d"))
+    assert not report.equal
+    assert report.vocab
+
+
+def test_errors_are_those_of_opening(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A malformed or missing file is the error that opening it would be."""
+    good = put(spec(TENSORS), "a")
+    with pytest.raises(wm.FormatError, match="bad"):
+        wm.diff(good, put(spec(TENSORS)[:-1], "bad"))
+    with pytest.raises(FileNotFoundError):
+        wm.diff(tmp_path / "absent", good)
+
+
+def test_reports_are_printable(put: Callable[..., Path]) -> None:
+    """Repr of a report is printable text whatever the names hold."""
+    nasty = {"\x1b[31m": TENSORS["a"]}
+    report = wm.diff(put(spec(nasty), "a"), put(spec(TENSORS), "b"))
+    assert repr(report).isprintable()
+    assert not report.equal

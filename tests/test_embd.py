@@ -1,0 +1,498 @@
+"""EMBD files that are right: both layouts, the ground truth, the vocabulary, verification."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from tests.builders import Tensor, embd, noise, normal, numpy_dtype
+from tests.support import DATA, run_child, same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TRUTH = DATA / "embd"
+
+
+def draft(**options: Any) -> embd.Draft:
+    """A small valid file of the specification layout."""
+    options.setdefault("vocab", embd.TOKENS)
+    return embd.Draft([("a", normal((2, 3))), ("b", noise("int8", (5,)))], **options)
+
+
+# ------------------------------------------------------------------------------------------------- ground truth
+
+
+@pytest.mark.parametrize("name", ["minimal", "all_dtypes_aligned"])
+def test_ground_truth_of_the_specification_layout(name: str) -> None:
+    """The files of the specification layout read as their recorded values say, offsets and bits included."""
+    path = TRUTH / "spec_ourreading" / f"{name}.weights"
+    truth = json.loads((path.parent / f"{name}.weights.json").read_text(encoding="utf-8"))
+    with wm.open(path) as f:
+        assert (f.format, f.layout) == ("embd", "spec")
+        assert list(f) == [item["name"] for item in truth["tensors"]]
+        for item in truth["tensors"]:
+            info = f.info(item["name"])
+            assert (info.dtype, list(info.shape), info.offset, info.nbytes) == (
+                item["dtype"],
+                item["shape"],
+                item["file_offset"],
+                item["nbytes"],
+            )
+            assert f[item["name"]].tobytes().hex() == item["hex"]
+            assert hashlib.sha256(f[item["name"]].tobytes()).hexdigest() == item["sha256"]
+        assert dict(f.metadata) == truth["metadata"]
+        assert (None if f.vocab is None else list(f.vocab)) == truth["vocab"]
+        if truth["special_tokens"]:
+            ids = {key.removesuffix("_id"): value for key, value in truth["special_tokens"].items()}
+            assert dict(f.vocab.special_ids) == ids
+        f.verify()
+
+
+@pytest.mark.parametrize("name", ["n1", "minilm_shaped_101"])
+def test_ground_truth_of_the_simple_layout(name: str) -> None:
+    """The files that the upstream converter writes read as their recorded values say."""
+    path = TRUTH / "upstream_simple" / f"{name}.weights"
+    truth = json.loads((path.parent / f"{name}.weights.json").read_text(encoding="utf-8"))
+    arrays = np.load(path.parent / f"{name}.weights.npz")
+    with wm.open(path) as f:
+        assert (f.format, f.layout) == ("embd", "simple")
+        assert list(f) == truth["names"]
+        assert [list(info.shape) for info in f.infos()] == truth["shapes"]
+        for number, key in enumerate(truth["names"]):
+            expected = arrays[key] if key in arrays else arrays[arrays.files[number]]
+            np.testing.assert_array_equal(f[key], expected)
+            assert f[key].dtype == np.float32
+        assert list(f.vocab) == truth["vocab"]
+        f.verify()
+
+
+def test_the_builder_agrees_with_the_ground_truth() -> None:
+    """The suite's own builder writes the ground-truth file byte for byte: both rest on one reading."""
+    data = (TRUTH / "spec_ourreading" / "all_dtypes_aligned.weights").read_bytes()
+    parsed = embd.parse(data)
+    again = embd.Draft(parsed.tensors.items(), parsed.metadata, parsed.vocab, list((parsed.special_ids or {}).values()))
+    assert again.seal() == data
+
+
+def _verdicts(folder: str, table: str) -> list[tuple[str, str]]:
+    rows = (DATA / "malformed" / folder / table).read_text(encoding="utf-8").splitlines()
+    return [(row.split("\t")[0], row.split("\t")[1]) for row in rows if not row.startswith("file\t")]
+
+
+@pytest.mark.parametrize(("name", "verdict"), _verdicts("embd_spec_ourreading", "_recommended.tsv"))
+def test_verdicts_on_malformed_files(name: str, verdict: str) -> None:
+    """Each recorded malformed file meets its recorded verdict; "warn" opens and is told by verify."""
+    path = DATA / "malformed" / "embd_spec_ourreading" / f"{name}.weights"
+    if verdict.startswith("reject"):
+        with pytest.raises(wm.FormatError) as caught:
+            wm.open(path)
+        assert name in str(caught.value)
+    else:
+        with wm.open(path) as f:
+            assert len(f) == 14
+            data = path.read_bytes()
+            assert f["w.float32"].tobytes() == data[960:1020]
+
+
+def test_a_wrong_total_size_of_the_metadata_is_a_warning() -> None:
+    """Metadata total_size that disagrees with metadata_size: the file opens whole, and verify's warnings say so."""
+    draft_ = draft(metadata=embd.metadata_section(embd.REQUIRED.items(), total=5))
+    with wm.open(memoryview(draft_.seal())) as f:
+        assert dict(f.metadata) == embd.REQUIRED
+        assert any("total_size" in line for line in f.verify().warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [("ok", "accept"), ("magic", "reject"), ("trailing_bytes", "reject"), ("vocab_100001", "accept")],
+)
+def test_recorded_files_of_the_simple_layout(name: str, verdict: str) -> None:
+    """As upstream, but that trailing bytes are refused and a vocabulary may exceed 100,000 tokens."""
+    path = DATA / "malformed" / "embd_simple" / f"{name}.weights"
+    if verdict == "reject":
+        with pytest.raises(wm.FormatError):
+            wm.open(path)
+    else:
+        with wm.open(path) as f:
+            assert f.layout == "simple"
+            assert list(f) == ["a"]
+            assert len(f.vocab) == (100001 if "100001" in name else 1)
+
+
+# ------------------------------------------------------------------------------------------------- legal variants
+
+
+def test_a_minor_version_is_accepted_with_a_warning() -> None:
+    """version_minor above 0 opens, and verify mentions it."""
+    with wm.open(memoryview(draft().header(version_minor=7).seal())) as f:
+        assert list(f) == ["a", "b"]
+        assert any("minor" in line for line in f.verify().warnings)
+
+
+@pytest.mark.parametrize("key", embd.REQUIRED)
+def test_a_missing_required_key_is_a_warning(key: str) -> None:
+    """Each metadata key that the specification requires is missed by verify, by name; the file opens."""
+    metadata = {name: value for name, value in embd.REQUIRED.items() if name != key}
+    with wm.open(memoryview(draft(metadata=metadata).seal())) as f:
+        assert any(key in line for line in f.verify().warnings)
+
+
+def test_a_complete_file_has_no_warnings() -> None:
+    """With all required keys, a sound vocabulary and right checksums there is nothing to warn of."""
+    with wm.open(memoryview(draft().seal())) as f:
+        assert list(f.verify().warnings) == []
+
+
+def test_empty_names_and_odd_names_are_legal() -> None:
+    """Names may be empty (verify warns), hold control characters, path-like text or 65,535 bytes."""
+    names = ["", "../../etc/passwd", "\x1b[31mred", "a\0b", "\ufeffbom", "n" * 65535, "名" * 21845]
+    with wm.open(memoryview(embd.Draft([(name, normal((2,), 3)) for name in names]).seal())) as f:
+        assert list(f) == names
+        assert all(same(f[name], normal((2,), 3)) for name in names)
+        assert f.verify().warnings
+
+
+def test_names_with_one_hash_are_told_apart() -> None:
+    """`costarring` and `liquid` have the same FNV-1a hash: both are found, and a third name with that hash is not."""
+    assert embd.fnv1a32(b"costarring") == embd.fnv1a32(b"liquid")
+    for names in (["costarring", "liquid"], ["liquid", "costarring"], ["x", "liquid", "y", "costarring", "z"]):
+        tensors = [(name, normal((3,), number)) for number, name in enumerate(names)]
+        with wm.open(memoryview(embd.Draft(tensors).seal())) as f:
+            assert all(same(f[name], value) for name, value in tensors)
+    with wm.open(memoryview(embd.Draft([("liquid", normal((3,)))]).seal())) as f:
+        assert "costarring" not in f
+        with pytest.raises(wm.TensorNotFoundError):
+            f["costarring"]
+
+
+def test_zero_in_a_used_dimension_is_an_empty_tensor() -> None:
+    """Empty tensors of any shape open, even with huge other dimensions, and own no bytes."""
+    huge = 2**32 - 1
+    tensors = [
+        ("z1", Tensor("float32", (0,), b"")),
+        ("z4", Tensor("int8", (huge, 2, 2, 0), b"")),
+        ("a", normal((2,))),
+    ]
+    with wm.open(memoryview(embd.Draft(tensors).seal())) as f:
+        assert f["z1"].shape == (0,)
+        assert f.info("z4").shape == (huge, 2, 2, 0)
+        assert f.info("z4").nbytes == 0
+        assert same(f["a"], normal((2,)))
+
+
+def test_empty_tensors_with_shapes_that_numpy_refuses() -> None:
+    """A zero-size shape whose other dimensions overflow numpy is refused or served, but never a bare ValueError."""
+    huge = 2**32 - 1
+    data = embd.Draft([("z", Tensor("float32", (huge, huge, huge, 0), b""))]).seal()
+    try:
+        with wm.open(memoryview(data)) as f:
+            assert f["z"].size == 0
+    except wm.FormatError:
+        pass
+
+
+def test_checksums_may_be_absent() -> None:
+    """With CHECKSUM_ENABLED clear the footer's CRCs are not checked, neither by verify nor by open(verify="full")."""
+    data = draft(checksums=False).footer(data_checksum=1, file_checksum=2).seal()
+    with wm.open(memoryview(data), verify="full") as f:
+        f.verify()
+        assert same(f["a"], normal((2, 3)))
+
+
+@pytest.mark.parametrize("place", ["data", "metadata", "vocabulary"])
+def test_damage_is_found_by_verify_and_by_full_opening(place: str) -> None:
+    """A flipped bit anywhere passes a plain open and is a ChecksumError of verify() and of open(verify="full")."""
+    d = draft()
+    at = {"data": d.data_offset + 3, "metadata": d.metadata_offset + 8 + 4 + 2, "vocabulary": d.vocab_offset + 12 + 2}[
+        place
+    ]
+    data = bytearray(d.seal())
+    data[at] ^= 1
+    with wm.open(memoryview(data)) as f, pytest.raises(wm.ChecksumError) as caught:
+        f.verify()
+    assert "checksum" in (caught.value.field or "")
+    with pytest.raises(wm.ChecksumError):
+        wm.open(memoryview(data), verify="full")
+
+
+def test_either_footer_checksum_alone_is_checked() -> None:
+    """A wrong data_checksum and a wrong file_checksum are each a ChecksumError that names the field and both values."""
+    for name in ("data_checksum", "file_checksum"):
+        data = draft().footer(**{name: 0x12345678}).seal()
+        with wm.open(memoryview(data)) as f, pytest.raises(wm.ChecksumError) as caught:
+            f.verify()
+        assert caught.value.field == name
+        assert (caught.value.expected, caught.value.actual) != (None, None)
+
+
+def test_the_data_checksum_covers_padding() -> None:
+    """A non-zero byte in the padding between two tensors is found by verify."""
+    d = draft()
+    data = bytearray(d.seal())
+    data[d.data_offset + 30] = 1
+    with wm.open(memoryview(data)) as f, pytest.raises(wm.FormatError):
+        f.verify()
+
+
+def test_non_zero_padding_under_right_checksums_is_found_by_verify() -> None:
+    """Padding must be zero: with checksums that fit, verify still finds bytes hidden between tensors."""
+    d = draft()
+    data = d.bytes_at(d.data_offset + 30, b"hidden").seal()
+    with wm.open(memoryview(data)) as f:
+        try:
+            warnings = f.verify().warnings
+        except wm.LayoutError:
+            return
+        assert any("pad" in line for line in warnings)
+
+
+def test_the_header_checksum_is_always_checked() -> None:
+    """A wrong header checksum is a ChecksumError at every level of `verify=`."""
+    data = draft().header(header_checksum=1).seal()
+    for level in ("header", "full", "none"):
+        with pytest.raises(wm.ChecksumError) as caught:
+            wm.open(memoryview(data), verify=level)
+        assert (caught.value.field, caught.value.offset) == ("header_checksum", 56)
+
+
+def test_unaligned_tensors_are_views_all_the_same() -> None:
+    """Without TENSORS_ALIGNED a float32 tensor may start at an odd byte: still a view, still the right numbers."""
+    tensors = [("odd", noise("uint8", (1,))), ("f", normal((4, 4))), ("h", noise("bfloat16", (3,)))]
+    with wm.open(memoryview(embd.Draft(tensors, aligned=False).seal())) as f:
+        assert all(same(f[name], value) for name, value in tensors)
+        assert f.info("f").offset == f.info("odd").offset + 1
+        np.testing.assert_array_equal(f["f"] + 1, tensors[1][1].array + 1)
+
+
+def test_bfloat16_comes_without_importing_anything_first(put: Callable[..., Path]) -> None:
+    """bfloat16 arrays work in a process that never imported ml_dtypes itself."""
+    path = put(embd.Draft([("w", normal((4,), dtype="bfloat16"))]).seal())
+    code = "import sys, weightmap as wm; a = wm.open(sys.argv[1])['w']; print(a.dtype, a.astype('float32').shape)"
+    assert run_child(code, path).stdout.split() == ["bfloat16", "(4,)"]
+
+
+# ------------------------------------------------------------------------------------------------- vocabulary
+
+
+def vocabulary(tokens: Sequence[str | bytes], **options: Any) -> wm.TensorFile:
+    """An open file with these tokens."""
+    return wm.open(memoryview(embd.Draft([("a", normal((2,)))], vocab=tokens, **options).seal()))
+
+
+def test_the_vocabulary_is_a_sequence_of_str() -> None:
+    """Indexing, negative indexing, slices, len, in, iteration, index and count behave as those of a tuple."""
+    tokens = embd.TOKENS
+    with vocabulary(tokens) as f:
+        v = f.vocab
+        assert isinstance(v, Sequence)
+        assert len(v) == len(tokens)
+        assert [v[i] for i in range(len(v))] == list(tokens)
+        assert [v[i] for i in range(-len(v), 0)] == list(tokens)
+        assert v[np.int64(2)] == tokens[2]
+        assert list(v[2:5]) == list(tokens[2:5])
+        assert list(v) == list(tokens)
+        assert list(reversed(v)) == list(reversed(tokens))
+        for number, token in enumerate(tokens):
+            assert token in v
+            assert v.index(token) == number
+            assert v.get(token) == number
+            assert v.count(token) == 1
+            assert type(v[number]) is str
+            assert type(v.index(token)) is int
+        for place in (len(tokens), -len(tokens) - 1, 2**40):
+            with pytest.raises(IndexError):
+                v[place]
+
+
+def test_an_absent_token_is_not_found() -> None:
+    """Index raises ValueError, get gives its default, and `in` is False, for absent text and for what is no text."""
+    with vocabulary(embd.TOKENS) as f:
+        v = f.vocab
+        with pytest.raises(ValueError, match="absent"):
+            v.index("absent")
+        assert v.get("absent") is None
+        assert v.get("absent", -1) == -1
+        assert "absent" not in v
+        assert 5 not in v
+        assert None not in v
+        assert "\ud800" not in v
+        with pytest.raises(ValueError, match=r".*"):
+            v.index("\ud800")
+
+
+def test_a_token_that_occurs_twice_has_its_first_id() -> None:
+    """Duplicate tokens are legal; index and get give the first, verify warns."""
+    with vocabulary(["x", "dup", "y", "dup", "z"]) as f:
+        assert f.vocab.index("dup") == 1
+        assert f.vocab.get("dup") == 1
+        assert [f.vocab[1], f.vocab[3]] == ["dup", "dup"]
+        assert any("dup" in line for line in f.verify().warnings)
+
+
+def test_the_vocabulary_outlives_its_handle() -> None:
+    """Strings already obtained stay; the handle's close does not break an obtained Vocabulary in a harmful way."""
+    f = vocabulary(embd.TOKENS)
+    v = f.vocab
+    first = v[0]
+    f.close()
+    assert first == "[PAD]"
+    with contextlib.suppress(wm.ClosedError):
+        assert list(v) == list(embd.TOKENS)
+
+
+@pytest.mark.parametrize("tokens", [[], [""], ["a"], [str(i) for i in range(70000)], ["t" * 65535, "s"]], ids=len)
+def test_vocabularies_of_all_sizes(tokens: list[str]) -> None:
+    """No token, one, many, and the longest possible ones."""
+    with vocabulary(tokens, ids=(0, 0, 0, 0, 0)) as f:
+        assert len(f.vocab) == len(tokens)
+        assert list(f.vocab) == tokens
+        assert all(f.vocab.index(token) == number for number, token in enumerate(tokens) if number % 1009 == 0)
+
+
+@pytest.mark.parametrize("special", ["after", "before", "relative-after", "relative-before"])
+def test_special_ids_in_all_places(special: str) -> None:
+    """The five ids are found before or after the entries, by an absolute or a section-relative offset."""
+    with vocabulary(embd.TOKENS, special=special, ids=(5, 6, 7, 8, 9)) as f:
+        assert dict(f.vocab.special_ids) == {"pad": 5, "unk": 6, "cls": 7, "sep": 8, "mask": 9}
+        assert list(f.vocab) == list(embd.TOKENS)
+        assert list(f.verify().warnings) == []
+
+
+def test_special_ids_beyond_the_vocabulary_are_a_warning() -> None:
+    """As in the ground-truth file, ids past the last token open, and verify warns."""
+    with vocabulary(["a", "b"], ids=(0, 100, 101, 102, 103)) as f:
+        assert dict(f.vocab.special_ids) == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
+        assert f.verify().warnings
+
+
+def test_opening_does_not_touch_the_tokens(put: Callable[..., Path]) -> None:
+    """A file with damaged vocabulary strings opens and serves tensors; using the vocabulary is the error."""
+    tokens = ["one", "two", "three"]
+    d = embd.Draft([("a", normal((2,)))], vocab=tokens)
+    data = d.bytes_at(d.vocab_offset + 12, b"\xff\xff").seal()
+    with wm.open(put(data)) as f:
+        assert same(f["a"], normal((2,)))
+        with pytest.raises(wm.FormatError) as caught:
+            list(f.vocab)
+        assert "model.weights" in str(caught.value)
+        with pytest.raises(wm.FormatError):
+            f.vocab.index("two")
+        with pytest.raises(wm.FormatError):
+            f.verify()
+        assert same(f["a"], normal((2,)))
+
+
+def test_tokens_that_are_not_utf8_are_format_errors() -> None:
+    """A token of invalid UTF-8 is a FormatError when it is asked for, and of verify."""
+    with vocabulary(["ok", b"\xff\xfe", b"\xed\xa0\x80"], ids=(0, 0, 0, 0, 0)) as f:
+        assert same(f["a"], normal((2,)))
+        for number in (1, 2):
+            with pytest.raises(wm.FormatError):
+                f.vocab[number]
+        with pytest.raises(wm.FormatError):
+            f.verify()
+
+
+# ------------------------------------------------------------------------------------------------- words and vectors
+
+MATRIX = normal((len(embd.TOKENS), 4), 5)
+WITH_MATRIX = {
+    "spec": embd.Draft([("words", MATRIX)], vocab=embd.TOKENS).seal(),
+    "simple": embd.simple([("words", MATRIX)], embd.TOKENS),
+}
+
+
+@pytest.mark.parametrize("layout", WITH_MATRIX)
+def test_a_vocabulary_and_one_matrix_are_embeddings(layout: str) -> None:
+    """A file with one matrix, a row for each token, offers word → vector; an unknown word is a KeyError."""
+    with wm.open(memoryview(WITH_MATRIX[layout])) as f:
+        e = f.embeddings
+        assert e.dims == 4
+        assert e.vocab[5] == "##ing"
+        for number, token in enumerate(embd.TOKENS):
+            assert token in e
+            np.testing.assert_array_equal(e[token], MATRIX.array[number])
+            np.testing.assert_array_equal(e.get(token), MATRIX.array[number])
+            np.testing.assert_array_equal(e.embedding(token), MATRIX.array[number])
+        out = np.zeros(4, np.float32)
+        assert e.embedding("日本", out=out) is out
+        np.testing.assert_array_equal(out, MATRIX.array[6])
+        assert "absent" not in e
+        assert e.get("absent") is None
+        assert e.get("absent", 5) == 5
+        with pytest.raises(KeyError):
+            e["absent"]
+
+
+def test_a_batch_of_words() -> None:
+    """Batch gives a row for each word and a mask of those that were found."""
+    with wm.open(memoryview(WITH_MATRIX["spec"])) as f:
+        rows, mask = f.embeddings.batch(["日本", "absent", "[PAD]", "日本"])
+        assert rows.shape == (4, 4)
+        assert list(mask) == [True, False, True, True]
+        np.testing.assert_array_equal(rows[[0, 2, 3]], MATRIX.array[[6, 0, 6]])
+        rows, mask = f.embeddings.batch([])
+        assert (rows.shape, len(mask)) == ((0, 4), 0)
+
+
+def test_without_vocabulary_or_fitting_matrix_there_are_no_embeddings() -> None:
+    """Embeddings is None when there is no vocabulary, no matrix, or one whose rows are not the tokens'."""
+    cases = [
+        embd.Draft([("words", MATRIX)]),
+        embd.Draft([], vocab=embd.TOKENS),
+        embd.Draft([("words", normal((3, 4)))], vocab=embd.TOKENS),
+        embd.Draft([("words", normal((len(embd.TOKENS),)))], vocab=embd.TOKENS),
+    ]
+    for case in cases:
+        with wm.open(memoryview(case.seal())) as f:
+            assert f.embeddings is None
+
+
+# ------------------------------------------------------------------------------------------------- recognition
+
+
+def test_both_signs_make_the_specification_layout() -> None:
+    """A simple file is simple and a specification file is not, whatever stands in the fields that decide."""
+    values = [normal((3,), number) for number in range(40)]
+    with wm.open(memoryview(embd.simple([(f"t{i}", value) for i, value in enumerate(values)]))) as f:
+        assert f.layout == "simple"
+        assert len(f) == 40
+    with wm.open(memoryview(embd.Draft([(f"t{i}", value) for i, value in enumerate(values)]).seal())) as f:
+        assert f.layout == "spec"
+        assert len(f) == 40
+
+
+def test_a_simple_file_with_one_sign_is_still_simple() -> None:
+    """A simple file whose last token ends in DBME and four bytes, as a footer does, consumes itself exactly: simple."""
+    data = embd.simple([("a" * 60, normal((8,)))], ["token DBME\1\2\3\4"])
+    assert data[-8:-4] == b"DBME"
+    with wm.open(memoryview(data)) as f:
+        assert f.layout == "simple"
+        assert same(f["a" * 60], normal((8,)))
+
+
+def test_an_error_is_reported_as_of_the_layout_that_was_meant() -> None:
+    """One sign of the specification layout suffices for an error in its terms: a missing footer is told as such."""
+    with pytest.raises(wm.TruncatedError, match=r"footer|DBME"):
+        wm.open(memoryview(draft().footer(magic_end=b"\0\0\0\0").seal()))
+    data = draft().header(total_file_size=12345).seal()
+    with pytest.raises((wm.LayoutError, wm.TruncatedError)) as caught:
+        wm.open(memoryview(data))
+    assert caught.value.field == "total_file_size"
+
+
+def test_numpy_dtypes_of_all_codes() -> None:
+    """The nine dtype codes map to the nine numpy dtypes."""
+    for dtype in embd.CODES:
+        with wm.open(memoryview(embd.Draft([("t", noise(dtype, (4,)))]).seal())) as f:
+            assert f["t"].dtype == numpy_dtype(dtype)
+            assert f.info("t").dtype == dtype

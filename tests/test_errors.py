@@ -1,0 +1,164 @@
+"""The tree of errors: what derives from what, what each carries, what its message looks like."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from tests.builders import embd, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BASES: dict[str, tuple[type[BaseException], ...]] = {
+    "TensorFileError": (Exception,),
+    "FormatError": (wm.TensorFileError, ValueError),
+    "UnknownFormatError": (wm.FormatError,),
+    "UnsupportedError": (wm.FormatError,),
+    "TruncatedError": (wm.FormatError,),
+    "LayoutError": (wm.FormatError,),
+    "ChecksumError": (wm.FormatError,),
+    "LimitError": (wm.FormatError,),
+    "EncodeError": (wm.TensorFileError, ValueError),
+    "QuantError": (wm.TensorFileError, ValueError),
+    "TensorNotFoundError": (wm.TensorFileError, KeyError),
+    "ClosedError": (wm.TensorFileError, ValueError),
+    "FileChangedError": (wm.TensorFileError, OSError),
+    "NotRegularFileError": (wm.TensorFileError, OSError),
+    "MissingDependencyError": (wm.TensorFileError, ImportError),
+}
+CARRIED = ("path", "format", "field", "offset", "expected", "actual")
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_the_tree_is_as_published(name: str) -> None:
+    """Each error has exactly the bases that the interface names, and is exported by name."""
+    cls = getattr(wm, name)
+    assert set(cls.__bases__) == set(BASES[name])
+    assert name in wm.__all__
+
+
+def test_siblings_are_not_each_other() -> None:
+    """Errors that are not format errors are not caught as such."""
+    for name in (
+        "EncodeError",
+        "QuantError",
+        "TensorNotFoundError",
+        "ClosedError",
+        "FileChangedError",
+        "NotRegularFileError",
+    ):
+        assert not issubclass(getattr(wm, name), wm.FormatError)
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_class_survives_pickling(name: str, protocol: int) -> None:
+    """Attributes and message come back from pickle and copy unchanged, whatever builtin the class also derives from."""
+    cls = getattr(wm, name)
+    values: dict[str, Any] = {
+        "path": "m.weights",
+        "format": "embd",
+        "field": "flags",
+        "offset": 8,
+        "expected": 7,
+        "actual": [8],
+    }
+    error = cls("flags", **values)
+    for again in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
+        assert type(again) is cls
+        assert str(again) == str(error)
+        assert {key: getattr(again, key) for key in CARRIED} == values
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_attributes_are_always_there(name: str) -> None:
+    """Every attribute exists on every error, None where it does not apply."""
+    error = getattr(wm, name)("bare")
+    assert all(getattr(error, key) is None for key in CARRIED)
+    assert str(error) == "bare"
+
+
+def raised(action: Callable[[], object]) -> wm.TensorFileError:
+    """The error that an action raises."""
+    with pytest.raises(wm.TensorFileError) as caught:
+        action()
+    return caught.value
+
+
+def sample(**header: int) -> bytes:
+    """A small EMBD file, header fields changed."""
+    return embd.Draft([("weight", normal((2, 2)))]).header(**header).seal()
+
+
+def test_real_errors_survive_pickling(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Errors as the package raises them, one of each kind, survive pickling with their attributes."""
+    good = put(sample(), "good.weights")
+    closed = wm.open(good)
+    closed.close()
+    errors = [
+        raised(lambda: wm.open(put(b"who knows", "a"))),
+        raised(lambda: wm.open(put(sample(flags=8), "b"))),
+        raised(lambda: wm.open(put(sample()[:-20], "c"))),
+        raised(lambda: wm.open(put(sample(tensor_data_offset=65), "d"))),
+        raised(lambda: wm.open(put(sample(header_checksum=3), "e"))),
+        raised(lambda: wm.open(good, limits=wm.Limits(max_tensors=0))),
+        raised(lambda: wm.save(tmp_path / "f.weights", {"x": np.zeros((), np.float32)})),
+        raised(lambda: wm.open(good)["wieght"]),
+        raised(lambda: closed["weight"]),
+        raised(lambda: wm.open("/dev/null")),
+    ]
+    kinds = {type(error).__name__ for error in errors}
+    assert len(kinds) >= 9
+    for error in errors:
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert {key: getattr(again, key) for key in CARRIED} == {key: getattr(error, key) for key in CARRIED}
+
+
+def test_messages_have_one_form(put: Callable[..., Path]) -> None:
+    """A message reads `<file>: <what> <was>, expected <…> (at byte <n>)`."""
+    path = put(sample(version_major=9))
+    text = str(raised(lambda: wm.open(path)))
+    assert text.startswith(f"{path}: ")
+    assert "9" in text
+    assert ", expected " in text
+    assert text.endswith("(at byte 4)")
+
+
+def test_key_errors_read_like_messages(put: Callable[..., Path]) -> None:
+    """The text of TensorNotFoundError is the message, not its repr as of a plain KeyError; names stand as repr."""
+    path = put(sample())
+    error = raised(lambda: wm.open(path)["wieght"])
+    assert str(error).startswith(f"{path}: ")
+    assert "'wieght'" in str(error)
+    assert "'weight'" in str(error)
+
+
+@pytest.mark.parametrize("nasty", ["\x1b[31mred", "a\nb\r", "\x9b2J", "\x7f", "bell\x07"], ids=ascii)
+def test_control_characters_are_escaped(nasty: str, put: Callable[..., Path]) -> None:
+    """Neither a file's name nor anything inside the file can put a control character into a message."""
+    path = put(embd.Draft([(nasty, normal((2,))), ("x" + nasty, normal((2,)))]).seal(), f"file{nasty}.weights")
+    texts = [str(raised(lambda: wm.open(path)["x" + nasty[:-1]])), str(raised(lambda: wm.open(path)["absent"]))]
+    with wm.open(path) as f:
+        texts.append(repr(f))
+        texts.extend(map(str, f.infos()))
+    path.write_bytes(embd.Draft([(nasty, normal((2,))), (nasty, normal((2,)))], metadata={nasty: nasty}).seal())
+    texts.append(str(raised(lambda: wm.open(path))))
+    texts.append(str(raised(lambda: wm.save(path, {nasty: np.zeros(2, np.float64)}, format="embd"))))
+    for text in texts:
+        assert text.isprintable(), ascii(text)
+
+
+def test_errors_of_sources_without_a_path_name_the_source() -> None:
+    """For a buffer the message still begins with some name for the source."""
+    text = str(raised(lambda: wm.open(memoryview(sample(version_major=9)))))
+    assert text.split(":", maxsplit=1)[0].strip()
+    assert "version_major" in text

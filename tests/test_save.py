@@ -1,0 +1,661 @@
+"""Writing: what lands in the file, what is refused before one exists, and that files are replaced whole or not at all.
+
+Files are read back by the suite's own parser, not only by the package.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import weightmap as wm
+from tests.builders import Tensor, embd, noise, normal, tensor
+from tests.builders import safetensors as st
+from tests.support import DATA, SOURCES, listing, mappings, run_child, same
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SUFFIX = {"embd": ".weights", "safetensors": ".safetensors"}
+RNG = np.random.default_rng(7)
+
+
+def read_back(path: Path, kind: str) -> dict[str, Tensor]:
+    """The tensors of a file by the suite's own parser."""
+    data = path.read_bytes()
+    if kind == "simple":
+        return embd.parse_simple(data).tensors
+    return embd.parse(data).tensors if kind == "embd" else st.parse(data)[0]
+
+
+def save_as(path: Path, tensors: Mapping[str, Any], kind: str, **options: Any) -> None:
+    """Save as "embd", "safetensors", or "simple" for the simple layout of EMBD."""
+    if kind == "simple":
+        wm.save(path, tensors, format="embd", layout="simple", **options)
+    else:
+        wm.save(path, tensors, format=kind, **options)
+
+
+every_kind = pytest.mark.parametrize("kind", ["embd", "simple", "safetensors"])
+
+
+# ------------------------------------------------------------------------------------------------- what is written
+
+BASE = RNG.standard_normal((6, 8)).astype(np.float32)
+SHAPES_OF_ARRAYS: dict[str, np.ndarray[Any, Any]] = {
+    "plain": BASE,
+    "fortran": np.asfortranarray(BASE),
+    "transposed": BASE.T,
+    "strided": BASE[::2, 1::3],
+    "reversed": BASE[::-1, ::-1],
+    "broadcast": np.broadcast_to(BASE[:1], (4, 8)),
+    "permuted": RNG.standard_normal((2, 3, 4, 5)).astype(np.float32).transpose(2, 0, 3, 1),
+    "big-endian": BASE.astype(">f4"),
+    "big-endian strided": BASE.astype(">f4")[:, ::-2],
+    "empty": np.zeros((0, 7), np.float32),
+    "empty inside": np.zeros((3, 0, 2), np.float32),
+    "one": np.array([3.5], np.float32),
+    "read-only": np.frombuffer(BASE.tobytes(), np.float32),
+    "unaligned": np.frombuffer(b"x" + BASE.tobytes(), np.float32, offset=1),
+    "special values": np.array([np.nan, -0.0, np.inf, -np.inf, 1e-45], np.float32),
+}
+
+
+@every_kind
+@pytest.mark.parametrize("name", SHAPES_OF_ARRAYS)
+def test_arrays_of_any_strides_and_byte_order(tmp_path: Path, kind: str, name: str) -> None:
+    """Whatever the memory order of an array, the file holds it row-major and little-endian, bit by bit."""
+    array = SHAPES_OF_ARRAYS[name]
+    path = tmp_path / "out"
+    save_as(path, {name: array}, kind)
+    assert read_back(path, kind) == {name: tensor(array)}
+    with wm.open(path) as f:
+        assert same(f[name], tensor(array))
+        f.verify()
+
+
+@every_kind
+def test_many_arrays_at_once(tmp_path: Path, kind: str) -> None:
+    """All of them in one file, each at its place, names and contents complete."""
+    path = tmp_path / "out"
+    save_as(path, SHAPES_OF_ARRAYS, kind)
+    assert read_back(path, kind) == {name: tensor(array) for name, array in SHAPES_OF_ARRAYS.items()}
+
+
+@pytest.mark.parametrize("dtype", st.CODES)
+def test_dtypes(tmp_path: Path, dtype: str) -> None:
+    """Every dtype is written exactly where the format has it, and refused with its name where it hasn't."""
+    value = noise(dtype, (5, 3))
+    wm.save(tmp_path / "out.safetensors", {"t": value.array})
+    assert st.parse((tmp_path / "out.safetensors").read_bytes())[0] == {"t": value}
+    if dtype in embd.CODES:
+        wm.save(tmp_path / "out.weights", {"t": value.array})
+        assert embd.parse((tmp_path / "out.weights").read_bytes()).tensors == {"t": value}
+    else:
+        with pytest.raises(wm.EncodeError, match="'t'"):
+            wm.save(tmp_path / "out.weights", {"t": value.array})
+        assert not (tmp_path / "out.weights").exists()
+
+
+def test_embd_order_is_the_order_given(tmp_path: Path) -> None:
+    """EMBD keeps the order of the mapping; so does the simple layout."""
+    tensors = {name: normal((2,), number).array for number, name in enumerate(["zebra", "apple", "mango"])}
+    for kind in ("embd", "simple"):
+        save_as(tmp_path / "out", tensors, kind)
+        assert list(read_back(tmp_path / "out", kind)) == list(tensors)
+
+
+@every_kind
+def test_no_tensors_at_all(tmp_path: Path, kind: str) -> None:
+    """An empty mapping gives a valid file without tensors."""
+    save_as(tmp_path / "out", {}, kind)
+    assert read_back(tmp_path / "out", kind) == {}
+    with wm.open(tmp_path / "out") as f:
+        assert len(f) == 0
+
+
+def test_embd_carries_everything(tmp_path: Path) -> None:
+    """Metadata, vocabulary and special ids are written as the specification says, and flags tell of them."""
+    path = tmp_path / "out.weights"
+    ids = {"pad": 4, "unk": 3, "cls": 2, "sep": 1, "mask": 0}
+    wm.save(path, {"a": BASE}, metadata=embd.REQUIRED, vocab=list(embd.TOKENS), special_ids=ids)
+    parsed = embd.parse(path.read_bytes())
+    assert parsed.metadata == embd.REQUIRED
+    assert parsed.vocab == list(embd.TOKENS)
+    assert parsed.special_ids == ids
+    assert parsed.fields["flags"] == embd.VOCAB_EMBEDDED | embd.TENSORS_ALIGNED | embd.CHECKSUM_ENABLED
+    with wm.open(path) as f:
+        assert list(f.verify().warnings) == []
+        assert f.layout == "spec"
+
+
+def test_embd_without_vocabulary_or_checksums(tmp_path: Path) -> None:
+    """No vocabulary: offset, size and flag are 0. checksums=False: the flag is clear and the footer's CRCs are 0."""
+    path = tmp_path / "out.weights"
+    wm.save(path, {"a": BASE}, checksums=False)
+    parsed = embd.parse(path.read_bytes())
+    assert parsed.vocab is None
+    assert parsed.fields["flags"] == embd.TENSORS_ALIGNED
+    with wm.open(path) as f:
+        assert f.vocab is None
+
+
+@pytest.mark.parametrize("source", ["ground truth", "builder"])
+def test_the_writer_equals_the_ground_truth(tmp_path: Path, source: str) -> None:
+    """Saving the contents of the ground-truth file, and of the builder's largest, gives that file byte for byte."""
+    if source == "builder":
+        data = next(item for item in embd.examples() if item.name == "spec-everything").data
+    else:
+        data = (DATA / "embd" / "spec_ourreading" / "all_dtypes_aligned.weights").read_bytes()
+    content, path = embd.parse(data), tmp_path / "out.weights"
+    tensors = {name: value.array for name, value in content.tensors.items()}
+    wm.save(path, tensors, metadata=content.metadata, vocab=content.vocab, special_ids=content.special_ids)
+    assert path.read_bytes() == data
+
+
+def test_the_simple_layout_equals_what_upstream_writes(tmp_path: Path) -> None:
+    """The simple layout, vocabulary included, byte for byte as the builder has it."""
+    path = tmp_path / "out.weights"
+    value = normal((3, 4))
+    wm.save(path, {"m": value.array}, layout="simple", vocab=["x", "", "日本"])
+    assert path.read_bytes() == embd.simple([("m", value)], ["x", "", "日本"])
+
+
+def test_saving_what_was_opened(tmp_path: Path) -> None:
+    """A handle is a mapping like any other: saving it with its metadata and vocabulary gives the same file."""
+    first, second = tmp_path / "first.weights", tmp_path / "second.weights"
+    wm.save(first, {"a": BASE, "b": np.arange(5, dtype=np.int32)}, metadata={"k": "v"}, vocab=["x", "y"])
+    with wm.open(first) as f:
+        wm.save(second, f, metadata=f.metadata, vocab=f.vocab, special_ids=f.vocab.special_ids)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
+    """The suffix decides where format= does not; an unknown one is a ValueError that lists the known ones."""
+    wm.save(tmp_path / "a.weights", {"t": BASE})
+    wm.save(tmp_path / "a.safetensors", {"t": BASE})
+    assert (tmp_path / "a.weights").read_bytes()[:4] == b"EMBD"
+    assert st.parse((tmp_path / "a.safetensors").read_bytes())[0]
+    with pytest.raises(ValueError, match=r"\.weights"):
+        wm.save(tmp_path / "a.unknown", {"t": BASE})
+    with pytest.raises(ValueError, match="nonsense"):
+        wm.save(tmp_path / "a.weights", {"t": BASE}, format="nonsense")
+    with pytest.raises(ValueError, match="nonsense"):
+        wm.save(tmp_path / "a.weights", {"t": BASE}, layout="nonsense")
+    assert listing(tmp_path) == ["a.safetensors", "a.weights"]
+
+
+def test_paths_of_all_types(tmp_path: Path) -> None:
+    """str, bytes and PathLike name the target."""
+    for target in (str(tmp_path / "s.weights"), os.fsencode(tmp_path / "b.weights"), tmp_path / "p.weights"):
+        wm.save(target, {"t": BASE})
+    assert listing(tmp_path) == ["b.weights", "p.weights", "s.weights"]
+
+
+DETERMINISM = """
+import sys, numpy as np, weightmap as wm
+names = {f"n{i}" for i in range(50)}
+tensors = {n: np.full(3, i, "f4") for i, n in enumerate(sorted(names))}
+wm.save(sys.argv[1] + ".weights", tensors, metadata={k: "v" for k in sorted(names)}, vocab=sorted(names))
+wm.save(sys.argv[1] + ".safetensors", tensors, metadata={k: "v" for k in sorted(names)})
+wm.save(sys.argv[1] + ".simple", tensors, format="embd", layout="simple", vocab=sorted(names))
+"""
+
+
+def test_output_is_deterministic(tmp_path: Path) -> None:
+    """The same content gives the same bytes in two processes with different hash seeds."""
+    run_child(DETERMINISM, tmp_path / "one", env={"PYTHONHASHSEED": "1"})
+    run_child(DETERMINISM, tmp_path / "two", env={"PYTHONHASHSEED": "2"})
+    for suffix in (".weights", ".safetensors", ".simple"):
+        assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
+
+
+@every_kind
+def test_progress_counts_bytes(tmp_path: Path, kind: str) -> None:
+    """progress(done, total) rises to the total, which is in bytes."""
+    seen: list[tuple[int, int]] = []
+    save_as(tmp_path / "out", {"a": BASE, "b": BASE}, kind, progress=lambda done, total: seen.append((done, total)))
+    assert seen
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1]
+    assert 2 * BASE.nbytes <= seen[-1][1] <= (tmp_path / "out").stat().st_size
+
+
+@every_kind
+def test_an_exception_in_progress_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    """A progress callback that raises, as Ctrl-C would, leaves the old file and no temporary one."""
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_as(path, {"a": BASE}, kind, progress=stop)
+    assert path.read_bytes() == b"old"
+    assert listing(tmp_path) == ["out"]
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+HUGE = np.broadcast_to(np.zeros((), np.uint8), (2**32,))
+LONG = "n" * 65536
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "no dimensions": ({"good": BASE, "scalar": np.zeros((), np.float32)}, {}, ["scalar"]),
+    "five dimensions": ({"five": np.zeros((1,) * 5, np.float32)}, {}, ["five"]),
+    "dimension of 2^32": ({"big": HUGE}, {}, ["big"]),
+    "dimension of 2^32 and no bytes": ({"big": np.zeros((2**32, 0), np.float32)}, {}, ["big"]),
+    "several dtypes": (
+        {
+            "good": BASE,
+            "b": np.zeros(2, bool),
+            "i": np.zeros(2, np.int64),
+            "f": np.zeros(2),
+            "c": np.zeros(2, np.complex64),
+        },
+        {},
+        ["b", "i", "f", "c"],
+    ),
+    "u64 and float8": ({"u": np.zeros(2, np.uint64), "e": np.zeros(2, ml_dtypes.float8_e5m2)}, {}, ["u", "e"]),
+    "objects": ({"o": np.array([None, {}])}, {}, ["o"]),
+    "text": ({"s": np.array(["a", "b"]), "y": np.array([b"a"])}, {}, ["s", "y"]),
+    "times and records": ({"d": np.zeros(1, "M8[s]"), "r": np.zeros(1, [("x", "f4")])}, {}, ["d", "r"]),
+    "name too long": ({LONG: BASE}, {}, []),
+    "name too long in UTF-8": ({"é" * 32768: BASE}, {}, []),
+    "name with a surrogate": ({"\ud800": BASE}, {}, ["\\ud800"]),
+    "metadata key too long": ({"a": BASE}, {"metadata": {LONG: "v"}}, []),
+    "metadata value too long": ({"a": BASE}, {"metadata": {"long": "v" * 65536}}, ["long"]),
+    "metadata with a surrogate": ({"a": BASE}, {"metadata": {"key": "\udfff"}}, ["key"]),
+    "metadata of bytes": ({"a": BASE}, {"metadata": {"key": b"bytes"}}, ["key"]),
+    "metadata of objects": ({"a": BASE}, {"metadata": {"key": {"nested": 1}}}, ["key"]),
+    "token too long": ({"a": BASE}, {"vocab": ["ok", LONG]}, []),
+    "token with a surrogate": ({"a": BASE}, {"vocab": ["ok", "\ud800"]}, []),
+    "special id of 2^32": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"pad": 2**32}}, ["pad"]),
+    "negative special id": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"unk": -1}}, ["unk"]),
+    "unknown special id": ({"a": BASE}, {"vocab": ["ok"], "special_ids": {"bos": 0}}, ["bos"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_embd_cannot_express(tmp_path: Path, case: str) -> None:
+    """What does not fit EMBD is an EncodeError that names every offender, before any file is created or touched."""
+    tensors, options, named = REFUSED[case]
+    path = tmp_path / "out.weights"
+    path.write_bytes(b"old")
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.save(path, tensors, **options)
+    text = str(caught.value)
+    assert all(name in text for name in named), text
+    assert "'good'" not in text
+    assert len(text) < 2000
+    assert path.read_bytes() == b"old"
+    assert listing(tmp_path) == ["out.weights"]
+
+
+def test_the_ceilings_themselves_are_reached(tmp_path: Path) -> None:
+    """A name, a key, a value and a token of 65,535 bytes, and four dimensions, are written and read."""
+    path, long = tmp_path / "out.weights", LONG[:-1]
+    wm.save(path, {long: np.zeros((1, 1, 1, 1), np.int8)}, metadata={long: long}, vocab=[long])
+    parsed = embd.parse(path.read_bytes())
+    assert list(parsed.tensors) == [long]
+    assert parsed.metadata == {long: long}
+    assert parsed.vocab == [long]
+    with wm.open(path) as f:
+        assert list(f) == [long]
+        assert f.vocab.index(long) == 0
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options"),
+    [
+        ({"h": np.zeros(2, np.float16)}, {}),
+        ({"i": np.zeros(2, np.int32)}, {}),
+        ({"s": np.zeros((), np.float32)}, {}),
+        ({"a": BASE}, {"metadata": {"key": "value"}}),
+        ({"a": BASE}, {"vocab": ["x"], "special_ids": {"pad": 0, "unk": 0, "cls": 0, "sep": 0, "mask": 0}}),
+    ],
+    ids=["float16", "int32", "scalar", "metadata", "special ids"],
+)
+def test_what_the_simple_layout_cannot_express(
+    tmp_path: Path, tensors: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """The simple layout holds float32 tensors and tokens; anything else is an EncodeError, never dropped in silence."""
+    with pytest.raises(wm.EncodeError):
+        wm.save(tmp_path / "out.weights", tensors, layout="simple", **options)
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options"),
+    [
+        ({"o": np.array([None])}, {}),
+        ({"s": np.array(["text"])}, {}),
+        ({"l": np.zeros(2, np.longdouble)}, {}),
+        ({"\ud800": BASE}, {}),
+        ({"__metadata__": BASE}, {}),
+        ({"a": BASE}, {"metadata": {"key": 5.5}}),
+        ({"a": BASE}, {"metadata": {"key": "\ud800"}}),
+        ({"a": BASE}, {"vocab": ["a"]}),
+    ],
+    ids=[
+        "objects",
+        "text",
+        "longdouble",
+        "surrogate name",
+        "reserved name",
+        "metadata type",
+        "metadata text",
+        "vocabulary",
+    ],
+)
+def test_what_safetensors_cannot_express(tmp_path: Path, tensors: dict[str, Any], options: dict[str, Any]) -> None:
+    """Likewise for safetensors: other dtypes, its reserved name, metadata that is no text, a vocabulary."""
+    with pytest.raises(wm.EncodeError):
+        wm.save(tmp_path / "out.safetensors", tensors, **options)
+    assert listing(tmp_path) == []
+
+
+@every_kind
+def test_names_that_are_no_text(tmp_path: Path, kind: str) -> None:
+    """Tensor names other than str are refused."""
+    for name in (5, b"bytes", None):
+        with pytest.raises((wm.EncodeError, TypeError)):
+            save_as(tmp_path / "out", {name: BASE}, kind)  # type: ignore[dict-item]
+    assert listing(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------- whole or not at all
+
+FULL_DISK = """
+import resource, signal, sys, numpy as np, weightmap as wm
+if sys.argv[3] == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
+try:
+    wm.save(sys.argv[1], {"big": np.ones(1 << 20, "f4")}, format=sys.argv[2])
+except OSError as error:
+    assert not isinstance(error, wm.TensorFileError)
+    print(error.errno)
+"""
+
+
+@pytest.mark.parametrize("kind", ["embd", "safetensors"])
+def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path, kind: str) -> None:
+    """A write that fails halfway (RLIMIT_FSIZE) raises OSError; the old file is whole, no temporary one is left."""
+    path = tmp_path / "out"
+    wm.save(path, {"old": BASE}, format=kind)
+    before = path.read_bytes()
+    assert run_child(FULL_DISK, path, kind, "limit").stdout.strip() == "27"
+    assert path.read_bytes() == before
+    assert listing(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["embd", "safetensors"])
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, kind: str) -> None:
+    """The same on a real file system that is full (a small tmpfs in a mount namespace of its own)."""
+    import subprocess
+    import sys
+
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare here")
+    script = tmp_path / "script.py"
+    script.write_text(FULL_DISK, encoding="utf-8")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    python = f"PYTHONPATH={SOURCES} {sys.executable}"
+    seed = "import sys, numpy as n, weightmap as w; w.save(sys.argv[1], {'old': n.ones(3, 'f4')}, format=sys.argv[2])"
+    command = (
+        f"mount -t tmpfs -o size=1m tmpfs {disk} || exit 77\n"
+        f'{python} -c "{seed}" {disk}/out {kind}\ncp {disk}/out {tmp_path}/before\n'
+        f"{python} {script} {disk}/out {kind} full\nls -A {disk}\ncmp {disk}/out {tmp_path}/before && echo same\n"
+    )
+    result = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False, timeout=60
+    )
+    if result.returncode == 77 or "unshare" in result.stderr:
+        pytest.skip("mount namespaces are not permitted here")
+    assert result.stdout.split() == ["28", "out", "same"], result.stderr
+
+
+KILLED = """
+import sys, numpy as np, weightmap as wm
+big = {"big": np.full(1 << 22, 2, "f4")}
+print("ready", flush=True)
+while True:
+    wm.save(sys.argv[1], big)
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+    """Kill -9 at any moment leaves the old or the new file, never a torn one, and at most one temporary file."""
+    import subprocess
+    import sys
+
+    path = tmp_path / "out.weights"
+    for delay in (0.0, 0.011, 0.023, 0.05, 0.081):
+        folder = tmp_path / str(delay)
+        folder.mkdir()
+        path = folder / "out.weights"
+        wm.save(path, {"old": BASE})
+        command = [sys.executable, "-c", KILLED, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCES}) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(delay)
+            child.kill()
+        with wm.open(path, verify="full") as f:
+            assert list(f) in (["old"], ["big"])
+        left = [name for name in listing(folder) if name != "out.weights"]
+        assert len(left) <= 1
+        assert all(name.startswith(".out.weights.") for name in left)
+
+
+@pytest.mark.parametrize("kind", ["embd", "safetensors"])
+def test_a_failing_rename_leaves_the_old_file(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the final rename fails, the old file is whole and the temporary one is removed."""
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+
+    def fail(*args: object, **options: object) -> None:
+        raise PermissionError(13, "no rename today")
+
+    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(PermissionError):
+        wm.save(path, {"a": BASE}, format=kind)
+    assert path.read_bytes() == b"old"
+    assert listing(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["embd", "safetensors"])
+def test_a_failing_fsync_leaves_the_old_file(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the file cannot be made durable, the error passes through, the old file is whole, nothing is left behind."""
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+
+    def fail(fd: int) -> None:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OSError, match="input/output"):
+        wm.save(path, {"a": BASE}, format=kind)
+    assert path.read_bytes() == b"old"
+    assert listing(tmp_path) == ["out"]
+
+
+def test_a_failing_fsync_of_the_directory_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When only the directory cannot be synced, the new file is in place, and the error says that in a note."""
+    path, fsync = tmp_path / "out.weights", os.fsync
+    path.write_bytes(b"old")
+
+    def fail(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(5, "input/output error")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="input/output") as caught:
+        wm.save(path, {"a": BASE})
+    assert any("in place" in note for note in caught.value.__notes__)
+    assert embd.parse(path.read_bytes()).tensors == {"a": tensor(BASE)}
+    assert listing(tmp_path) == ["out.weights"]
+
+
+def test_the_file_is_synced_before_the_rename_and_the_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fsync of the file, then rename, then fsync of its directory, in that order."""
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(fd: int) -> None:
+        calls.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def watched_replace(*args: Any, **options: Any) -> None:
+        calls.append("rename")
+        replace(*args, **options)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    wm.save(tmp_path / "out.weights", {"a": BASE})
+    assert calls == ["file", "rename", "directory"]
+
+
+# ------------------------------------------------------------------------------------------------- the target
+
+
+@every_kind
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0, 0o666)])
+def test_a_new_file_has_the_mode_that_the_umask_gives(tmp_path: Path, kind: str, umask: int, mode: int) -> None:
+    """A new file is 0666 less the umask, as any file would be; the umask itself is not touched."""
+    before = os.umask(umask)
+    try:
+        save_as(tmp_path / "out", {"a": BASE}, kind)
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444])
+def test_an_existing_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    """Saving over a file keeps that file's permissions."""
+    path = tmp_path / "out.weights"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    wm.save(path, {"a": BASE})
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert embd.parse(path.read_bytes()).tensors
+
+
+def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
+    """Saving to a link replaces what it points at, in the directory where that lies, and leaves the link."""
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "model.weights", tmp_path / "link.weights"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    wm.save(link, {"a": BASE})
+    assert link.is_symlink()
+    assert embd.parse(target.read_bytes()).tensors
+    assert listing(tmp_path / "real") == ["model.weights"]
+
+
+def test_a_dangling_link_is_filled(tmp_path: Path) -> None:
+    """A link to a file that is not there yet creates that file."""
+    link = tmp_path / "link.weights"
+    link.symlink_to(tmp_path / "new.weights")
+    wm.save(link, {"a": BASE})
+    assert link.is_symlink()
+    assert embd.parse((tmp_path / "new.weights").read_bytes()).tensors
+
+
+def test_targets_that_are_no_files(tmp_path: Path) -> None:
+    """A directory, a FIFO and a missing parent each raise their own error, and nothing is created."""
+    (tmp_path / "dir.weights").mkdir()
+    os.mkfifo(tmp_path / "fifo.weights")
+    before = listing(tmp_path)
+    for name, error in (
+        ("dir", IsADirectoryError),
+        ("fifo", wm.NotRegularFileError),
+        ("no/such/place", FileNotFoundError),
+    ):
+        with pytest.raises(error):
+            wm.save(tmp_path / f"{name}.weights", {"a": BASE})
+    assert listing(tmp_path) == before
+    assert stat.S_ISFIFO((tmp_path / "fifo.weights").stat().st_mode)
+
+
+def test_a_missing_parent_beats_nothing_written(tmp_path: Path) -> None:
+    """An EncodeError comes before any look at the directory."""
+    with pytest.raises(wm.EncodeError):
+        wm.save(tmp_path / "no" / "out.weights", {"a": np.zeros(2)})
+
+
+@every_kind
+def test_saving_over_the_file_that_is_mapped(tmp_path: Path, kind: str) -> None:
+    """A file can be rewritten from its own views: the new file is right, the old views keep the old values."""
+    path = tmp_path / "out"
+    save_as(path, {"a": BASE, "b": BASE * 2}, kind)
+    f = wm.open(path)
+    old = f["a"]
+    assert mappings(path)
+    save_as(path, {"a": f["b"], "b": f["a"], "c": f["a"][::-1]}, kind)
+    assert same(old, tensor(BASE))
+    f.close()
+    assert read_back(path, kind) == {"a": tensor(BASE * 2), "b": tensor(BASE), "c": tensor(BASE[::-1])}
+
+
+def test_names_close_to_the_limit_of_the_file_system(tmp_path: Path) -> None:
+    """A file name of 255 bytes is written: the temporary name must not be longer than the system allows."""
+    path = tmp_path / ("x" * 247 + ".weights")
+    wm.save(path, {"a": BASE})
+    assert embd.parse(path.read_bytes()).tensors
+
+
+def test_two_writers_both_complete(tmp_path: Path) -> None:
+    """Threads that save to one path at once all succeed, and one of their files is what remains."""
+    import threading
+
+    path, failed = tmp_path / "out.weights", []
+
+    def write(number: int) -> None:
+        try:
+            for _ in range(5):
+                wm.save(path, {"n": np.full(5000, number, np.int32)})
+        except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(set(wm.load(path)["n"].tolist())) == 1
+    assert listing(tmp_path) == ["out.weights"]
+
+
+def test_big_tensors_are_written_without_a_second_copy(tmp_path: Path) -> None:
+    """Saving a 128 MiB array needs little memory beyond it; other orders are converted piece by piece."""
+    code = """
+import sys, tracemalloc, numpy as np, weightmap as wm
+a = np.ones((4096, 8192), "f4")
+wm.save(sys.argv[1] + ".warm.weights", {"a": a[:2]})
+for array in (a, a.T, a.astype(">f4")):
+    tracemalloc.start()
+    wm.save(sys.argv[1], {"a": array})
+    print(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+"""
+    peaks = [int(line) for line in run_child(code, tmp_path / "out.weights").stdout.split()]
+    assert peaks[0] < 24 * 2**20
+    assert max(peaks[1:]) < 48 * 2**20, peaks

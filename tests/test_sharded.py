@@ -1,0 +1,254 @@
+"""Hugging Face sharded models: an index or a directory opens as one file would."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+import weightmap as wm
+from tests.builders import normal
+from tests.builders import safetensors as st
+from tests.support import mappings, same
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}
+SECOND = {"b.weight": normal((5, 2), 3), "half": normal((3,), 4, "bfloat16")}
+ALL = FIRST | SECOND
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """The index of a model of two shards."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return st.shard(folder, {ONE: FIRST, TWO: SECOND})
+
+
+def test_an_index_opens_as_one(index: Path) -> None:
+    """All tensors of all shards under one handle, zero-copy out of their own files."""
+    with wm.open(index) as f:
+        assert set(f) == set(ALL)
+        assert len(f) == len(ALL)
+        assert all(same(f[name], value) for name, value in ALL.items())
+        assert not f["a.weight"].flags.owndata
+        assert mappings(index.parent / ONE)
+        assert mappings(index.parent / TWO)
+        assert {info.name: (info.shape, info.dtype) for info in f.infos()} == {
+            n: (v.shape, v.dtype) for n, v in ALL.items()
+        }
+        assert f.verify().checks
+        assert f.get("absent") is None
+        with pytest.raises(wm.TensorNotFoundError, match=r"b\.weight"):
+            f["b.wieght"]
+
+
+def test_a_directory_opens_as_its_index(index: Path) -> None:
+    """The directory that holds the index opens the same model."""
+    with wm.open(index.parent) as f, wm.open(str(index.parent)) as g:
+        assert set(f) == set(g) == set(ALL)
+        assert all(same(f[name], value) for name, value in ALL.items())
+
+
+def test_a_directory_with_one_file(tmp_path: Path) -> None:
+    """A model directory with a single model.safetensors and no index opens that file."""
+    (tmp_path / "model.safetensors").write_bytes(st.build(ALL))
+    (tmp_path / "config.json").write_text("{}")
+    with wm.open(tmp_path) as f:
+        assert set(f) == set(ALL)
+        assert all(same(f[name], value) for name, value in ALL.items())
+
+
+def test_a_directory_without_a_model(tmp_path: Path) -> None:
+    """A directory with no model in it is a TensorFileError or an OSError that names the directory."""
+    with pytest.raises((wm.TensorFileError, OSError), match=tmp_path.name):
+        wm.open(tmp_path)
+
+
+def test_views_outlive_the_handle(index: Path) -> None:
+    """As for a single file, close does not invalidate arrays; later look-ups raise ClosedError."""
+    f = wm.open(index)
+    held = dict(f)
+    f.close()
+    f.close()
+    assert all(same(array, ALL[name]) for name, array in held.items())
+    with pytest.raises(wm.ClosedError):
+        f["half"]
+
+
+def test_modes(index: Path) -> None:
+    """Modes "cow" and "copy" hold for every shard."""
+    before = {path.name: path.read_bytes() for path in index.parent.iterdir()}
+    with wm.open(index, mode="cow") as f:
+        f["a.bias"][:] = 0
+        assert not f["a.bias"].any()
+    with wm.open(index, mode="copy") as f:
+        held = f["b.weight"]
+        assert same(held, SECOND["b.weight"])
+        assert not mappings(index.parent / TWO)
+    assert {path.name: path.read_bytes() for path in index.parent.iterdir()} == before
+
+
+def test_pickling(index: Path) -> None:
+    """A sharded handle pickles, and notices when a shard has changed."""
+    with wm.open(index) as f:
+        blob = pickle.dumps(f)
+    with pickle.loads(blob) as g:
+        assert all(same(g[name], value) for name, value in ALL.items())
+    (index.parent / TWO).write_bytes(st.build(SECOND | {"more": normal((1,))}))
+    with pytest.raises(wm.TensorFileError):
+        dict(pickle.loads(blob))
+
+
+def test_linked_shards_are_followed(index: Path, tmp_path: Path) -> None:
+    """The Hugging Face cache keeps shards as links to blobs elsewhere: such a model opens."""
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for name in (ONE, TWO):
+        shutil.move(index.parent / name, blobs / name)
+        (index.parent / name).symlink_to(blobs / name)
+    with wm.open(index.parent) as f:
+        assert all(same(f[name], value) for name, value in ALL.items())
+
+
+def test_converting_a_sharded_model(index: Path, tmp_path: Path) -> None:
+    """A sharded model converts into one file."""
+    wm.convert(index, tmp_path / "one.safetensors")
+    assert st.parse((tmp_path / "one.safetensors").read_bytes())[0] == ALL
+
+
+def rewrite(index: Path, **names: str | None) -> None:
+    """Change the shard of some tensors in the index; None removes the tensor."""
+    content = json.loads(index.read_text())
+    for name, shard in names.items():
+        content["weight_map"].pop(name)
+        if shard is not None:
+            content["weight_map"][name] = shard
+    index.write_text(json.dumps(content))
+
+
+OUTSIDE = [
+    "../outside.safetensors",
+    "sub/../../outside.safetensors",
+    "/etc/passwd",
+    "C:\\x.safetensors",
+    "s3://bucket/x.safetensors",
+    "https://example.org/x.safetensors",
+    "file:///etc/passwd",
+    "..",
+    ".",
+    "",
+    "a\0b.safetensors",
+    "..\\outside.safetensors",
+    "//host/share.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE, ids=ascii)
+def test_shards_outside_the_directory_are_never_opened(index: Path, name: str) -> None:
+    """Absolute names, names with `..` and addresses are refused, although such a file may well exist."""
+    (index.parent.parent / "outside.safetensors").write_bytes(st.build({"half": SECOND["half"]}))
+    rewrite(index, half=name)
+    with pytest.raises(wm.FormatError) as caught:
+        wm.open(index)
+    assert str(caught.value).isprintable()
+
+
+def test_shards_in_a_subdirectory(tmp_path: Path) -> None:
+    """A relative name inside the directory is fine."""
+    (tmp_path / "sub").mkdir()
+    index = st.shard(tmp_path, {f"sub/{ONE}": FIRST, TWO: SECOND})
+    with wm.open(index) as f:
+        assert all(same(f[name], value) for name, value in ALL.items())
+
+
+def test_a_missing_shard(index: Path) -> None:
+    """A shard that is not there is an error that names the shard, at open."""
+    (index.parent / TWO).unlink()
+    with pytest.raises((wm.FormatError, FileNotFoundError), match=TWO):
+        wm.open(index)
+
+
+def test_a_tensor_that_its_shard_does_not_have(index: Path) -> None:
+    """weight_map promises a tensor that the shard lacks: LayoutError with the tensor's name."""
+    rewrite(index, half=ONE)
+    with pytest.raises(wm.FormatError, match="half"):
+        wm.open(index)
+
+
+def test_a_tensor_that_the_index_does_not_list(index: Path) -> None:
+    """A tensor of a shard that weight_map omits is no part of the model, and verify warns of it by name."""
+    rewrite(index, half=None)
+    content = json.loads(index.read_text())
+    del content["metadata"]
+    index.write_text(json.dumps(content))
+    with wm.open(index) as f:
+        assert set(f) == set(ALL) - {"half"}
+        assert any("'half'" in line for line in f.verify().warnings)
+
+
+def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+    """The same name in two shards is a FormatError with that name."""
+    index = st.shard(tmp_path, {ONE: FIRST, TWO: SECOND | {"a.bias": FIRST["a.bias"]}})
+    with pytest.raises(wm.FormatError, match=r"a\.bias"):
+        wm.open(index)
+
+
+def test_a_total_size_that_lies(index: Path) -> None:
+    """metadata.total_size other than the sum of the tensors is a FormatError; without it the model opens."""
+    content = json.loads(index.read_text())
+    content["metadata"]["total_size"] += 1
+    index.write_text(json.dumps(content))
+    with pytest.raises(wm.FormatError, match="total_size"):
+        wm.open(index)
+    del content["metadata"]
+    index.write_text(json.dumps(content))
+    with wm.open(index) as f:
+        assert set(f) == set(ALL)
+
+
+def test_a_damaged_shard(index: Path) -> None:
+    """A truncated shard is the error of that shard, by name."""
+    shard = index.parent / TWO
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(wm.FormatError, match=TWO):
+        wm.open(index)
+
+
+BAD_INDEXES = {
+    "empty": b"",
+    "no JSON": b"{",
+    "list": b"[]",
+    "no map": b"{}",
+    "map a list": b'{"weight_map":[]}',
+    "map null": b'{"weight_map":null}',
+    "name no text": b'{"weight_map":{"half":5}}',
+    "deep": b'{"weight_map":' + b"[" * 100_000,
+    "NaN": b'{"weight_map":{},"metadata":NaN}',
+    "duplicate": b'{"weight_map":{"half":"' + TWO.encode() + b'","half":"' + ONE.encode() + b'"}}',
+    "not UTF-8": b'{"\xff":1}',
+    "big number": b'{"metadata":{"total_size":' + b"9" * 5000 + b'},"weight_map":{}}',
+    "UTF-16": '{"weight_map":{}}'.encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INDEXES)
+def test_bad_indexes(index: Path, case: str) -> None:
+    """An index that is no JSON object with a map of texts is a FormatError that names the index."""
+    index.write_bytes(BAD_INDEXES[case])
+    with pytest.raises(wm.FormatError, match=r"index\.json"):
+        wm.open(index)
+
+
+def test_limits_count_all_shards(index: Path) -> None:
+    """max_tensors bounds the model as a whole."""
+    with wm.open(index, limits=wm.Limits(max_tensors=4)) as f:
+        assert len(f) == 4
+    with pytest.raises(wm.LimitError):
+        wm.open(index, limits=wm.Limits(max_tensors=3))
