@@ -32,22 +32,20 @@
 #include <pthread.h>
 #endif
 
-/* What eight bytes contribute, with `after` more bytes behind them. */
-static inline uint32_t slice8(uint64_t eight, int after) {
-    return slices[after + 7][eight & 255] ^ slices[after + 6][eight >> 8 & 255] ^ slices[after + 5][eight >> 16 & 255] ^
-           slices[after + 4][eight >> 24 & 255] ^ slices[after + 3][eight >> 32 & 255] ^
-           slices[after + 2][eight >> 40 & 255] ^ slices[after + 1][eight >> 48 & 255] ^ slices[after][eight >> 56];
+/* What four bytes contribute, with `after` more bytes behind them. */
+static inline uint32_t slice4(uint32_t four, int after) {
+    return (slices[after + 3][four & 255] ^ slices[after + 2][four >> 8 & 255]) ^
+           (slices[after + 1][four >> 16 & 255] ^ slices[after][four >> 24]);
 }
 
 uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
-    for (; len >= 16; data += 16, len -= 16)
-        state = slice8(load_le64(data) ^ state, 8) ^ slice8(load_le64(data + 8), 0);
-    if (len >= 8) {
-        state = slice8(load_le64(data) ^ state, 0);
-        data += 8;
-        len -= 8;
+    for (; len >= 16; data += 16, len -= 16) {
+        /* Only the first four bytes wait for the register: the others are summed before, and it comes in last. */
+        uint32_t rest = slice4(load_le32(data + 4), 8) ^ slice4(load_le32(data + 8), 4) ^ slice4(load_le32(data + 12), 0);
+        state = rest ^ slice4(load_le32(data) ^ state, 12);
     }
-    while (len--) state = slices[0][(state ^ *data++) & 255] ^ state >> 8;
+    for (; len >= 4; data += 4, len -= 4) state = slice4(load_le32(data) ^ state, 0);
+    for (; len; len--) state = slices[0][(state ^ *data++) & 255] ^ state >> 8;
     return state;
 }
 

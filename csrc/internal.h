@@ -91,6 +91,7 @@ wm_crc32_fn crc32_portable;
 wm_fnv1a32_fn fnv1a32_portable;
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
+wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 #elif WM_ARM

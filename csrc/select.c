@@ -43,8 +43,10 @@ static wm_variants choose(uint32_t features) {
 #define HAS(bits) ((features & (bits)) == (bits))
 #define USE(kernel, function) (v.kernel = function, v.kernel##_name = #function)
 #if WM_X86
-    if (HAS(WM_AVX512 | WM_VPCLMULQDQ))
+    if (HAS(WM_AVX512 | WM_PCLMULQDQ | WM_VPCLMULQDQ))
         USE(crc32, crc32_x86_vpclmulqdq_avx512);
+    else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
+        USE(crc32, crc32_x86_pclmulqdq_avx2);
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_pclmulqdq);
 
