@@ -13,8 +13,11 @@
  */
 #if defined(__x86_64__) || defined(_M_X64)
 #define WM_X86 1
-#elif (defined(__aarch64__) || defined(_M_ARM64)) && !defined(__AARCH64EB__)
+#elif defined(__aarch64__) && !defined(__AARCH64EB__) && defined(__GNUC__)
+/* clang before 16 has the intrinsics only when the whole file may use them. */
+#if !defined(__clang__) || __clang_major__ >= 16 || (defined(__ARM_FEATURE_CRC32) && defined(__ARM_FEATURE_AES))
 #define WM_ARM 1
+#endif
 #endif
 
 #if defined(_MSC_VER) && !defined(__clang__)

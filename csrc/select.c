@@ -52,7 +52,13 @@ static wm_variants choose(uint32_t features) {
 
     if (HAS(WM_AVX512)) USE(fnv1a32, fnv1a32_x86_avx512);
 #elif WM_ARM
-    if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) USE(crc32, crc32_arm_crc_pmull);
+    if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
+#if defined(__APPLE__)
+        USE(crc32, crc32_arm_pmull);
+#else
+        USE(crc32, crc32_arm_crc_pmull);
+#endif
+    }
 #endif
     (void)features;
     return v;
