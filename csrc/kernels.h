@@ -51,29 +51,30 @@ int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *
  * and `gap` is the width of the length prefix that stands before each string (0 when there is none).
  */
 /* Walks `count` strings, each after a little-endian length of `width` (2 or 4) bytes, from data[0] on. When bounds is
- * not NULL it has count + 1 entries and is filled as above with gap = width (needs len + width < 2^32). Returns the
- * number of bytes walked, or -1 - i when string i does not fit. */
+ * not NULL it has count + 1 entries and is filled as above with gap = width (needs len + width < 2^32: strings past that
+ * do not fit). Returns the number of bytes walked, or -1 - i when string i does not fit. */
 int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds);
 /* Walks `count` pairs "u16 klen, u16 vlen, key, value". When bounds is not NULL it has 2*count + 1 entries: key i
  * begins at bounds[2i], its value at bounds[2i+1], and bounds[2*count] = end + 4: a value ends 4 bytes before the next
- * key begins. Returns bytes walked, or -1 - i. */
+ * key begins (needs len + 4 < 2^32). Returns bytes walked, or -1 - i. */
 int64_t wm_walk_pairs(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds);
 /* Strict UTF-8 (no overlong forms, no surrogates, at most U+10FFFF) of each of the n strings by itself. Returns -1, or
  * the number of the first string that is not UTF-8 or whose bounds do not lie in data in rising order. */
 int64_t wm_utf8_strings(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap);
 
-/* A hash index over n strings: an open-addressing table of string numbers, FNV-1a 32 times the golden ratio. `capacity`
- * is a power of two of at least 4/3 n; free slots hold 0xFFFFFFFF. Of equal strings the first is kept. Returns the
- * number of strings that equal an earlier one (the first such in *duplicate, its earlier twin in *original), or -1 for
- * bounds that do not lie in data or a bad capacity, or -2 when the strings' hashes collide so much (more than 64 probes)
- * that the table would be slow: somebody made them so. */
+/* A hash index over n strings: an open-addressing table, FNV-1a 32 times the golden ratio. `capacity` is a power of two
+ * of at least 4/3 n, at most 2^32. A slot holds a string's number and, in the bits above, some of its hash; free slots
+ * hold 0xFFFFFFFF. Slots are written here and read by wm_index_find, by nobody else. Of equal strings the first is kept.
+ * Returns the number of strings that equal an earlier one (the first such in *duplicate, its earlier twin in *original),
+ * or -1 for bounds that do not lie in data in rising order or a bad capacity, or -2 when the strings' hashes collide so
+ * much (64 different strings of one hash, or 256 slots probed) that the table would be slow: somebody made them so. */
 int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                        uint32_t *slots, uint64_t capacity, uint64_t *duplicate, uint64_t *original);
 /* The number of the string equal to name[0, name_len), or -1. Safe on any contents of `data` and `slots`. */
 int64_t wm_index_find(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                       const uint32_t *slots, uint64_t capacity, const uint8_t *name, uint64_t name_len);
 /* wm_index_find for many names at once: name i is names[name_bounds[i], name_bounds[i+1]); out[i] = number or -1.
- * Returns 0, or -1 for name_bounds that do not lie in names. */
+ * Returns 0, or -1 for name_bounds that do not lie in names in rising order or a bad capacity. */
 int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                        const uint32_t *slots, uint64_t capacity, const uint8_t *names, uint64_t names_len,
                        const uint32_t *name_bounds, uint64_t n_names, int64_t *out);
@@ -93,14 +94,14 @@ enum {
     WM_FAULT_NONE = 0,
     /* JSON, in the strict sense of RFC 8259 */
     WM_FAULT_JSON_SYNTAX = 1,      /* at: where */
-    WM_FAULT_JSON_UTF8 = 2,        /* at: first byte of the string */
+    WM_FAULT_JSON_UTF8 = 2,        /* at: opening quote of the string */
     WM_FAULT_JSON_SURROGATE = 3,   /* a lone \ud800-\udfff escape; at: the string */
-    WM_FAULT_JSON_KEY = 4,         /* unknown or repeated key within a tensor's object; at: the key */
+    WM_FAULT_JSON_KEY = 4,         /* unknown or repeated key within a tensor's object; row, at: the key */
     WM_FAULT_JSON_MISSING = 5,     /* a tensor without dtype, shape or data_offsets; row, at: end of its object */
     WM_FAULT_JSON_NUMBER = 6,      /* not a non-negative integer below 2^64; row, at */
     WM_FAULT_JSON_TRAILING = 7,    /* something but spaces after the closing brace; at */
     WM_FAULT_JSON_DTYPE = 8,       /* a dtype that is not in the list; row, at: the string */
-    WM_FAULT_JSON_METADATA = 9,    /* __metadata__ repeated, or not an object; at */
+    WM_FAULT_JSON_METADATA = 9,    /* __metadata__ repeated, not an object, or nested deeper than 64; at */
     WM_FAULT_CAPACITY = 10,        /* more tensors (row) or dimensions than the arrays hold */
     WM_FAULT_DIMS = 11,            /* more than 255 dimensions; row, at */
     /* tables of tensors */
@@ -118,7 +119,8 @@ enum {
     WM_FAULT_NAME_HASH = 43,       /* row, actual: stored, expected: computed */
     WM_FAULT_NAME_DUPLICATE = 44,  /* row, expected: the earlier row */
     WM_FAULT_NAME_FLOOD = 45,      /* hashes collide too much to tell duplicates quickly */
-    WM_FAULT_MEMORY = 46           /* no memory for the scan's own table */
+    WM_FAULT_MEMORY = 46,          /* no memory for the scan's own table */
+    WM_FAULT_COLUMN = 47           /* a column is shorter than the table: an error of the caller */
 };
 
 /* ------------------------------------------------------------------------------------------------ safetensors
@@ -130,8 +132,9 @@ enum {
  * for here (see wm_index_build).
  *
  * `dtypes` holds the known names, n_dtypes of them, each in a field of 16 bytes padded with zero bytes.
- * Capacities: names `len` bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap. Returns 0, or -1 with
- * *fault filled. Numbers are JSON integers without sign, fraction or exponent.
+ * Capacities: names `len` bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap. A tensor takes at
+ * least 48 bytes of text and a dimension 2, so cap = len / 48 + 1 and dims_cap = len / 2 are always enough. Returns 0, or
+ * -1 with *fault filled. Numbers are JSON integers without sign, fraction or exponent. names must not overlap json.
  */
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
@@ -143,36 +146,40 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * A table of n tensors by columns that may be strided, so that the fixed-size descriptors of a mapped file are a table as
- * they lie. Values are little-endian, of the given width, at column + i * stride.
+ * they lie. Value i of a column is little-endian at data[i * stride]; `len` bytes are there from `data` on.
  */
 typedef struct {
+    const uint8_t *data;
+    uint64_t len, stride;
+} wm_column;
+typedef struct {
     uint64_t n;
-    const uint8_t *dtype;  uint64_t dtype_stride;   /* u8: index into itemsize */
-    const uint8_t *ndim;   uint64_t ndim_stride;    /* u8 */
-    const uint8_t *dims;   uint64_t dims_stride;    /* used when dim_bounds is NULL: max_ndim values of dims_width */
-    int32_t dims_width;                             /* 4 or 8 */
-    const uint32_t *dim_bounds;                     /* or: dims of tensor i are u64 [dim_bounds[i], dim_bounds[i+1]) */
-    uint64_t n_dims;                                /* number of values in dims, with dim_bounds */
-    const uint8_t *offset; uint64_t offset_stride;  /* u64, relative to the data */
-    const uint8_t *nbytes; uint64_t nbytes_stride;  /* u64, declared bytes; NULL when not declared */
-    const uint8_t *bits;   uint64_t n_dtypes;       /* bits of one element for each dtype code; 0: no such code */
+    wm_column dtype;       /* u8: index into bits */
+    wm_column ndim;        /* u8; used when dim_bounds is NULL */
+    wm_column dims;        /* max_ndim values of dims_width bytes each; or, with dim_bounds, u64 values at stride 8 */
+    int32_t dims_width;    /* 4 or 8 */
+    const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
+    wm_column offset;      /* u64, relative to the data */
+    wm_column nbytes;      /* u64, declared bytes; data NULL when not declared */
+    const uint8_t *bits;   /* bits of one element for each dtype code; 0: no such code */
+    uint64_t n_dtypes;
     uint64_t min_ndim, max_ndim;
     uint64_t data_size;
     uint64_t alignment;    /* every offset must be a multiple; 1 for none */
     uint64_t max_gap;      /* bytes of padding allowed before a tensor and after the last: 0 back to back */
+    int32_t lax;           /* not 0: order, overlap and holes are not looked at */
 } wm_table;
 /* Checks every row: dtype known, ndim within bounds, unused dimensions 0, bytes without overflow, range within the data,
- * alignment, rising order without overlap, holes of at most max_gap bytes. Returns 0, or -1 with *fault filled. With
- * `lax` not 0, order, overlap and holes are not looked at. */
-int wm_table_check(const wm_table *table, int lax, wm_fault *fault);
-/* Checks the names that lie back to back in names[0, len), their u16 lengths in a strided column and their FNV-1a 32 hashes
- * in another: each within range, UTF-8, hashed right, unique, and used_len bytes in all. Returns 0, or -1 with *fault. */
-int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const uint8_t *lengths, uint64_t lengths_stride,
-                   const uint8_t *hashes, uint64_t hashes_stride, wm_fault *fault);
-/* The first row at or after `row` whose stored hash and length are those wanted and whose name is equal, by one pass over
- * the columns. Returns the row, or -1. */
-int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const uint8_t *lengths, uint64_t lengths_stride,
-                      const uint8_t *hashes, uint64_t hashes_stride, const uint8_t *name, uint64_t name_len);
+ * alignment, rising order without overlap, holes of at most max_gap bytes. Returns 0, or -1 with *fault filled. */
+int wm_table_check(const wm_table *table, wm_fault *fault);
+/* Checks n names that lie back to back from names[0] on, their u16 lengths in one column and their FNV-1a 32 hashes in
+ * another: each within names[0, len), UTF-8, hashed right, and unique. *used is the bytes that they take. Returns 0, or -1
+ * with *fault filled. */
+int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
+                   uint64_t *used, wm_fault *fault);
+/* The first row whose stored hash, length and name are those of `name`, by one pass over the columns; or -1. */
+int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
+                      const uint8_t *name, uint64_t name_len);
 
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file over the anonymous mapping at `where` (page-aligned, at least size bytes), read-only and

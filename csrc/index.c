@@ -1,0 +1,168 @@
+/* A hash index over a list of strings.
+ *
+ * The table is an array of `capacity` slots of 32 bits. A string's home slot comes from its hash; when that slot is
+ * taken by another string, the next slot is probed, and so on to a free one. A look-up walks the same way until it
+ * meets the string or a free slot.
+ *
+ * Hash. FNV-1a 32, multiplied by 2^32 divided by the golden ratio, of which the top bits are the home slot: they
+ * depend on all bits of the hash, while FNV's own low bits depend only on the low bits of the text.
+ *
+ * Slots. The string's number needs only the low bits of a slot. The bits above it hold the same bits of the hash, a tag
+ * that tells nearly all other strings apart without a look at their text, which lies somewhere else in memory. A slot
+ * of all ones is free: no number has all of its bits set, because there is room for the number n, and n is no string's.
+ *
+ * Probing. A line of the cache holds 16 slots. Probes go round the home line first, which costs one cache miss at
+ * most, then on to other lines at growing distances (1, 3, 6, ... lines: triangular numbers reach every line of a
+ * power of two). Unlike plain linear probing this does not grow long runs, so that even at a load of 3/4 nobody
+ * meets PROBES_MOST by chance.
+ *
+ * Floods. FNV-1a has no secret, so anyone can make thousands of names with one hash, and a table of these would cost
+ * quadratic time. Building gives up after PROBES_MOST slots or COMPARES_MOST different strings with the same tag; the
+ * caller then takes another structure. The same bound holds for look-ups, so these end even in a table of junk.
+ *
+ * Prefetch. Home slots are scattered over memory. Names are hashed a chunk ahead, so the line needed AHEAD names later
+ * can be asked for now, and is there when its turn comes.
+ */
+#include "internal.h"
+
+enum { LINE = 16, PROBES_MOST = 16 * LINE, COMPARES_MOST = 64, CHUNK = 1024, AHEAD = 16 };
+#define FREE 0xFFFFFFFFu
+#define GOLDEN 0x9E3779B9u
+
+#if defined(__GNUC__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
+
+typedef struct {
+    const uint8_t *data;
+    uint64_t len;
+    const uint32_t *bounds;
+    uint64_t n;
+    uint32_t gap;
+    uint64_t capacity;
+    uint32_t number_mask; /* the bits of a slot that hold the number */
+} strings;
+
+/* Returns 0 when the arguments cannot belong to a table. */
+static int describe(strings *s, const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
+                    uint64_t capacity) {
+    /* A power of two up to 2^32 with room for n strings and a third more. */
+    if (capacity == 0 || (capacity & (capacity - 1)) || capacity > (uint64_t)1 << 32) return 0;
+    if (n > capacity - capacity / 4) return 0;
+    uint32_t mask = (uint32_t)n; /* n < 2^32; fill all bits below its highest */
+    for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
+    *s = (strings){data, len, bounds, n, gap, capacity, mask};
+    return 1;
+}
+
+static inline uint64_t home_slot(uint32_t hash, uint64_t capacity) { return hash * GOLDEN * capacity >> 32; }
+
+/* The slot of a probe: `line` lines were exhausted before, `i` slots of this line. */
+static inline uint64_t probe_slot(uint64_t home, unsigned line, unsigned i, uint64_t capacity) {
+    uint64_t begin = (home & ~(uint64_t)(LINE - 1)) + (uint64_t)LINE * (line * (line + 1) / 2);
+    return (begin + ((home + i) & (LINE - 1))) & (capacity - 1);
+}
+
+/* Compares string `number` with name[0, length). The number may be junk, and so may the bounds: both are checked. */
+static int same_string(const strings *s, uint32_t number, const uint8_t *name, uint64_t length) {
+    if (number >= s->n) return 0;
+    uint64_t begin = s->bounds[number], end = s->bounds[number + (uint64_t)1];
+    if (begin + s->gap > end || end - s->gap > s->len || end - s->gap - begin != length) return 0;
+    return length == 0 || memcmp(s->data + begin, name, length) == 0;
+}
+
+enum { FOUND, MISSING, FLOOD };
+
+/* Walks from the home slot to the name (FOUND, *number is set) or to a free slot (MISSING, *slot is set). */
+static inline int probe(const strings *s, const uint32_t *slots, uint32_t hash, const uint8_t *name, uint64_t length,
+                        uint64_t *slot, uint32_t *number) {
+    uint64_t home = home_slot(hash, s->capacity);
+    int compares = 0;
+    for (unsigned line = 0; line < PROBES_MOST / LINE; line++) {
+        for (unsigned i = 0; i < LINE; i++) {
+            *slot = probe_slot(home, line, i, s->capacity);
+            uint32_t entry = slots[*slot];
+            if (entry == FREE) return MISSING;
+            if ((entry ^ hash) & ~s->number_mask) continue;
+            *number = entry & s->number_mask;
+            if (same_string(s, *number, name, length)) return FOUND;
+            if (++compares > COMPARES_MOST) return FLOOD;
+        }
+    }
+    return FLOOD;
+}
+
+/* Lengths of up to CHUNK strings; 0 when one of them does not lie in the data. */
+static int chunk_lengths(const uint32_t *bounds, uint64_t n, uint64_t len, uint32_t gap, uint32_t *lengths) {
+    int good = 1;
+    for (uint64_t i = 0; i < n; i++) {
+        good &= (uint64_t)bounds[i] + gap <= bounds[i + 1];
+        lengths[i] = bounds[i + 1] - gap - bounds[i];
+    }
+    return good && bounds[n] - gap <= len; /* rising order: the last end is the greatest */
+}
+
+int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
+                       uint32_t *slots, uint64_t capacity, uint64_t *duplicate, uint64_t *original) {
+    strings s;
+    if (!describe(&s, data, len, bounds, n, gap, capacity)) return -1;
+    memset(slots, 0xFF, capacity * sizeof *slots);
+    int64_t duplicates = 0;
+    for (uint64_t first = 0; first < n; first += CHUNK) {
+        uint32_t lengths[CHUNK], hashes[CHUNK];
+        uint64_t count = n - first < CHUNK ? n - first : CHUNK;
+        if (!chunk_lengths(bounds + first, count, len, gap, lengths)) return -1;
+        wm_fnv1a32_run(data + bounds[first], data + (bounds[first + count] - gap), lengths, gap, count, hashes);
+        for (uint64_t i = 0; i < count; i++) {
+            if (i + AHEAD < count) PREFETCH(&slots[home_slot(hashes[i + AHEAD], capacity)]);
+            uint64_t slot;
+            uint32_t twin;
+            int found = probe(&s, slots, hashes[i], data + bounds[first + i], lengths[i], &slot, &twin);
+            if (found == MISSING) {
+                slots[slot] = (hashes[i] & ~s.number_mask) | (uint32_t)(first + i);
+            } else if (found == FOUND) {
+                if (!duplicates++) {
+                    if (duplicate) *duplicate = first + i;
+                    if (original) *original = twin;
+                }
+            } else {
+                return -2;
+            }
+        }
+    }
+    return duplicates;
+}
+
+int64_t wm_index_find(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
+                      const uint32_t *slots, uint64_t capacity, const uint8_t *name, uint64_t name_len) {
+    strings s;
+    uint64_t slot;
+    uint32_t number;
+    if (!describe(&s, data, len, bounds, n, gap, capacity)) return -1;
+    if (probe(&s, slots, wm_fnv1a32(name, name_len), name, name_len, &slot, &number) != FOUND) return -1;
+    return number;
+}
+
+int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
+                       const uint32_t *slots, uint64_t capacity, const uint8_t *names, uint64_t names_len,
+                       const uint32_t *name_bounds, uint64_t n_names, int64_t *out) {
+    strings s;
+    if (!describe(&s, data, len, bounds, n, gap, capacity)) return -1;
+    for (uint64_t first = 0; first < n_names; first += CHUNK) {
+        uint32_t lengths[CHUNK], hashes[CHUNK];
+        uint64_t count = n_names - first < CHUNK ? n_names - first : CHUNK;
+        if (!chunk_lengths(name_bounds + first, count, names_len, 0, lengths)) return -1;
+        const uint8_t *name = names + name_bounds[first];
+        wm_fnv1a32_run(name, names + name_bounds[first + count], lengths, 0, count, hashes);
+        for (uint64_t i = 0; i < count; name += lengths[i], i++) {
+            uint64_t slot;
+            uint32_t number;
+            out[first + i] = -1;
+            if (i + AHEAD < count) PREFETCH(&slots[home_slot(hashes[i + AHEAD], capacity)]);
+            if (probe(&s, slots, hashes[i], name, lengths[i], &slot, &number) == FOUND) out[first + i] = number;
+        }
+    }
+    return 0;
+}

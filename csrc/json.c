@@ -1,0 +1,187 @@
+/* Strings, numbers and stepping over values of JSON text: see json.h. */
+#include "json.h"
+#include "swar.h"
+#include "utf8.h"
+
+/* The value of four hexadecimal digits at p, or -1. */
+static int32_t hex4(const wm_json *json, const uint8_t *p) {
+    int32_t value = 0;
+    if (json->end - p < 4) return -1;
+    for (int i = 0; i < 4; i++) {
+        uint8_t c = p[i], letter = c | 0x20; /* capital and small letters differ in this bit */
+        if (c >= '0' && c <= '9') value = value << 4 | (c - '0');
+        else if (letter >= 'a' && letter <= 'f') value = value << 4 | (letter - 'a' + 10);
+        else return -1;
+    }
+    return value;
+}
+
+/* Writes a character as UTF-8 and returns the position after it. */
+static uint8_t *put_utf8(uint8_t *out, uint32_t c) {
+    if (c < 0x80) {
+        *out++ = (uint8_t)c;
+        return out;
+    }
+    if (c < 0x800) {
+        *out++ = (uint8_t)(0xC0 | c >> 6);
+    } else {
+        if (c < 0x10000) {
+            *out++ = (uint8_t)(0xE0 | c >> 12);
+        } else {
+            *out++ = (uint8_t)(0xF0 | c >> 18);
+            *out++ = (uint8_t)(0x80 | (c >> 12 & 0x3F));
+        }
+        *out++ = (uint8_t)(0x80 | (c >> 6 & 0x3F));
+    }
+    *out++ = (uint8_t)(0x80 | (c & 0x3F));
+    return out;
+}
+
+/* Reads one escape, p at its backslash, within the string that begins at `quote`. Writes fewer bytes than it reads. */
+static const uint8_t *read_escape(const wm_json *json, const uint8_t *quote, const uint8_t *p, uint8_t **out) {
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    if (json->end - p < 2) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+    if (p[1] != 'u') {
+        const char *letter = p[1] ? strchr(letters, p[1]) : NULL;
+        if (!letter) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+        *(*out)++ = (uint8_t)meanings[letter - letters];
+        return p + 2;
+    }
+    int32_t c = hex4(json, p + 2);
+    if (c < 0) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+    p += 6;
+    if (c >= 0xD800 && c <= 0xDFFF) {
+        /* A character past U+FFFF is spelled as a pair of surrogates, the high one first. UTF-8 has no form for one
+         * that stands alone. */
+        int32_t low = json->end - p >= 6 && p[0] == '\\' && p[1] == 'u' ? hex4(json, p + 2) : -1;
+        if (c > 0xDBFF || low < 0xDC00 || low > 0xDFFF) return json_fail(json, WM_FAULT_JSON_SURROGATE, quote);
+        c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+        p += 6;
+    }
+    *out = put_utf8(*out, (uint32_t)c);
+    return p;
+}
+
+const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *out, uint64_t *length) {
+    const uint8_t *end = json->end, *quote = p;
+    const uint8_t *begin = out;
+    if (p == end || *p != '"') return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+    p++;
+    for (;;) {
+        /* Eight bytes at a time, up to one that is not an ordinary character. All eight are written before it is known
+         * how many of them count. There is room: at least as much was read as written, and eight more are there. */
+        while (end - p >= 8) {
+            uint64_t word = load_le64(p);
+            uint64_t special = swar_equal(word, '"') | swar_equal(word, '\\') | swar_below(word, 0x20) |
+                               (word & SWAR_MARKS);
+            memcpy(out, p, 8);
+            if (special) {
+                unsigned ordinary = swar_first(special);
+                p += ordinary;
+                out += ordinary;
+                break;
+            }
+            p += 8;
+            out += 8;
+        }
+        if (p == end) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+        if (*p == '"') {
+            *length = (uint64_t)(out - begin);
+            return p + 1;
+        }
+        if (*p == '\\') {
+            p = read_escape(json, quote, p, &out);
+            if (!p) return NULL;
+        } else if (*p < 0x20) {
+            return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+        } else {
+            unsigned n = *p < 0x80 ? 1 : utf8_sequence(p, end);
+            if (!n) return json_fail(json, WM_FAULT_JSON_UTF8, quote);
+            for (; n; n--) *out++ = *p++;
+        }
+    }
+}
+
+static int is_digit(const wm_json *json, const uint8_t *p) { return p < json->end && *p >= '0' && *p <= '9'; }
+
+const uint8_t *wm_json_u64(const wm_json *json, const uint8_t *p, uint64_t *value) {
+    const uint8_t *begin = p;
+    uint64_t v = 0;
+    if (p == json->end) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+    for (; is_digit(json, p); p++) {
+        uint64_t digit = (uint64_t)(*p - '0');
+        if (p - begin >= 19 && v > (UINT64_MAX - digit) / 10) return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
+        v = v * 10 + digit;
+    }
+    /* None, a leading zero, or the beginning of a fraction or an exponent. */
+    if (p == begin || (*begin == '0' && p - begin > 1) || json_at(json, p, '.') || json_at(json, p, 'e') ||
+        json_at(json, p, 'E'))
+        return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
+    *value = v;
+    return p;
+}
+
+/* Steps over one or more digits. */
+static const uint8_t *skip_digits(const wm_json *json, const uint8_t *p) {
+    if (!is_digit(json, p)) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
+    while (is_digit(json, p)) p++;
+    return p;
+}
+
+/* Steps over any number: -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)? */
+static const uint8_t *skip_number(const wm_json *json, const uint8_t *p) {
+    if (json_at(json, p, '-')) p++;
+    if (json_at(json, p, '0')) p++;
+    else if (!(p = skip_digits(json, p))) return NULL;
+    if (json_at(json, p, '.') && !(p = skip_digits(json, p + 1))) return NULL;
+    if (json_at(json, p, 'e') || json_at(json, p, 'E')) {
+        p++;
+        if (json_at(json, p, '+') || json_at(json, p, '-')) p++;
+        return skip_digits(json, p);
+    }
+    return p;
+}
+
+/* Steps over a string, a number, true, false or null. */
+static const uint8_t *skip_scalar(const wm_json *json, const uint8_t *p, uint8_t *scratch) {
+    static const char *const words[] = {"true", "false", "null"};
+    uint64_t length;
+    if (json_at(json, p, '"')) return wm_json_string(json, p, scratch, &length);
+    for (int i = 0; i < 3; i++) {
+        size_t n = strlen(words[i]);
+        if ((size_t)(json->end - p) >= n && memcmp(p, words[i], n) == 0) return p + n;
+    }
+    return skip_number(json, p);
+}
+
+const uint8_t *wm_json_skip(const wm_json *json, const uint8_t *p, uint8_t *scratch) {
+    /* What is open, outermost first, is a stack of bits: 1 for an object, 0 for an array; the innermost is bit 0. */
+    uint64_t objects = 0, length;
+    int depth = 0;
+    for (;;) {
+        /* p is where a member of an object, an element of an array or, first of all, the value itself begins. */
+        if (objects & 1) {
+            p = wm_json_string(json, json_space(json, p), scratch, &length);
+            if (!p || !(p = json_token(json, p, ':'))) return NULL;
+        }
+        p = json_space(json, p);
+        if (json_at(json, p, '{') || json_at(json, p, '[')) {
+            if (depth++ == WM_JSON_DEPTH) return json_fail(json, WM_FAULT_JSON_METADATA, p);
+            objects = objects << 1 | (*p == '{');
+            p = json_space(json, p + 1);
+            if (!json_at(json, p, objects & 1 ? '}' : ']')) continue;
+        } else if (!(p = skip_scalar(json, p, scratch))) {
+            return NULL;
+        }
+        /* A value has ended, or an empty object or array is about to. */
+        while (depth) {
+            p = json_space(json, p);
+            if (!json_at(json, p, objects & 1 ? '}' : ']')) break;
+            p++;
+            objects >>= 1;
+            depth--;
+        }
+        if (!depth) return p;
+        if (!(p = json_token(json, p, ','))) return NULL;
+    }
+}

@@ -1,0 +1,210 @@
+/* The header of a safetensors file: one JSON object, from the name of each tensor to
+ *
+ *     {"dtype": "F32", "shape": [30522, 384], "data_offsets": [0, 46881792]}
+ *
+ * and perhaps from "__metadata__" to an object of strings. It is read in one pass, from left to right, and each tensor's
+ * values go straight to the columns. The first fault in the text ends the scan.
+ *
+ * Keys may be spelled with escapes and stand in any order with any white space. Writers use one spelling, so that is
+ * tried first, as a comparison of a few bytes; whatever else stands there takes the long way.
+ */
+#include "json.h"
+
+enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL_KEYS = 7, DIMS_MOST = 255, DTYPE_BYTES = 16 };
+
+typedef struct {
+    wm_json json; /* its row is the number of the tensor being read */
+    const uint8_t *dtypes;
+    uint64_t n_dtypes, likely_dtype;
+    uint64_t cap, dims_cap;
+    uint64_t n_dims, names_len; /* finished, so that the rest of the columns is free */
+    uint8_t *names;
+    uint8_t *dtype;
+    uint64_t *dims;
+    uint64_t *begin, *end;
+} scan;
+
+/* Names are unescaped at the end of those that are finished. The same place serves for strings that are only looked at.
+ * There is always room: what was written to names came from as many bytes of text at least. */
+static uint8_t *scratch(const scan *s, uint64_t name_len) { return s->names + s->names_len + name_len; }
+
+static int equal(const uint8_t *string, uint64_t length, const char *text) {
+    return length == strlen(text) && memcmp(string, text, length) == 0;
+}
+
+/* Reads a dtype's name and looks it up. `free_bytes` is the scratch. */
+static const uint8_t *read_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes) {
+    const uint8_t *at = p;
+    uint8_t field[DTYPE_BYTES] = {0};
+    uint64_t length;
+    p = wm_json_string(&s->json, p, free_bytes, &length);
+    if (!p) return NULL;
+    /* The list is padded with zero bytes, so a name that ends in one is in no list. */
+    if (length == 0 || length > DTYPE_BYTES || !free_bytes[length - 1])
+        return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
+    memcpy(field, free_bytes, length);
+    uint64_t code = s->likely_dtype; /* that of the tensor before: mostly the same */
+    if (code >= s->n_dtypes || memcmp(field, s->dtypes + code * DTYPE_BYTES, DTYPE_BYTES)) {
+        code = 0;
+        while (code < s->n_dtypes && memcmp(field, s->dtypes + code * DTYPE_BYTES, DTYPE_BYTES)) code++;
+        if (code == s->n_dtypes) return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
+        s->likely_dtype = code;
+    }
+    s->dtype[s->json.row] = (uint8_t)code;
+    return p;
+}
+
+/* Reads "[n, n, ...]" behind the finished dims; *count is their number. */
+static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *count) {
+    const wm_json *json = &s->json;
+    uint64_t n = 0;
+    p = json_token(json, p, '[');
+    if (!p) return NULL;
+    p = json_space(json, p);
+    if (!json_at(json, p, ']')) {
+        for (;;) {
+            uint64_t value;
+            p = json_space(json, p);
+            if (n == DIMS_MOST) return json_fail(json, WM_FAULT_DIMS, p);
+            const uint8_t *next = wm_json_u64(json, p, &value);
+            if (!next) return NULL;
+            if (s->n_dims + n >= s->dims_cap) return json_fail(json, WM_FAULT_CAPACITY, p);
+            s->dims[s->n_dims + n++] = value;
+            p = json_space(json, next);
+            if (!json_at(json, p, ',')) break;
+            p++;
+        }
+    }
+    *count = n;
+    return json_token(json, p, ']');
+}
+
+/* Reads "[begin, end]". */
+static const uint8_t *read_offsets(const scan *s, const uint8_t *p) {
+    const wm_json *json = &s->json;
+    if (!(p = json_token(json, p, '['))) return NULL;
+    if (!(p = wm_json_u64(json, json_space(json, p), &s->begin[json->row]))) return NULL;
+    if (!(p = json_token(json, p, ','))) return NULL;
+    if (!(p = wm_json_u64(json, json_space(json, p), &s->end[json->row]))) return NULL;
+    return json_token(json, p, ']');
+}
+
+/* Reads a key of a tensor's object and its colon; *key is 0 when the key is none of the three. */
+static const uint8_t *read_key(const scan *s, const uint8_t *p, uint8_t *free_bytes, int *key) {
+    static const struct {
+        int key;
+        const char *text;
+        uint64_t length; /* of the usual spelling, quotes and colon included */
+    } keys[] = {{DTYPE, "\"dtype\":", 8}, {SHAPE, "\"shape\":", 8}, {OFFSETS, "\"data_offsets\":", 15}};
+    uint64_t left = (uint64_t)(s->json.end - p), length;
+    for (int i = 0; i < 3; i++) {
+        if (left >= keys[i].length && memcmp(p, keys[i].text, keys[i].length) == 0) {
+            *key = keys[i].key;
+            return p + keys[i].length;
+        }
+    }
+    p = wm_json_string(&s->json, p, free_bytes, &length);
+    if (!p) return NULL;
+    *key = equal(free_bytes, length, "dtype")          ? DTYPE
+           : equal(free_bytes, length, "shape")        ? SHAPE
+           : equal(free_bytes, length, "data_offsets") ? OFFSETS
+                                                       : 0;
+    return json_token(&s->json, p, ':');
+}
+
+/* Reads a tensor's object, from its brace on, into row json.row of the columns. Its name, of name_len bytes, lies behind
+ * the finished ones. */
+static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) {
+    const wm_json *json = &s->json;
+    uint8_t *free_bytes = scratch(s, name_len);
+    uint64_t count = 0;
+    int seen = 0;
+    if (!(p = json_token(json, p, '{'))) return NULL;
+    p = json_space(json, p);
+    if (!json_at(json, p, '}')) {
+        for (;;) {
+            const uint8_t *at = p = json_space(json, p);
+            int key;
+            if (!(p = read_key(s, p, free_bytes, &key))) return NULL;
+            if (key == 0 || (seen & key)) return json_fail(json, WM_FAULT_JSON_KEY, at);
+            seen |= key;
+            p = json_space(json, p);
+            if (key == DTYPE) p = read_dtype(s, p, free_bytes);
+            else if (key == SHAPE) p = read_shape(s, p, &count);
+            else p = read_offsets(s, p);
+            if (!p) return NULL;
+            p = json_space(json, p);
+            if (!json_at(json, p, ',')) break;
+            p++;
+        }
+    }
+    if (!(p = json_token(json, p, '}'))) return NULL;
+    if (seen != ALL_KEYS) return json_fail(json, WM_FAULT_JSON_MISSING, p);
+    s->n_dims += count;
+    return p;
+}
+
+/* Reads the members of the header's object, p after its brace, to the closing one. */
+static const uint8_t *read_members(scan *s, const uint8_t *p, uint32_t *bounds, uint32_t *dim_bounds,
+                                   wm_safetensors *out) {
+    wm_json *json = &s->json;
+    p = json_space(json, p);
+    if (json_at(json, p, '}')) return p + 1;
+    for (;;) {
+        const uint8_t *at = p = json_space(json, p);
+        uint8_t *name = scratch(s, 0);
+        uint64_t name_len;
+        if (!(p = wm_json_string(json, p, name, &name_len))) return NULL;
+        if (!(p = json_token(json, p, ':'))) return NULL;
+        if (equal(name, name_len, "__metadata__")) {
+            p = json_space(json, p);
+            if (out->metadata_begin) return json_fail(json, WM_FAULT_JSON_METADATA, at);
+            if (!json_at(json, p, '{')) return json_fail(json, WM_FAULT_JSON_METADATA, p);
+            out->metadata_begin = (uint64_t)(p - json->text);
+            if (!(p = wm_json_skip(json, p, scratch(s, 0)))) return NULL;
+            out->metadata_end = (uint64_t)(p - json->text);
+        } else {
+            if (json->row >= s->cap || name_len > UINT32_MAX - s->names_len)
+                return json_fail(json, WM_FAULT_CAPACITY, at);
+            if (!(p = read_tensor(s, p, name_len))) return NULL;
+            s->names_len += name_len;
+            json->row++;
+            bounds[json->row] = (uint32_t)s->names_len;
+            dim_bounds[json->row] = (uint32_t)s->n_dims;
+        }
+        p = json_space(json, p);
+        if (!json_at(json, p, ',')) return json_token(json, p, '}');
+        p++;
+    }
+}
+
+int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, uint64_t cap,
+                        uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
+                        uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault) {
+    scan s = {
+        .json = {json, json + len, fault, 0},
+        .dtypes = dtypes,
+        .n_dtypes = n_dtypes < 256 ? n_dtypes : 256, /* dtype is a column of bytes, and so are 32-bit bounds of dims */
+        .cap = cap,
+        .dims_cap = dims_cap < UINT32_MAX ? dims_cap : UINT32_MAX,
+        .names = names,
+        .dtype = dtype,
+        .dims = dims,
+        .begin = begin,
+        .end = end,
+    };
+    *out = (wm_safetensors){0, 0, 0, 0, 0};
+    wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    if (len == 0 || json[0] != '{') return wm_fail(fault, WM_FAULT_JSON_SYNTAX, 0, 0, 0, 0);
+    bounds[0] = 0;
+    dim_bounds[0] = 0;
+    const uint8_t *p = read_members(&s, json + 1, bounds, dim_bounds, out);
+    if (!p) return -1;
+    /* Writers pad the header to a multiple of eight bytes, with spaces and nothing else. */
+    while (p < s.json.end && *p == ' ') p++;
+    if (p < s.json.end) return wm_fail(fault, WM_FAULT_JSON_TRAILING, s.json.row, (uint64_t)(p - json), 0, 0);
+    out->n_tensors = s.json.row;
+    out->n_dims = s.n_dims;
+    out->names_len = s.names_len;
+    return 0;
+}

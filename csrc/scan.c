@@ -1,0 +1,62 @@
+/* Walks through lists of length-prefixed strings.
+ *
+ * The position of a string is known only when the length of the one before it has been read, so a list can only be
+ * walked from its beginning. The walk notes where each string begins; after it, any string is reached directly.
+ *
+ * Every check compares a length with what is left (`length > len - pos`), which cannot wrap, never a sum with the end.
+ * Each string takes at least its prefix, so a walk ends after len / width strings whatever `count` says, and a table of
+ * bounds that has room for `count` strings is never overrun.
+ */
+#include "internal.h"
+
+/* The bytes may be mapped from a file that somebody changes during the walk. A length must therefore be read once: the
+ * value that was checked has to be the value used. This keeps the compiler from reading it again. */
+static inline uint32_t read_once(uint32_t value) {
+#if defined(__GNUC__)
+    __asm__ volatile("" : "+r"(value));
+#endif
+    return value;
+}
+
+/* Bounds are 32 bits wide and the last one lies `gap` bytes past the end: what cannot be expressed does not fit. */
+static uint64_t reach(uint64_t len, uint32_t gap, const uint32_t *bounds) {
+    uint64_t most = UINT32_MAX - gap;
+    return bounds && len > most ? most : len;
+}
+
+int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds) {
+    if (width != 2 && width != 4) return -1;
+    uint32_t gap = (uint32_t)width;
+    uint64_t pos = 0;
+    len = reach(len, gap, bounds);
+    for (uint64_t i = 0; i < count; i++) {
+        if (len - pos < gap) return -1 - (int64_t)i;
+        uint32_t length = read_once(width == 2 ? load_le16(data + pos) : load_le32(data + pos));
+        pos += gap;
+        if (length > len - pos) return -1 - (int64_t)i;
+        if (bounds) bounds[i] = (uint32_t)pos;
+        pos += length;
+    }
+    if (bounds) bounds[count] = (uint32_t)(pos + gap);
+    return (int64_t)pos;
+}
+
+int64_t wm_walk_pairs(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds) {
+    enum { PREFIX = 4 };
+    uint64_t pos = 0;
+    len = reach(len, PREFIX, bounds);
+    for (uint64_t i = 0; i < count; i++) {
+        if (len - pos < PREFIX) return -1 - (int64_t)i;
+        uint32_t lengths = read_once(load_le32(data + pos));
+        uint32_t key = lengths & 0xFFFF, value = lengths >> 16;
+        pos += PREFIX;
+        if (key + value > len - pos) return -1 - (int64_t)i; /* two u16: their sum does not wrap */
+        if (bounds) {
+            bounds[2 * i] = (uint32_t)pos;
+            bounds[2 * i + 1] = (uint32_t)(pos + key);
+        }
+        pos += key + value;
+    }
+    if (bounds) bounds[2 * count] = (uint32_t)(pos + PREFIX);
+    return (int64_t)pos;
+}

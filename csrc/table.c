@@ -1,0 +1,226 @@
+/* Tables of tensors: every number of an index is checked here, in one pass over its columns, before Python makes an array.
+ *
+ * A table is a set of columns that may be strided, so the 32-byte descriptors of a mapped EMBD file are checked where they
+ * lie, and the private arrays that a JSON or varint scan has filled are checked by the same code. For each row:
+ *
+ *     dtype       is in the list                      ndim      lies within the format's bounds
+ *     unused dims are 0                               bytes     product of the shape, times the bits of an element, rounded
+ *                                                               up to bytes, below 2^63 at every step
+ *     offset      a multiple of the alignment         range     offset + bytes <= size of the data
+ *     order       begins where the one before it ended, or at most max_gap bytes later: so two tensors never share a byte
+ *
+ * A dimension of 0 makes the tensor empty whatever the others are, but the product of the others must still be
+ * below 2^63, because numpy refuses such a shape too.
+ *
+ * Nothing is trusted twice: the values of a row are loaded once into locals, so a file that changes underneath can change
+ * the verdict but cannot pass a value that was not checked. (The rows that Python later reads are checked again there.)
+ */
+#include <stdlib.h>
+
+#include "internal.h"
+#include "utf8.h"
+
+#define LIMIT ((uint64_t)INT64_MAX)
+
+/* a * b for products that must stay below 2^63. Returns 0 when they do not. */
+static int mul(uint64_t a, uint64_t b, uint64_t *product) {
+    if (b != 0 && a > LIMIT / b) return 0;
+    *product = a * b;
+    return 1;
+}
+
+/* 1 when a column really holds n values of `width` bytes. */
+static int holds(const wm_column *c, uint64_t n, uint64_t width) {
+    if (n == 0) return 1;
+    if (c->len < width) return 0;
+    return n == 1 || (c->stride != 0 && n - 1 <= (c->len - width) / c->stride);
+}
+
+static uint64_t load_dim(const wm_table *t, uint64_t row, uint64_t k, uint64_t first) {
+    if (t->dim_bounds) return load_le64(t->dims.data + 8 * (first + k));
+    const uint8_t *p = t->dims.data + row * t->dims.stride + k * (uint64_t)t->dims_width;
+    return t->dims_width == 4 ? load_le32(p) : load_le64(p);
+}
+
+/* Bytes of row's tensor by its shape and dtype. */
+static int shape_bytes(const wm_table *t, uint64_t row, uint64_t *nbytes, wm_fault *fault) {
+    uint8_t code = t->dtype.data[row * t->dtype.stride];
+    uint64_t bits = code < t->n_dtypes ? t->bits[code] : 0;
+    if (bits == 0) return wm_fail(fault, WM_FAULT_TABLE_DTYPE, row, 0, code, t->n_dtypes);
+
+    uint64_t first = 0, ndim;
+    if (t->dim_bounds) {
+        first = t->dim_bounds[row];
+        uint64_t last = t->dim_bounds[row + 1];
+        if (last < first || last > t->dims.len / 8) return wm_fail(fault, WM_FAULT_COLUMN, row, 0, last, t->dims.len / 8);
+        ndim = last - first;
+    } else {
+        ndim = t->ndim.data[row * t->ndim.stride];
+    }
+    if (ndim < t->min_ndim || ndim > t->max_ndim) return wm_fail(fault, WM_FAULT_TABLE_NDIM, row, 0, ndim, t->max_ndim);
+
+    uint64_t count = 1;
+    int empty = 0;
+    for (uint64_t k = 0; k < ndim; k++) {
+        uint64_t dim = load_dim(t, row, k, first);
+        if (dim == 0)
+            empty = 1;
+        else if (!mul(count, dim, &count))
+            return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, dim, LIMIT);
+    }
+    if (!t->dim_bounds)
+        for (uint64_t k = ndim; k < t->max_ndim; k++) {
+            uint64_t dim = load_dim(t, row, k, first);
+            if (dim != 0) return wm_fail(fault, WM_FAULT_TABLE_UNUSED_DIM, row, 0, dim, 0);
+        }
+    uint64_t total;
+    if (!mul(count, bits, &total)) return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
+    *nbytes = empty ? 0 : (total + 7) / 8;
+    return 0;
+}
+
+int wm_table_check(const wm_table *t, wm_fault *fault) {
+    if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->nbytes.data && !holds(&t->nbytes, t->n, 8)) ||
+        (!t->dim_bounds && (t->max_ndim > 255 || !holds(&t->ndim, t->n, 1) ||
+                            !holds(&t->dims, t->n, t->max_ndim * (uint64_t)t->dims_width))))
+        return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
+    int lax = t->lax;
+    uint64_t previous = 0; /* where the tensor before this one ended */
+    for (uint64_t row = 0; row < t->n; row++) {
+        uint64_t nbytes, offset = load_le64(t->offset.data + row * t->offset.stride);
+        if (shape_bytes(t, row, &nbytes, fault)) return -1;
+        if (t->nbytes.data) {
+            uint64_t declared = load_le64(t->nbytes.data + row * t->nbytes.stride);
+            if (declared != nbytes) return wm_fail(fault, WM_FAULT_TABLE_SIZE, row, 0, declared, nbytes);
+        }
+        if (nbytes > t->data_size || offset > t->data_size - nbytes) {
+            uint64_t end = offset > UINT64_MAX - nbytes ? UINT64_MAX : offset + nbytes;
+            return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
+        }
+        if (t->alignment > 1 && offset % t->alignment != 0)
+            return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, t->alignment);
+        if (!lax && offset < previous) return wm_fail(fault, WM_FAULT_TABLE_OVERLAP, row, 0, offset, previous);
+        if (!lax && offset - previous > t->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, row, 0, offset, previous);
+        previous = offset + nbytes;
+    }
+    if (!lax && t->data_size - previous > t->max_gap)
+        return wm_fail(fault, WM_FAULT_TABLE_HOLE, t->n, 0, t->data_size, previous);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------- names with stored hashes
+ * EMBD keeps an FNV-1a hash of each name in its descriptor. Checking the names is one pass in chunks: lengths are copied
+ * to the stack, the chunk's names are hashed as one batch and compared with the stored hashes. A table of row numbers by
+ * hash then finds duplicates; it is thrown away, so an open file keeps nothing per tensor.
+ */
+enum { CHUNK = 1024, PROBES = 64 };
+
+static uint16_t name_length(const wm_column *lengths, uint64_t row) {
+    return load_le16(lengths->data + row * lengths->stride);
+}
+
+/* Duplicates among names: name i is names[position[i], position[i + 1]). The lengths are not read again: the file may be
+ * changing underneath. */
+static int find_duplicates(const uint8_t *names, uint64_t n, const uint32_t *hash, const uint32_t *position,
+                           wm_fault *fault) {
+    uint64_t capacity = 16;
+    while (capacity < n + n / 2) capacity *= 2;
+    uint32_t *slots = malloc(capacity * sizeof *slots);
+    if (!slots) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, capacity * sizeof *slots, 0);
+    memset(slots, 0xFF, capacity * sizeof *slots);
+    int result = 0;
+    int shift = 64;
+    for (uint64_t c = capacity; c > 1; c /= 2) shift--;
+    for (uint64_t row = 0; row < n && result == 0; row++) {
+        if (row + 16 < n) __builtin_prefetch(&slots[hash[row + 16] * 0x9E3779B97F4A7C15u >> shift], 1);
+        uint64_t slot = hash[row] * 0x9E3779B97F4A7C15u >> shift;
+        int probes = 0;
+        for (; slots[slot] != UINT32_MAX; slot = (slot + 1) & (capacity - 1)) {
+            uint32_t other = slots[slot];
+            uint32_t length = position[row + 1] - position[row];
+            if (hash[other] == hash[row] && position[other + 1] - position[other] == length &&
+                memcmp(names + position[other], names + position[row], length) == 0) {
+                result = wm_fail(fault, WM_FAULT_NAME_DUPLICATE, row, 0, row, other);
+                break;
+            }
+            if (++probes > PROBES) {
+                result = wm_fail(fault, WM_FAULT_NAME_FLOOD, row, 0, probes, PROBES);
+                break;
+            }
+        }
+        slots[slot] = (uint32_t)row;
+    }
+    free(slots);
+    return result;
+}
+
+int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
+                   uint64_t *used, wm_fault *fault) {
+    uint32_t chunk[CHUNK];
+    *used = 0;
+    if (n == 0) return 0;
+    if (!holds(lengths, n, 2) || !holds(hashes, n, 4)) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, n);
+    if (n >= UINT32_MAX / 8) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / 8);
+    uint32_t *hash = malloc((2 * n + 1) * sizeof *hash);
+    if (!hash) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, (2 * n + 1) * sizeof *hash, 0);
+    uint32_t *position = hash + n;
+    int result = -1;
+
+    uint64_t pos = 0;
+    position[0] = 0;
+    for (uint64_t row = 0; row < n; row++) {
+        uint64_t length = name_length(lengths, row);
+        if (length > len - pos || pos + length >= UINT32_MAX) {
+            wm_fail(fault, WM_FAULT_NAME_RANGE, row, pos, length, len - pos);
+            goto done;
+        }
+        pos += length;
+        position[row + 1] = (uint32_t)pos;
+    }
+    *used = pos;
+
+    /* All names together being UTF-8 is not enough: a sequence may straddle two names. A name that begins with a
+     * continuation byte shows that; where the whole is not UTF-8, each name tells by itself. */
+    int whole = wm_utf8_valid(names, pos);
+    for (uint64_t row = 0; row < n; row++) {
+        uint64_t length = position[row + 1] - position[row];
+        if (length == 0) continue;
+        const uint8_t *name = names + position[row];
+        if (whole ? (name[0] & 0xC0) == 0x80 : !wm_utf8_valid(name, length)) {
+            wm_fail(fault, WM_FAULT_NAME_UTF8, row, position[row], name[0], 0);
+            goto done;
+        }
+    }
+
+    for (uint64_t row = 0; row < n;) {
+        uint64_t count = n - row < CHUNK ? n - row : CHUNK;
+        for (uint64_t i = 0; i < count; i++) chunk[i] = position[row + i + 1] - position[row + i];
+        wm_fnv1a32_run(names + position[row], names + pos, chunk, 0, count, hash + row);
+        for (uint64_t i = 0; i < count; i++) {
+            uint32_t stored = load_le32(hashes->data + (row + i) * hashes->stride);
+            if (stored != hash[row + i]) {
+                wm_fail(fault, WM_FAULT_NAME_HASH, row + i, position[row + i], stored, hash[row + i]);
+                goto done;
+            }
+        }
+        row += count;
+    }
+    result = find_duplicates(names, n, hash, position, fault);
+done:
+    free(hash);
+    return result;
+}
+
+int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
+                      const uint8_t *name, uint64_t name_len) {
+    if (!holds(lengths, n, 2) || !holds(hashes, n, 4)) return -1;
+    uint32_t wanted = wm_fnv1a32(name, name_len);
+    uint64_t pos = 0, summed = 0; /* pos is where name `summed` begins; advanced only when a hash is met */
+    for (uint64_t row = 0; row < n; row++) {
+        if (load_le32(hashes->data + row * hashes->stride) != wanted) continue;
+        for (; summed < row; summed++) pos += name_length(lengths, summed);
+        uint64_t length = name_length(lengths, row);
+        if (length == name_len && pos <= len && length <= len - pos && memcmp(names + pos, name, length) == 0) return (int64_t)row;
+    }
+    return -1;
+}

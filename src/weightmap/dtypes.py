@@ -1,0 +1,96 @@
+"""Data types: their names, their sizes in files, and the numpy dtypes that read them.
+
+The canonical name of a type is the one that numpy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn". Formats have codes or
+names of their own and translate them to these. All values in files are little-endian.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.errors import MissingDependencyError, UnsupportedError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+__all__ = ["DTYPES", "DType", "dtype_of", "numpy_dtype"]
+
+
+class DType(NamedTuple):
+    """A data type: canonical name, bits of one element in a file, and the numpy dtype where numpy itself has it."""
+
+    name: str
+    bits: int
+    numpy: np.dtype[Any] | None = None
+
+
+# bool is a byte; any value but 0 is true (bytes 2 to 255 are legal in files and kept as they are).
+_NUMPY = {
+    "bool": "?",
+    "uint8": "u1",
+    "int8": "i1",
+    "uint16": "<u2",
+    "int16": "<i2",
+    "float16": "<f2",
+    "uint32": "<u4",
+    "int32": "<i4",
+    "float32": "<f4",
+    "uint64": "<u8",
+    "int64": "<i8",
+    "float64": "<f8",
+    "complex64": "<c8",
+}
+# From ml_dtypes, which is imported only when an array of such a type is made.
+_ML_DTYPES = {
+    "bfloat16": 16,
+    "float8_e4m3fn": 8,
+    "float8_e4m3fnuz": 8,
+    "float8_e5m2": 8,
+    "float8_e5m2fnuz": 8,
+    "float8_e8m0fnu": 8,
+}
+# Packed below the byte: numpy has no such arrays, so these can be listed, copied between files and not viewed.
+_PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
+
+DTYPES: dict[str, DType] = {
+    **{name: DType(name, np.dtype(code).itemsize * 8, np.dtype(code)) for name, code in _NUMPY.items()},
+    **{name: DType(name, bits) for name, bits in (_ML_DTYPES | _PACKED).items()},
+}
+_loaded: dict[str, np.dtype[Any]] = {}
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """Return the numpy dtype of `dtype`, importing ml_dtypes when it is one of those.
+
+    Raises
+    ------
+    UnsupportedError
+        For types of less than a byte, which numpy cannot view.
+    MissingDependencyError
+        When ml_dtypes is not installed.
+    """
+    if dtype.numpy is not None:
+        return dtype.numpy
+    found = _loaded.get(dtype.name)
+    if found is None:
+        found = _loaded[dtype.name] = _load(dtype)
+    return found
+
+
+def _load(dtype: DType) -> np.dtype[Any]:
+    if dtype.name not in _ML_DTYPES:
+        msg = f"dtype {dtype.name} packs elements of {dtype.bits} bits, which numpy cannot view"
+        raise UnsupportedError(msg, field="dtype")
+    try:
+        import ml_dtypes  # noqa: PLC0415 - costs 10 ms, needed by few files
+    except ImportError:
+        msg = f"dtype {dtype.name} needs the package ml_dtypes (pip install ml_dtypes)"
+        raise MissingDependencyError(msg) from None
+    return np.dtype(getattr(ml_dtypes, dtype.name))
+
+
+def dtype_of(dtype: DTypeLike) -> DType | None:
+    """Return the `DType` of a numpy dtype in either byte order, or None when no format has it."""
+    return DTYPES.get(np.dtype(dtype).name)

@@ -1,0 +1,495 @@
+"""Kernels in C: checksums, hashes, scans. Arrays in, arrays out.
+
+Every kernel takes any C-contiguous buffer (bytes, bytearray, memoryview, mmap, numpy array), releases the GIL while it works, and
+gives to the bit what its plain definition gives, whatever the instruction set in use. A buffer that is not contiguous is a
+TypeError. This is the only module that touches the C extension; the functions below the public ones serve the rest of the package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap._kernels import ffi, lib
+
+if TYPE_CHECKING:
+    import mmap
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
+
+__all__ = [
+    "available_isas",
+    "crc32",
+    "crc32_combine",
+    "fnv1a32",
+    "fnv1a32_many",
+    "fnv1a64",
+    "isa",
+    "use_isa",
+]
+
+U32_MAX = 0xFFFFFFFF
+NULL = ffi.NULL
+_from_buffer = ffi.from_buffer
+
+
+def _in(data: Buffer) -> Any:
+    """Return `data` as a pointer that C may read; its length is ``len()`` of it, in bytes."""
+    try:
+        return _from_buffer("uint8_t[]", data)
+    except (BufferError, ValueError) as error:
+        msg = f"a C-contiguous buffer is needed, not this {type(data).__name__}: {error}"
+        raise TypeError(msg) from None
+
+
+def _out(array: NDArray[Any], ctype: str) -> Any:
+    """Return an array of our own making as a pointer that C may write."""
+    return _from_buffer(ctype, array, require_writable=True)
+
+
+# --------------------------------------------------------------------------------------------- instruction sets
+def available_isas() -> tuple[str, ...]:
+    """Return the instruction sets that this CPU has, plainest first: "portable" is always there.
+
+    Examples
+    --------
+    >>> available_isas()[0]
+    'portable'
+    """
+    names = []
+    tier = 0
+    while (name := lib.wm_isa_name(tier)) != NULL:
+        if lib.wm_isa_available(tier):
+            names.append(ffi.string(name).decode())
+        tier += 1
+    return tuple(names)
+
+
+def isa() -> str:
+    """Return the instruction set in use: the best one available, unless `use_isa` chose another."""
+    name: str = ffi.string(lib.wm_isa_name(lib.wm_isa_selected())).decode()
+    return name
+
+
+def use_isa(name: str) -> None:
+    """Use the instruction set `name` from now on, in all threads. Meant for tests and comparisons: results never differ.
+
+    Parameters
+    ----------
+    name : str
+        One of `available_isas`.
+
+    Raises
+    ------
+    ValueError
+        When this CPU does not have it.
+    """
+    tier = 0
+    while (found := lib.wm_isa_name(tier)) != NULL:
+        if ffi.string(found).decode() == name and lib.wm_isa_select(tier) == 0:
+            return
+        tier += 1
+    msg = f"instruction set {name!r} is not available here; there are {', '.join(available_isas())}"
+    raise ValueError(msg)
+
+
+def crc32_variant() -> str:
+    """Return the name of the C function that `crc32` uses for long inputs, such as "crc32_x86_pclmulqdq"."""
+    name: str = ffi.string(lib.wm_crc32_variant()).decode()
+    return name
+
+
+def fnv1a32_variant() -> str:
+    """Return the name of the C function that `fnv1a32_many` uses."""
+    name: str = ffi.string(lib.wm_fnv1a32_variant()).decode()
+    return name
+
+
+# ---------------------------------------------------------------------------------------------------- checksums
+def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
+    """CRC-32 as of zlib: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
+
+    Parameters
+    ----------
+    data : buffer
+        The bytes.
+    value : int
+        CRC of the bytes before `data`, as `zlib.crc32` takes it; only its low 32 bits count.
+    threads : int
+        At most this many threads share the work; fewer where the input is too small to gain.
+
+    Returns
+    -------
+    int
+        The CRC, 0 to 2**32 - 1.
+
+    Examples
+    --------
+    >>> hex(crc32(b"123456789"))
+    '0xcbf43926'
+    """
+    buffer = _in(data)
+    crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), threads)
+    return crc
+
+
+def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
+    """CRC-32 of A + B from the CRC of A, the CRC of B and the length of B in bytes, in time O(log len2).
+
+    Raises
+    ------
+    ValueError
+        When `len2` is negative or not below 2**64.
+
+    Examples
+    --------
+    >>> crc32_combine(crc32(b"12345"), crc32(b"6789"), 4) == crc32(b"123456789")
+    True
+    """
+    if not 0 <= len2 < 1 << 64:
+        msg = f"len2 is {len2}, expected 0 to 2**64 - 1"
+        raise ValueError(msg)
+    crc: int = lib.wm_crc32_combine(crc1 & U32_MAX, crc2 & U32_MAX, len2)
+    return crc
+
+
+# ------------------------------------------------------------------------------------------------------- hashes
+def fnv1a32(data: Buffer) -> int:
+    """FNV-1a hash of 32 bits: basis 0x811C9DC5, prime 0x01000193.
+
+    Examples
+    --------
+    >>> hex(fnv1a32(b"foobar"))
+    '0xbf9cf968'
+    """
+    buffer = _in(data)
+    value: int = lib.wm_fnv1a32(buffer, len(buffer))
+    return value
+
+
+def fnv1a64(data: Buffer) -> int:
+    """FNV-1a hash of 64 bits: basis 0xCBF29CE484222325, prime 0x100000001B3.
+
+    Examples
+    --------
+    >>> hex(fnv1a64(b"foobar"))
+    '0x85944171f73967e8'
+    """
+    buffer = _in(data)
+    value: int = lib.wm_fnv1a64(buffer, len(buffer))
+    return value
+
+
+def fnv1a32_many(blob: Buffer, lengths: ArrayLike) -> NDArray[np.uint32]:
+    """FNV-1a 32 of many names at once, much faster than name by name.
+
+    Parameters
+    ----------
+    blob : buffer
+        The names, one after another with nothing between them.
+    lengths : array_like of int, shape (n,)
+        Their lengths in bytes.
+
+    Returns
+    -------
+    ndarray of uint32, shape (n,)
+        Their hashes.
+
+    Raises
+    ------
+    ValueError
+        When a length is negative or not below 2**32, or the lengths add up to more than `blob` holds.
+
+    Examples
+    --------
+    >>> [hex(h) for h in fnv1a32_many(b"foobara", [6, 1]).tolist()]
+    ['0xbf9cf968', '0xe40c292c']
+    """
+    counts = np.asarray(lengths)
+    if counts.dtype != np.uint32:
+        if counts.size == 0:
+            counts = counts.astype(np.uint32)
+        if counts.dtype.kind not in "ui" or int(counts.min(initial=0)) < 0 or int(counts.max(initial=0)) > U32_MAX:
+            msg = f"lengths must be integers from 0 to 2**32 - 1, not {counts.dtype} from {counts.min()} to {counts.max()}"
+            raise ValueError(msg)
+    if counts.ndim != 1:
+        msg = f"lengths has {counts.ndim} dimensions, expected 1"
+        raise ValueError(msg)
+    counts = np.ascontiguousarray(counts, np.uint32)
+    hashes = np.empty(len(counts), np.uint32)
+    buffer = _in(blob)
+    where = lib.wm_fnv1a32_many(
+        buffer, len(buffer), _from_buffer("uint32_t[]", counts), len(counts), 0, _out(hashes, "uint32_t[]")
+    )
+    if where >= 0:
+        msg = f"name {where} of {len(counts)} runs past the blob of {len(buffer)} bytes"
+        raise ValueError(msg)
+    return hashes
+
+
+# -------------------------------------------------------------------------- string tables (used by strings.py)
+def walk_strings(data: Buffer, count: int, width: int, bounds: NDArray[np.uint32] | None = None) -> int:
+    """Walk `count` strings, each after a length of `width` bytes; return the bytes walked or -1 - i for string i.
+
+    `bounds`, shape (count + 1,), is filled as kernels.h says.
+    """
+    buffer = _in(data)
+    out = NULL if bounds is None else _out(bounds, "uint32_t[]")
+    walked: int = lib.wm_walk_strings(buffer, len(buffer), count, width, out)
+    return walked
+
+
+def walk_pairs(data: Buffer, count: int, bounds: NDArray[np.uint32] | None = None) -> int:
+    """Walk `count` pairs of strings after their two u16 lengths; return the bytes walked or -1 - i for pair i."""
+    buffer = _in(data)
+    out = NULL if bounds is None else _out(bounds, "uint32_t[]")
+    walked: int = lib.wm_walk_pairs(buffer, len(buffer), count, out)
+    return walked
+
+
+def utf8_strings(data: Buffer, bounds: NDArray[np.uint32], gap: int) -> int:
+    """Return -1, or the number of the first string within `bounds` that is not strict UTF-8."""
+    buffer = _in(data)
+    bad: int = lib.wm_utf8_strings(buffer, len(buffer), _from_buffer("uint32_t[]", bounds), len(bounds) - 1, gap)
+    return bad
+
+
+class Duplicates(NamedTuple):
+    """How many strings equal an earlier one, and the first such pair. A count of -2: hashes made to collide."""
+
+    count: int
+    duplicate: int
+    original: int
+
+
+def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> Duplicates:
+    """Fill `slots` (a power of two of entries, at least 4/3 of the strings) with a hash index over the strings."""
+    buffer = _in(data)
+    pair = ffi.new("uint64_t[2]")
+    count = lib.wm_index_build(
+        buffer,
+        len(buffer),
+        _from_buffer("uint32_t[]", bounds),
+        len(bounds) - 1,
+        gap,
+        _out(slots, "uint32_t[]"),
+        len(slots),
+        pair,
+        pair + 1,
+    )
+    return Duplicates(count, pair[0], pair[1])
+
+
+def index_finder(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> Any:
+    """Return a function from the UTF-8 bytes of a string to its number, or -1; it keeps the arrays alive."""
+    buffer, starts, table = _in(data), _from_buffer("uint32_t[]", bounds), _from_buffer("uint32_t[]", slots)
+    size, count, capacity, find = len(buffer), len(bounds) - 1, len(slots), lib.wm_index_find
+
+    def finder(name: bytes) -> int:
+        row: int = find(buffer, size, starts, count, gap, table, capacity, name, len(name))
+        return row
+
+    return finder
+
+
+def index_find_many(
+    data: Buffer,
+    bounds: NDArray[np.uint32],
+    gap: int,
+    slots: NDArray[np.uint32],
+    names: bytes,
+    name_bounds: NDArray[np.uint32],
+) -> NDArray[np.int64]:
+    """Return the numbers of the strings equal to names[name_bounds[i]:name_bounds[i + 1]], -1 where there is none."""
+    buffer = _in(data)
+    rows = np.empty(len(name_bounds) - 1, np.int64)
+    lib.wm_index_find_many(
+        buffer,
+        len(buffer),
+        _from_buffer("uint32_t[]", bounds),
+        len(bounds) - 1,
+        gap,
+        _from_buffer("uint32_t[]", slots),
+        len(slots),
+        names,
+        len(names),
+        _from_buffer("uint32_t[]", name_bounds),
+        len(name_bounds) - 1,
+        _out(rows, "int64_t[]"),
+    )
+    return rows
+
+
+# ------------------------------------------------------------------------ tables of tensors (used by table.py)
+class Fault(NamedTuple):
+    """What a scan found wrong: see wm_fault in kernels.h."""
+
+    code: int
+    row: int
+    at: int
+    actual: int
+    expected: int
+
+
+FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
+
+
+def _fault(fault: Any) -> Fault:
+    return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)
+
+
+def fill_column(column: Any, data: Any, at: int = 0, stride: int = 0) -> Any:
+    """Point a wm_column at `data` from byte `at` on; return the buffer, which the caller keeps alive."""
+    buffer = _from_buffer("uint8_t[]", data)
+    column.data = buffer + at
+    column.len = len(buffer) - at
+    column.stride = stride
+    return buffer
+
+
+def new_table() -> Any:
+    """Return an empty wm_table, to be filled by table.py."""
+    return ffi.new("wm_table *")
+
+
+def table_check(table: Any) -> Fault | None:
+    """Check every row of a wm_table; return what is wrong, or None."""
+    fault = ffi.new("wm_fault *")
+    return None if lib.wm_table_check(table, fault) == 0 else _fault(fault)
+
+
+class StoredNames:
+    """Names that lie back to back, with a column of u16 lengths and one of FNV-1a 32 hashes, as EMBD keeps them.
+
+    Parameters
+    ----------
+    names : buffer
+        The bytes of the names.
+    records : buffer
+        Records of `stride` bytes with a u16 length at `length_at` and a u32 hash at `hash_at`.
+    count : int
+        Number of records.
+    """
+
+    __slots__ = ("_arguments", "_keep")
+
+    def __init__(self, names: Buffer, records: Buffer, count: int, *, stride: int, length_at: int, hash_at: int) -> None:
+        blob = _in(names)
+        columns = ffi.new("wm_column[2]")
+        keep = fill_column(columns[0], records, length_at, stride) if count else None
+        if count:
+            fill_column(columns[1], records, hash_at, stride)
+        self._keep = keep
+        self._arguments = (blob, len(blob), count, columns, columns + 1)
+
+    def check(self) -> tuple[int, Fault | None]:
+        """Return the bytes that the names take, and what is wrong with them, their hashes and their uniqueness, or None."""
+        used, fault = ffi.new("uint64_t *"), ffi.new("wm_fault *")
+        failed = lib.wm_names_check(*self._arguments, used, fault)
+        return used[0], _fault(fault) if failed else None
+
+    def find(self, name: bytes) -> int:
+        """Return the number of the record of this name, or -1, by one pass over the stored hashes."""
+        row: int = lib.wm_names_find(*self._arguments, name, len(name))
+        return row
+
+
+class SafetensorsIndex(NamedTuple):
+    """The columns of a safetensors header, in the order of its text: see wm_safetensors_scan in kernels.h."""
+
+    names: bytes
+    bounds: NDArray[np.uint32]
+    dtype: NDArray[np.uint8]
+    dims: NDArray[np.uint64]
+    dim_bounds: NDArray[np.uint32]
+    begin: NDArray[np.uint64]
+    end: NDArray[np.uint64]
+    metadata: slice | None
+
+
+# Fewest bytes that one tensor takes in a header: "":{"dtype":"","shape":[],"data_offsets":[0,0]},
+_SAFETENSORS_ENTRY = 46
+
+
+def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> SafetensorsIndex | Fault:
+    """Turn the JSON header of a safetensors file into columns, or say what is wrong with it.
+
+    Parameters
+    ----------
+    header : bytes
+        From ``{`` to ``}`` and trailing spaces.
+    dtypes : bytes
+        The known names of dtypes, each in 16 bytes padded with zero bytes.
+    max_tensors : int
+        No more are read: a fault CAPACITY with actual above it.
+    """
+    cap = min(len(header) // _SAFETENSORS_ENTRY + 1, max_tensors)
+    dims_cap = len(header) // 2 + 1
+    names = np.empty(len(header), np.uint8)
+    bounds = np.empty(cap + 1, np.uint32)
+    dtype = np.empty(cap, np.uint8)
+    dims = np.empty(dims_cap, np.uint64)
+    dim_bounds = np.empty(cap + 1, np.uint32)
+    begin = np.empty(cap, np.uint64)
+    end = np.empty(cap, np.uint64)
+    found, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
+    failed = lib.wm_safetensors_scan(
+        header,
+        len(header),
+        dtypes,
+        len(dtypes) // 16,
+        cap,
+        dims_cap,
+        _out(names, "uint8_t[]"),
+        _out(bounds, "uint32_t[]"),
+        _out(dtype, "uint8_t[]"),
+        _out(dims, "uint64_t[]"),
+        _out(dim_bounds, "uint32_t[]"),
+        _out(begin, "uint64_t[]"),
+        _out(end, "uint64_t[]"),
+        found,
+        fault,
+    )
+    if failed:
+        return _fault(fault)
+    n = found.n_tensors
+    # Copies of what was used: the generous arrays above go away, so an open file keeps little more than its header.
+    return SafetensorsIndex(
+        names[: found.names_len].tobytes(),
+        bounds[: n + 1].copy(),
+        dtype[:n].copy(),
+        dims[: found.n_dims].copy(),
+        dim_bounds[: n + 1].copy(),
+        begin[:n].copy(),
+        end[:n].copy(),
+        slice(found.metadata_begin, found.metadata_end) if found.metadata_begin else None,
+    )
+
+
+# ------------------------------------------------------------------------------------- files (used by source.py)
+def map_file(where: Any, fd: int, *, cow: bool) -> int:
+    """Map the file behind `fd` over the anonymous mapping `where`, as long as that is; return 0 or an errno."""
+    buffer = _from_buffer(where)
+    error: int = lib.wm_map_file(buffer, len(buffer), fd, cow)
+    return error
+
+
+file_unchanged = lib.wm_file_unchanged
+
+
+def fill_bits(table: Any, bits: bytes) -> Any:
+    """Give a wm_table the bits of an element for each dtype code; return the buffer, which the caller keeps alive."""
+    buffer = _from_buffer("uint8_t[]", bits)
+    table.bits = buffer
+    table.n_dtypes = len(buffer)
+    return buffer
+
+
+def fill_dim_bounds(table: Any, bounds: NDArray[np.uint32]) -> Any:
+    """Give a wm_table its dim_bounds; return the buffer, which the caller keeps alive."""
+    buffer = _from_buffer("uint32_t[]", bounds)
+    table.dim_bounds = buffer
+    return buffer

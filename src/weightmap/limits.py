@@ -1,0 +1,40 @@
+"""What a file may ask for: the bounds that are held before anything is read or allocated."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weightmap.errors import LimitError
+
+__all__ = ["Limits"]
+
+
+class Limits(NamedTuple):
+    """Bounds on what an opened file may ask for, enforced before reading.
+
+    Parameters
+    ----------
+    max_header_bytes : int
+        Largest header, index or metadata section, in bytes. The default is the bound of safetensors and bintensors.
+    max_tensors : int
+        Largest number of tensors in a file (or in a sharded model as a whole).
+    max_copy_bytes : int, optional
+        Largest amount, in bytes, that ``mode="copy"``, `convert` and `load` copy; None for no bound. Set it where files
+        come from strangers: a sparse file of a terabyte costs its author nothing.
+
+    Examples
+    --------
+    >>> Limits(max_tensors=10).check("max_tensors", 11, "number of tensors")
+    Traceback (most recent call last):
+    weightmap.errors.LimitError: number of tensors is 11, expected at most 10 (Limits.max_tensors)
+    """
+
+    max_header_bytes: int = 100_000_000
+    max_tensors: int = 1_000_000
+    max_copy_bytes: int | None = None
+
+    def check(self, name: str, value: int, what: str, *, offset: int | None = None) -> None:
+        """Raise `LimitError` when `value`, described by `what`, exceeds the bound called `name`."""
+        bound = getattr(self, name)
+        if bound is not None and value > bound:
+            raise LimitError(what, field=name, offset=offset, actual=value, expected=f"at most {bound} (Limits.{name})")

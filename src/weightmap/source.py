@@ -1,0 +1,302 @@
+"""Where bytes come from: a file that is mapped or read, or a buffer of the caller. The ONLY place where an offset becomes memory.
+
+A file is opened once; its size, its header and its mapping all come from that one descriptor, so nobody can swap the file between
+two looks. Formats read headers with `Source.pread` into private bytes. Arrays are views of `Source.memory`:
+
+* mode "mmap": a read-only shared mapping. The arrays are the page cache.
+* mode "cow": a private copy-on-write mapping. The arrays are writable, the file never changes.
+* mode "copy": the whole file read into memory, no mapping left.
+
+A mapping lives as long as the last array that views it. Python objects own it, so nothing is unmapped underneath anybody.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+import stat
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import ClosedError, FileChangedError, NotRegularFileError, TruncatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.limits import Limits
+
+__all__ = ["MODES", "Source"]
+
+MODES = ("mmap", "cow", "copy")
+# O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_FLAGS |= getattr(os, "O_BINARY", 0)
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0)
+_WINDOWS = os.name == "nt"
+# One read of a bounce buffer: large enough that the call costs nothing, small enough to stay in the L2 cache.
+CHUNK = 1 << 20
+_ALIGN = 64
+
+
+class _Descriptor:
+    """A file descriptor that is closed with the last reference to it, so that no reader ever meets a reused number."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class Source:
+    """The bytes of one file or buffer.
+
+    Attributes
+    ----------
+    path : str or None
+        As it was given; None for a descriptor or a buffer.
+    name : str
+        What messages call it: the path, or ``<bytes>``, ``<file descriptor 5>``.
+    size : int
+        In bytes.
+    mode : str
+        One of `MODES`.
+    """
+
+    __slots__ = ("_file", "_memory", "_mtime_ns", "absolute", "closed", "identity", "mode", "name", "path", "size")
+
+    def __init__(self, path: str | None, name: str, mode: str) -> None:
+        self.path = path
+        self.name = name
+        self.mode = mode
+        self.size = 0
+        self.closed = False
+        self.absolute: str | None = None
+        self.identity: tuple[int, ...] = ()
+        self._file: _Descriptor | None = None
+        self._mtime_ns = 0
+        self._memory: Any = None
+
+    # ------------------------------------------------------------------------------------------------- opening
+    @classmethod
+    def from_path(cls, path: str, mode: str) -> Source:
+        """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
+        self = cls(path, path, mode)
+        self._adopt(os.open(path, _FLAGS))
+        # The working directory may change before the handle is pickled.
+        self.absolute = path if path[:1] == "/" else os.path.abspath(path)  # noqa: PTH100 - a str is wanted, cheaply
+        return self
+
+    @classmethod
+    def from_fd(cls, fd: int, mode: str) -> Source:
+        """Use the file behind a descriptor, which stays the caller's: it is duplicated, its offset is not moved."""
+        self = cls(None, f"<file descriptor {fd}>", mode)
+        self._adopt(os.dup(fd))
+        return self
+
+    @classmethod
+    def from_buffer(cls, data: Any, mode: str) -> Source:
+        """Use the memory of a bytes-like object, without copying it in mode "mmap"."""
+        view = memoryview(data)
+        self = cls(None, f"<{type(data).__name__}>", mode)
+        if not view.c_contiguous:
+            msg = f"a contiguous buffer is needed, not this {type(data).__name__} with strides {view.strides}"
+            raise TypeError(msg)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        self.size = view.nbytes
+        self._memory = view.toreadonly() if mode == "mmap" else _copy(view)
+        return self
+
+    @classmethod
+    def from_object(cls, file: Any, mode: str) -> Source:
+        """Use a binary file object: by its descriptor where it has one, else by its whole content."""
+        if isinstance(file, io.TextIOBase):
+            msg = "a binary file object is needed, this one is in text mode"
+            raise TypeError(msg)
+        if isinstance(file, io.BytesIO):
+            return cls.from_buffer(file.getbuffer(), mode)
+        try:
+            fd = file.fileno()
+        except (AttributeError, OSError):
+            position = file.tell()
+            file.seek(0)
+            data = file.read()
+            file.seek(position)
+            return cls.from_buffer(data, mode)
+        return cls.from_fd(fd, mode)
+
+    def _adopt(self, fd: int) -> None:
+        """Look once at what was opened, and refuse what is no regular file."""
+        file = _Descriptor(fd)
+        status = os.fstat(fd)
+        kind = status.st_mode
+        if not stat.S_ISREG(kind):
+            if stat.S_ISDIR(kind):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
+            names = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+            what = names.get(stat.S_IFMT(kind), "a special file")
+            msg = f"this is {what}, not a regular file: only regular files can be opened"
+            raise NotRegularFileError(msg, path=self.name)
+        self._file = file
+        self.size = status.st_size
+        self._mtime_ns = status.st_mtime_ns
+        self.identity = (status.st_dev, status.st_ino, self.size, self._mtime_ns)
+
+    # ------------------------------------------------------------------------------------------------- reading
+    def pread(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""
+        file = self._file
+        if file is None:
+            data = bytes(memoryview(self._held())[offset : offset + count])
+        else:
+            data = os.pread(file.number, count, offset)
+            while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
+                data += more
+        if len(data) != count:
+            self._short(offset + len(data), offset + count)
+        return data
+
+    def _short(self, at: int, wanted: int) -> None:
+        msg = "the file became shorter while it was being read: it ends" if at < self.size else "the file ends"
+        raise TruncatedError(msg, path=self.name, offset=at, expected=f"at least {wanted} bytes")
+
+    def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
+        """Yield `count` bytes from `offset` on, in pieces of at most `size` bytes.
+
+        A file is read by pread into one buffer that each piece reuses: if the file shrinks meanwhile, that is an
+        exception and not a SIGBUS. Raises `TruncatedError`.
+        """
+        file = self._file
+        if file is None:
+            view = memoryview(self._held())
+            for start in range(offset, offset + count, size):
+                yield view[start : min(start + size, offset + count)]
+            return
+        buffer = memoryview(bytearray(min(size, count)))
+        end = offset + count
+        while offset < end:
+            got = os.preadv(file.number, [buffer[: min(size, end - offset)]], offset)
+            if got == 0:
+                self._short(offset, end)
+            yield buffer[:got].toreadonly()
+            offset += got
+
+    # ------------------------------------------------------------------------------------------------- memory
+    @property
+    def memory(self) -> Any:
+        """The bytes as a buffer that arrays view; mapped or read at the first use."""
+        memory = self._memory
+        if memory is None:
+            file = self._file
+            if file is None:
+                self.fail_closed()
+            elif self.mode == "copy":
+                memory = self._memory = self._read(file.number)
+                self._file = None
+            else:
+                memory = self._memory = self._map(file.number)
+        return memory
+
+    def _held(self) -> Any:
+        memory = self._memory
+        if memory is None:
+            self.fail_closed()
+        return memory
+
+    def load(self, *, explicit: bool, limits: Limits) -> None:
+        """Map or read the file now. Where a file system cannot map and the mode was not asked for by name, read."""
+        if self.mode == "copy" and self._memory is None:
+            limits.check("max_copy_bytes", self.size, "size of the file to copy")
+        try:
+            self.memory  # noqa: B018 - the property does the work
+        except OSError as error:
+            if explicit or error.errno not in (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM):
+                raise
+            import logging  # noqa: PLC0415 - 6 ms, for a rare event
+
+            logging.getLogger("weightmap").warning("%s cannot be mapped (%s): reading it instead", self.name, error)
+            limits.check("max_copy_bytes", self.size, "size of the file to copy")
+            self.mode = "copy"
+            self.memory  # noqa: B018
+
+    def _map(self, fd: int) -> mmap.mmap:
+        cow = self.mode == "cow"
+        if _WINDOWS:
+            return mmap.mmap(fd, self.size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
+        # Anonymous memory owned by a Python object, over which the file is mapped: see csrc/files.c.
+        prot = mmap.PROT_READ | mmap.PROT_WRITE if cow else mmap.PROT_READ
+        mapping = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=prot)
+        if error := kernels.map_file(mapping, fd, cow=cow):
+            raise OSError(error, os.strerror(error), self.name)
+        return mapping
+
+    def _read(self, fd: int) -> NDArray[np.uint8]:
+        data = _aligned(self.size)
+        view = memoryview(data)
+        offset = 0
+        while offset < self.size:
+            # At most 1 GiB a call: Linux reads no more than 2 GiB at once.
+            got = os.preadv(fd, [view[offset : offset + (1 << 30)]], offset)
+            if got == 0:
+                self._short(offset, self.size)
+            offset += got
+        return data
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
+        """Return the bytes from `offset` on as an array, without a copy. `nbytes` is what shape and dtype need.
+
+        Raises `LayoutError`'s cousin `TruncatedError` when they do not lie within the source: the last line of defence, whatever a
+        format has checked before.
+        """
+        if offset < 0 or nbytes > self.size - offset:
+            self._short(self.size, offset + nbytes)
+        return np.ndarray(shape, dtype, self.memory, offset)
+
+    def check_unchanged(self) -> None:
+        """Raise `FileChangedError` when the opened file has another size or modification time than it had.
+
+        A file that was replaced (by rename) is not a changed one: the handle keeps the old file. This narrows the window in which
+        a file truncated in place can fault a reader; it cannot close it.
+        """
+        file = self._file
+        if file is not None and kernels.file_unchanged(file.number, self.size, self._mtime_ns) == 0:
+            now = os.fstat(file.number)
+            msg = "the file was changed after it was opened: its size and modification time are"
+            raise FileChangedError(
+                f"{msg} {now.st_size} bytes and {now.st_mtime_ns} ns",
+                path=self.name,
+                expected=f"{self.size} bytes and {self._mtime_ns} ns",
+            )
+
+    # ------------------------------------------------------------------------------------------------- closing
+    def fail_closed(self) -> NoReturn:
+        """Raise `ClosedError`."""
+        msg = "this handle was closed; arrays obtained before remain valid"
+        raise ClosedError(msg, path=self.name)
+
+    def close(self) -> None:
+        """Let go of the file. Arrays that view it keep the mapping alive; idempotent."""
+        self.closed = True
+        self._memory = None
+        self._file = None
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """Return `size` bytes of new memory that begin at a multiple of 64, so that aligned files stay aligned in a copy."""
+    room = np.empty(size + _ALIGN, np.uint8)
+    start = -room.ctypes.data % _ALIGN
+    return room[start : start + size]
+
+
+def _copy(view: memoryview) -> NDArray[np.uint8]:
+    data = _aligned(view.nbytes)
+    data[:] = np.frombuffer(view, np.uint8)
+    return data

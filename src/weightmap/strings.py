@@ -1,0 +1,249 @@
+"""Tables of strings over bytes of a file: nothing is decoded, and no Python string made, before somebody asks for it.
+
+A table is the bytes, and the private array `bounds`: string i is ``data[bounds[i] : bounds[i + 1] - gap]``, `gap` being the width of
+the length prefix that stands before each string (0 where the strings lie back to back). Look-up by text goes through a hash
+index that C builds over the bytes at the first call: four bytes a string for the bounds, and at most eleven for the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["StringTable", "Vocabulary"]
+
+T = TypeVar("T")
+
+
+class StringTable:
+    """Strings that lie in a buffer.
+
+    Parameters
+    ----------
+    data : buffer
+        The bytes; they may be mapped and may change underneath: bounds are private and every access stays within them.
+    bounds : ndarray of uint32, shape (n + 1,)
+        See the module.
+    gap : int
+        0, 2 or 4.
+    what : str
+        What a string is called in messages, such as "tensor name".
+    """
+
+    __slots__ = ("_bounds", "_data", "_find", "_gap", "_slots", "_what")
+
+    def __init__(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> None:
+        self._data = memoryview(data)
+        self._bounds = bounds
+        self._gap = gap
+        self._what = what
+        self._find: Callable[[bytes], int] | None = None
+        self._slots: NDArray[np.uint32] | None = None
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def raw(self, i: int) -> bytes:
+        """Return the bytes of string i, 0 <= i < n."""
+        first, last = self._bounds[i : i + 2].tolist()
+        return bytes(self._data[first : last - self._gap])
+
+    def __getitem__(self, i: int) -> str:
+        return self._decode(self.raw(i), i)
+
+    def _decode(self, raw: bytes, i: int) -> str:
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError as error:
+            msg = f"{self._what} {i} is not UTF-8: {raw[:40]!r} ({error.reason})"
+            raise FormatError(msg, field=self._what) from None
+
+    def __iter__(self) -> Iterator[str]:
+        # In pieces: a Python list of a million integers is larger than the strings.
+        data, gap = self._data, self._gap
+        for piece in range(0, len(self), 4096):
+            ends = self._bounds[piece : piece + 4097].tolist()
+            for i in range(len(ends) - 1):
+                raw = bytes(data[ends[i] : ends[i + 1] - gap])
+                yield self._decode(raw, piece + i)
+
+    def find(self, text: object) -> int:
+        """Return the number of the first string equal to `text`, or -1. The first call builds the index."""
+        if type(text) is not str:
+            if not isinstance(text, str):
+                return -1
+            text = str(text)
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError:  # a lone surrogate: no file can hold it
+            return -1
+        return (self._find or self._index())(raw)
+
+    def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of many strings at once, -1 for those that are not there, shape (len(texts),)."""
+        find = self._find or self._index()
+        if self._slots is None:
+            return np.array([self.find(text) for text in texts], np.int64)
+        raws = [text.encode(errors="surrogatepass") for text in texts]
+        bounds = np.zeros(len(raws) + 1, np.uint32)
+        total = np.cumsum([len(raw) for raw in raws], dtype=np.uint64)
+        if len(total) and total[-1] > kernels.U32_MAX:
+            return np.array([find(raw) for raw in raws], np.int64)
+        bounds[1:] = total
+        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, b"".join(raws), bounds)
+
+    def _index(self) -> Callable[[bytes], int]:
+        if self._find is None:
+            self._build()
+        assert self._find is not None  # noqa: S101 - for the type checker
+        return self._find
+
+    def _build(self) -> kernels.Duplicates:
+        capacity = 16
+        while capacity < len(self) + len(self) // 3 + 1:
+            capacity *= 2
+        slots = np.empty(capacity, np.uint32)
+        found = kernels.index_build(self._data, self._bounds, self._gap, slots)
+        if found.count >= 0:
+            self._slots = slots
+            self._find = kernels.index_finder(self._data, self._bounds, self._gap, slots)
+            return found
+        # Somebody made the hashes collide: Python's dict has a secret in its hash, and is bounded whatever the names are.
+        rows: dict[bytes, int] = {}
+        repeated = 0
+        first = (0, 0)
+        for i in range(len(self)):
+            original = rows.setdefault(self.raw(i), i)
+            if original != i:
+                first = first if repeated else (i, original)
+                repeated += 1
+        self._find = lambda raw: rows.get(raw, -1)
+        return kernels.Duplicates(repeated, *first)
+
+    def duplicates(self) -> tuple[int, int, int]:
+        """Return how many strings equal an earlier one, and the numbers of the first such string and of its original."""
+        found = self._build()
+        return found.count, found.duplicate, found.original
+
+    def not_utf8(self) -> int:
+        """Return the number of the first string that is not strict UTF-8, or -1."""
+        return kernels.utf8_strings(self._data, self._bounds, self._gap)
+
+
+class Vocabulary(Sequence[str]):
+    """The tokens of a model by id: a sequence of strings over the bytes of the file.
+
+    Opening a file creates no Python string and does not touch the tokens. Their bounds are found by one scan at the first use, the
+    hash index behind `index` and ``in`` at the first look-up.
+
+    Parameters
+    ----------
+    load : callable
+        Returns the `StringTable`; called at the first use. Raises a `FormatError` when the tokens are damaged.
+    count : int
+        Number of tokens.
+    special_ids : mapping of str to int
+        Ids of the special tokens by name.
+
+    Notes
+    -----
+    A token that stands twice (legal in WordPiece vocabularies) is found at its first id.
+    """
+
+    __slots__ = ("_count", "_load", "_special_ids", "_table")
+
+    def __init__(self, load: Callable[[], StringTable], count: int, special_ids: Mapping[str, int]) -> None:
+        self._load = load
+        self._count = count
+        self._special_ids = dict(special_ids)
+        self._table: StringTable | None = None
+
+    @property
+    def table(self) -> StringTable:
+        """The strings themselves; the first use scans them."""
+        table = self._table
+        if table is None:
+            table = self._table = self._load()
+        return table
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """Ids of the special tokens the file names: pad, unk, cls, sep, mask. Empty where the format has none."""
+        return dict(self._special_ids)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        table = self.table
+        if isinstance(i, slice):
+            return [table[k] for k in range(*i.indices(self._count))]
+        k = i.__index__()
+        k = k + self._count if k < 0 else k
+        if not 0 <= k < self._count:
+            msg = f"token id {i} is out of range for a vocabulary of {self._count}"
+            raise IndexError(msg)
+        return table[k]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table)
+
+    def __contains__(self, token: object) -> bool:
+        return self.table.find(token) >= 0
+
+    def index(self, token: str, start: int = 0, stop: int | None = None) -> int:
+        """Return the id of `token`.
+
+        Parameters
+        ----------
+        token : str
+            The token, with its prefix such as ``##`` where the vocabulary has one.
+        start, stop : int
+            As of `list.index`.
+
+        Raises
+        ------
+        ValueError
+            When the vocabulary does not have it.
+        """
+        found = self.table.find(token)
+        begin, end, _ = slice(start, stop).indices(self._count)
+        if not begin <= found < end:
+            msg = f"{token!r} is not in the vocabulary"
+            raise ValueError(msg)
+        return found
+
+    @overload
+    def get(self, token: str) -> int | None: ...
+    @overload
+    def get(self, token: str, default: T) -> int | T: ...
+    def get(self, token: str, default: Any = None) -> Any:
+        """Return the id of `token`, or `default` when the vocabulary does not have it."""
+        found = self.table.find(token)
+        return default if found < 0 else found
+
+    def count(self, value: str) -> int:
+        """Return how often `value` stands in the vocabulary."""
+        return sum(token == value for token in self) if value in self else 0
+
+    def ngram_indices(self, word: str) -> list[int]:
+        """Return the rows of the character n-grams of `word`: none, this vocabulary has no subwords."""
+        del word
+        return []
+
+    def __repr__(self) -> str:
+        return f"<Vocabulary of {self._count} tokens>"

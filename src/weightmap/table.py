@@ -1,0 +1,393 @@
+"""The table of tensors of a file: where each lies, and the ONLY place where tensor ranges are validated.
+
+Two kinds of table share one interface. `ColumnTable` holds private columns, which a scan of a JSON or varint header has filled.
+`RecordTable` leaves fixed-size records where they are mapped, and keeps nothing per tensor; since a mapped file may change
+underneath, it copies each record and checks it again every time that it is used. Both are checked as a whole by one pass in C
+when the file is opened (`Table.check`), and both make no Python object per tensor until one is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError
+from weightmap.strings import StringTable
+
+if TYPE_CHECKING:
+    import struct
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.dtypes import DType
+
+__all__ = ["ColumnTable", "RecordTable", "Row", "Rules", "Table", "TensorInfo"]
+
+# numpy arrays have at most this many dimensions.
+NUMPY_MAX_NDIM = 64
+_INT64_MAX = (1 << 63) - 1
+
+
+class TensorInfo(NamedTuple):
+    """What a file says about one tensor.
+
+    Attributes
+    ----------
+    name : str
+    dtype : str
+        Canonical name, such as "float32" or "bfloat16".
+    shape : tuple of int
+    offset : int
+        Of the first byte, from the start of the file.
+    nbytes : int
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Row(NamedTuple):
+    """One row of a table, checked: the data lies within the file."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Rules(NamedTuple):
+    """What a format asks of every row, besides lying within the data.
+
+    Attributes
+    ----------
+    dtypes : tuple of DType or None
+        By the format's code; None where a code is not used.
+    base, data_size : int
+        Where the data begins in the file, and its size; offsets in rows count from `base`.
+    min_ndim, max_ndim : int
+    alignment : int
+        Every offset is a multiple of it.
+    max_gap : int
+        Bytes of padding allowed before a tensor and after the last one.
+    lax : bool
+        Order, overlap and holes are not looked at.
+    """
+
+    dtypes: Sequence[DType | None]
+    base: int
+    data_size: int
+    min_ndim: int = 0
+    max_ndim: int = NUMPY_MAX_NDIM
+    alignment: int = 1
+    max_gap: int = 0
+    lax: bool = False
+
+
+class Table:
+    """What both kinds of table have in common."""
+
+    __slots__ = ("_count", "_names", "rules")
+
+    def __init__(self, count: int, rules: Rules) -> None:
+        self._count = count
+        self.rules = rules
+        self._names: StringTable | None = None
+
+    # Each kind supplies these three.
+    def _load_names(self) -> StringTable:
+        raise NotImplementedError
+
+    def _raw(self, row: int) -> tuple[int, tuple[int, ...], int]:
+        """Return dtype code, shape and relative offset of a row, unchecked."""
+        raise NotImplementedError
+
+    def _columns(self, table: Any) -> list[Any]:
+        """Fill in the columns of a wm_table; return what must be kept alive meanwhile."""
+        raise NotImplementedError
+
+    def position(self, row: int) -> int | None:
+        """Return where the entry of a row lies in the file, for messages; None where that is not known."""
+        del row
+        return None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def names(self) -> StringTable:
+        """The names, in file order."""
+        names = self._names
+        if names is None:
+            names = self._names = self._load_names()
+        return names
+
+    def find(self, name: object) -> int:
+        """Return the row of the tensor called `name`, or -1."""
+        return self.names.find(name)
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        code, shape, offset = self._raw(i)
+        rules = self.rules
+        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
+        if dtype is None:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_DTYPE"], i, 0, code, 0))
+        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
+        if offset > rules.data_size - nbytes or nbytes > _INT64_MAX:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
+        return Row(dtype, shape, rules.base + offset, nbytes)
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """Yield name and row of every tensor, in file order."""
+        for i, name in enumerate(self.names):
+            yield name, self.row(i)
+
+    # ------------------------------------------------------------------------------------------------- checking
+    def check(self) -> None:
+        """Check every row by one pass in C. Raises the error that the first bad row deserves."""
+        if not self._count and not self.rules.data_size:
+            return
+        rules = self.rules
+        table = kernels.new_table()
+        keep = self._columns(table)
+        bits = bytes(0 if dtype is None else dtype.bits for dtype in rules.dtypes)
+        keep.append(kernels.fill_bits(table, bits))
+        table.n = self._count
+        table.min_ndim, table.max_ndim = rules.min_ndim, rules.max_ndim
+        table.data_size, table.alignment, table.max_gap = rules.data_size, rules.alignment, rules.max_gap
+        table.lax = rules.lax
+        fault = kernels.table_check(table)
+        if fault is not None:
+            self.fail(fault)
+
+    def check_names(self) -> None:
+        """Check that every name is UTF-8 and that no two are equal."""
+        names = self.names
+        bad = names.not_utf8()
+        if bad >= 0:
+            self.fail(kernels.Fault(kernels.FAULTS["NAME_UTF8"], bad, 0, 0, 0))
+        count, duplicate, original = names.duplicates()
+        if count:
+            self.fail(kernels.Fault(kernels.FAULTS["NAME_DUPLICATE"], duplicate, 0, 0, original))
+
+    def _label(self, row: int) -> str:
+        """Call a row by its name, where that can be read."""
+        try:
+            return f"tensor {self.names[row]!r}"
+        except (FormatError, IndexError, ValueError):
+            return f"tensor {row}"
+
+    def fail(self, fault: kernels.Fault) -> Any:
+        """Raise the error for a fault that a scan in C found."""
+        raise _error(self, fault)
+
+
+def _error(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+    kind = _KINDS.get(fault.code, "")
+    rules, row = table.rules, fault.row
+    at = table.position(row)
+    if kind == "TABLE_HOLE" and row == len(table):
+        what = "the data section goes on after its last tensor: its size"
+        return LayoutError(what, field="data_offset", actual=fault.actual, expected=f"{fault.expected}, the end of the last tensor")
+    label = table._label(row) if not kind.startswith("NAME_") else f"tensor {row}"  # noqa: SLF001 - the same module
+    if kind == "TABLE_DTYPE":
+        known = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(rules.dtypes) if dtype is not None)
+        return UnsupportedError(f"{label}: dtype code", field="dtype", offset=at, actual=fault.actual, expected=f"one of {known}")
+    if kind == "TABLE_NDIM":
+        what, expected = f"{label}: number of dimensions", f"{rules.min_ndim} to {rules.max_ndim}"
+        error = LimitError if rules.max_ndim == NUMPY_MAX_NDIM else FormatError
+        return error(what, field="ndim", offset=at, actual=fault.actual, expected=expected)
+    if kind == "TABLE_UNUSED_DIM":
+        return FormatError(f"{label}: unused dimension", field="shape", offset=at, actual=fault.actual, expected=0)
+    if kind == "TABLE_OVERFLOW":
+        return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field="shape", offset=at)
+    if kind == "TABLE_RANGE":
+        what, expected = f"{label}: end of its data", f"at most {fault.expected}, the size of the data section"
+        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
+    if kind == "TABLE_ALIGN":
+        what, expected = f"{label}: data offset", f"a multiple of {fault.expected}"
+        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
+    if kind in ("TABLE_OVERLAP", "TABLE_HOLE"):
+        what = f"{label}: it {'overlaps the tensor before it' if kind == 'TABLE_OVERLAP' else 'leaves a hole'}: data offset"
+        expected = f"{fault.expected}, where the tensor before it ends"
+        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
+    if kind == "TABLE_SIZE":
+        what, expected = f"{label}: bytes of data", f"{fault.expected} by its shape and dtype"
+        return LayoutError(what, field="data_size", offset=at, actual=fault.actual, expected=expected)
+    if kind == "NAME_HASH":
+        what = f"{label}: stored FNV-1a hash of its name"
+        return ChecksumError(what, field="name_hash", offset=at, actual=f"{fault.actual:#010x}", expected=f"{fault.expected:#010x}")
+    if kind == "NAME_DUPLICATE":
+        return LayoutError(f"two tensors, {fault.expected} and {row}, are both called {_name(table, row)}", field="name", offset=at)
+    if kind == "NAME_UTF8":
+        return FormatError(f"{label}: its name is not UTF-8", field="name", offset=at)
+    if kind == "NAME_RANGE":
+        what = "tensor names: their lengths add up to another size than their section" if row == len(table) else f"{label}: its name runs past the names"
+        return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=fault.expected)
+    return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
+
+
+_KINDS = {code: name for name, code in kernels.FAULTS.items()}
+
+
+def _name(table: Table, row: int) -> str:
+    try:
+        return repr(table.names[row])
+    except (FormatError, IndexError, ValueError):
+        return f"the name of tensor {row}"
+
+
+class ColumnTable(Table):
+    """A table by private columns.
+
+    Parameters
+    ----------
+    names : StringTable
+    dtype : ndarray of uint8, shape (n,)
+        Codes.
+    dims : ndarray of uint64
+        The dimensions of all tensors; those of tensor i are ``dims[dim_bounds[i] : dim_bounds[i + 1]]``.
+    dim_bounds : ndarray of uint32, shape (n + 1,)
+    offset, nbytes : ndarray of uint64, shape (n,)
+        Relative to the data; as declared.
+    rules : Rules
+    """
+
+    __slots__ = ("_dim_bounds", "_dims", "_dtype", "_nbytes", "_offset")
+
+    def __init__(
+        self,
+        names: StringTable,
+        dtype: NDArray[np.uint8],
+        dims: NDArray[np.uint64],
+        dim_bounds: NDArray[np.uint32],
+        offset: NDArray[np.uint64],
+        nbytes: NDArray[np.uint64],
+        rules: Rules,
+    ) -> None:
+        super().__init__(len(dtype), rules)
+        self._names = names
+        self._dtype = dtype
+        self._dims = dims
+        self._dim_bounds = dim_bounds
+        self._offset = offset
+        self._nbytes = nbytes
+
+    def _raw(self, row: int) -> tuple[int, tuple[int, ...], int]:
+        first, last = self._dim_bounds[row : row + 2].tolist()
+        return self._dtype.item(row), tuple(self._dims[first:last].tolist()), self._offset.item(row)
+
+    def _columns(self, table: Any) -> list[Any]:
+        table.dims_width = 8
+        return [
+            kernels.fill_column(table.dtype, self._dtype, 0, 1),
+            kernels.fill_column(table.dims, self._dims, 0, 8),
+            kernels.fill_column(table.offset, self._offset, 0, 8),
+            kernels.fill_column(table.nbytes, self._nbytes, 0, 8),
+            kernels.fill_dim_bounds(table, self._dim_bounds),
+        ]
+
+
+class RecordTable(Table):
+    """A table of fixed-size records left where they lie.
+
+    Parameters
+    ----------
+    records : memoryview
+        The records, `count` times `layout.size` bytes.
+    count : int
+    layout : struct.Struct
+        Its fields, by position: hash u32, dtype u8, ndim u8, length of the name u16, `max_ndim` dimensions u32, offset u64. That is
+        the descriptor of EMBD; a second format with other records makes this a parameter.
+    names : memoryview
+        The names, back to back in the order of the records.
+    start : int
+        Where the records lie in the file, for messages.
+    rules : Rules
+    """
+
+    __slots__ = ("_layout", "_looked", "_name_bytes", "_records", "_start", "_stored", "names_size")
+
+    # Byte positions of the fields within a record.
+    _HASH, _DTYPE, _NDIM, _LENGTH, _DIMS, _OFFSET = 0, 4, 5, 6, 8, 24
+
+    def __init__(self, records: memoryview, count: int, layout: struct.Struct, names: memoryview, start: int, rules: Rules) -> None:
+        super().__init__(count, rules)
+        self._records = records
+        self._layout = layout
+        self._name_bytes = names
+        self._start = start
+        self._looked = False
+        self.names_size = 0
+        self._stored: kernels.StoredNames | None = None
+
+    @property
+    def _hashed(self) -> kernels.StoredNames:
+        stored = self._stored
+        if stored is None:
+            stored = self._stored = kernels.StoredNames(
+                self._name_bytes,
+                self._records,
+                self._count,
+                stride=self._layout.size,
+                length_at=self._LENGTH,
+                hash_at=self._HASH,
+            )
+        return stored
+
+    def _load_names(self) -> StringTable:
+        lengths = np.ndarray((self._count,), "<u2", self._records, self._LENGTH, (self._layout.size,))
+        bounds = np.zeros(self._count + 1, np.uint32)
+        np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
+        if int(bounds[-1]) > len(self._name_bytes) or bool((np.diff(bounds.astype(np.int64)) < 0).any()):
+            self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], self._count, 0, int(bounds[-1]), len(self._name_bytes)))
+        return StringTable(self._name_bytes, bounds, 0, "tensor name")
+
+    def find(self, name: object) -> int:
+        """Return the row of the tensor called `name`, or -1.
+
+        The first look-up walks the stored hashes, which costs a fraction of building an index; the second builds the index.
+        """
+        if self._looked or not isinstance(name, str):
+            return self.names.find(name)
+        self._looked = True
+        return self._hashed.find(name.encode(errors="surrogatepass"))
+
+    def _raw(self, row: int) -> tuple[int, tuple[int, ...], int]:
+        _, code, ndim, _, *dims, offset = self._layout.unpack_from(self._records, row * self._layout.size)
+        if not self.rules.min_ndim <= ndim <= self.rules.max_ndim:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], row, 0, ndim, 0))
+        return code, tuple(dims[:ndim]), offset
+
+    def position(self, row: int) -> int | None:
+        """Return where the record lies in the file."""
+        return self._start + row * self._layout.size if row < self._count else None
+
+    def _columns(self, table: Any) -> list[Any]:
+        table.dims_width = 4
+        if not self._count:
+            return []
+        size = self._layout.size
+        return [
+            kernels.fill_column(table.dtype, self._records, self._DTYPE, size),
+            kernels.fill_column(table.ndim, self._records, self._NDIM, size),
+            kernels.fill_column(table.dims, self._records, self._DIMS, size),
+            kernels.fill_column(table.offset, self._records, self._OFFSET, size),
+        ]
+
+    def check_names(self) -> None:
+        """Check that every name is UTF-8, hashed as stored, and unique."""
+        self.names_size, fault = self._hashed.check()
+        if fault is None:
+            return
+        if fault.code == kernels.FAULTS["NAME_FLOOD"]:
+            super().check_names()
+            return
+        self.fail(fault)
