@@ -13,17 +13,20 @@ import subprocess
 import sys
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-import guard
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import guard
 from weightmap import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
 
 CSRC = Path(__file__).parent.parent / "csrc"
 MIB = 1 << 20
@@ -43,11 +46,11 @@ DATA = np.random.default_rng(20).integers(0, 256, 32 * MIB + 4097, np.uint8).tob
 
 
 @pytest.fixture(params=kernels.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run the test once for each instruction set."""
     before = kernels.isa()
     kernels.use_isa(request.param)
-    yield request.param
+    yield
     kernels.use_isa(before)
 
 
@@ -86,12 +89,14 @@ def combined_by_definition(crc1: int, crc2: int, len2: int) -> int:
     return int(f"{result:032b}"[::-1], 2) ^ crc2
 
 
-def test_check_value(isa: str) -> None:
+@pytest.mark.usefixtures("isa")
+def test_check_value() -> None:
     """The CRC of "123456789" is the check value that every catalogue of CRCs gives."""
     assert kernels.crc32(b"123456789") == 0xCBF43926
 
 
-def test_definition(isa: str) -> None:
+@pytest.mark.usefixtures("isa")
+def test_definition() -> None:
     """Up to 80 bytes, with any initial value, the result is the remainder of the division itself."""
     rng = random.Random(1)
     for length in range(81):
@@ -99,7 +104,8 @@ def test_definition(isa: str) -> None:
         assert kernels.crc32(data, value) == by_definition(data, value), length
 
 
-def test_all_short_lengths(isa: str) -> None:
+@pytest.mark.usefixtures("isa")
+def test_all_short_lengths() -> None:
     """Every length from 0 to 1100 gives what zlib gives, wherever the data ends."""
     for length in range(1101):
         data = DATA[1100 - length : 1100]
@@ -107,14 +113,16 @@ def test_all_short_lengths(isa: str) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_lengths_at_which_kernels_change(isa: str, length: int) -> None:
+@pytest.mark.usefixtures("isa")
+def test_lengths_at_which_kernels_change(length: int) -> None:
     """At the edges of steps, blocks and threads the result is zlib's."""
     for n in (length - 1, length, length + 1, length + 13):
         data = memoryview(DATA)[:n]
         assert kernels.crc32(data, 77) == zlib.crc32(data, 77), n
 
 
-def test_offsets(isa: str) -> None:
+@pytest.mark.usefixtures("isa")
+def test_offsets() -> None:
     """Data may begin at any of the 64 places within a cache line."""
     view = memoryview(DATA)
     for offset in range(64):
@@ -124,7 +132,8 @@ def test_offsets(isa: str) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF])
-def test_initial_value(isa: str, value: int) -> None:
+@pytest.mark.usefixtures("isa")
+def test_initial_value(value: int) -> None:
     """The initial value is taken as zlib takes it, also before no data at all."""
     for length in (0, 1, 3, 4, 7, 8, 15, 16, 17, 200, 300, 5000):
         assert kernels.crc32(DATA[:length], value) == zlib.crc32(DATA[:length], value), length
@@ -179,7 +188,8 @@ SIZES = (0, 1, 2 * MIB - 1, 2 * MIB, 3 * MIB + 5, 5 * MIB + 4095, 32 * MIB)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_threads(isa: str, size: int) -> None:
+@pytest.mark.usefixtures("isa")
+def test_threads(size: int) -> None:
     """The number of threads, more than there are cores or none or below zero, never changes the result."""
     data = memoryview(DATA)[3 : 3 + size]
     expected = zlib.crc32(data, 9)
@@ -189,7 +199,8 @@ def test_threads(isa: str, size: int) -> None:
 
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
 @pytest.mark.parametrize("at", ["start", "end"])
-def test_guard_pages(isa: str, at: str) -> None:
+@pytest.mark.usefixtures("isa")
+def test_guard_pages(at: str) -> None:
     """No byte before the data or behind it is read: forbidden pages lie there."""
     for length in (*range(300), 383, 384, 511, 1000, 3072, 4095, 4096, 5000, 10001):
         data = DATA[:length]
@@ -223,10 +234,10 @@ def test_not_contiguous() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["text", 5, None, [1, 2]])
-def test_not_a_buffer(wrong: object) -> None:
+def test_not_a_buffer(wrong: Any) -> None:
     """What is no buffer is a TypeError."""
     with pytest.raises(TypeError):
-        kernels.crc32(wrong)  # type: ignore[arg-type]
+        kernels.crc32(wrong)
 
 
 def generator() -> ModuleType:
@@ -254,6 +265,9 @@ def test_polynomial_is_primitive() -> None:
     assert all(gen.x_to_the(order // prime) != gen.ONE for prime in (3, 5, 17, 257, 65537))
 
 
+FLAGS = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-DWEIGHTMAP_EMULATE_VPCLMULQDQ", "-shared", "-fPIC"]
+
+
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes | memoryview, int], int]:
     """Return the VPCLMULQDQ kernel, compiled with that instruction done as four PCLMULQDQ."""
@@ -263,8 +277,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes | memo
     library = tmp_path_factory.mktemp("emulated") / "kernel.so"
     sources = [CSRC / "crc32.c", CSRC / "fnv1a.c", CSRC / "cpu.c", CSRC / "select.c", *(CSRC / "x86").glob("*.c")]
     subprocess.run(
-        [compiler, "-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-DWEIGHTMAP_EMULATE_VPCLMULQDQ", "-shared", "-fPIC"]
-        + [f"-I{CSRC}", *map(str, sources), "-pthread", "-o", str(library)],
+        [compiler, *FLAGS, f"-I{CSRC}", *map(str, sources), "-pthread", "-o", str(library)],
         check=True,
     )
     function = ctypes.CDLL(str(library)).crc32_x86_vpclmulqdq_avx512
@@ -278,12 +291,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes | memo
     return crc32
 
 
-@pytest.mark.skipif(platform.machine().lower() not in {"x86_64", "amd64"}, reason="a kernel for x86-64")
+@pytest.mark.skipif(platform.machine().lower() not in {"x86_64", "amd64"}, reason="x86-64 only")
 def test_vpclmulqdq_emulated(emulated: Callable[..., int]) -> None:
     """All of the VPCLMULQDQ kernel but the instruction itself is right, also on CPUs without it.
 
-    Where the CPU has the instruction, the tier "avx512icl" runs the real one in all tests above. Elsewhere this stands in:
-    folding distances, constants, ends and tails are tested, the instruction's own name in the compiler is not.
+    Where the CPU has the instruction, the tier "avx512icl" runs the real one in all tests above. Elsewhere this stands
+    in: folding distances, constants, ends and tails are tested, the instruction itself is not.
     """
     view = memoryview(DATA)
     for length in (*range(1101), *(n + d for n in LENGTHS for d in (-1, 0, 1, 13))):

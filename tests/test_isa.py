@@ -10,13 +10,16 @@ import sys
 import sysconfig
 import threading
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from weightmap import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
@@ -89,7 +92,13 @@ def test_the_best_is_chosen_at_import() -> None:
     """A fresh process uses the last of the available tiers."""
     code = "from weightmap import kernels; print(kernels.isa(), kernels.available_isas()[-1])"
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(kernels.__file__).parent.parent)])}
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env).stdout.split()
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=env,
+    ).stdout.split()
     assert out[0] == out[1]
 
 
@@ -146,7 +155,9 @@ def test_c_driver(tmp_path: Path) -> None:
     compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
     csrc = ROOT / "csrc"
     sources = [ROOT / "tests/c/kernels_test.c", *(csrc / f"{name}.c" for name in ("cpu", "select", "crc32", "fnv1a"))]
-    sources += [path for folder in ("x86", "arm") for stem in ("crc32", "fnv1a") for path in (csrc / folder).glob(f"{stem}*.c")]
+    sources += [
+        path for folder in ("x86", "arm") for stem in ("crc32", "fnv1a") for path in (csrc / folder).glob(f"{stem}*.c")
+    ]
     program = tmp_path / "kernels_test"
     flags = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{csrc}", "-pthread"]
     subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program)], check=True)
