@@ -1,4 +1,4 @@
-"""Ratios of two functions' times, taken in turns: on a shared machine absolute times drift from one benchmark to the next."""
+"""Ratios of two functions' times, taken in turns: on a shared machine times drift from one benchmark to the next."""
 
 from __future__ import annotations
 

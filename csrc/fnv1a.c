@@ -1,7 +1,8 @@
 /* FNV-1a (Fowler, Noll, Vo): for each byte, XOR it into the hash, then multiply by a prime modulo 2^32 or 2^64.
  *
  * Every step needs the result of the one before it, XOR and multiplication: about four cycles, most of them waiting.
- * One name cannot be hashed faster than that; eight names at a time can, since a CPU starts a multiplication each cycle.
+ * One name cannot be hashed faster than that; eight names at a time can, since a CPU starts a multiplication each
+ * cycle.
  */
 #include "internal.h"
 

@@ -8,8 +8,8 @@
 #include "kernels.h"
 
 /* ---------------------------------------------------------------------------------------- architecture
- * Variants are compiled by target attribute, function by function, so that no file needs flags of its own. MSVC allows
- * every intrinsic everywhere and has no such attribute.
+ * Variants are compiled by target attribute, function by function, so that no file needs flags of its own. MSVC
+ * allows every intrinsic everywhere and has no such attribute.
  */
 #if defined(__x86_64__) || defined(_M_X64)
 #define WM_X86 1
@@ -44,7 +44,8 @@ static inline uint64_t load_le64(const uint8_t *p) { uint64_t v; memcpy(&v, p, s
 #endif
 
 /* Fills *fault (when there is one) and returns -1, so that a check is one line: return wm_fail(...). */
-static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t at, uint64_t actual, uint64_t expected) {
+static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t at, uint64_t actual,
+                          uint64_t expected) {
     if (fault) *fault = (wm_fault){code, row, at, actual, expected};
     return -1;
 }
@@ -66,8 +67,8 @@ enum {
 uint32_t wm_cpu_features(void); /* cpu.c: what this CPU has; asks the CPU at every call */
 
 /* --------------------------------------------------------------------------------------- the variants in use
- * A kernel with variants has one pointer here. The structs are filled once, at load, one for each tier; selecting a tier
- * swaps one pointer, so a call that runs meanwhile ends with the variant it began with.
+ * A kernel with variants has one pointer here. The structs are filled once, at load, one for each tier; selecting a
+ * tier swaps one pointer, so a call that runs meanwhile ends with the variant it began with.
  */
 /* Takes and returns the shift register itself, without the inversions at both ends. Any length, 0 too. */
 typedef uint32_t wm_crc32_fn(uint32_t state, const uint8_t *data, size_t len);
@@ -96,6 +97,7 @@ wm_fnv1a32_fn fnv1a32_portable;
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
+wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;

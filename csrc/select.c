@@ -50,7 +50,10 @@ static wm_variants choose(uint32_t features) {
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_pclmulqdq);
 
-    if (HAS(WM_AVX512)) USE(fnv1a32, fnv1a32_x86_avx512);
+    if (HAS(WM_AVX512))
+        USE(fnv1a32, fnv1a32_x86_avx512);
+    else if (HAS(WM_AVX2))
+        USE(fnv1a32, fnv1a32_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
 #if defined(__APPLE__)

@@ -159,7 +159,7 @@ def test_lengths_that_overflow(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[-1], [2**32], [1.5], [[1]]])
-def test_lengths_that_are_none(lengths: list[object]) -> None:
+def test_lengths_that_are_none(lengths: list[int]) -> None:
     """What cannot be a length is a ValueError."""
     with pytest.raises(ValueError, match="length"):
         kernels.fnv1a32_many(b"abcdef", lengths)

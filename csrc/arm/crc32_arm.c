@@ -1,10 +1,10 @@
 /* CRC-32 on arm64: two kernels, chosen by what the CPU is good at.
  *
- * crc32_arm_crc_pmull. The CRC instructions take eight bytes, one may begin each cycle, but the result comes after three: so
- * three streams of the message run side by side, each through a third of a block of fixed size. At the block's end
- * the first two registers are moved past what follows them, that is multiplied by x^(8 * bytes): one PMULL by a constant
- * gives 64 bits, and a CRC instruction takes these modulo P. As that multiplies by x^32, and reflection by x (see
- * x86/crc32_pclmulqdq.c), the constants are x^(8 * bytes - 33).
+ * crc32_arm_crc_pmull. The CRC instructions take eight bytes, one may begin each cycle, but the result comes after
+ * three: so three streams of the message run side by side, each through a third of a block of fixed size. At the
+ * block's end the first two registers are moved past what follows them, that is multiplied by x^(8 * bytes): one
+ * PMULL by a constant gives 64 bits, and a CRC instruction takes these modulo P. As that multiplies by x^32, and
+ * reflection by x (see x86/crc32_pclmulqdq.c), the constants are x^(8 * bytes - 33).
  *
  * crc32_arm_pmull. Folding, exactly as in x86/crc32_pclmulqdq.c; the last 128 bits go through two CRC instructions.
  * Apple's cores multiply on several units at once, so there it is the one in use.
@@ -46,7 +46,8 @@ TARGET WM_INLINE uint32_t crc_short(uint32_t state, const uint8_t *data, size_t 
 }
 
 /* One block of three streams of `stride` bytes each. */
-TARGET WM_INLINE uint32_t crc_block(uint32_t a, const uint8_t *data, size_t stride, uint32_t skip_one, uint32_t skip_two) {
+TARGET WM_INLINE uint32_t crc_block(uint32_t a, const uint8_t *data, size_t stride, uint32_t skip_one,
+                                    uint32_t skip_two) {
     uint32_t b = 0, c = 0;
     for (size_t i = 0; i < stride; i += 8) {
         a = CRC_64(a, load_le64(data + i));

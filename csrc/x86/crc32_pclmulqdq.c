@@ -4,24 +4,25 @@
  * remainder modulo P counts, R * x^D may be replaced by anything equal to it modulo P, and with R = L * x^64 + H (two
  * halves of 64 bits) that is
  *     L * (x^(D + 64) mod P) + H * (x^D mod P),
- * two products of 64 by 32 bits, whose sum fits 128 bits again: XORed onto the 128 bits at distance D, they take R's part
- * in them. So the message shrinks from the front, 128 bits a step, until 128 bits are left. Eight such registers, D = 1024,
- * keep the multiplier busy, as each product takes about seven cycles but one can begin every cycle.
+ * two products of 64 by 32 bits, whose sum fits 128 bits again: XORed onto the 128 bits at distance D, it takes R's
+ * place. So the message shrinks from the front, 128 bits a step, until 128 bits are left. Eight such registers,
+ * D = 1024, keep the multiplier busy: a product takes several cycles, but the next one need not wait for it.
  *
- * Reflection. The lowest bit of a register is the highest power of x: bit k of 128 is the coefficient of x^(127 - k), bit k
- * of 64 that of x^(63 - k). The message's first bytes lie lowest and are its highest powers, so a plain load is right, and the
- * *low* quadword is L. The product's bit i + j is the coefficient of x^(126 - i - j), one place off x^(127 - i - j): a product
- * comes out multiplied by x, and so every constant carries an exponent one lower (see gen_crc32.py).
+ * Reflection. The lowest bit of a register is the highest power of x: bit k of 128 is the coefficient of x^(127 - k),
+ * bit k of 64 that of x^(63 - k). The message's first bytes lie lowest and are its highest powers, so a plain load is
+ * right, and the *low* quadword is L. The product's bit i + j is the coefficient of x^(126 - i - j), one place off
+ * x^(127 - i - j): a product comes out multiplied by x, and so every constant carries an exponent one lower (see
+ * gen_crc32.py).
  *
  * The end. 128 bits R to the 32 of R * x^32 mod P:
- *   - Fold L alone: S = L * (x^96 mod P) + H * x^32 has degree 95 at most. It is kept multiplied by x^32, in the lower 96 bits
- *     of the register, so that its upper 64 coefficients are the low quadword.
+ *   - Fold L alone: S = L * (x^96 mod P) + H * x^32 has degree 95 at most. It is kept multiplied by x^32, in the
+ *     lower 96 bits of the register, so that its upper 64 coefficients are the low quadword.
  *   - Barrett: q = floor(S / P) = floor(floor(S / x^32) * floor(x^95 / P) / x^63), exactly, as nothing carries. Then
  *     the remainder is the 32 lowest coefficients of S + q * P; multiplied by x^32 they are the third 32-bit word.
  *
- * The kernel is one inline function, compiled twice: with SSE, and with AVX, which writes its results to a third register and
- * loads from any address within an instruction. The multiplications limit both, but a core shared with another thread
- * feels the instructions saved.
+ * The kernel is one inline function, compiled twice: with SSE, and with AVX, which writes its results to a third
+ * register and loads from any address within an instruction. The multiplications limit both, but a core shared with
+ * another thread feels the instructions saved.
  */
 #include "../internal.h"
 
@@ -50,8 +51,8 @@ TARGET WM_INLINE uint32_t reduce(__m128i r) {
     return (uint32_t)_mm_extract_epi32(_mm_xor_si128(s, _mm_clmulepi64_si128(q, p, 0x00)), 2);
 }
 
-/* 4 to 15 bytes: put so into 128 bits that they end where the bits end. Zeros in front do not count, since the register
- * is XORed onto the first four bytes, wherever those are. Two loads that overlap take the place of a loop. */
+/* 4 to 15 bytes: put so into 128 bits that they end where the bits end. Zeros in front do not count, since the
+ * register is XORed onto the first four bytes, wherever those are. Two loads that overlap take the place of a loop. */
 TARGET WM_INLINE uint32_t crc_4_to_15(uint32_t state, const uint8_t *data, size_t len) {
     if (len >= 8) {
         int past = 8 * ((int)len - 8); /* bits beyond the first eight bytes */

@@ -1,12 +1,13 @@
 /* CRC-32 by multiplication without carries, four times as wide (VPCLMULQDQ, AVX-512).
  *
- * The algorithm is that of crc32_pclmulqdq.c, which explains it. A zmm register holds four blocks of 128 bits and folds
- * each onto the block at distance D; four registers are 256 bytes a step, D = 2048. VPTERNLOG adds both products and the
- * next 64 bytes at once. At the end the sixteen blocks are folded to one, and the rest is the plain kernel's: its register
- * after some bytes is the 128 bits that stand for them, so it simply goes on with these 16 bytes and then the message.
+ * The algorithm is that of crc32_pclmulqdq.c, which explains it. A zmm register holds four blocks of 128 bits and
+ * folds each onto the block at distance D; four registers are 256 bytes a step, D = 2048. VPTERNLOG adds both
+ * products and the next 64 bytes at once. At the end the sixteen blocks are folded to one, and the rest is the plain
+ * kernel's: its register after some bytes is the 128 bits that stand for them, so it simply goes on with these 16
+ * bytes and then the message.
  *
- * Compiled with WEIGHTMAP_EMULATE_VPCLMULQDQ, the one instruction is done as four PCLMULQDQ, so that everything else can be
- * tested on CPUs that have AVX-512 without it.
+ * Compiled with WEIGHTMAP_EMULATE_VPCLMULQDQ, the one instruction is done as four PCLMULQDQ, so that everything else
+ * can be tested on CPUs that have AVX-512 without it.
  */
 #include "../internal.h"
 

@@ -1,15 +1,16 @@
 /* FNV-1a 32 of many names, 64 at a time (AVX-512).
  *
- * A lane is a name. Each step needs the same byte of sixteen names in sixteen lanes, while the names lie far apart. Gathering
- * four bytes a lane would do, but a gather costs a load a lane; loading sixteen bytes of each name and transposing takes
- * a quarter of the loads. Four groups of sixteen lanes side by side hide the time that a multiplication takes.
+ * A lane is a name. Each step needs the same byte of sixteen names in sixteen lanes, while the names lie far apart.
+ * Gathering four bytes a lane would do, but a gather costs a load a lane; loading sixteen bytes of each name and
+ * transposing takes a quarter of the loads. Four groups of sixteen lanes side by side hide the time that a
+ * multiplication takes.
  *
- * Names differ in length. As long as all 64 have sixteen bytes left nothing is masked; then lanes drop out one by one,
- * keeping their hash. When few are left they are finished one after another, so that one long name does not carry 63
- * idle lanes along.
+ * Names differ in length. As long as all 64 have sixteen bytes left nothing is masked; then lanes drop out one by
+ * one, keeping their hash. When few are left they are finished one after another, so that one long name does not
+ * carry 63 idle lanes along.
  *
- * Sixteen bytes are loaded of every name, wherever it ends, for no branch is then needed. Names lie in rising order, so
- * when the sixteen bytes of the last one lie within the blob, so do those of all others: that is the one check.
+ * Sixteen bytes are loaded of every name, wherever it ends, for no branch is then needed. Names lie in rising order,
+ * so when the sixteen bytes of the last one lie within the blob, so do those of all others: that is the one check.
  */
 #include "../internal.h"
 
@@ -38,8 +39,8 @@ TARGET WM_INLINE void load_block(const uint8_t *const *names, uint64_t at, __m51
     words[3] = _mm512_unpackhi_epi64(b, d);
 }
 
-/* Sixteen steps of all groups, or as many as the longest name needs, from the byte `at` on. With `masked` 0 every lane takes
- * part, or else those whose name is longer. */
+/* Sixteen steps of all groups, or as many as the longest name needs, from the byte `at` on. With `masked` 0 every
+ * lane takes part, or else those whose name is longer. */
 TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, const __m512i lengths[GROUPS],
                                  uint32_t longest, int masked, __m512i hash[GROUPS]) {
     const __m512i prime = _mm512_set1_epi32((int)PRIME), low = _mm512_set1_epi32(255), one = _mm512_set1_epi32(1);
@@ -54,10 +55,8 @@ TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, const
             for (int g = 0; g < GROUPS; g++) {
                 enum { A_XOR_B_AND_C = 0x78 };
                 __m512i mixed = _mm512_ternarylogic_epi32(hash[g], words[g][k], low, A_XOR_B_AND_C);
-                if (masked)
-                    hash[g] = _mm512_mask_mullo_epi32(hash[g], _mm512_cmpgt_epu32_mask(lengths[g], position), mixed, prime);
-                else
-                    hash[g] = _mm512_mullo_epi32(mixed, prime);
+                __mmask16 longer = masked ? _mm512_cmpgt_epu32_mask(lengths[g], position) : 0xFFFF;
+                hash[g] = _mm512_mask_mullo_epi32(hash[g], longer, mixed, prime);
                 words[g][k] = _mm512_srli_epi32(words[g][k], 8);
             }
             position = _mm512_add_epi32(position, one);
@@ -98,8 +97,8 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
     }
 }
 
-TARGET void fnv1a32_x86_avx512(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
-                               uint32_t *out) {
+TARGET void fnv1a32_x86_avx512(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap,
+                               uint64_t n, uint32_t *out) {
     const uint8_t *names[BATCH];
     for (; n >= BATCH; n -= BATCH, lengths += BATCH, out += BATCH) {
         for (int i = 0; i < BATCH; i++) {

@@ -1,6 +1,6 @@
-/* Compares every CRC-32 and FNV-1a kernel of this architecture with the definitions, bit by bit. Needs no Python, so that it
- * can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an allocation of
- * their own, where a sanitiser sees a read too far.
+/* Compares every CRC-32 and FNV-1a kernel of this architecture with the definitions, bit by bit. Needs no Python, so
+ * that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
+ * allocation of their own, where a sanitiser sees a read too far.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +73,8 @@ static void test_combine(void) {
     size_t len = (5u << 20) + 123;
     uint8_t *data = random_bytes(len);
     uint32_t crc = wm_crc32(7, data, len, 1);
-    for (int threads = 0; threads <= 6; threads++) check(wm_crc32(7, data, len, threads) == crc, "threads", (uint64_t)threads);
+    for (int threads = 0; threads <= 6; threads++)
+        check(wm_crc32(7, data, len, threads) == crc, "threads", (uint64_t)threads);
     free(data);
     printf("%-34s %s\n", "combine and threads", failures == before ? "ok" : "FAILED");
 }
@@ -119,6 +120,7 @@ int main(void) {
 #else
     if (cpu & WM_AVX512 && cpu & WM_VPCLMULQDQ) test_crc("crc32_x86_vpclmulqdq_avx512", crc32_x86_vpclmulqdq_avx512);
 #endif
+    if (cpu & WM_AVX2) test_fnv("fnv1a32_x86_avx2", fnv1a32_x86_avx2);
     if (cpu & WM_AVX512) test_fnv("fnv1a32_x86_avx512", fnv1a32_x86_avx512);
 #elif WM_ARM
     if (cpu & WM_ARM_CRC32 && cpu & WM_ARM_PMULL) {
