@@ -39,34 +39,43 @@ TARGET WM_INLINE void load_block(const uint8_t *const *names, uint64_t at, __m51
     words[3] = _mm512_unpackhi_epi64(b, d);
 }
 
-/* Sixteen steps of all groups, or as many as the longest name needs, from the byte `at` on. With `masked` 0 every
- * lane takes part, or else those whose name is longer. */
-TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, const __m512i lengths[GROUPS],
-                                 uint32_t longest, int masked, __m512i hash[GROUPS]) {
+/* Sixteen steps of all groups, or as many as the longest name needs, from the byte `at` on. With `masked` 0 every lane
+ * takes part, or else those whose name is longer. Meanwhile the block at `next_at` is loaded, a group for every four
+ * steps: multiplications wait for one another, loads and transpositions use units that would idle. */
+TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, uint64_t next_at, const __m512i lengths[GROUPS],
+                                 uint32_t longest, int masked, __m512i words[GROUPS][WORDS],
+                                 __m512i next[GROUPS][WORDS], __m512i hash[GROUPS]) {
     const __m512i prime = _mm512_set1_epi32((int)PRIME), low = _mm512_set1_epi32(255), one = _mm512_set1_epi32(1);
-    __m512i words[GROUPS][WORDS], position = _mm512_set1_epi32((int)at);
-    for (int g = 0; g < GROUPS; g++) load_block(names + LANES * g, at, words[g]);
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC unroll 4 /* or the words live in memory */
-#endif
+    __m512i position = _mm512_set1_epi32((int)at);
     for (int k = 0; k < WORDS; k++) {
         if (masked && longest <= at + 4 * (uint32_t)k) return;
+        load_block(names + LANES * k, next_at, next[k]);
+        __m512i word[GROUPS];
+        for (int g = 0; g < GROUPS; g++) word[g] = words[g][k];
         for (int byte = 0; byte < 4; byte++) {
             for (int g = 0; g < GROUPS; g++) {
                 enum { A_XOR_B_AND_C = 0x78 };
-                __m512i mixed = _mm512_ternarylogic_epi32(hash[g], words[g][k], low, A_XOR_B_AND_C);
+                __m512i mixed = _mm512_ternarylogic_epi32(hash[g], word[g], low, A_XOR_B_AND_C);
                 __mmask16 longer = masked ? _mm512_cmpgt_epu32_mask(lengths[g], position) : 0xFFFF;
                 hash[g] = _mm512_mask_mullo_epi32(hash[g], longer, mixed, prime);
-                words[g][k] = _mm512_srli_epi32(words[g][k], 8);
+                word[g] = _mm512_srli_epi32(word[g], 8);
             }
             position = _mm512_add_epi32(position, one);
         }
     }
 }
 
+/* The lanes whose names have a byte at `at`. */
+TARGET WM_INLINE uint64_t longer_than(const __m512i lengths[GROUPS], uint32_t at) {
+    uint64_t lanes = 0;
+    for (int g = 0; g < GROUPS; g++)
+        lanes |= (uint64_t)_mm512_cmpgt_epu32_mask(lengths[g], _mm512_set1_epi32((int)at)) << LANES * g;
+    return lanes;
+}
+
 /* The hashes of 64 names, in rising order in memory; `room` bytes may be read from the start of the last one on. */
 TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengths, uint64_t room, uint32_t *out) {
-    __m512i hash[GROUPS], length[GROUPS];
+    __m512i hash[GROUPS], length[GROUPS], words[2][GROUPS][WORDS];
     for (int g = 0; g < GROUPS; g++) {
         hash[g] = _mm512_set1_epi32((int)OFFSET);
         length[g] = _mm512_loadu_si512((const void *)(lengths + LANES * g));
@@ -75,21 +84,25 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
     __m512i most = _mm512_max_epu32(_mm512_max_epu32(length[0], length[1]), _mm512_max_epu32(length[2], length[3]));
     uint32_t shortest = _mm512_reduce_min_epu32(least), longest = _mm512_reduce_max_epu32(most);
 
-    if (room > INT32_MAX) room = INT32_MAX; /* positions stay within 32 bits; the rest of such a name has no lane */
-    uint64_t at = 0, unfinished;
-    for (; room - at >= BLOCK && shortest - at >= BLOCK; at += BLOCK)
-        hash_block(names, (uint32_t)at, length, longest, 0, hash);
-    for (;; at += BLOCK) {
-        unfinished = 0;
-        const __m512i position = _mm512_set1_epi32((int)at);
-        if (at < longest)
-            for (int g = 0; g < GROUPS; g++)
-                unfinished |= (uint64_t)_mm512_cmpgt_epu32_mask(length[g], position) << LANES * g;
-        if (_mm_popcnt_u64(unfinished) < FEW || room - at < BLOCK) break;
-        hash_block(names, (uint32_t)at, length, longest, 1, hash);
+    /* Blocks that may be loaded. Positions stay below 2^31; of longer names the rest has no lane. */
+    uint64_t end = room < INT32_MAX ? room : INT32_MAX;
+    if (longest < end) end = (uint64_t)longest + BLOCK - 1 < end ? (uint64_t)longest + BLOCK - 1 : end;
+    end -= end % BLOCK;
+
+    uint32_t at = 0;
+    if (end)
+        for (int g = 0; g < GROUPS; g++) load_block(names + LANES * g, 0, words[0][g]);
+    for (int i = 0; at < end; at += BLOCK, i ^= 1) {
+        uint64_t next_at = at + BLOCK < end ? at + BLOCK : at; /* at the end, something that may be loaded too */
+        if (shortest >= at + BLOCK) {
+            hash_block(names, at, next_at, length, longest, 0, words[i], words[i ^ 1], hash);
+        } else {
+            if (_mm_popcnt_u64(longer_than(length, at)) < FEW) break;
+            hash_block(names, at, next_at, length, longest, 1, words[i], words[i ^ 1], hash);
+        }
     }
     for (int g = 0; g < GROUPS; g++) _mm512_storeu_si512((void *)(out + LANES * g), hash[g]);
-    for (; unfinished; unfinished &= unfinished - 1) {
+    for (uint64_t unfinished = longer_than(length, at); unfinished; unfinished &= unfinished - 1) {
         int i = (int)_mm_popcnt_u64((unfinished & (0 - unfinished)) - 1); /* the lowest bit that is set */
         uint32_t h = out[i];
         for (uint64_t j = at; j < lengths[i]; j++) h = (h ^ names[i][j]) * PRIME;
