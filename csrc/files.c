@@ -1,8 +1,7 @@
-/* Mapping a file over memory that Python owns, and noticing that it changed.
+/* Mapping a file, and noticing that it changed.
  *
  * Python's mmap module duplicates the descriptor of every file that it maps (until 3.13), so a thousand shards need a thousand
- * descriptors more. Here Python makes an anonymous mapping of the right size, whose life numpy arrays then share, and
- * the file is mapped over it in place (MAP_FIXED): no descriptor is kept, and the object stays a plain `mmap.mmap`.
+ * descriptors more, and cannot map without reserving swap. This maps with one system call and keeps nothing.
  */
 #if !defined(_WIN32)
 #define _GNU_SOURCE
@@ -10,14 +9,18 @@
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #endif
 
 #include "internal.h"
 
 #if defined(_WIN32)
 
-int wm_map_file(void *where, uint64_t size, int fd, int cow) { return 40; /* ENOSYS; Python maps the file itself */ }
-int wm_file_unchanged(int fd, uint64_t size, int64_t mtime_ns) { return 1; /* an open file cannot be replaced there */ }
+/* Python's mmap module maps the file there; an open file cannot be replaced. */
+uint8_t *wm_map(int fd, uint64_t size, int cow, int *error) { return *error = 40, NULL; }
+void wm_unmap(uint8_t *map, uint64_t size) {}
+int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) { return 0; }
+int wm_unchanged(const wm_stamp *stamp) { return 1; }
 
 #else
 
@@ -25,23 +28,36 @@ int wm_file_unchanged(int fd, uint64_t size, int64_t mtime_ns) { return 1; /* an
 #define MAP_NORESERVE 0
 #endif
 
-int wm_map_file(void *where, uint64_t size, int fd, int cow) {
-    if (!where || size == 0 || size > SIZE_MAX) return EINVAL;
+uint8_t *wm_map(int fd, uint64_t size, int cow, int *error) {
+    *error = EINVAL;
+    if (size == 0 || size > SIZE_MAX) return NULL;
     /* A private writable mapping of a file larger than memory is refused unless it reserves nothing. */
     int prot = cow ? PROT_READ | PROT_WRITE : PROT_READ;
-    int flags = MAP_FIXED | (cow ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED);
-    return mmap(where, (size_t)size, prot, flags, fd, 0) == MAP_FAILED ? errno : 0;
+    int flags = cow ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
+    void *map = mmap(NULL, (size_t)size, prot, flags, fd, 0);
+    *error = map == MAP_FAILED ? errno : 0;
+    return map == MAP_FAILED ? NULL : map;
 }
 
-int wm_file_unchanged(int fd, uint64_t size, int64_t mtime_ns) {
+void wm_unmap(uint8_t *map, uint64_t size) {
+    if (map) munmap(map, (size_t)size);
+}
+
+int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) {
+    if (!map || offset > map_size || size > map_size - offset) return EINVAL;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = offset - offset % page;
+    return madvise((void *)(uintptr_t)(map + start), (size_t)(offset - start + size), MADV_WILLNEED) == 0 ? 0 : errno;
+}
+
+int wm_unchanged(const wm_stamp *stamp) {
     struct stat st;
-    if (fstat(fd, &st) != 0) return -errno;
+    if (fstat(stamp->fd, &st) != 0) return -errno;
 #if defined(__APPLE__)
     struct timespec t = st.st_mtimespec;
 #else
     struct timespec t = st.st_mtim;
 #endif
-    return (uint64_t)st.st_size == size && (int64_t)t.tv_sec * 1000000000 + t.tv_nsec == mtime_ns;
+    return (uint64_t)st.st_size == stamp->size && (int64_t)t.tv_sec * 1000000000 + t.tv_nsec == stamp->mtime_ns;
 }
 
 #endif

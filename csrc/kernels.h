@@ -177,14 +177,33 @@ int wm_table_check(const wm_table *table, wm_fault *fault);
  * with *fault filled. */
 int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
                    uint64_t *used, wm_fault *fault);
+/* Both checks at once for n records of 32 bytes as EMBD has them (u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape,
+ * u64 offset) at records[0, records_len), their names at names[0, names_len). */
+int wm_records_check(const uint8_t *records, uint64_t records_len, const uint8_t *names, uint64_t names_len, uint64_t n,
+                     const uint8_t *bits, uint64_t n_dtypes, uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax,
+                     uint64_t *used, wm_fault *fault);
+/* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end
+ * where data ends. Returns 0, or -1 with *fault: NAME_RANGE (row: the pair that does not fit, or count when bytes are
+ * left, at: where), NAME_UTF8, NAME_DUPLICATE. */
+int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault);
 /* The first row whose stored hash, length and name are those of `name`, by one pass over the columns; or -1. */
 int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
                       const uint8_t *name, uint64_t name_len);
 
 /* ----------------------------------------------------------------------------------------------------- files */
-/* Maps size bytes of the file over the anonymous mapping at `where` (page-aligned, at least size bytes), read-only and
- * shared, or private and writable when `cow` is not 0. The file then needs no descriptor, and the mapping keeps
- * its owner. Returns 0 or an errno; ENOSYS on systems without mmap. */
-int wm_map_file(void *where, uint64_t size, int fd, int cow);
-/* 1 when the file behind fd has this size and modification time (ns since the epoch), 0 when not, -errno on failure. */
-int wm_file_unchanged(int fd, uint64_t size, int64_t mtime_ns);
+/* Maps size bytes of the file behind fd: read-only and shared, or private and writable when `cow` is not 0. Keeps no
+ * descriptor. Returns the address, or NULL with an errno in *error (ENOSYS on systems without mmap). */
+uint8_t *wm_map(int fd, uint64_t size, int cow, int *error);
+/* Ends a mapping. */
+void wm_unmap(uint8_t *map, uint64_t size);
+/* Asks the kernel to bring in size bytes from `offset` on of a mapping of map_size bytes; returns at once. 0 or an errno. */
+int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size);
+
+/* What a file was when it was opened. */
+typedef struct {
+    int fd;
+    uint64_t size;
+    int64_t mtime_ns; /* since the epoch */
+} wm_stamp;
+/* 1 when the file behind stamp->fd still has this size and modification time, 0 when not, -errno on failure. */
+int wm_unchanged(const wm_stamp *stamp);

@@ -119,14 +119,15 @@ static uint16_t name_length(const wm_column *lengths, uint64_t row) {
     return load_le16(lengths->data + row * lengths->stride);
 }
 
-/* Duplicates among names: name i is names[position[i], position[i + 1]). The lengths are not read again: the file may be
- * changing underneath. */
-static int find_duplicates(const uint8_t *names, uint64_t n, const uint32_t *hash, const uint32_t *position,
+/* Duplicates among names: name i is names[position[step * i], position[step * i + 1]). Lengths are not read again from the
+ * file, which may be changing underneath. */
+static int find_duplicates(const uint8_t *names, uint64_t n, const uint32_t *hash, const uint32_t *position, uint64_t step,
                            wm_fault *fault) {
+    uint32_t small[512], *slots = small;
     uint64_t capacity = 16;
     while (capacity < n + n / 2) capacity *= 2;
-    uint32_t *slots = malloc(capacity * sizeof *slots);
-    if (!slots) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, capacity * sizeof *slots, 0);
+    if (capacity > 512 && !(slots = malloc(capacity * sizeof *slots)))
+        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, capacity * sizeof *slots, 0);
     memset(slots, 0xFF, capacity * sizeof *slots);
     int result = 0;
     int shift = 64;
@@ -137,9 +138,9 @@ static int find_duplicates(const uint8_t *names, uint64_t n, const uint32_t *has
         int probes = 0;
         for (; slots[slot] != UINT32_MAX; slot = (slot + 1) & (capacity - 1)) {
             uint32_t other = slots[slot];
-            uint32_t length = position[row + 1] - position[row];
-            if (hash[other] == hash[row] && position[other + 1] - position[other] == length &&
-                memcmp(names + position[other], names + position[row], length) == 0) {
+            uint32_t length = position[step * row + 1] - position[step * row];
+            if (hash[other] == hash[row] && position[step * other + 1] - position[step * other] == length &&
+                memcmp(names + position[step * other], names + position[step * row], length) == 0) {
                 result = wm_fail(fault, WM_FAULT_NAME_DUPLICATE, row, 0, row, other);
                 break;
             }
@@ -150,7 +151,7 @@ static int find_duplicates(const uint8_t *names, uint64_t n, const uint32_t *has
         }
         slots[slot] = (uint32_t)row;
     }
-    free(slots);
+    if (slots != small) free(slots);
     return result;
 }
 
@@ -205,7 +206,7 @@ int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_colu
         }
         row += count;
     }
-    result = find_duplicates(names, n, hash, position, fault);
+    result = find_duplicates(names, n, hash, position, 1, fault);
 done:
     free(hash);
     return result;
@@ -223,4 +224,67 @@ int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_c
         if (length == name_len && pos <= len && length <= len - pos && memcmp(names + pos, name, length) == 0) return (int64_t)row;
     }
     return -1;
+}
+
+/* ------------------------------------------------------------------------------------------------ EMBD in one call */
+int wm_records_check(const uint8_t *records, uint64_t records_len, const uint8_t *names, uint64_t names_len, uint64_t n,
+                     const uint8_t *bits, uint64_t n_dtypes, uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax,
+                     uint64_t *used, wm_fault *fault) {
+    enum { SIZE = 32, HASH = 0, DTYPE = 4, NDIM = 5, LENGTH = 6, DIMS = 8, OFFSET = 24, MAX_NDIM = 4 };
+    *used = 0;
+    if (n > records_len / SIZE) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, records_len / SIZE, n);
+#define COLUMN(at) {records + (n ? (at) : 0), n ? records_len - (at) : 0, SIZE}
+    wm_table table = {
+        .n = n,
+        .dtype = COLUMN(DTYPE),
+        .ndim = COLUMN(NDIM),
+        .dims = COLUMN(DIMS),
+        .dims_width = 4,
+        .offset = COLUMN(OFFSET),
+        .bits = bits,
+        .n_dtypes = n_dtypes,
+        .min_ndim = 1,
+        .max_ndim = MAX_NDIM,
+        .data_size = data_size,
+        .alignment = alignment,
+        .max_gap = max_gap,
+        .lax = lax,
+    };
+    if (wm_table_check(&table, fault)) return -1;
+    wm_column lengths = COLUMN(LENGTH), hashes = COLUMN(HASH);
+#undef COLUMN
+    return wm_names_check(names, names_len, n, &lengths, &hashes, used, fault);
+}
+
+int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault) {
+    enum { FEW = 64 };
+    uint32_t few[2 * FEW + 1 + FEW], *start = few;
+    if (count > len / 4 || len >= UINT32_MAX) return wm_fail(fault, WM_FAULT_NAME_RANGE, len / 4, len, count, len / 4);
+    if (count > FEW && !(start = malloc((3 * count + 1) * sizeof *start))) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, count, 0);
+    int result = -1;
+    uint64_t pos = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t key = len - pos < 4 ? 0 : load_le16(data + pos), value = len - pos < 4 ? 0 : load_le16(data + pos + 2);
+        if (len - pos < 4 || key + value > len - pos - 4) {
+            wm_fail(fault, WM_FAULT_NAME_RANGE, i, pos, key + value, len - pos);
+            goto done;
+        }
+        start[2 * i] = (uint32_t)(pos + 4);
+        start[2 * i + 1] = (uint32_t)(pos + 4 + key);
+        if (!wm_utf8_valid(data + pos + 4, key) || !wm_utf8_valid(data + pos + 4 + key, value)) {
+            wm_fail(fault, WM_FAULT_NAME_UTF8, i, pos, 0, 0);
+            goto done;
+        }
+        pos += 4 + key + value;
+    }
+    if (pos != len) {
+        wm_fail(fault, WM_FAULT_NAME_RANGE, count, pos, pos, len);
+        goto done;
+    }
+    uint32_t *hash = start + 2 * count;
+    for (uint64_t i = 0; i < count; i++) hash[i] = wm_fnv1a32(data + start[2 * i], start[2 * i + 1] - start[2 * i]);
+    result = find_duplicates(data, count, hash, start, 2, fault);
+done:
+    if (start != few) free(start);
+    return result;
 }

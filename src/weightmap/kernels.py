@@ -7,6 +7,8 @@ TypeError. This is the only module that touches the C extension; the functions b
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,6 +41,10 @@ _from_buffer = ffi.from_buffer
 def _in(data: Buffer) -> Any:
     """Return `data` as a pointer that C may read; its length is ``len()`` of it, in bytes."""
     try:
+        if type(data) is memoryview:
+            # Not straight from a memoryview: before CPython 3.12.4, collecting one in a cycle while C holds it crashes
+            # (python/cpython#77894). An array is invisible to the collector, and so is what it holds.
+            return _from_buffer("uint8_t[]", np.frombuffer(data, np.uint8)) if data.nbytes else _from_buffer("uint8_t[]", b"")
         return _from_buffer("uint8_t[]", data)
     except (BufferError, ValueError) as error:
         msg = f"a C-contiguous buffer is needed, not this {type(data).__name__}: {error}"
@@ -361,39 +367,44 @@ def table_check(table: Any) -> Fault | None:
     return None if lib.wm_table_check(table, fault) == 0 else _fault(fault)
 
 
-class StoredNames:
-    """Names that lie back to back, with a column of u16 lengths and one of FNV-1a 32 hashes, as EMBD keeps them.
+def pairs_check(data: Buffer, count: int) -> Fault | None:
+    """Check pairs of strings after their two u16 lengths: structure, UTF-8, unique keys; return what is wrong, or None."""
+    fault = ffi.new("wm_fault *")
+    return _fault(fault) if lib.wm_pairs_check(_from_buffer("uint8_t[]", data), len(data), count, fault) else None
+
+
+class Records:
+    """Records of 32 bytes as EMBD has them, and their names, where they lie.
 
     Parameters
     ----------
-    names : buffer
-        The bytes of the names.
-    records : buffer
-        Records of `stride` bytes with a u16 length at `length_at` and a u32 hash at `hash_at`.
+    records, names : buffer
     count : int
-        Number of records.
     """
 
-    __slots__ = ("_arguments", "_keep")
+    __slots__ = ("_count", "_names", "_records")
 
-    def __init__(self, names: Buffer, records: Buffer, count: int, *, stride: int, length_at: int, hash_at: int) -> None:
-        blob = _in(names)
-        columns = ffi.new("wm_column[2]")
-        keep = fill_column(columns[0], records, length_at, stride) if count else None
-        if count:
-            fill_column(columns[1], records, hash_at, stride)
-        self._keep = keep
-        self._arguments = (blob, len(blob), count, columns, columns + 1)
+    def __init__(self, records: Buffer, names: Buffer, count: int) -> None:
+        self._records = _from_buffer("uint8_t[]", records)
+        self._names = _from_buffer("uint8_t[]", names)
+        self._count = count
 
-    def check(self) -> tuple[int, Fault | None]:
-        """Return the bytes that the names take, and what is wrong with them, their hashes and their uniqueness, or None."""
+    def check(self, bits: bytes, data_size: int, alignment: int, max_gap: int, *, lax: bool) -> tuple[int, Fault | None]:
+        """Return the bytes that the names take, and what is wrong with a record or a name, or None."""
         used, fault = ffi.new("uint64_t *"), ffi.new("wm_fault *")
-        failed = lib.wm_names_check(*self._arguments, used, fault)
+        records, names = self._records, self._names
+        failed = lib.wm_records_check(
+            records, len(records), names, len(names), self._count, bits, len(bits), data_size, alignment, max_gap, lax, used, fault
+        )
         return used[0], _fault(fault) if failed else None
 
     def find(self, name: bytes) -> int:
         """Return the number of the record of this name, or -1, by one pass over the stored hashes."""
-        row: int = lib.wm_names_find(*self._arguments, name, len(name))
+        if not self._count:
+            return -1
+        records, names = self._records, self._names
+        columns = ffi.new("wm_column[2]", [(records + 6, len(records) - 6, 32), (records, len(records), 32)])
+        row: int = lib.wm_names_find(names, len(names), self._count, columns, columns + 1, name, len(name))
         return row
 
 
@@ -470,14 +481,31 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> Safetens
 
 
 # ------------------------------------------------------------------------------------- files (used by source.py)
-def map_file(where: Any, fd: int, *, cow: bool) -> int:
-    """Map the file behind `fd` over the anonymous mapping `where`, as long as that is; return 0 or an errno."""
-    buffer = _from_buffer(where)
-    error: int = lib.wm_map_file(buffer, len(buffer), fd, cow)
-    return error
+def map_file(fd: int, size: int, *, cow: bool) -> Any:
+    """Map `size` bytes of a file; return a writable buffer that unmaps when its last user is gone. Raises OSError."""
+    error = ffi.new("int *")
+    address = lib.wm_map(fd, size, cow, error)
+    if address == NULL:
+        raise OSError(error[0], os.strerror(error[0]))
+    return ffi.buffer(ffi.gc(address, partial(_unmap, size=size)), size)
 
 
-file_unchanged = lib.wm_file_unchanged
+def _unmap(address: Any, size: int) -> None:
+    lib.wm_unmap(address, size)
+
+
+def will_need(memory: Any, offset: int, size: int) -> None:
+    """Ask the kernel for these pages of a mapping. A refusal does not matter: it is advice."""
+    buffer = _from_buffer("uint8_t[]", memory)
+    lib.wm_will_need(buffer, len(buffer), offset, size)
+
+
+def stamp(fd: int, size: int, mtime_ns: int) -> Any:
+    """Return what `unchanged` compares a file with."""
+    return ffi.new("wm_stamp *", (fd, size, mtime_ns))
+
+
+unchanged = lib.wm_unchanged
 
 
 def fill_bits(table: Any, bits: bytes) -> Any:

@@ -1,7 +1,7 @@
 """Where bytes come from: a file that is mapped or read, or a buffer of the caller. The ONLY place where an offset becomes memory.
 
 A file is opened once; its size, its header and its mapping all come from that one descriptor, so nobody can swap the file between
-two looks. Formats read headers with `Source.pread` into private bytes. Arrays are views of `Source.memory`:
+two looks. Formats read headers with `Source.pread` into private bytes. Arrays are views of the rest:
 
 * mode "mmap": a read-only shared mapping. The arrays are the page cache.
 * mode "cow": a private copy-on-write mapping. The arrays are writable, the file never changes.
@@ -17,6 +17,7 @@ import io
 import mmap
 import os
 import stat
+from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -37,7 +38,6 @@ MODES = ("mmap", "cow", "copy")
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FLAGS |= getattr(os, "O_BINARY", 0)
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0)
 _WINDOWS = os.name == "nt"
 # One read of a bounce buffer: large enough that the call costs nothing, small enough to stay in the L2 cache.
 CHUNK = 1 << 20
@@ -47,10 +47,11 @@ _ALIGN = 64
 class _Descriptor:
     """A file descriptor that is closed with the last reference to it, so that no reader ever meets a reused number."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "stamp")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.stamp: Any = None
 
     def __del__(self) -> None:
         os.close(self.number)
@@ -71,7 +72,7 @@ class Source:
         One of `MODES`.
     """
 
-    __slots__ = ("_file", "_memory", "_mtime_ns", "absolute", "closed", "identity", "mode", "name", "path", "size")
+    __slots__ = ("_file", "_memory", "_octets", "absolute", "closed", "identity", "mode", "name", "path", "size")
 
     def __init__(self, path: str | None, name: str, mode: str) -> None:
         self.path = path
@@ -82,8 +83,8 @@ class Source:
         self.absolute: str | None = None
         self.identity: tuple[int, ...] = ()
         self._file: _Descriptor | None = None
-        self._mtime_ns = 0
-        self._memory: Any = None
+        self._octets: NDArray[np.uint8] | None = None
+        self._memory: Any = None  # the same, as arrays are made on it
 
     # ------------------------------------------------------------------------------------------------- opening
     @classmethod
@@ -110,9 +111,13 @@ class Source:
         if not view.c_contiguous:
             msg = f"a contiguous buffer is needed, not this {type(data).__name__} with strides {view.strides}"
             raise TypeError(msg)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        self.size = view.nbytes
-        self._memory = view.toreadonly() if mode == "mmap" else _copy(view)
+        octets = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+        if mode == "mmap":
+            octets.flags.writeable = False
+        else:
+            octets = _copy(octets)
+        self.size = octets.nbytes
+        self._octets = self._memory = octets
         return self
 
     @classmethod
@@ -147,15 +152,15 @@ class Source:
             raise NotRegularFileError(msg, path=self.name)
         self._file = file
         self.size = status.st_size
-        self._mtime_ns = status.st_mtime_ns
-        self.identity = (status.st_dev, status.st_ino, self.size, self._mtime_ns)
+        self.identity = (status.st_dev, status.st_ino, self.size, status.st_mtime_ns)
+        file.stamp = kernels.stamp(fd, self.size, status.st_mtime_ns)
 
     # ------------------------------------------------------------------------------------------------- reading
     def pread(self, offset: int, count: int) -> bytes:
         """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""
         file = self._file
         if file is None:
-            data = bytes(memoryview(self._held())[offset : offset + count])
+            data = self.octets[offset : offset + count].tobytes()
         else:
             data = os.pread(file.number, count, offset)
             while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
@@ -171,52 +176,51 @@ class Source:
     def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of at most `size` bytes.
 
-        A file is read by pread into one buffer that each piece reuses: if the file shrinks meanwhile, that is an
-        exception and not a SIGBUS. Raises `TruncatedError`.
+        Every piece but the last has exactly that size. A file is read by pread into one buffer that each piece reuses: if
+        the file shrinks meanwhile, that is an exception and not a SIGBUS. Raises `TruncatedError`.
         """
         file = self._file
         if file is None:
-            view = memoryview(self._held())
+            view = memoryview(self.octets)
             for start in range(offset, offset + count, size):
                 yield view[start : min(start + size, offset + count)]
             return
         buffer = memoryview(bytearray(min(size, count)))
         end = offset + count
         while offset < end:
-            got = os.preadv(file.number, [buffer[: min(size, end - offset)]], offset)
-            if got == 0:
-                self._short(offset, end)
-            yield buffer[:got].toreadonly()
-            offset += got
+            piece = buffer[: min(size, end - offset)]
+            filled = 0
+            while filled < len(piece):
+                got = os.preadv(file.number, [piece[filled:]], offset + filled)
+                if got == 0:
+                    self._short(offset + filled, end)
+                filled += got
+            yield piece.toreadonly()
+            offset += filled
 
     # ------------------------------------------------------------------------------------------------- memory
     @property
-    def memory(self) -> Any:
-        """The bytes as a buffer that arrays view; mapped or read at the first use."""
-        memory = self._memory
-        if memory is None:
+    def octets(self) -> NDArray[np.uint8]:
+        """The bytes as an array, shape (size,); mapped or read at the first use."""
+        octets = self._octets
+        if octets is None:
             file = self._file
             if file is None:
                 self.fail_closed()
-            elif self.mode == "copy":
-                memory = self._memory = self._read(file.number)
+            if self.mode == "copy":
+                octets = self._memory = self._read(file.number)
                 self._file = None
             else:
-                memory = self._memory = self._map(file.number)
-        return memory
-
-    def _held(self) -> Any:
-        memory = self._memory
-        if memory is None:
-            self.fail_closed()
-        return memory
+                octets, self._memory = self._map(file.number)
+            self._octets = octets
+        return octets
 
     def load(self, *, explicit: bool, limits: Limits) -> None:
         """Map or read the file now. Where a file system cannot map and the mode was not asked for by name, read."""
-        if self.mode == "copy" and self._memory is None:
+        if self.mode == "copy" and self._octets is None:
             limits.check("max_copy_bytes", self.size, "size of the file to copy")
         try:
-            self.memory  # noqa: B018 - the property does the work
+            self.octets  # noqa: B018 - the property does the work
         except OSError as error:
             if explicit or error.errno not in (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM):
                 raise
@@ -225,18 +229,27 @@ class Source:
             logging.getLogger("weightmap").warning("%s cannot be mapped (%s): reading it instead", self.name, error)
             limits.check("max_copy_bytes", self.size, "size of the file to copy")
             self.mode = "copy"
-            self.memory  # noqa: B018
+            self.octets  # noqa: B018
 
-    def _map(self, fd: int) -> mmap.mmap:
+    def _map(self, fd: int) -> tuple[NDArray[np.uint8], Any]:
+        """Map the file; return its bytes, and what arrays are to be made on."""
         cow = self.mode == "cow"
         if _WINDOWS:
-            return mmap.mmap(fd, self.size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
-        # Anonymous memory owned by a Python object, over which the file is mapped: see csrc/files.c.
-        prot = mmap.PROT_READ | mmap.PROT_WRITE if cow else mmap.PROT_READ
-        mapping = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=prot)
-        if error := kernels.map_file(mapping, fd, cow=cow):
-            raise OSError(error, os.strerror(error), self.name)
-        return mapping
+            mapped: Any = mmap.mmap(fd, self.size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
+        else:
+            try:
+                mapped = kernels.map_file(fd, self.size, cow=cow)
+            except OSError as error:
+                error.filename = self.name
+                raise
+        octets = np.ndarray((self.size,), np.uint8, mapped)
+        if cow:
+            return octets, octets
+        octets.flags.writeable = False
+        # The buffer behind that array is writable in name, so numpy would grant `setflags(write=True)` on any view of it, and the
+        # next assignment would be a fault. A PickleBuffer hands on what the array allows, and nothing else. (Not a memoryview: numpy
+        # looks through it, and collecting one in a cycle crashes CPython before 3.12.4: python/cpython#77894.)
+        return octets, PickleBuffer(octets)
 
     def _read(self, fd: int) -> NDArray[np.uint8]:
         data = _aligned(self.size)
@@ -253,12 +266,21 @@ class Source:
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
         """Return the bytes from `offset` on as an array, without a copy. `nbytes` is what shape and dtype need.
 
-        Raises `LayoutError`'s cousin `TruncatedError` when they do not lie within the source: the last line of defence, whatever a
-        format has checked before.
+        Raises `TruncatedError` when they do not lie within the source: the last line of defence, whatever a format has checked.
         """
         if offset < 0 or nbytes > self.size - offset:
             self._short(self.size, offset + nbytes)
-        return np.ndarray(shape, dtype, self.memory, offset)
+        memory = self._memory
+        if memory is None:
+            self.octets  # noqa: B018 - maps, or raises that this was closed
+            memory = self._memory
+        return np.ndarray(shape, dtype, memory, offset)
+
+    def will_need(self, ranges: list[tuple[int, int]]) -> None:
+        """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; returns at once, does nothing elsewhere."""
+        if self.mode != "copy" and self._file is not None:
+            for offset, nbytes in ranges:
+                kernels.will_need(self.octets, offset, nbytes)
 
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the opened file has another size or modification time than it had.
@@ -267,13 +289,13 @@ class Source:
         a file truncated in place can fault a reader; it cannot close it.
         """
         file = self._file
-        if file is not None and kernels.file_unchanged(file.number, self.size, self._mtime_ns) == 0:
+        if file is not None and kernels.unchanged(file.stamp) == 0:
             now = os.fstat(file.number)
             msg = "the file was changed after it was opened: its size and modification time are"
             raise FileChangedError(
                 f"{msg} {now.st_size} bytes and {now.st_mtime_ns} ns",
                 path=self.name,
-                expected=f"{self.size} bytes and {self._mtime_ns} ns",
+                expected=f"{self.size} bytes and {self.identity[-1]} ns",
             )
 
     # ------------------------------------------------------------------------------------------------- closing
@@ -285,7 +307,7 @@ class Source:
     def close(self) -> None:
         """Let go of the file. Arrays that view it keep the mapping alive; idempotent."""
         self.closed = True
-        self._memory = None
+        self._memory = self._octets = None
         self._file = None
 
 
@@ -296,7 +318,7 @@ def _aligned(size: int) -> NDArray[np.uint8]:
     return room[start : start + size]
 
 
-def _copy(view: memoryview) -> NDArray[np.uint8]:
-    data = _aligned(view.nbytes)
-    data[:] = np.frombuffer(view, np.uint8)
+def _copy(octets: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    data = _aligned(octets.nbytes)
+    data[:] = octets
     return data

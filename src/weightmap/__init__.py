@@ -1,0 +1,74 @@
+"""weightmap: open a model file in microseconds and get numpy arrays that *are* the bytes of the mapped file.
+
+>>> import numpy as np, weightmap as wm
+>>> wm.save("model.weights", {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
+>>> with wm.open("model.weights") as f:
+...     w = f["w"]  # a view: no copy, no parsing of what nobody asked for
+>>> w
+array([[0., 1., 2.],
+       [3., 4., 5.]], dtype=float32)
+"""
+
+from weightmap import kernels
+from weightmap.convert import ConvertReport, convert
+from weightmap.diff import DiffReport, TensorDiff, diff
+from weightmap.embeddings import Embeddings
+from weightmap.errors import (
+    ChecksumError,
+    ClosedError,
+    EncodeError,
+    FileChangedError,
+    FormatError,
+    LayoutError,
+    LimitError,
+    MissingDependencyError,
+    NotRegularFileError,
+    QuantError,
+    TensorFileError,
+    TensorNotFoundError,
+    TruncatedError,
+    UnknownFormatError,
+    UnsupportedError,
+)
+from weightmap.file import TensorFile, VerifyReport, load, open  # noqa: A004 - the name of the interface
+from weightmap.formats import formats
+from weightmap.limits import Limits
+from weightmap.save import save
+from weightmap.strings import Vocabulary
+from weightmap.table import TensorInfo
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ChecksumError",
+    "ClosedError",
+    "ConvertReport",
+    "DiffReport",
+    "Embeddings",
+    "EncodeError",
+    "FileChangedError",
+    "FormatError",
+    "LayoutError",
+    "LimitError",
+    "Limits",
+    "MissingDependencyError",
+    "NotRegularFileError",
+    "QuantError",
+    "TensorDiff",
+    "TensorFile",
+    "TensorFileError",
+    "TensorInfo",
+    "TensorNotFoundError",
+    "TruncatedError",
+    "UnknownFormatError",
+    "UnsupportedError",
+    "VerifyReport",
+    "Vocabulary",
+    "convert",
+    "diff",
+    "formats",
+    "kernels",
+    "load",
+    "open",
+    "save",
+]

@@ -1,0 +1,67 @@
+"""The command line: ``weightmap COMMAND …`` (also ``python -m weightmap``).
+
+Results go to standard output, trouble and progress to standard error. The exit status tells scripts what happened: see
+`main`. Nothing printed from a file carries control characters (`weightmap.cli.show`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from weightmap.cli import show
+from weightmap.cli.outcome import reason, status_of
+from weightmap.cli.parser import build_parser
+from weightmap.errors import TensorFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a program that the signal ended
+_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv
+        The arguments without the program's name; ``sys.argv[1:]`` if None.
+
+    Returns
+    -------
+    int
+        0 fine · 1 differences, verification failed, or a word without embedding · 2 usage (also an unknown tensor name,
+        and a target format that cannot express the tensors) · 3 malformed or unsupported file · 4 input or output, or a
+        missing optional dependency · 130 interrupted · 141 the reader of the output went away.
+    """
+    try:
+        args = build_parser().parse_args(argv)
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except SystemExit as leaving:  # argparse has printed its message: --help, --version or a usage error
+        return leaving.code if isinstance(leaving.code, int) else 2
+    except BrokenPipeError:
+        _silence_stdout()
+        return _BROKEN_PIPE
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except (TensorFileError, OSError, MemoryError) as error:
+        show.complain(reason(error))
+        return status_of(error)
+    return status
+
+
+def _silence_stdout() -> None:
+    """Send what is still buffered to nowhere, or the interpreter would complain about it while it shuts down."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a real file: nothing will be flushed into a pipe
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -1,0 +1,195 @@
+"""The commands that write, compare and look up: ``convert``, ``diff``, ``export``, ``lookup``, ``demo``.
+
+Every command is a function from its arguments to an exit status; errors pass through it to `weightmap.cli.main`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import weightmap as wm
+from weightmap.cli import show
+from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
+from weightmap.errors import TensorFileError
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Write a file in another format and say what went along."""
+    start = time.perf_counter()
+    try:
+        with show.progress_bar(f"convert {Path(args.src).name}") as progress:
+            report = wm.convert(
+                args.src,
+                args.dst,
+                format=args.format,
+                layout=args.layout,
+                include=args.include,
+                exclude=args.exclude,
+                dtype=args.dtype,
+                progress=progress,
+            )
+    except TensorFileError:
+        raise
+    except (TypeError, ValueError) as error:  # a format, layout or type that does not exist
+        show.complain(reason(error))
+        return USAGE
+    took = time.perf_counter() - start
+    size = Path(args.dst).stat().st_size
+    if args.json:
+        show.emit_json(
+            {
+                "command": "convert",
+                "src": args.src,
+                "dst": args.dst,
+                "format": report.format,
+                "layout": report.layout,
+                "tensors": report.tensors,
+                "nbytes": size,
+                "dropped": [{"name": name, "reason": why} for name, why in report.dropped],
+                "warnings": report.warnings,
+                "seconds": took,
+            }
+        )
+        return OK
+    for name, why in report.dropped:
+        show.emit(f"dropped {show.clean(repr(name))}: {show.clean(why)}")
+    for warning in report.warnings:
+        show.emit(f"warning: {show.clean(warning)}")
+    show.emit(
+        f"{show.clean(args.dst)}: {show.kind(report.format, report.layout)}, {report.tensors:,} tensors, "
+        f"{show.sizes(size)}, {show.seconds(took)}"
+    )
+    return OK
+
+
+def diff(args: argparse.Namespace) -> int:
+    """Compare two files; 0 if they hold the same, 1 if not."""
+    report = wm.diff(args.a, args.b)
+    if args.json:
+        show.emit_json(
+            {
+                "command": "diff",
+                "a": args.a,
+                "b": args.b,
+                "equal": report.equal,
+                "only_in_a": report.only_in_a,
+                "only_in_b": report.only_in_b,
+                "changed": [change._asdict() for change in report.changed],
+                "metadata": [{"key": key, "a": a, "b": b} for key, a, b in report.metadata],
+                "vocab": report.vocab,
+            }
+        )
+    elif report.equal:
+        show.emit("no differences")
+    else:
+        _diff_text(args, report)
+    return OK if report.equal else DIFFERENT
+
+
+def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
+    show.emit_pairs([("A", show.clean(args.a)), ("B", show.clean(args.b))])
+    lone = [(name, "only in A") for name in report.only_in_a] + [(name, "only in B") for name in report.only_in_b]
+    if lone:
+        show.emit("")
+        show.emit_table(("tensor", "where"), lone)
+    if report.changed:
+        show.emit("")
+        show.emit_table(
+            ("tensor", "what", "A", "B", "elements", "largest"),
+            [
+                (
+                    change.name,
+                    change.what,
+                    change.a,
+                    change.b,
+                    "" if change.n_different is None else f"{change.n_different:,}",
+                    "" if change.max_abs is None else f"{change.max_abs:.3g}",
+                )
+                for change in report.changed
+            ],
+            right=("elements", "largest"),
+        )
+    if report.metadata:
+        show.emit("")
+        show.emit_table(
+            ("metadata", "A", "B"),
+            [(key, _side(a), _side(b)) for key, a, b in report.metadata],
+        )
+    if report.vocab is not None:
+        show.emit(f"\nvocabulary: {show.clean(report.vocab)}")
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
+    with wm.open(args.file) as file:
+        value = file[args.name]
+        info = file.info(args.name)
+        # The types of ml_dtypes would be written as raw "void" records that numpy.load cannot interpret.
+        native = isinstance(value, np.ndarray) and value.dtype.type.__module__ == "numpy"
+        array = value if native else file.read(args.name, np.float32)
+        _save_npy(Path(args.out), array)
+    if not native:
+        show.emit(f"{show.clean(repr(args.name))} is {info.dtype}, which .npy files lack: written as float32 values")
+    size = show.sizes(Path(args.out).stat().st_size)
+    show.emit(f"{show.clean(args.out)}: {array.dtype} {show.shape(array.shape)}, {size}")
+    return OK
+
+
+def _save_npy(path: Path, array: np.ndarray[Any, Any]) -> None:
+    """Write `array` to a new file beside `path`, then move it there.
+
+    Never in place: `path` may be the very file that is mapped, and emptying that would end the process.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            np.save(stream, array)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def lookup(args: argparse.Namespace) -> int:
+    """Print the embeddings of words; 1 if one of them has none."""
+    missing = []
+    found: dict[str, object] = {}
+    with wm.open(args.file) as file:
+        embeddings = file.embeddings
+        if embeddings is None:
+            show.complain(f"{show.clean(args.file)}: holds no vocabulary with one matrix of embeddings")
+            return USAGE
+        for word in args.words:
+            vector = embeddings.get(word)
+            if vector is None:
+                missing.append(word)
+                found[word] = None
+                continue
+            found[word] = vector.tolist()
+            if not args.json:
+                show.emit(" ".join([show.clean(word), *(format(value, ".6g") for value in vector.tolist())]))
+    if args.json:
+        show.emit_json({"command": "lookup", "path": args.file, "embeddings": found})
+    for word in missing:
+        show.complain(f"no embedding for {show.clean(repr(word))}")
+    return DIFFERENT if missing else OK
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Run the demonstration."""
+    from weightmap import demo as demonstration
+
+    return demonstration.run(args.model, args.sentences)
+
+
+def _side(value: object) -> str:
+    return "-" if value is None else show.shorten(show.value(value), 48)

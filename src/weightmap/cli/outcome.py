@@ -1,0 +1,32 @@
+"""How a command ended: exit statuses, and errors as lines of text."""
+
+from __future__ import annotations
+
+from weightmap.cli import show
+from weightmap.errors import EncodeError, MissingDependencyError, TensorFileError, TensorNotFoundError
+
+OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the exit status for an error that ended a command."""
+    if isinstance(error, TensorNotFoundError | EncodeError):
+        return USAGE
+    if isinstance(error, OSError | MissingDependencyError | MemoryError):
+        return INPUT_OUTPUT
+    return MALFORMED
+
+
+def reason(error: BaseException) -> str:
+    """Return the message of an error on one line."""
+    if isinstance(error, OSError) and not isinstance(error, TensorFileError) and error.strerror:
+        # str() of an OSError begins with "[Errno 2]", which tells a reader nothing.
+        place = "" if error.filename is None else f"{_path_text(error.filename)}: "
+        return show.clean(f"{place}{error.strerror}")
+    if isinstance(error, MemoryError):
+        return show.clean(f"out of memory: {error}" if str(error) else "out of memory")
+    return show.clean(error)
+
+
+def _path_text(path: object) -> str:
+    return path.decode("utf-8", "backslashreplace") if isinstance(path, bytes) else str(path)

@@ -1,0 +1,115 @@
+"""The arguments of the command line.
+
+Building the parser imports nothing heavy, so that ``--help`` and a mistyped option answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from weightmap.cli import commands, reading, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_EPILOG = """\
+exit status:
+  0    fine
+  1    the files differ, verification failed, or a word has no embedding
+  2    usage: wrong arguments, an unknown tensor, a target that cannot express the tensors
+  3    malformed or unsupported file
+  4    input or output error, or a missing optional dependency
+  130  interrupted     141  the reader of the output went away
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser; each command's function stands in ``args.run``."""
+    parser = argparse.ArgumentParser(
+        prog="weightmap",
+        description="Look into, check, convert and compare files of tensors, opened in place.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], summary: str, details: str = ""
+    ) -> argparse.ArgumentParser:
+        sub = subparsers.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(), allow_abbrev=False
+        )
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("inspect", reading.inspect, "show what a file holds", "No tensor data is read.")
+    sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
+    _add_json(sub)
+    _add_lenient(sub)
+
+    sub = command("verify", reading.verify, "check every byte of files", "Every file is tried.")
+    sub.add_argument("files", metavar="FILE", nargs="+")
+    sub.add_argument("-v", "--verbose", action="store_true", help="list what was checked")
+    _add_json(sub)
+    _add_lenient(sub)
+
+    sub = command(
+        "convert", commands.convert, "write a file in another format or layout", "DST is replaced in one step."
+    )
+    sub.add_argument("src", metavar="SRC", help="a tensor file or a model directory")
+    sub.add_argument("dst", metavar="DST", help="the file to write; its suffix tells the format")
+    sub.add_argument("--format", help="the format to write, whatever the suffix of DST")
+    sub.add_argument("--layout", help="a layout of that format other than its usual one")
+    sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
+    sub.add_argument("--include", metavar="GLOB", action="append", help="only tensors with such a name (repeatable)")
+    sub.add_argument("--exclude", metavar="GLOB", action="append", help="no tensor with such a name (repeatable)")
+    _add_json(sub)
+
+    sub = command(
+        "diff", commands.diff, "compare two files", "Tensors, metadata and vocabulary count, formats may differ."
+    )
+    sub.add_argument("a", metavar="A")
+    sub.add_argument("b", metavar="B")
+    _add_json(sub)
+
+    sub = command(
+        "export",
+        commands.export,
+        "write one tensor as a .npy file",
+        "OUT is replaced if it exists. Types that .npy files lack (bfloat16, float8, quantised) become float32.",
+    )
+    sub.add_argument("file", metavar="FILE")
+    sub.add_argument("name", metavar="NAME", help="the name of the tensor")
+    sub.add_argument("out", metavar="OUT", help="the .npy file to write")
+
+    sub = command("lookup", commands.lookup, "print the embeddings of words")
+    sub.add_argument("file", metavar="FILE")
+    sub.add_argument("words", metavar="WORD", nargs="+")
+    _add_json(sub)
+
+    sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
+    sub.add_argument("sentences", metavar="SENTENCE", nargs="*")
+    sub.add_argument("--model", metavar="FILE", help="a converted checkpoint, made here if it does not exist")
+    return parser
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help='print one JSON document, with "schema": 1')
+
+
+def _add_lenient(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lenient", action="store_true", help="accept odd but harmless files, as strict=False does")
+
+
+class _Version(argparse.Action):
+    """Print the version; looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_unused: Any, **_unused_options: Any) -> None:
+        """Print and leave, as ``--help`` does."""
+        import weightmap
+
+        show.emit(f"weightmap {weightmap.__version__}")
+        parser.exit()

@@ -1,0 +1,216 @@
+"""How the command line prints: escaped text, tables, JSON and progress bars.
+
+Everything the commands print leaves through `emit`, and everything that comes from a file passes `clean` first. A
+tensor name is a string chosen by whoever made the file: printed raw, it could move the cursor, retitle the window,
+write to the clipboard or reverse the reading order of the line. rich, when used, gets ``Text`` objects and never a
+markup string, so a tensor called ``[red]`` is printed as ``[red]``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from weightmap.errors import escape
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SCHEMA = 1
+
+# rich measures and wraps every cell, which costs seconds on a file with 100,000 tensors.
+_MAX_RICH_ROWS = 2000
+
+
+def clean(text: object) -> str:
+    """Return ``str(text)`` with control and direction-changing characters escaped."""
+    return escape(str(text))
+
+
+def shorten(text: str, width: int = 96) -> str:
+    """Return `text` cut to `width` characters, the last one an ellipsis if anything was cut."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def value(item: object) -> str:
+    """Return a metadata value on one cleaned line: strings as they are, anything else as JSON."""
+    return clean(item if isinstance(item, str) else json.dumps(_plain(item), ensure_ascii=False))
+
+
+def emit(text: str, *, stream: TextIO | None = None) -> None:
+    """Print one or more lines, whatever the encoding of the stream: what it cannot express is escaped.
+
+    Parameters
+    ----------
+    text
+        Text that was cleaned before; the closing newline is added here.
+    stream
+        ``sys.stdout`` if None.
+    """
+    out = sys.stdout if stream is None else stream
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    out.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def complain(text: str) -> None:
+    """Print a line of trouble to standard error, under the name of the program."""
+    # Results printed so far come first, also when both streams end in one file.
+    sys.stdout.flush()
+    emit(f"weightmap: {text}", stream=sys.stderr)
+
+
+def sizes(nbytes: int) -> str:
+    """Return a byte count for people: ``"512 bytes"``, ``"90,868,376 bytes (86.7 MiB)"``."""
+    amount, unit = float(nbytes), ""
+    for unit in ("", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{nbytes:,} bytes ({amount:,.1f} {unit})" if unit else f"{nbytes:,} bytes"
+
+
+def seconds(duration: float) -> str:
+    """Return a duration (seconds) for people: ``"2.1 ms"``, ``"14.2 s"``."""
+    return f"{duration * 1e3:.1f} ms" if duration < 1 else f"{duration:.1f} s"
+
+
+def kind(format_name: str, layout: str | None) -> str:
+    """Return a format for people, with its layout where it has more than one; both names are ours, not from a file."""
+    return format_name if layout in {None, format_name} else f"{format_name}, {layout} layout"
+
+
+def shape(dimensions: tuple[int, ...]) -> str:
+    """Return a shape for people: ``"[30522, 384]"``."""
+    return f"[{', '.join(map(str, dimensions))}]"
+
+
+def emit_json(value: Mapping[str, object]) -> None:
+    """Print one JSON document with the number of its schema, in printable ASCII that any strict parser takes."""
+    text = json.dumps(_plain({"schema": _SCHEMA, **value}), indent=2, allow_nan=False)
+    # The json module escapes everything outside ASCII and every control character but this one.
+    emit(text.replace("\x7f", "\\u007f"))
+
+
+def emit_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print aligned ``label  value`` lines; values must be cleaned."""
+    rows = list(pairs)
+    width = max((len(label) for label, _ in rows), default=0)
+    for label, value in rows:
+        emit(f"{label:<{width}}  {value}".rstrip())
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Iterable[str] = ()) -> None:
+    """Print a table: drawn by rich on a terminal, in aligned columns elsewhere.
+
+    Parameters
+    ----------
+    columns
+        The headings.
+    rows
+        One cell a column; cells are turned to text and cleaned here.
+    right
+        The headings of the columns to align to the right (numbers).
+    """
+    cells = [[clean(cell) for cell in row] for row in rows]
+    numeric = {index for index, column in enumerate(columns) if column in frozenset(right)}
+    console = _console(sys.stdout) if len(cells) <= _MAX_RICH_ROWS else None
+    emit(_plain_table(columns, cells, numeric) if console is None else _rich_table(console, columns, cells, numeric))
+
+
+@contextlib.contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Give a ``progress(done, total)`` callback (bytes) that draws a bar on standard error.
+
+    Gives None, and draws nothing, unless standard error is a terminal and rich is installed.
+    """
+    console = _console(sys.stderr)
+    if console is None:
+        yield None
+        return
+    from rich import progress as bars
+
+    text = shorten(clean(label), 40).encode(console.encoding, "backslashreplace").decode(console.encoding)
+    with bars.Progress(
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(),
+        bars.DownloadColumn(binary_units=True),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(text, total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield update
+
+
+def _console(stream: TextIO) -> Console | None:
+    """Return a rich console on a terminal, None in a pipe or without rich."""
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, markup=False, highlight=False, emoji=False)
+
+
+def _rich_table(console: Console, columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: set[int]) -> str:
+    """Render a table at the width of the terminal."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, column in enumerate(columns):
+        # Folding keeps every character of a long name, where the default would put an ellipsis.
+        table.add_column(Text(column), justify="right" if index in numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().rstrip("\n")
+
+
+def _plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: set[int]) -> str:
+    """Return the rows in columns two spaces apart."""
+    lines = [list(columns), *(list(row) for row in cells)]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            " " * (width - _width(cell)) + cell if index in numeric else cell + " " * (width - _width(cell))
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _width(text: str) -> int:
+    """Return how many terminal cells a string takes: two for a wide character, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
+
+
+def _plain(value: object) -> object:
+    """Turn any value a file may hold into what JSON can express.
+
+    Numbers that JSON lacks (NaN, infinities), dates of TOML metadata and the like become strings.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)

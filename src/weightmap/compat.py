@@ -1,0 +1,293 @@
+"""Drop-in for code written against safetensors, on every format that `weightmap.open` reads.
+
+Change the import, keep the code::
+
+    from weightmap.compat import safe_open, load_file, save_file
+
+    with safe_open("model.safetensors", framework="np") as f:
+        for name in f.keys():
+            part = f.get_slice(name)[:, ::2]
+
+What differs from safetensors 0.8:
+
+- Tensors are views of the mapped file where safetensors copies. With ``framework="np"`` they are read-only (copy what
+  you want to change); with ``framework="pt"`` they can be written to, and the file stays as it was.
+- Slices follow numpy in everything: negative steps, bounds past the end, ``None``, lists and masks (the last two copy).
+- bfloat16 and float8 work with ``framework="np"`` too, as types of ml_dtypes.
+- Quantised tensors come as float32, decoded.
+- Errors are those of weightmap, `SafetensorError` being a name for their root, and a numpy index out of bounds is an
+  IndexError.
+- `save_file` writes non-contiguous tensors right, writes atomically, and takes the format from the suffix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+import weightmap as wm
+from weightmap.errors import ClosedError, EncodeError, TensorFileError, UnsupportedError
+from weightmap.formats import by_suffix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+__all__ = ["SafetensorError", "load_file", "safe_open", "save_file"]
+
+SafetensorError = TensorFileError
+
+_FRAMEWORKS = {"np": "np", "numpy": "np", "pt": "pt", "torch": "pt", "pytorch": "pt"}
+
+_DTYPE_CODES = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "float4_e2m1fn": "F4",
+    "float6_e2m3fn": "F6_E2M3",
+    "float6_e3m2fn": "F6_E3M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+
+
+class safe_open:  # noqa: N801 - the name that safetensors gave it
+    """Open a file and hand out its tensors as asked.
+
+    Parameters
+    ----------
+    filename : str or os.PathLike
+        A file of any format that weightmap reads, or a directory of shards.
+    framework : str
+        ``"np"`` or ``"numpy"`` for arrays; ``"pt"`` or ``"torch"`` for tensors.
+    device : str or int, default "cpu"
+        Where the tensors of torch go. Arrays are on the CPU.
+    backend : str, default "mmap"
+        ``"mmap"`` maps the file; ``"pread"`` reads it into memory.
+
+    Raises
+    ------
+    UnsupportedError
+        The framework or the device is not known, or the file needs something that is not supported.
+    FormatError, OSError
+        As `weightmap.open`.
+    MissingDependencyError
+        ``framework="pt"`` without torch.
+    """
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str],
+        framework: str,
+        device: str | int = "cpu",
+        *,
+        backend: str = "mmap",
+    ) -> None:
+        kind = _FRAMEWORKS.get(framework)
+        if kind is None:
+            raise UnsupportedError("framework", expected="np, numpy, pt or torch", actual=repr(framework))
+        if backend not in {"mmap", "pread"}:
+            raise UnsupportedError("backend", expected="mmap or pread", actual=repr(backend))
+        if kind == "np" and device != "cpu":
+            raise UnsupportedError("device", expected="cpu with arrays of numpy", actual=repr(device))
+        self._device: Any = None
+        if kind == "pt":
+            from weightmap.torch import torch_device
+
+            self._device = torch_device(device)
+        mode = None if backend == "mmap" else "copy"
+        if mode is None and kind == "pt" and os.environ.get("WEIGHTMAP_MODE") != "copy":
+            mode = "cow"  # torch has no read-only tensors
+        self._file = wm.open(filename, mode=mode)
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        """Return the handle itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the file; tensors handed out before stay valid."""
+        self._closed = True
+        self._file.close()
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors, sorted, as safetensors does."""
+        return sorted(self._open_file())
+
+    def offset_keys(self) -> list[str]:
+        """Return the names of the tensors in the order of their data, shard after shard where there are several."""
+        file = self._open_file()
+        if file.layout == "sharded":  # offsets count within the shard
+            return list(file)
+        infos = sorted(file.infos(), key=lambda info: (info.offset, info.offset + info.nbytes))
+        return [info.name for info in infos]
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the metadata as strings, None when there are none; values of other types as JSON."""
+        metadata = self._open_file().metadata
+        return {
+            str(key): value if isinstance(value, str) else json.dumps(value, default=str)
+            for key, value in metadata.items()
+        } or None
+
+    def get_tensor(self, name: str) -> Any:
+        """Return a tensor.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+
+        Returns
+        -------
+        np.ndarray or torch.Tensor
+            A view of the file where the format and the device allow it.
+
+        Raises
+        ------
+        TensorNotFoundError
+            The file has no such tensor.
+        """
+        return self._deliver(_dense(self._open_file(), name))
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Return every tensor, in the order of `offset_keys`."""
+        return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+    def get_slice(self, name: str) -> SafeSlice:
+        """Return an object that gives the shape and the type of a tensor, and parts of it by indexing.
+
+        Raises
+        ------
+        TensorNotFoundError
+            The file has no such tensor.
+        """
+        self._open_file().info(name)  # raises if there is none
+        return SafeSlice(self._open_file, name, self._deliver)
+
+    def _open_file(self) -> wm.TensorFile:
+        if self._closed:
+            raise ClosedError("file is closed", path=None if self._file.path is None else str(self._file.path))
+        return self._file
+
+    def _deliver(self, array: np.ndarray[Any, Any]) -> Any:
+        if self._device is None:
+            return array
+        from weightmap.torch import to_torch
+
+        return to_torch(array).to(self._device)
+
+
+class SafeSlice:
+    """Part of a tensor on demand: ``handle.get_slice(name)[2:5, ::-1]``."""
+
+    def __init__(
+        self, file: Callable[[], wm.TensorFile], name: str, deliver: Callable[[np.ndarray[Any, Any]], Any]
+    ) -> None:
+        self._file = file
+        self._name = name
+        self._deliver = deliver
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the whole tensor."""
+        return list(self._file().info(self._name).shape)
+
+    def get_dtype(self) -> str:
+        """Return the type as safetensors spells it: ``"F32"``, ``"BF16"`` … (``"F32"`` for quantised tensors)."""
+        return _DTYPE_CODES.get(self._file().info(self._name).dtype, "F32")
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return what numpy gives for this index, always as an array (of no dimension for one element).
+
+        Raises
+        ------
+        IndexError
+            As numpy: too many indices, or an integer out of bounds.
+        """
+        parts = index if isinstance(index, tuple) else (index,)
+        if not any(part is Ellipsis for part in parts):
+            parts = (*parts, Ellipsis)  # keeps a single element an array, a view, instead of a scalar
+        return self._deliver(_dense(self._file(), self._name)[parts])
+
+
+def load_file(
+    filename: str | os.PathLike[str], device: str | int = "cpu", *, framework: str = "np", backend: str = "mmap"
+) -> dict[str, Any]:
+    """Return every tensor of a file.
+
+    Parameters
+    ----------
+    filename, device, backend
+        As for `safe_open`.
+    framework : str, default "np"
+        ``"pt"`` for what ``safetensors.torch.load_file`` gives.
+
+    Returns
+    -------
+    dict[str, np.ndarray] or dict[str, torch.Tensor]
+        In the order of the data in the file. The tensors keep the mapping alive.
+    """
+    with safe_open(filename, framework, device, backend=backend) as file:
+        return file.get_tensors()
+
+
+def save_file(
+    tensor_dict: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors to a file, atomically.
+
+    Parameters
+    ----------
+    tensor_dict : mapping of str to np.ndarray or torch.Tensor
+        Any strides and byte order. Tensors of torch that share memory are written each in full.
+    filename : str or os.PathLike
+        The suffix tells the format as for `weightmap.save`; any suffix that it does not know means safetensors.
+    metadata : mapping of str to str, optional
+        Free text to keep in the file.
+
+    Raises
+    ------
+    EncodeError
+        The format cannot express some of the tensors; nothing is written.
+    OSError
+        The file cannot be written.
+    """
+    arrays = {name: _array(name, value) for name, value in tensor_dict.items()}
+    wm.save(filename, arrays, format=_format_for(filename), metadata=metadata)
+
+
+def _format_for(filename: str | os.PathLike[str]) -> str:
+    """Return the format of the suffix; a drop-in for safetensors writes that where `weightmap.save` would ask."""
+    try:
+        return by_suffix(os.fspath(filename)).name
+    except EncodeError:
+        return "safetensors"
+
+
+def _array(name: str, value: Any) -> Any:
+    """Return a torch tensor as an array and anything else as it is; torch is not imported for that."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        from weightmap.torch import from_torch
+
+        return from_torch(value)
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise EncodeError(f"tensor {name!r}", expected="an array or a tensor", actual=f"a {type(value).__name__}")
+    return value
+
+
+def _dense(file: wm.TensorFile, name: str) -> np.ndarray[Any, Any]:
+    value = file[name]
+    return value if isinstance(value, np.ndarray) else file.read(name, np.float32)

@@ -1,0 +1,202 @@
+"""Conversion from any format to any other, tensor by tensor, with flat memory."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.formats import Format, Payload, Request
+from weightmap import hub
+from weightmap.dtypes import DTYPES, DType, numpy_dtype
+from weightmap.errors import EncodeError, TensorFileError
+from weightmap.file import open as open_file
+from weightmap.limits import Limits
+from weightmap.save import choose, plan_request, write_plan
+from weightmap.sharded import find_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import DTypeLike
+
+    from weightmap.file import TensorFile
+    from weightmap.source import Source
+    from weightmap.table import Row
+
+__all__ = ["ConvertReport", "convert"]
+
+_FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+
+
+class ConvertReport(NamedTuple):
+    """What `convert` did.
+
+    Attributes
+    ----------
+    src, dst : str
+    format, layout : str
+        What was written.
+    tensors : int
+        Number of tensors written.
+    nbytes : int
+        Size of the new file.
+    dropped : tuple of (str, str)
+        Name of each tensor that was left out, and the reason.
+    warnings : tuple of str
+        What else did not go along.
+    """
+
+    src: str
+    dst: str
+    format: str
+    layout: str
+    tensors: int
+    nbytes: int
+    dropped: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+
+
+def convert(
+    src: str | bytes | os.PathLike[Any],
+    dst: str | bytes | os.PathLike[Any],
+    *,
+    format: str | None = None,  # noqa: A002 - the name of the interface
+    layout: str | None = None,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    dtype: DTypeLike | str | None = None,
+    quantize: str | None = None,
+    block_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    limits: Limits | None = None,
+) -> ConvertReport:
+    """Write the tensors of one file to another, of any format. Memory stays flat however large the file is.
+
+    Parameters
+    ----------
+    src : path
+        Of a file, of an index of shards, or of a Hugging Face model directory, whose configuration (``config.json``) and vocabulary
+        (``vocab.txt``) go along where the target has a place for them.
+    dst : path
+        Written as by `save`: there whole or not at all.
+    format, layout : str, optional
+        Of the target; by default by its suffix.
+    include, exclude : glob or sequence of globs, optional
+        Over tensor names: a tensor is taken when some `include` matches (default: all) and no `exclude` does.
+    dtype : dtype_like, optional
+        Convert floating-point tensors to this type; others stay as they are. Values out of range become infinite.
+    quantize, block_size
+        For formats that hold quantised tensors; none is written yet.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes of the target.
+    limits : Limits, optional
+
+    Returns
+    -------
+    ConvertReport
+
+    Raises
+    ------
+    EncodeError
+        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception: an int64
+        buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported, where the target has no int64: every
+        program that reads such a model knows these numbers.
+    FormatError, OSError
+        As of `open` and `save`.
+    """
+    source, target = os.fsdecode(os.fspath(src)), os.fsdecode(os.fspath(dst))
+    limits = Limits() if limits is None else limits
+    model = find_model(source) if os.path.isdir(source) else source
+    directory = hub.read_directory(source, model) if os.path.isdir(source) else None
+    try:
+        found, chosen = choose(target, format, layout)
+        if quantize is not None or block_size is not None:
+            msg = f"format {found.name} holds no quantised tensors"
+            raise EncodeError(msg)
+        wanted = None if dtype is None else _floating(dtype)
+    except TensorFileError as error:
+        raise error.located(path=target) from None
+    # Mode "mmap" touches no page: tensors are read by pread.
+    with open_file(model, limits=limits) as file:
+        dropped: list[tuple[str, str]] = []
+        payloads = []
+        for name, (at, row) in zip(file, file._located(), strict=True):  # noqa: SLF001 - a part of the same machine
+            if not _taken(name, include, exclude):
+                continue
+            if _position_ids(name, row) and "int64" not in found.dtypes[chosen] and _counts(at, row):
+                dropped.append((name, f"{found.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}"))
+                continue
+            payloads.append(_payload(name, at, row, wanted))
+        limits.check("max_copy_bytes", sum(payload.nbytes for payload in payloads), "bytes of tensors to copy")
+        extras, warnings = _extras(file, directory, found, chosen)
+        request = Request(payloads, chosen, **extras)
+        plan = plan_request(target, found, request)
+        write_plan(target, plan, progress=progress)
+    return ConvertReport(source, target, found.name, chosen, len(payloads), plan.size, tuple(dropped), tuple(warnings))
+
+
+def _floating(dtype: DTypeLike | str) -> DType:
+    name = dtype if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype).name
+    if name not in _FLOATING:
+        msg = f"dtype is {name}, expected one of {', '.join(_FLOATING)}"
+        raise ValueError(msg)
+    return DTYPES[name]
+
+
+def _taken(name: str, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> bool:
+    def matches(globs: str | Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs))
+
+    return (not include or matches(include)) and not (exclude and matches(exclude))
+
+
+def _position_ids(name: str, row: Row) -> bool:
+    return name.rpartition(".")[2] == "position_ids" and row.dtype.name == "int64" and len(row.shape) > 0
+
+
+def _counts(source: Source, row: Row) -> bool:
+    """Whether each last axis of an int64 tensor counts 0, 1, 2 ..."""
+    period, position = row.shape[-1], 0
+    for chunk in source.chunks(row.offset, row.nbytes):
+        values = np.frombuffer(chunk, "<i8")
+        if not np.array_equal(values, np.arange(position, position + len(values)) % period):
+            return False
+        position += len(values)
+    return True
+
+
+def _payload(name: str, source: Source, row: Row, wanted: DType | None) -> Payload:
+    if wanted is None or row.dtype.name not in _FLOATING or row.dtype is wanted:
+        return Payload(name, row.dtype, row.shape, row.nbytes, lambda: source.chunks(row.offset, row.nbytes))
+    nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
+    return Payload(name, wanted, row.shape, nbytes, lambda: _cast(source, row, wanted))
+
+
+def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
+    stored, target = numpy_dtype(row.dtype), numpy_dtype(wanted)
+    for chunk in source.chunks(row.offset, row.nbytes):
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))
+
+
+def _extras(
+    file: TensorFile, directory: hub.ModelDirectory | None, found: Format, layout: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what goes along with the tensors, and what has to stay behind."""
+    metadata = dict(file.metadata)
+    vocab: Sequence[str] | None = file.vocab
+    special_ids = None if file.vocab is None else file.vocab.special_ids
+    if directory is not None:
+        metadata |= directory.metadata
+        if directory.vocab is not None:
+            vocab, special_ids = directory.vocab, directory.special_ids
+    have = {"metadata": metadata, "vocab": vocab, "special_ids": special_ids, "config": file.config, "tokenizer": file.tokenizer}
+    carried = found.carries[layout]
+    extras = {name: value for name, value in have.items() if name in carried and value not in (None, {})}
+    words = {"metadata": f"{len(metadata)} metadata entries", "config": "the configuration", "tokenizer": "the tokenizer"}
+    words["vocab"] = f"the vocabulary of {0 if vocab is None else len(vocab)} tokens"
+    lost = [words[name] for name in words if name not in carried and have[name] not in (None, {})]
+    return extras, [f"{found.title} has no place for {what}: left behind" for what in lost]

@@ -1,0 +1,129 @@
+"""The formats: discovered by looking into this folder, recognised by content.
+
+Every module here that does not begin with an underscore defines one record called ``FORMAT`` (see `_base`). To add a format, add a
+file; nothing else is to be told.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+from weightmap.errors import EncodeError, TruncatedError, UnknownFormatError
+from weightmap.formats._base import HEAD, Content, Format, Options, Payload, Plan, Request, Sink, Verification
+
+if TYPE_CHECKING:
+    from weightmap.source import Source
+
+__all__ = [
+    "FORMATS",
+    "HEAD",
+    "Content",
+    "Format",
+    "Options",
+    "Payload",
+    "Plan",
+    "Request",
+    "Sink",
+    "Verification",
+    "by_name",
+    "by_suffix",
+    "formats",
+    "identify",
+]
+
+
+def _module_names() -> list[str]:
+    found = set()
+    for folder in __path__:
+        try:
+            entries = os.listdir(folder)
+        except OSError:  # inside a zip archive
+            import pkgutil  # noqa: PLC0415
+
+            return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+        found.update(entry.partition(".")[0] for entry in entries if entry[0] not in "_." and ".py" in entry)
+    return sorted(found)
+
+
+# Imported with the package: opening a file must import nothing.
+FORMATS: dict[str, Format] = {
+    module.FORMAT.name: module.FORMAT
+    for module in (importlib.import_module(f"{__name__}.{name}") for name in _module_names())
+}
+
+
+def formats() -> tuple[str, ...]:
+    """Return the names of the formats that can be read.
+
+    Examples
+    --------
+    >>> "embd" in formats()
+    True
+    """
+    return tuple(FORMATS)
+
+
+def by_name(name: str) -> Format:
+    """Return the format called `name`. Raises ValueError when there is none."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        msg = f"format is {name!r}, expected one of {', '.join(FORMATS)}"
+        raise ValueError(msg) from None
+
+
+def by_suffix(path: str) -> Format:
+    """Return the format that is written to files with this suffix. Raises `EncodeError` when there is none."""
+    for format_ in FORMATS.values():
+        if format_.plan is not None and path.lower().endswith(format_.suffixes):
+            return format_
+    known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
+    msg = "the suffix does not tell the format; give format=, or use one of"
+    raise EncodeError(f"{msg} {known}", path=path)
+
+
+# What is often found where a model was expected, and what to say then.
+_HINTS = (
+    (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
+    (b"<!doctype", "this is an HTML page: a download went wrong"),
+    (b"<html", "this is an HTML page: a download went wrong"),
+    (b"<?xml", "this is an XML document: a download went wrong"),
+    (b"\x1f\x8b", "this is gzip: decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "this is zstd: decompress it first"),
+    (b"pk\x03\x04", "this is a ZIP archive, perhaps a PyTorch checkpoint: convert it to safetensors first"),
+    (b"\x80\x02", "this is a Python pickle, perhaps a PyTorch checkpoint: convert it to safetensors first"),
+    (b"\x80\x04", "this is a Python pickle: convert it to safetensors first"),
+    (b"\x93numpy", "this is a .npy file: numpy.load reads it"),
+    (b"%pdf", "this is a PDF document"),
+    (b"dmbe", "this looks like EMBD with swapped bytes"),
+    (b"gguf", "this is GGUF"),
+)
+
+
+def identify(source: Source, head: bytes) -> Format:
+    """Return the one format that recognises the file.
+
+    Raises
+    ------
+    TruncatedError
+        When the file is empty.
+    UnknownFormatError
+        When no format recognises it, or more than one does.
+    """
+    claims = [format_ for format_ in FORMATS.values() if format_.sniff(head, source.size)]
+    if len(claims) == 1:
+        return claims[0]
+    if not head:
+        msg = "the file is empty"
+        raise TruncatedError(msg, offset=0)
+    if claims:
+        msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}; give format="
+        raise UnknownFormatError(msg)
+    start = head[:32].lower().lstrip()
+    hint = next((text for magic, text in _HINTS if start.startswith(magic)), None)
+    if hint is None:
+        hint = "all of its first bytes are zero" if not any(head) else f"it begins with {head[:16]!r}"
+    msg = f"no format recognises this file: {hint}"
+    raise UnknownFormatError(msg, offset=0, expected=f"one of {', '.join(FORMATS)}")

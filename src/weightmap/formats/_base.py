@@ -1,0 +1,234 @@
+"""What a format is: one file in this folder that defines one `Format` record called `FORMAT`.
+
+Reading: `sniff` says yes or no from the first bytes; `parse` checks the header and returns a `Content`, which holds a table of
+tensors and no tensor data. Writing: `plan` checks everything that could go wrong and returns the exact size of the file and a
+function that writes it, so that no file is created for what cannot be expressed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+
+from weightmap.errors import EncodeError, LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from weightmap.dtypes import DType
+    from weightmap.limits import Limits
+    from weightmap.source import Source
+    from weightmap.strings import Vocabulary
+    from weightmap.table import Table
+
+__all__ = ["HEAD", "Content", "Format", "Options", "Payload", "Plan", "Request", "Sink", "Verification", "refuse"]
+
+# Bytes from the start of a file that `sniff` and `parse` get without reading again: a page.
+HEAD = 4096
+
+
+class Options(NamedTuple):
+    """How a file is to be opened.
+
+    Attributes
+    ----------
+    checked : bool
+        Whether the index is validated (``verify`` is not "none").
+    strict : bool
+    limits : Limits
+    """
+
+    checked: bool
+    strict: bool
+    limits: Limits
+
+
+class Content:
+    """What a format found in a file.
+
+    Attributes
+    ----------
+    layout : str
+        Which layout of the format the file has.
+    table : Table
+    load_metadata : callable
+        Returns the metadata; called at the first use.
+    vocab : Vocabulary or None
+    config, tokenizer
+        None in formats that have none.
+    verify : callable
+        Checks all that opening left unchecked: see `Verification`.
+    warnings : list of str
+        What is odd and was let pass.
+    """
+
+    __slots__ = ("config", "layout", "load_metadata", "table", "tokenizer", "verify", "vocab", "warnings")
+
+    def __init__(
+        self,
+        layout: str,
+        table: Table,
+        *,
+        load_metadata: Callable[[], dict[str, Any]],
+        verify: Callable[[Verification], None],
+        vocab: Vocabulary | None = None,
+        config: Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
+        warnings: list[str] | None = None,
+    ) -> None:
+        self.layout = layout
+        self.table = table
+        self.load_metadata = load_metadata
+        self.verify = verify
+        self.vocab = vocab
+        self.config = config
+        self.tokenizer = tokenizer
+        self.warnings = warnings if warnings is not None else []
+
+
+class Verification:
+    """A run of `TensorFile.verify`: reads bytes once, by pread, and collects what was checked and what is odd."""
+
+    def __init__(self, source: Source, options: Options, progress: Callable[[int, int], None] | None) -> None:
+        self.source = source
+        self.options = options
+        self.checks: list[str] = []
+        self.warnings: list[str] = []
+        self.done = 0
+        self._progress = progress
+        self._report(0)
+
+    def _report(self, count: int) -> None:
+        self.done += count
+        if self._progress is not None:
+            self._progress(self.done, self.source.size)
+
+    def checked(self, what: str) -> None:
+        """Note that `what` was checked."""
+        self.checks.append(what)
+
+    def warn(self, what: str) -> None:
+        """Note something that is odd but legal."""
+        self.warnings.append(what)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return bytes as a private copy. Bounded by the caller."""
+        data = self.source.pread(offset, count)
+        self._report(count)
+        return data
+
+    def chunks(self, offset: int, count: int) -> Iterator[memoryview]:
+        """Yield the bytes in pieces that are valid until the next one."""
+        for piece in self.source.chunks(offset, count):
+            yield piece
+            self._report(len(piece))
+
+    def odd(self, error: Exception, *, strict: bool | None = None) -> None:
+        """Raise `error` in strict mode, else note it as a warning."""
+        if self.options.strict if strict is None else strict:
+            raise error
+        self.warn(str(error))
+
+
+class Payload(NamedTuple):
+    """One tensor to be written.
+
+    Attributes
+    ----------
+    name : str
+    dtype : DType
+    shape : tuple of int
+    nbytes : int
+    chunks : callable
+        Returns an iterator over its bytes, row-major and little-endian, in pieces of any size that are valid until the next one.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+    chunks: Callable[[], Iterator[Any]]
+
+
+class Request(NamedTuple):
+    """All that is to be written: see `weightmap.save`."""
+
+    tensors: Sequence[Payload]
+    layout: str
+    metadata: Mapping[str, Any] | None = None
+    vocab: Sequence[str] | None = None
+    special_ids: Mapping[str, int] | None = None
+    config: Mapping[str, Any] | None = None
+    tokenizer: Any = None
+    checksums: bool = True
+
+
+class Sink(Protocol):
+    """Where a plan writes to; save.py has the one that is atomic."""
+
+    def write(self, data: Any) -> None:
+        """Append bytes."""
+
+    def pad(self, count: int) -> None:
+        """Append `count` zero bytes."""
+
+    def crc32(self) -> int:
+        """Return the CRC-32 of what was written since the last call."""
+
+
+class Plan(NamedTuple):
+    """A file that can be written: its exact size in bytes, and the function that does it."""
+
+    size: int
+    write: Callable[[Sink], None]
+
+
+class Format(NamedTuple):
+    """One file format.
+
+    Attributes
+    ----------
+    name : str
+        As in ``weightmap.open(..., format=name)``.
+    title : str
+        For people.
+    suffixes : tuple of str
+        By which `save` and `convert` choose the format. Reading never looks at them.
+    layouts : tuple of str
+        The first is written by default.
+    sniff : callable
+        ``sniff(head, size)``: does a file that begins with the bytes `head` and has `size` bytes claim to be of this format?
+    parse : callable
+        ``parse(source, head, options)`` returns the `Content`, or raises a `FormatError`.
+    plan : callable or None
+        ``plan(request)`` returns the `Plan`, or raises `EncodeError`. None for formats that are only read.
+    carries : mapping of str to frozenset
+        By layout: which of "metadata", "vocab", "special_ids", "config", "tokenizer" it can hold.
+    dtypes : mapping of str to frozenset
+        By layout: the canonical names of the data types that it can hold.
+    """
+
+    name: str
+    title: str
+    suffixes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    sniff: Callable[[bytes, int], bool]
+    parse: Callable[[Source, bytes, Options], Content]
+    plan: Callable[[Request], Plan] | None
+    carries: Mapping[str, frozenset[str]]
+    dtypes: Mapping[str, frozenset[str]]
+
+
+def refuse(what: str, reasons: Sequence[str]) -> NoReturn:
+    """Raise the one `EncodeError` that names everything that `what` cannot express."""
+    shown = "; ".join(reasons[:100]) + (f"; and {len(reasons) - 100} more" if len(reasons) > 100 else "")  # noqa: PLR2004
+    msg = f"{what} cannot express this: {shown}"
+    raise EncodeError(msg)
+
+
+def trailing(source: Source, end: int, options: Options, warnings: list[str]) -> None:
+    """Refuse, or in lax mode note, bytes after `end`, where the content of a file should have ended."""
+    if source.size != end:
+        error = LayoutError("size of the file", field="size", offset=end, actual=source.size, expected=f"{end}: there are trailing bytes")
+        if options.strict:
+            raise error
+        warnings.append(str(error))

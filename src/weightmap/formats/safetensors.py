@@ -1,0 +1,259 @@
+"""safetensors: ``u64 n | JSON header of n bytes | data``, all little-endian. Where the weights of today live.
+
+The header is one JSON object, ``{`` at its first byte, padded with spaces (0x20)::
+
+    {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+
+* n is at most 100,000,000; a header that begins before 10 bytes are there is none.
+* ``data_offsets`` count from the first byte after the header. Sorted by them, the tensors follow each other from 0 to the end of the
+  file without overlap and without a hole.
+* ``dtype``: BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64.
+  F4 and F6 pack elements below the byte: they are listed, and numpy cannot view them.
+* ``__metadata__`` maps strings to strings.
+
+Ours
+----
+* Repeated keys are errors (safetensors 0.8.0 accepts them), and so are unknown keys in a tensor's object, numbers that are not
+  plain integers, lone surrogates, and anything that is not strict JSON.
+* The order of a file is that of its data. Tensors are written as safetensors writes them: larger types first, then by name, so
+  that each is naturally aligned; the header is padded to a multiple of 8.
+* ``strict=False`` lets trailing bytes, holes and overlaps pass, as warnings.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels, strict_json
+from weightmap.dtypes import DTYPES
+from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.formats._base import Content, Format, Options, Payload, Plan, Request, Sink, Verification, refuse
+from weightmap.strings import StringTable
+from weightmap.table import ColumnTable, Rules
+
+if TYPE_CHECKING:
+    from weightmap.source import Source
+
+# In the order of safetensors' own list, which is the order of size by which it sorts tensors.
+DTYPE_NAMES = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn",
+    "F6_E2M3": "float6_e2m3fn",
+    "F6_E3M2": "float6_e3m2fn",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+_DTYPES = tuple(DTYPES[name] for name in DTYPE_NAMES.values())
+_FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
+_CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
+_THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
+_LENGTH = struct.Struct("<Q")
+MAX_HEADER = 100_000_000
+
+
+def sniff(head: bytes, size: int) -> bool:
+    """Say whether this looks like safetensors: a plausible length, then a JSON object."""
+    if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':  # noqa: PLR2004 - the shortest is 8 bytes and {}
+        return False
+    return 2 <= _LENGTH.unpack_from(head)[0] <= MAX_HEADER  # noqa: PLR2004
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Check the header and return the table of tensors."""
+    if len(head) < _LENGTH.size:
+        msg = "the file ends within the length of its header"
+        raise TruncatedError(msg, offset=len(head), expected="at least 8 bytes")
+    (length,) = _LENGTH.unpack_from(head)
+    options.limits.check("max_header_bytes", length, "length of the header", offset=0)
+    if length > MAX_HEADER:
+        raise FormatError("length of the header", field="n", offset=0, actual=length, expected=f"at most {MAX_HEADER}")
+    base = _LENGTH.size + length
+    if base > source.size:
+        msg = "the file ends within its header: its size"
+        raise TruncatedError(msg, field="n", offset=source.size, actual=source.size, expected=f"at least {base}")
+    header = head[8:base] if base <= len(head) else source.pread(8, length)
+    index = kernels.safetensors_scan(header, _FIELDS, options.limits.max_tensors + 1)
+    if isinstance(index, kernels.Fault):
+        raise _scan_error(index, header)
+    options.limits.check("max_tensors", len(index.dtype), "number of tensors")
+    warnings: list[str] = []
+    table = _table(index, base, source.size - base, options, warnings)
+    if options.checked:
+        table.check()
+        table.check_names()
+    metadata = _metadata(header, index.metadata)
+    seal = kernels.crc32(header)  # the header itself need not be kept
+
+    def verify(run: Verification) -> None:
+        if kernels.crc32(run.read(0, base)[_LENGTH.size :]) != seal:
+            run.odd(LayoutError("the header changed after the file was opened", offset=8), strict=True)
+        run.checked("header")
+        if "" in (table.names[i] for i in range(len(table))):
+            run.warn("a tensor has an empty name")
+        for _ in run.chunks(base, source.size - base):
+            pass
+        run.checked("every byte is readable (safetensors has no checksums)")
+
+    return Content("safetensors", table, load_metadata=lambda: dict(metadata), verify=verify, warnings=warnings)
+
+
+def _table(index: kernels.SafetensorsIndex, base: int, data_size: int, options: Options, warnings: list[str]) -> ColumnTable:
+    begin, end = index.begin, index.end
+    backwards = np.flatnonzero(end < begin)
+    if len(backwards):
+        row = int(backwards[0])
+        what = f"tensor {_text(index, row)!r}: data_offsets"
+        raise LayoutError(what, field="data_offsets", actual=[begin.item(row), end.item(row)], expected="begin <= end")
+    last = int(end.max(initial=0))
+    if last > data_size:
+        what = "the file ends before its tensors do: bytes of data"
+        raise TruncatedError(what, field="data_offsets", offset=base + data_size, actual=data_size, expected=last)
+    if last < data_size:
+        error = LayoutError("bytes of data", field="data_offsets", offset=base + last, actual=data_size, expected=f"{last}: there are trailing bytes")
+        if options.strict:
+            raise error
+        warnings.append(str(error))
+    rules = Rules(_DTYPES, base, data_size, lax=not options.strict)
+    dims, bounds, dtype = index.dims, index.dim_bounds, index.dtype
+    names, name_bounds = index.names, index.bounds
+    if len(begin) > 1 and bool(((begin[1:] < begin[:-1]) | ((begin[1:] == begin[:-1]) & (end[1:] < end[:-1]))).any()):
+        # The order of a file is that of its data; the header may list it otherwise.
+        order = np.lexsort((end, begin))
+        dtype, begin, end = dtype[order], begin[order], end[order]
+        dims, bounds = _reorder(dims, bounds, order)
+        blob, name_bounds = _reorder(np.frombuffer(names, np.uint8), name_bounds, order)
+        names = blob.tobytes()
+    return ColumnTable(StringTable(names, name_bounds, 0, "tensor name"), dtype, dims, bounds, begin, end - begin, rules)
+
+
+def _reorder(values: Any, bounds: Any, order: Any) -> tuple[Any, Any]:
+    """Put the runs values[bounds[i]:bounds[i + 1]] into another order."""
+    lengths = np.diff(bounds)[order].astype(np.int64)
+    new = np.zeros_like(bounds)
+    np.cumsum(lengths, out=new[1:])
+    # Position k of the result lies in run r, k - new[r] after that run's old start.
+    source = np.repeat(bounds[:-1][order].astype(np.int64) - new[:-1], lengths) + np.arange(int(new[-1]))
+    return values[source], new
+
+
+def _text(index: kernels.SafetensorsIndex, row: int) -> str:
+    first, last = index.bounds[row : row + 2].tolist()
+    return index.names[first:last].decode()
+
+
+def _metadata(header: bytes, span: slice | None) -> dict[str, str]:
+    if span is None:
+        return {}
+    at = _LENGTH.size + span.start
+    metadata = strict_json.loads(header[span], "__metadata__", offset=at)
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            what = f"__metadata__: value of {key!r}"
+            raise FormatError(what, field="__metadata__", offset=at, actual=type(value).__name__, expected="a string")
+    return metadata
+
+
+_WORDS = {
+    "JSON_SYNTAX": "the header is not valid JSON",
+    "JSON_UTF8": "a string of the header is not UTF-8",
+    "JSON_SURROGATE": "a string of the header has a lone surrogate",
+    "JSON_KEY": "a tensor has an unknown or repeated key",
+    "JSON_MISSING": "a tensor lacks one of dtype, shape and data_offsets",
+    "JSON_NUMBER": "a number of the header is not an integer from 0 to 2**64 - 1",
+    "JSON_TRAILING": "something other than spaces follows the header's JSON object",
+    "JSON_METADATA": "__metadata__ is repeated or is not an object",
+    "CAPACITY": "the header lists more tensors or dimensions than its size allows",
+    "DIMS": "a tensor has more than 255 dimensions",
+}
+_KINDS = {code: name for name, code in kernels.FAULTS.items()}
+
+
+def _scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
+    kind = _KINDS.get(fault.code, "")
+    if kind == "JSON_DTYPE":
+        found = header[fault.at : fault.at + 24].split(b'"')[1:2]
+        actual = repr(found[0].decode(errors="replace")) if found else "unknown"
+        expected = f"one of {', '.join(DTYPE_NAMES)}"
+        return UnsupportedError(f"dtype of tensor {fault.row}", field="dtype", offset=8 + fault.at, actual=actual, expected=expected)
+    return FormatError(_WORDS.get(kind, "the header is damaged"), field="header", offset=8 + fault.at)
+
+
+# ------------------------------------------------------------------------------------------------------- writing
+def plan(request: Request) -> Plan:
+    """Lay out a safetensors file."""
+    reasons = []
+    for tensor in request.tensors:
+        if tensor.dtype.name not in _CODE:
+            reasons.append(f"tensor {tensor.name!r}: dtype {tensor.dtype.name}")
+        if tensor.name == "__metadata__":
+            reasons.append("tensor '__metadata__': the name is taken")
+        if not _encodable(tensor.name):
+            reasons.append(f"tensor {tensor.name!r}: its name is not Unicode text")
+    metadata = request.metadata
+    if metadata is not None:
+        for key, value in metadata.items():
+            if not (isinstance(key, str) and isinstance(value, str) and _encodable(key) and _encodable(value)):
+                reasons.append(f"metadata {key!r}: keys and values must be strings")
+    if reasons:
+        refuse("safetensors", reasons)
+    ordered = sorted(request.tensors, key=lambda tensor: (-_CODE[tensor.dtype.name], tensor.name.encode()))
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(sorted(metadata.items()))}
+    offset = 0
+    for tensor in ordered:
+        entry = {"dtype": _THEIRS[tensor.dtype.name], "shape": tensor.shape, "data_offsets": (offset, offset + tensor.nbytes)}
+        header[tensor.name] = entry
+        offset += tensor.nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        refuse("safetensors", [f"a header of {len(text)} bytes, more than {MAX_HEADER}"])
+    return Plan(_LENGTH.size + len(text) + offset, lambda sink: _write(sink, text, ordered))
+
+
+def _write(sink: Sink, header: bytes, tensors: list[Payload]) -> None:
+    sink.write(_LENGTH.pack(len(header)))
+    sink.write(header)
+    for tensor in tensors:
+        for chunk in tensor.chunks():
+            sink.write(chunk)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+FORMAT = Format(
+    name="safetensors",
+    title="safetensors",
+    suffixes=(".safetensors",),
+    layouts=("safetensors",),
+    sniff=sniff,
+    parse=parse,
+    plan=plan,
+    carries={"safetensors": frozenset({"metadata"})},
+    dtypes={"safetensors": frozenset(_CODE)},
+)

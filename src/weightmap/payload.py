@@ -1,0 +1,88 @@
+"""Tensors on their way into a file: any array, of any strides and byte order, as row-major little-endian bytes in pieces."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.dtypes import dtype_of
+from weightmap.errors import EncodeError
+from weightmap.formats import Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["from_arrays", "pieces"]
+
+# A piece fits into the L2 cache, so a copy that a writer makes of it costs little.
+PIECE = 1 << 20
+_BIG_ENDIAN_HOST = sys.byteorder == "big"
+
+
+def pieces(array: NDArray[Any], size: int = PIECE) -> Iterator[memoryview]:
+    """Yield the elements of `array` in row-major order as little-endian bytes, in pieces of about `size` bytes.
+
+    A contiguous array is not copied. Of any other at most one piece is, so memory stays flat.
+    """
+    if array.nbytes == 0:
+        return
+    if array.flags.c_contiguous and not _swapped(array.dtype):
+        # ml_dtypes have no buffer format, and a 0-d array no length: view both as bytes.
+        view = memoryview(array.reshape(-1).view(np.uint8))
+        for start in range(0, len(view), size):
+            yield view[start : start + size]
+        return
+    if array.nbytes <= size or array.ndim == 0:
+        little = array.astype(array.dtype.newbyteorder("<"), order="C") if _swapped(array.dtype) else np.ascontiguousarray(array)
+        yield memoryview(little.reshape(-1).view(np.uint8))
+        return
+    row = array.nbytes // len(array)
+    if row > size:
+        for part in array:
+            yield from pieces(part, size)
+        return
+    step = max(1, size // max(row, 1))
+    for start in range(0, len(array), step):
+        yield from pieces(array[start : start + step], size=max(size, step * row))
+
+
+def _swapped(dtype: np.dtype[Any]) -> bool:
+    return dtype.byteorder == ">" or (_BIG_ENDIAN_HOST and dtype.byteorder == "=")
+
+
+def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
+    """Return what is to be written for each tensor of a mapping.
+
+    Raises
+    ------
+    EncodeError
+        Naming every tensor that is no numeric array.
+    """
+    payloads, reasons = [], []
+    for name, value in tensors.items():
+        array = value if isinstance(value, np.ndarray) else _asarray(value)
+        dtype = None if array is None else dtype_of(array.dtype)
+        if not isinstance(name, str):
+            reasons.append(f"tensor {name!r}: its name is no string")
+        elif array is None or dtype is None:
+            what = type(value).__name__ if array is None else f"dtype {array.dtype}"
+            reasons.append(f"tensor {name!r}: {what} is no type of element that files have")
+        else:
+            payloads.append(Payload(name, dtype, array.shape, array.nbytes, lambda array=array: pieces(array)))  # type: ignore[misc]
+    if reasons:
+        msg = f"these cannot be written: {'; '.join(reasons)}"
+        raise EncodeError(msg)
+    return payloads
+
+
+def _asarray(value: Any) -> NDArray[Any] | None:
+    """Return what numpy makes of a scalar or a list, or of a tensor of another library on the CPU; None for anything else."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return None if array.dtype.hasobject else array

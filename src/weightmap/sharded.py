@@ -1,0 +1,263 @@
+"""Models in several files: a Hugging Face ``*.index.json`` or a model directory, opened as one `TensorFile`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightmap.formats import FORMATS, Options
+from weightmap import strict_json
+from weightmap.errors import FileChangedError, FormatError, LayoutError, NotRegularFileError, TensorFileError, UnknownFormatError
+from weightmap.file import TensorFile, VerifyReport
+from weightmap.file import open as open_file
+from weightmap.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from weightmap.table import Row
+
+__all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
+
+INDEX_SUFFIX = ".index.json"
+# What Hugging Face calls the file of a model, and its index.
+_USUAL = ("model.safetensors.index.json", "model.safetensors")
+
+
+def find_model(folder: str) -> str:
+    """Return the path of the one model, or index of shards, in a directory.
+
+    Raises
+    ------
+    NotRegularFileError
+        When there is none.
+    UnknownFormatError
+        When there are several and none has the usual name.
+    """
+    names = sorted(os.listdir(folder))
+    for name in _USUAL:
+        if name in names:
+            return os.path.join(folder, name)
+    suffixes = tuple(suffix for format_ in FORMATS.values() for suffix in format_.suffixes)
+    found = [name for name in names if name.endswith(INDEX_SUFFIX)] or [name for name in names if name.endswith(suffixes)]
+    if not found:
+        msg = f"this is a directory without a model file: there is no *{INDEX_SUFFIX} and no file with one of {', '.join(suffixes)}"
+        raise NotRegularFileError(msg, path=folder)
+    if len(found) > 1:
+        msg = f"this directory has several model files, open one of them: {', '.join(map(repr, found[:10]))}"
+        raise UnknownFormatError(msg, path=folder)
+    return os.path.join(folder, found[0])
+
+
+def open_sharded(path: str, options: dict[str, Any]) -> TensorFile:
+    """Open a directory or an index of shards, with the options of `weightmap.open`."""
+    if os.path.isdir(path):
+        path = find_model(path)
+        if not path.endswith(INDEX_SUFFIX):
+            return open_file(path, **options)
+    source = Source.from_path(path, "copy")
+    try:
+        options["limits"].check("max_header_bytes", source.size, "size of the index of shards")
+        index = strict_json.loads(source.pread(0, source.size), "index of shards")
+        file = ShardedTensorFile(source, index, options)
+    except TensorFileError as error:
+        raise error.located(path=path) from None
+    finally:
+        source.close()
+    if options["verify"] == "full":
+        file.verify()
+    return file
+
+
+def _shard_name(name: object) -> str:
+    """Return the name of a shard when it is a plain relative path that stays within the directory."""
+    if not isinstance(name, str):
+        msg = f"name of a shard is {name!r}, expected a string"
+        raise FormatError(msg, field="weight_map")
+    # Lexically: a symbolic link within the directory is the owner's own doing, and how the caches of model hubs work.
+    parts = name.split("/")
+    bad = not name or "\\" in name or ":" in name or "\0" in name or name.startswith("/") or any(p in ("", ".", "..") for p in parts)
+    if bad:
+        what = "name of a shard"
+        expected = "a relative path within the directory of the index"
+        raise FormatError(what, field="weight_map", actual=repr(name), expected=expected)
+    return name
+
+
+class ShardedTensorFile(TensorFile):
+    """A model of several files, as one. Its `path` is the index, its metadata the index's, `info(name).offset` counts within the shard.
+
+    Shards are opened with the model; a shard that is missing, or that lacks a tensor it should have, or that has one that the index
+    places elsewhere, is a `LayoutError`. Order: shards by name, tensors as in their shard.
+    """
+
+    __slots__ = ("_closed", "_nbytes", "_shards", "_where", "_warnings")
+
+    def __init__(self, index: Source, content: dict[str, Any], options: dict[str, Any]) -> None:
+        where = content.get("weight_map")
+        if not isinstance(where, dict):
+            msg = "the index of shards has no weight_map, an object of tensor names and shard names"
+            raise FormatError(msg, field="weight_map")
+        options["limits"].check("max_tensors", len(where), "number of tensors")
+        metadata = content.get("metadata", {})
+        if not isinstance(metadata, dict):
+            msg = "metadata of the index of shards is no object"
+            raise FormatError(msg, field="metadata")
+        folder = os.path.dirname(index.path or "")
+        names = sorted({_shard_name(name) for name in where.values()})
+        self._shards: dict[str, TensorFile] = {}
+        self._where: dict[str, str] = {}
+        self._warnings: list[str] = []
+        self._closed = False
+        self._source = index
+        self._embeddings = False
+        self._options = Options(options["verify"] != "none", options["strict"], options["limits"])
+        try:
+            for name in names:
+                self._shards[name] = self._open_shard(folder, name, options)
+            self._place(where)
+            self._check_total(metadata)
+        except BaseException:
+            self.close()
+            raise
+        found = {shard.format for shard in self._shards.values()}
+        self.format = found.pop() if len(found) == 1 else "mixed"
+        self.layout = "sharded"
+        self._nbytes = sum(shard.nbytes for shard in self._shards.values())
+        self._metadata = dict(metadata)
+        self._reopen = options
+
+    def _open_shard(self, folder: str, name: str, options: dict[str, Any]) -> TensorFile:
+        # verify="full" verifies the model as a whole, once it is open.
+        options = {**options, "verify": "none" if options["verify"] == "none" else "header"}
+        path = os.path.join(folder, name)
+        try:
+            return open_file(path, **options)
+        except FileNotFoundError:
+            msg = f"shard {name!r}, which the index names, is missing"
+            raise LayoutError(msg, field="weight_map") from None
+
+    def _place(self, where: Mapping[str, str]) -> None:
+        for shard_name, shard in self._shards.items():
+            for tensor in shard:
+                wanted = where.get(tensor)
+                if wanted == shard_name:
+                    self._where[tensor] = shard_name
+                elif wanted is not None:
+                    msg = f"tensor {tensor!r} lies in shard {shard_name!r}, and the index places it in {wanted!r}"
+                    raise LayoutError(msg, field="weight_map")
+                else:
+                    self._warnings.append(f"tensor {tensor!r} lies in shard {shard_name!r} and is not in the index")
+        missing = [tensor for tensor in where if tensor not in self._where]
+        if missing:
+            msg = f"tensor {missing[0]!r} is not in shard {where[missing[0]]!r}, where the index places it ({len(missing)} such tensors)"
+            raise LayoutError(msg, field="weight_map")
+
+    def _check_total(self, metadata: Mapping[str, Any]) -> None:
+        stated = metadata.get("total_size")
+        total = sum(row.nbytes for _, row in self._located())
+        if stated is not None and stated != total:
+            error = LayoutError("total_size of the index of shards", field="total_size", actual=stated, expected=f"{total}, the bytes of all tensors")
+            if self._options.strict:
+                raise error
+            self._warnings.append(str(error))
+
+    # ---------------------------------------------------------------------------- what one file does otherwise
+    def __getitem__(self, name: str) -> Any:
+        self._check_open()
+        shard = self._where.get(name)
+        if shard is None:
+            raise self._not_found(name)
+        return self._shards[shard][name]
+
+    def __contains__(self, name: object) -> bool:
+        self._check_open()
+        return name in self._where
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __iter__(self) -> Iterator[str]:
+        self._check_open()
+        return iter(self._where)
+
+    def _locate(self, name: str) -> tuple[Source, Row]:
+        self._check_open()
+        shard = self._where.get(name)
+        if shard is None:
+            raise self._not_found(name)
+        return self._shards[shard]._locate(name)
+
+    def _located(self) -> Iterator[tuple[Source, Row]]:
+        for shard_name, shard in self._shards.items():
+            for name, located in zip(shard, shard._located(), strict=True):
+                if self._where.get(name) == shard_name:
+                    yield located
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all shards together, in bytes."""
+        return self._nbytes
+
+    @property
+    def vocab(self) -> None:
+        """None: shards have no vocabulary."""
+
+    @property
+    def config(self) -> None:
+        """None: shards have no configuration."""
+
+    @property
+    def tokenizer(self) -> None:
+        """None: shards have no tokenizer."""
+
+    @property
+    def shards(self) -> Mapping[str, TensorFile]:
+        """The files of the model, by name."""
+        return dict(self._shards)
+
+    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Verify every shard: see `TensorFile.verify`."""
+        self._check_open()
+        checks: list[str] = ["index of shards"]
+        warnings = list(self._warnings)
+        done = 0
+        for name, shard in self._shards.items():
+            start = done
+            report = shard.verify(progress=progress and (lambda n, _, start=start: progress(start + n, self._nbytes)))  # type: ignore[misc]
+            done += shard.nbytes
+            checks += [f"{name}: {check}" for check in report.checks]
+            warnings += [f"{name}: {warning}" for warning in report.warnings]
+        return VerifyReport(self.path, self.format, self.layout, tuple(checks), tuple(warnings), done)
+
+    def check_unchanged(self) -> None:
+        """Raise `FileChangedError` when a shard is no longer what it was when it was opened."""
+        self._check_open()
+        for shard in self._shards.values():
+            shard.check_unchanged()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            self._source.fail_closed()
+
+    def close(self) -> None:
+        """Close every shard."""
+        self._closed = True
+        for shard in self._shards.values():
+            shard.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._source.absolute, self._reopen, {name: shard._source.identity for name, shard in self._shards.items()})
+
+    def __repr__(self) -> str:
+        state = "closed " if self._closed else ""
+        return f"<{state}TensorFile {self._source.name!r}: {len(self._shards)} shards, {len(self)} tensors, {self._nbytes} bytes>"
+
+
+def _reopen(path: str, options: dict[str, Any], identities: dict[str, tuple[int, ...]]) -> TensorFile:
+    file = open_sharded(path, options)
+    if not isinstance(file, ShardedTensorFile) or {name: shard._source.identity for name, shard in file._shards.items()} != identities:
+        file.close()
+        msg = "a shard is no longer the one that the pickled handle was opened on"
+        raise FileChangedError(msg, path=path)
+    return file

@@ -1,0 +1,85 @@
+"""JSON from files of strangers: RFC 8259 and nothing else, one clear error for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from weightmap.errors import FormatError
+
+__all__ = ["loads"]
+
+
+def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]:
+    """Parse one JSON object.
+
+    Parameters
+    ----------
+    raw : bytes
+        UTF-8; other encodings are not guessed.
+    what : str
+        What it is called in messages, such as "config.json".
+    offset : int, optional
+        Where it begins in the file, for messages.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    FormatError
+        For bytes that are not UTF-8, bad syntax, repeated keys, NaN and infinities (also by overflow), integers of thousands of digits, lone
+        surrogates, nesting so deep that it exhausts the stack, and a root that is no object.
+
+    Examples
+    --------
+    >>> loads(b'{"a": [1, 2.5]}', "example")
+    {'a': [1, 2.5]}
+    >>> loads(b'{"a": 1, "a": 2}', "example")
+    Traceback (most recent call last):
+    weightmap.errors.FormatError: example: key 'a' stands there twice
+    """
+
+    def fail(reason: str, at: int | None = None) -> NoReturn:
+        where = offset if at is None or offset is None else offset + at
+        msg = f"{what}: {reason}"
+        raise FormatError(msg, field=what, offset=where if offset is not None else at)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen: set[str] = set()
+            fail(f"key {next(key for key, _ in pairs if key in seen or seen.add(key))!r} stands there twice")  # type: ignore[func-returns-value]
+        return found
+
+    def finite(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            fail(f"the number {text[:40]} is too large")
+        return value
+
+    def constant(text: str) -> NoReturn:
+        fail(f"{text} is not JSON")
+
+    try:
+        text = raw.decode()
+        value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=constant)
+        if b"\\u" in raw:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        fail(f"it is not UTF-8 ({error.reason})", error.start)
+    except UnicodeEncodeError:
+        fail("a string has a lone surrogate")
+    except json.JSONDecodeError as error:
+        fail(f"it is not valid JSON: {error.msg}", len(error.doc[: error.pos].encode()))
+    except RecursionError:
+        fail("it is nested too deeply")
+    except FormatError:
+        raise
+    except ValueError:  # an integer of more digits than Python converts
+        fail("a number has too many digits")
+    if not isinstance(value, dict):
+        fail(f"it is a {type(value).__name__}, expected an object")
+    return value

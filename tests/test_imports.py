@@ -1,0 +1,162 @@
+"""Who may import whom: the plan of the package, held by reading its sources."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weightmap
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "weightmap"
+
+# From the ground up: a module imports what stands below it, or beside it. A new module gets its place here.
+LAYERS = [
+    {"errors", "limits"},
+    {"_kernels"},
+    {"kernels"},
+    {"dtypes", "source", "strings", "quant", "table"},
+    {"formats"},
+    {"embeddings", "file", "hub", "save", "sharded"},
+    {"convert", "diff"},
+    {""},  # weightmap/__init__.py, the public names
+    {"compat", "torch"},
+    {"demo"},
+    {"cli"},
+    {"__main__"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+# Those that may know TensorFile. The rest of the package is usable, and testable, without it.
+TOP = {"", "__main__", "cli", "compat", "convert", "demo", "diff", "hub", "save", "sharded", "torch"}
+# Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
+INTEGRATIONS = {"__main__", "cli", "compat", "demo", "torch"}
+
+
+def dotted(path):
+    """Name of a source file within the package: "" for the package itself, "formats.embd", "cli"."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def resolve(name):
+    """Longest part of a dotted name, relative to the package, that is a module and not a function or a class in one."""
+    while name and name not in MODULES and name != "_kernels":
+        name = name.rpartition(".")[0]
+    return name
+
+
+def imports(module):
+    """Names of the modules of this package that `module` imports, at its top or within a function."""
+    path = MODULES[module]
+    package = f"weightmap.{module}".rstrip(".") if path.stem == "__init__" else f"weightmap.{module}".rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [node.module])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        ours = (name for name in names if name.split(".")[0] == "weightmap")
+        found |= {resolve(name.partition(".")[2]) for name in ours}
+    # `from weightmap import x` inside the package names x; the package itself is meant only when nothing else is.
+    return found - {module}
+
+
+def part(module):
+    """First part of a module's name: the unit that has a place in LAYERS."""
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_imports_only_what_stands_below_it(module):
+    """A module imports modules of its own layer and of those below, never one above."""
+    assert part(module) in RANK, f"{part(module)} has no place in LAYERS"
+    above = {other for other in imports(module) if RANK[part(other)] > RANK[part(module)]}
+    assert not above
+
+
+def test_no_imports_go_in_a_circle():
+    """Within a layer too, modules can be put in an order in which each imports only earlier ones."""
+    remaining = {module: {other for other in imports(module) if other in MODULES} for module in MODULES}
+    while ready := [module for module, needs in remaining.items() if not needs & remaining.keys()]:
+        for module in ready:
+            del remaining[module]
+    assert not remaining
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("formats.")])
+def test_no_format_imports_another(module):
+    """A format shares with other formats only the record that describes a format."""
+    others = {other for other in imports(module) if part(other) == "formats"}
+    assert others <= {"formats._base"}
+
+
+def test_only_kernels_touches_the_c_module():
+    """weightmap.kernels is the only importer of the compiled module."""
+    assert [module for module in MODULES if "_kernels" in imports(module)] == ["kernels"]
+
+
+def test_only_the_top_layer_knows_tensor_files():
+    """Formats, tables and sources are usable without weightmap.file."""
+    assert {part(module) for module in MODULES if "file" in imports(module)} <= TOP
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if part(name) not in INTEGRATIONS])
+def test_nothing_imports_an_integration(module):
+    """The command line, the demonstration and the bridges to other libraries are imported by nobody of the package."""
+    assert not {part(other) for other in imports(module)} & INTEGRATIONS
+
+
+@pytest.mark.parametrize("module", ["errors", "limits"])
+def test_the_ground_imports_nothing_of_ours(module):
+    """Errors and limits can be imported by everybody, because they import nobody."""
+    assert imports(module) <= {"errors"} - {module}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "import weightmap",
+        "import weightmap, weightmap.kernels, weightmap.formats; weightmap.formats()",
+        "import weightmap.cli",
+    ],
+)
+def test_importing_is_light(statements):
+    """Neither the package nor the command line's module loads a library that not every use needs."""
+    heavy = {"torch", "jax", "rich", "ml_dtypes", "tokenizers", "safetensors", "huggingface_hub", "tomllib"}
+    code = f"import json, sys; {statements}; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    assert "weightmap" in loaded
+    assert not heavy & set(loaded)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if part(name) not in {"__main__", "torch"}])
+def test_public_names_are_sorted_and_exist(module):
+    """`__all__` is sorted, without repetition, and every name in it is there."""
+    imported = __import__(f"weightmap.{module}".rstrip("."), fromlist=["__all__"])
+    names = getattr(imported, "__all__", [])
+    assert list(names) == sorted(set(names))
+    assert not [name for name in names if not hasattr(imported, name)]
+
+
+def test_the_package_names_what_it_exports():
+    """`from weightmap import *` gives the documented interface."""
+    documented = {"TensorFile", "TensorInfo", "Vocabulary", "convert", "diff", "formats", "load", "open", "save"}
+    assert documented <= set(weightmap.__all__)
+
+
+def test_setup_py_is_short():
+    """What can be said in pyproject.toml is said there: setup.py has at most 25 lines."""
+    assert len((ROOT / "setup.py").read_text(encoding="utf-8").splitlines()) <= 25

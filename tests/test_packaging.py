@@ -1,0 +1,112 @@
+"""What users install: a source distribution that builds by itself, and one wheel for every Python from 3.11 on."""
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.[ch]"))
+
+# Writes a file, opens it again and compares, through the installed package alone.
+USE = """
+import sys, tempfile, pathlib
+import numpy as np
+import weightmap as wm
+package = pathlib.Path(wm.__file__).resolve().parent
+with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "a.safetensors"
+    wm.save(path, {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
+    with wm.open(path) as f:
+        assert f["w"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+assert wm.kernels.crc32(b"123456789") == 0xCBF43926
+print(package)
+"""
+
+
+def run(*command, cwd):
+    """Run a command and return what it printed; on failure, show it."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """Path of a source distribution built from the working tree."""
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", str(folder), ".", cwd=ROOT)
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist):
+    """Path of a wheel built from the unpacked source distribution, not from the working tree."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(sdist.parent / "unpacked", filter="data")
+    (source,) = (sdist.parent / "unpacked").iterdir()
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(sdist.parent), ".", cwd=source)
+    (path,) = sdist.parent.glob("*.whl")
+    return path
+
+
+def test_the_source_distribution_is_complete(sdist):
+    """It holds the C sources, the build script, the tests, the benchmarks and the licence, and nothing compiled."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"LICENSE", "README.md", "Makefile", "pyproject.toml", "setup.py", "csrc/build_ffi.py", "csrc/kernels.h"}
+    wanted |= {"tests/test_packaging.py", "benchmarks/conftest.py", "requirements/model.txt", *SOURCES}
+    assert wanted <= names
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc")) or name.startswith((".venv", "build"))]
+
+
+def test_the_wheel_keeps_to_the_stable_abi(wheel):
+    """One wheel serves CPython 3.11 and every later one."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        pytest.skip("free-threaded builds have no stable ABI")
+    assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
+    with zipfile.ZipFile(wheel) as archive:
+        compiled = [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]
+    assert len(compiled) == 1
+    assert compiled[0].startswith("weightmap/_kernels.")
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    """It holds every module, the typing marker and the licence, but no sources of C and no tests."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    package = ROOT / "src" / "weightmap"
+    modules = {f"weightmap/{path.relative_to(package).as_posix()}" for path in package.rglob("*.py")}
+    assert modules | {"weightmap/py.typed", "weightmap/_kernels.pyi"} <= names
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"weightmap"}
+    assert not [name for name in names if name.endswith((".c", ".h", ".o"))]
+    assert [name for name in names if name.endswith("licenses/LICENSE")]
+
+
+def test_the_wheel_works_where_it_is_installed(wheel, tmp_path):
+    """Installed into an environment of its own, it writes and reads a file, with the sources out of sight."""
+    run(sys.executable, "-m", "venv", "--without-pip", "env", cwd=tmp_path)
+    python = str(tmp_path / "env" / "bin" / "python")
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(wheel),
+        cwd=tmp_path,
+    )
+    # numpy and cffi come from this environment, without network. A path file is read for its paths only, so an editable
+    # installation of weightmap in that folder stays unseen.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    package = Path(run(python, "-I", "-c", USE, cwd=tmp_path).strip())
+    assert package == (site / "weightmap").resolve()
