@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import guard
+from tests import guard
 from weightmap import kernels
 
 if TYPE_CHECKING:
@@ -317,12 +317,12 @@ def test_vpclmulqdq_emulated_guard_pages(emulated: Callable[..., int], at: str) 
 def test_guard_pages_guard() -> None:
     """A read one byte past a guarded buffer kills the process, so the tests above would notice it."""
     code = (
-        "import ctypes, guard, numpy as np; v = guard.guarded(b'abc');"
+        "import ctypes, numpy as np; from tests import guard; v = guard.guarded(b'abc');"
         "ctypes.string_at(np.frombuffer(v, np.uint8).ctypes.data, 4)"
     )
     child = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
+        cwd=CSRC.parent,
         stderr=subprocess.DEVNULL,
         check=False,
     )
