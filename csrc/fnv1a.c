@@ -1,7 +1,8 @@
 /* FNV-1a (Fowler, Noll, Vo): for each byte, XOR it into the hash, then multiply by a prime modulo 2^32 or 2^64.
  *
  * Every step needs the result of the one before it, XOR and multiplication: about four cycles, most of them waiting.
- * One name cannot be hashed faster than that; eight names at a time can, since a CPU starts a multiplication each cycle.
+ * One name cannot be hashed faster than that; eight names at a time can, since a CPU starts a multiplication each
+ * cycle.
  */
 #include "internal.h"
 
@@ -50,8 +51,17 @@ void fnv1a32_portable(const uint8_t *first, const uint8_t *end, const uint32_t *
 
 int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
                         uint32_t *out) {
-    /* First how many names fit, then all of them at once: the kernels need not look at the end of the blob. */
+    /* First how many names fit, then all of them at once: the kernels need not look at the end of the blob. Whole chunks
+     * are added up without looking at each name, which compilers turn into vector code. */
+    enum { CHUNK = 1024 };
     uint64_t at = 0, fit = 0;
+    while (n - fit >= CHUNK) {
+        uint64_t sum = (uint64_t)gap * CHUNK;
+        for (int i = 0; i < CHUNK; i++) sum += lengths[fit + i];
+        if (sum > blob_len - at) break; /* at never passes blob_len */
+        at += sum;
+        fit += CHUNK;
+    }
     while (fit < n && at <= blob_len && lengths[fit] <= blob_len - at) at += (uint64_t)lengths[fit++] + gap;
     wm_fnv1a32_run(blob, blob + blob_len, lengths, gap, fit, out);
     return fit == n ? -1 : (int64_t)fit;

@@ -8,13 +8,16 @@
 #include "kernels.h"
 
 /* ---------------------------------------------------------------------------------------- architecture
- * Variants are compiled by target attribute, function by function, so that no file needs flags of its own. MSVC allows
- * every intrinsic everywhere and has no such attribute.
+ * Variants are compiled by target attribute, function by function, so that no file needs flags of its own. MSVC
+ * allows every intrinsic everywhere and has no such attribute.
  */
 #if defined(__x86_64__) || defined(_M_X64)
 #define WM_X86 1
-#elif (defined(__aarch64__) || defined(_M_ARM64)) && !defined(__AARCH64EB__)
+#elif defined(__aarch64__) && !defined(__AARCH64EB__) && defined(__GNUC__)
+/* clang before 16 has the intrinsics only when the whole file may use them. */
+#if !defined(__clang__) || __clang_major__ >= 16 || (defined(__ARM_FEATURE_CRC32) && defined(__ARM_FEATURE_AES))
 #define WM_ARM 1
+#endif
 #endif
 
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -41,7 +44,8 @@ static inline uint64_t load_le64(const uint8_t *p) { uint64_t v; memcpy(&v, p, s
 #endif
 
 /* Fills *fault (when there is one) and returns -1, so that a check is one line: return wm_fail(...). */
-static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t at, uint64_t actual, uint64_t expected) {
+static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t at, uint64_t actual,
+                          uint64_t expected) {
     if (fault) *fault = (wm_fault){code, row, at, actual, expected};
     return -1;
 }
@@ -63,8 +67,8 @@ enum {
 uint32_t wm_cpu_features(void); /* cpu.c: what this CPU has; asks the CPU at every call */
 
 /* --------------------------------------------------------------------------------------- the variants in use
- * A kernel with variants has one pointer here. The structs are filled once, at load, one for each tier; selecting a tier
- * swaps one pointer, so a call that runs meanwhile ends with the variant it began with.
+ * A kernel with variants has one pointer here. The structs are filled once, at load, one for each tier; selecting a
+ * tier swaps one pointer, so a call that runs meanwhile ends with the variant it began with.
  */
 /* Takes and returns the shift register itself, without the inversions at both ends. Any length, 0 too. */
 typedef uint32_t wm_crc32_fn(uint32_t state, const uint8_t *data, size_t len);
@@ -91,7 +95,9 @@ wm_crc32_fn crc32_portable;
 wm_fnv1a32_fn fnv1a32_portable;
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
+wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
+wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;

@@ -31,26 +31,42 @@ static const tier tiers[] = {
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
 #define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable"}
+#if defined(_MSC_VER) && !defined(__clang__)
+#define ATOMIC volatile /* there a volatile pointer is read and written whole and in order */
+#else
+#define ATOMIC _Atomic
+#endif
 static const wm_variants portable = PORTABLE;
 static wm_variants by_tier[N_TIERS];
 static uint32_t cpu;
 
 /* Until the module is loaded everything is portable, so that no order of initialisation can be wrong. */
-static const wm_variants *volatile in_use = &portable;
+static const wm_variants *ATOMIC in_use = &portable;
 
 static wm_variants choose(uint32_t features) {
     wm_variants v = PORTABLE;
 #define HAS(bits) ((features & (bits)) == (bits))
 #define USE(kernel, function) (v.kernel = function, v.kernel##_name = #function)
 #if WM_X86
-    if (HAS(WM_AVX512 | WM_VPCLMULQDQ))
+    if (HAS(WM_AVX512 | WM_PCLMULQDQ | WM_VPCLMULQDQ))
         USE(crc32, crc32_x86_vpclmulqdq_avx512);
+    else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
+        USE(crc32, crc32_x86_pclmulqdq_avx2);
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_pclmulqdq);
 
-    if (HAS(WM_AVX512)) USE(fnv1a32, fnv1a32_x86_avx512);
+    if (HAS(WM_AVX512))
+        USE(fnv1a32, fnv1a32_x86_avx512);
+    else if (HAS(WM_AVX2))
+        USE(fnv1a32, fnv1a32_x86_avx2);
 #elif WM_ARM
-    if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) USE(crc32, crc32_arm_crc_pmull);
+    if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
+#if defined(__APPLE__)
+        USE(crc32, crc32_arm_pmull);
+#else
+        USE(crc32, crc32_arm_crc_pmull);
+#endif
+    }
 #endif
     (void)features;
     return v;
@@ -92,5 +108,5 @@ int wm_isa_select(int t) {
     return 0;
 }
 
-const char *wm_crc32_variant(void) { return in_use->crc32_name; }
-const char *wm_fnv1a32_variant(void) { return in_use->fnv1a32_name; }
+const char *wm_crc32_variant(void) { return wm_variants_in_use()->crc32_name; }
+const char *wm_fnv1a32_variant(void) { return wm_variants_in_use()->fnv1a32_name; }

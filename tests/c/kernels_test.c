@@ -1,0 +1,145 @@
+/* Compares every CRC-32 and FNV-1a kernel of this architecture with the definitions, bit by bit. Needs no Python, so
+ * that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
+ * allocation of their own, where a sanitiser sees a read too far.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+static int failures;
+
+static void check(int ok, const char *what, uint64_t detail) {
+    if (ok) return;
+    failures++;
+    printf("FAILED %s (%llu)\n", what, (unsigned long long)detail);
+}
+
+static uint32_t crc_by_definition(uint32_t state, const uint8_t *data, size_t len) {
+    for (size_t i = 0; i < len; i++) {
+        state ^= data[i];
+        for (int bit = 0; bit < 8; bit++) state = state & 1 ? state >> 1 ^ 0xEDB88320u : state >> 1;
+    }
+    return state;
+}
+
+static uint32_t fnv_by_definition(const uint8_t *data, size_t len) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < len; i++) hash = (uint32_t)((uint64_t)(hash ^ data[i]) * 16777619u);
+    return hash;
+}
+
+static uint32_t next_random(void) { /* xorshift32: the same sequence everywhere */
+    static uint32_t x = 0x9E3779B9;
+    x ^= x << 13;
+    x ^= x >> 17;
+    return x ^= x << 5;
+}
+
+static uint8_t *random_bytes(size_t len) {
+    uint8_t *bytes = malloc(len ? len : 1);
+    if (!bytes) exit(2);
+    for (size_t i = 0; i < len; i++) bytes[i] = (uint8_t)(next_random() >> 11);
+    return bytes;
+}
+
+static void test_crc(const char *name, wm_crc32_fn *crc32) {
+    /* Past 700 the lengths lie around the ends of blocks: 3 * 128, 256, 1024 and 3 * 1024 bytes. */
+    static const size_t more[] = {767, 768, 1023, 1024, 1025, 1151, 1152, 2047, 2048, 3071, 3072, 3073,
+                                  3455, 3456, 4096, 6144, 6145, 9216, 65535, 65536, 100003};
+    int before = failures;
+    for (size_t i = 0; i < 700 + sizeof more / sizeof *more; i++) {
+        size_t len = i < 700 ? i : more[i - 700];
+        uint8_t *exact = random_bytes(len);
+        uint32_t state = next_random();
+        check(crc32(state, exact, len) == crc_by_definition(state, exact, len), name, len);
+        for (size_t offset = 1; offset < 17 && offset < len; offset++)
+            check(crc32(state, exact + offset, len - offset) == crc_by_definition(state, exact + offset, len - offset),
+                  name, len);
+        free(exact);
+    }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+static void test_combine(void) {
+    int before = failures;
+    for (int i = 0; i < 200; i++) {
+        size_t len = next_random() % 3000, split = len ? next_random() % len : 0;
+        uint8_t *data = random_bytes(len);
+        uint32_t whole = wm_crc32(0, data, len, 1), first = wm_crc32(0, data, split, 1);
+        check(wm_crc32_combine(first, wm_crc32(0, data + split, len - split, 1), len - split) == whole, "combine", len);
+        free(data);
+    }
+    size_t len = (5u << 20) + 123;
+    uint8_t *data = random_bytes(len);
+    uint32_t crc = wm_crc32(7, data, len, 1);
+    for (int threads = 0; threads <= 6; threads++)
+        check(wm_crc32(7, data, len, threads) == crc, "threads", (uint64_t)threads);
+    free(data);
+    printf("%-34s %s\n", "combine and threads", failures == before ? "ok" : "FAILED");
+}
+
+static void test_fnv(const char *name, wm_fnv1a32_fn *fnv1a32) {
+    int before = failures;
+    for (uint32_t n = 0; n < 300; n += 1 + n / 7) {
+        for (uint32_t kind = 0; kind < 4; kind++) {
+            for (uint32_t gap = 0; gap <= 4; gap += 2) {
+                static const uint32_t longest[] = {1, 8, 80, 3000};
+                uint32_t *lengths = malloc((n + 1) * sizeof *lengths), *out = malloc((n + 1) * sizeof *out);
+                size_t total = 0;
+                if (!lengths || !out) exit(2);
+                for (uint32_t i = 0; i < n; i++) {
+                    lengths[i] = kind == 3 && i % 9 ? i % 5 : next_random() % (longest[kind] + 1);
+                    total += lengths[i] + (i + 1 < n ? gap : 0);
+                }
+                uint8_t *blob = random_bytes(total);
+                fnv1a32(blob, blob + total, lengths, gap, n, out);
+                size_t at = 0;
+                for (uint32_t i = 0; i < n; i++) {
+                    check(out[i] == fnv_by_definition(blob + at, lengths[i]), name, n);
+                    at += lengths[i] + gap;
+                }
+                free(blob);
+                free(lengths);
+                free(out);
+            }
+        }
+    }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+int main(void) {
+    uint32_t cpu = wm_cpu_features();
+    test_crc("crc32_portable", crc32_portable);
+    test_fnv("fnv1a32_portable", fnv1a32_portable);
+#if WM_X86
+    if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
+    if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
+#if defined(WEIGHTMAP_EMULATE_VPCLMULQDQ)
+    if (cpu & WM_AVX512) test_crc("crc32_x86_vpclmulqdq (emulated)", crc32_x86_vpclmulqdq_avx512);
+#else
+    if (cpu & WM_AVX512 && cpu & WM_VPCLMULQDQ) test_crc("crc32_x86_vpclmulqdq_avx512", crc32_x86_vpclmulqdq_avx512);
+#endif
+    if (cpu & WM_AVX2) test_fnv("fnv1a32_x86_avx2", fnv1a32_x86_avx2);
+    if (cpu & WM_AVX512) test_fnv("fnv1a32_x86_avx512", fnv1a32_x86_avx512);
+#elif WM_ARM
+    if (cpu & WM_ARM_CRC32 && cpu & WM_ARM_PMULL) {
+        test_crc("crc32_arm_crc_pmull", crc32_arm_crc_pmull);
+        test_crc("crc32_arm_pmull", crc32_arm_pmull);
+    } else {
+        printf("this CPU lacks CRC32 or PMULL: their kernels were not run\n");
+    }
+#endif
+    for (int tier = 0; wm_isa_name(tier); tier++) {
+        if (wm_isa_select(tier)) continue;
+        check(wm_isa_selected() == tier, "select", (uint64_t)tier);
+        printf("tier %s: %s, %s\n", wm_isa_name(tier), wm_crc32_variant(), wm_fnv1a32_variant());
+        test_combine();
+    }
+    if (failures) {
+        printf("%d checks failed\n", failures);
+        return 1;
+    }
+    printf("all checks passed\n");
+    return 0;
+}

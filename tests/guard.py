@@ -1,0 +1,36 @@
+"""Buffers that lie flush against a page that nobody may touch: a read one byte too far is a segmentation fault.
+
+A sanitiser sees only what it was compiled into, and not the padding of numpy's allocations; the CPU's protection of
+memory sees every access of every kernel, at no cost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+PAGE = mmap.PAGESIZE
+PROT_NONE = 0
+AVAILABLE = sys.platform != "win32"
+
+
+def guarded(data: bytes | bytearray | memoryview, *, at: str = "end") -> memoryview:
+    """Return a writable copy of `data` with a forbidden page right behind it (at="end") or before it (at="start").
+
+    The pages live for as long as the view or anything made from it does.
+    """
+    inner = max(1, -(-len(data) // PAGE)) * PAGE
+    pages = mmap.mmap(-1, inner + 2 * PAGE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    anchor = ctypes.c_char.from_buffer(pages)
+    address = ctypes.addressof(anchor)
+    del anchor  # or the map could never be closed
+    for forbidden in (address, address + PAGE + inner):
+        if libc.mprotect(forbidden, PAGE, PROT_NONE):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    begin = {"start": PAGE, "end": PAGE + inner - len(data)}[at]
+    view = memoryview(pages)[begin : begin + len(data)]
+    view[:] = data
+    return view

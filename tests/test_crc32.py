@@ -1,0 +1,352 @@
+"""The CRC-32 kernels against zlib and against the definition, on every instruction set that this CPU has."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import mmap
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import guard
+from weightmap import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+CSRC = Path(__file__).parent.parent / "csrc"
+MIB = 1 << 20
+
+# Lengths beyond those that are all tried, each with one less and one more.
+LENGTHS = (
+    2048,  # eight steps of four zmm registers
+    3072,  # three streams of 1024 bytes on arm64
+    4096,  # a page; the distance of prefetching
+    6144,  # two blocks of 3072
+    8192 + 128,  # whole steps of eight registers, and one more
+    65536 + 240,  # as many folds of single registers as there can be after the last whole step
+    MIB,  # the least that a thread gets
+)
+
+DATA = np.random.default_rng(20).integers(0, 256, 32 * MIB + 4097, np.uint8).tobytes()
+
+
+@pytest.fixture(params=kernels.available_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test once for each instruction set."""
+    before = kernels.isa()
+    kernels.use_isa(request.param)
+    yield
+    kernels.use_isa(before)
+
+
+def by_definition(data: bytes, value: int = 0) -> int:
+    """CRC-32 as the remainder of a division of polynomials, a bit at a time, most significant term first."""
+    polynomial = 0x104C11DB7
+    bits = int("0" + "".join(f"{byte:08b}"[::-1] for byte in data), 2) << 32
+    n = 8 * len(data) + 32
+    bits ^= int(f"{value ^ 0xFFFFFFFF:032b}"[::-1], 2) << (n - 32)
+    for place in range(n - 1, 31, -1):
+        if bits >> place & 1:
+            bits ^= polynomial << (place - 32)
+    return int(f"{bits:032b}"[::-1], 2) ^ 0xFFFFFFFF
+
+
+def combined_by_definition(crc1: int, crc2: int, len2: int) -> int:
+    """CRC of A + B: A's remainder times x^(8 len2), by squaring, plus B's; not reflected."""
+
+    def times(a: int, b: int) -> int:
+        product = 0
+        for place in range(32):
+            if b >> place & 1:
+                product ^= a << place
+        for place in range(63, 31, -1):
+            if product >> place & 1:
+                product ^= 0x104C11DB7 << (place - 32)
+        return product
+
+    result, square = int(f"{crc1:032b}"[::-1], 2), 2
+    exponent = 8 * len2
+    while exponent:
+        if exponent & 1:
+            result = times(result, square)
+        square = times(square, square)
+        exponent >>= 1
+    return int(f"{result:032b}"[::-1], 2) ^ crc2
+
+
+@pytest.mark.usefixtures("isa")
+def test_check_value() -> None:
+    """The CRC of "123456789" is the check value that every catalogue of CRCs gives."""
+    assert kernels.crc32(b"123456789") == 0xCBF43926
+
+
+@pytest.mark.usefixtures("isa")
+def test_definition() -> None:
+    """Up to 80 bytes, with any initial value, the result is the remainder of the division itself."""
+    rng = random.Random(1)
+    for length in range(81):
+        data, value = rng.randbytes(length), rng.getrandbits(32)
+        assert kernels.crc32(data, value) == by_definition(data, value), length
+
+
+@pytest.mark.usefixtures("isa")
+def test_all_short_lengths() -> None:
+    """Every length from 0 to 1100 gives what zlib gives, wherever the data ends."""
+    for length in range(1101):
+        data = DATA[1100 - length : 1100]
+        assert kernels.crc32(data) == zlib.crc32(data), length
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.usefixtures("isa")
+def test_lengths_at_which_kernels_change(length: int) -> None:
+    """At the edges of steps, blocks and threads the result is zlib's."""
+    for n in (length - 1, length, length + 1, length + 13):
+        data = memoryview(DATA)[:n]
+        assert kernels.crc32(data, 77) == zlib.crc32(data, 77), n
+
+
+@pytest.mark.usefixtures("isa")
+def test_offsets() -> None:
+    """Data may begin at any of the 64 places within a cache line."""
+    view = memoryview(DATA)
+    for offset in range(64):
+        for length in (5, 12, 31, 127, 129, 400, 1000):
+            part = view[offset : offset + length]
+            assert kernels.crc32(part) == zlib.crc32(part), (offset, length)
+
+
+@pytest.mark.parametrize("value", [0, 1, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF])
+@pytest.mark.usefixtures("isa")
+def test_initial_value(value: int) -> None:
+    """The initial value is taken as zlib takes it, also before no data at all."""
+    for length in (0, 1, 3, 4, 7, 8, 15, 16, 17, 200, 300, 5000):
+        assert kernels.crc32(DATA[:length], value) == zlib.crc32(DATA[:length], value), length
+
+
+def test_wide_initial_value() -> None:
+    """Of an initial value beyond 32 bits, or below 0, the low 32 bits count."""
+    assert kernels.crc32(b"abc", 1 << 32 | 5) == kernels.crc32(b"abc", 5)
+    assert kernels.crc32(b"abc", -1) == kernels.crc32(b"abc", 0xFFFFFFFF)
+
+
+@given(st.lists(st.integers(0, 700), max_size=12), st.integers(0, 2**32 - 1))
+def test_chained_calls(lengths: list[int], value: int) -> None:
+    """Data handed over in pieces gives the CRC of the whole."""
+    at, crc = 0, value
+    for length in lengths:
+        crc = kernels.crc32(DATA[at : at + length], crc)
+        at += length
+    assert crc == zlib.crc32(DATA[:at], value)
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000))
+def test_combine(first: int, second: int) -> None:
+    """Two CRCs and the second length give the CRC of both together."""
+    a, b = DATA[:first], DATA[first : first + second]
+    assert kernels.crc32_combine(zlib.crc32(a), zlib.crc32(b), second) == zlib.crc32(a + b)
+
+
+HUGE = (2**32 - 1, 2**32, 2**32 + 1, 2**61, 2**63 - 1, 2**63, 2**64 - 2**32, 2**64 - 1)
+
+
+@pytest.mark.parametrize("len2", HUGE)
+def test_combine_huge(len2: int) -> None:
+    """Lengths past 2**32, where the powers of x begin again, up to the last one that fits, follow the definition."""
+    assert kernels.crc32_combine(0x12345678, 0x9ABCDEF0, len2) == combined_by_definition(0x12345678, 0x9ABCDEF0, len2)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
+def test_combine_definition(crc1: int, crc2: int, len2: int) -> None:
+    """Combining is multiplication by x^(8 len2) for any numbers whatever."""
+    assert kernels.crc32_combine(crc1, crc2, len2) == combined_by_definition(crc1, crc2, len2)
+
+
+@pytest.mark.parametrize("len2", [-1, 2**64])
+def test_combine_refuses(len2: int) -> None:
+    """A length that no input can have is an error, not a wrapped number."""
+    with pytest.raises(ValueError, match="len2"):
+        kernels.crc32_combine(1, 2, len2)
+
+
+SIZES = (0, 1, 2 * MIB - 1, 2 * MIB, 3 * MIB + 5, 5 * MIB + 4095, 32 * MIB)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.usefixtures("isa")
+def test_threads(size: int) -> None:
+    """The number of threads, more than there are cores or none or below zero, never changes the result."""
+    data = memoryview(DATA)[3 : 3 + size]
+    expected = zlib.crc32(data, 9)
+    for threads in (1, 2, 3, 4, 5, 64, 1000, 0, -3):
+        assert kernels.crc32(data, 9, threads=threads) == expected, threads
+
+
+NO_THREADS = """
+import resource, threading, zlib
+from pathlib import Path
+from weightmap import kernels
+
+data = bytes(range(256)) * 40_000
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, used + 2**20))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError:
+    print(kernels.crc32(data, threads=4) == zlib.crc32(data))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its memory as Linux does")
+def test_no_threads_to_be_had() -> None:
+    """Where no thread can be started, as there is no memory for its stack, the caller does all the work."""
+    env = os.environ | {"PYTHONPATH": str(Path(kernels.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", NO_THREADS], check=True, capture_output=True, text=True, env=env)
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.usefixtures("isa")
+def test_guard_pages(at: str) -> None:
+    """No byte before the data or behind it is read: forbidden pages lie there."""
+    for length in (*range(300), 383, 384, 511, 1000, 3072, 4095, 4096, 5000, 10001):
+        data = DATA[:length]
+        assert kernels.crc32(guard.guarded(data, at=at)) == zlib.crc32(data), length
+
+
+def test_kinds_of_buffer(tmp_path: Path) -> None:
+    """Bytes, bytearrays, views, read-only maps and arrays of any shape are all taken as their bytes."""
+    data = DATA[:1000]
+    array = np.frombuffer(data, np.float64)
+    path = tmp_path / "data"
+    path.write_bytes(data)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        buffers = [data, bytearray(data), memoryview(data), mapped, array, array.reshape(5, 25)]
+        assert {kernels.crc32(cast("bytes", buffer)) for buffer in buffers} == {zlib.crc32(data)}
+
+
+def test_read_only_array() -> None:
+    """An array that must not be written is no obstacle."""
+    array = np.arange(100, dtype=np.int16)
+    array.flags.writeable = False
+    assert kernels.crc32(array) == zlib.crc32(array.tobytes())
+
+
+def test_not_contiguous() -> None:
+    """A buffer with gaps is a TypeError: its bytes are not what lies in memory."""
+    with pytest.raises(TypeError):
+        kernels.crc32(np.zeros((8, 8), np.uint8)[:, ::2])
+    with pytest.raises(TypeError):
+        kernels.crc32(memoryview(b"abcdef")[::2])
+
+
+@pytest.mark.parametrize("wrong", ["text", 5, None, [1, 2]])
+def test_not_a_buffer(wrong: object) -> None:
+    """What is no buffer is a TypeError."""
+    with pytest.raises(TypeError):
+        kernels.crc32(cast("bytes", wrong))
+
+
+def generator() -> ModuleType:
+    """Return csrc/gen_crc32.py as a module."""
+    spec = importlib.util.spec_from_file_location("gen_crc32", CSRC / "gen_crc32.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_generated() -> None:
+    """The committed tables and constants are what the generator writes."""
+    gen = generator()
+    assert (CSRC / "crc32_tables.h").read_text() == gen.tables_header()
+    assert (CSRC / "crc32_constants.h").read_text() == gen.constants_header()
+
+
+def test_polynomial_is_primitive() -> None:
+    """The powers of x repeat after 2**32 - 1 and not before, which combining relies on."""
+    gen = generator()
+    order = 2**32 - 1
+    assert gen.x_to_the(order) == gen.ONE
+    assert all(gen.x_to_the(order // prime) != gen.ONE for prime in (3, 5, 17, 257, 65537))
+
+
+FLAGS = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-DWEIGHTMAP_EMULATE_VPCLMULQDQ", "-shared", "-fPIC"]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes | memoryview, int], int]:
+    """Return the VPCLMULQDQ kernel, compiled with that instruction done as four PCLMULQDQ."""
+    if "avx512" not in kernels.available_isas():
+        pytest.skip("this CPU lacks AVX-512")
+    compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
+    library = tmp_path_factory.mktemp("emulated") / "kernel.so"
+    sources = [CSRC / "crc32.c", CSRC / "fnv1a.c", CSRC / "cpu.c", CSRC / "select.c", *(CSRC / "x86").glob("*.c")]
+    subprocess.run(
+        [compiler, *FLAGS, f"-I{CSRC}", *map(str, sources), "-pthread", "-o", str(library)],
+        check=True,
+    )
+    function = ctypes.CDLL(str(library)).crc32_x86_vpclmulqdq_avx512
+    function.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t]
+    function.restype = ctypes.c_uint32
+
+    def crc32(data: bytes | memoryview, value: int = 0) -> int:
+        address = np.frombuffer(data, np.uint8).ctypes.data
+        return int(function(value ^ 0xFFFFFFFF, address, len(data))) ^ 0xFFFFFFFF
+
+    return crc32
+
+
+@pytest.mark.skipif(platform.machine().lower() not in {"x86_64", "amd64"}, reason="x86-64 only")
+def test_vpclmulqdq_emulated(emulated: Callable[..., int]) -> None:
+    """All of the VPCLMULQDQ kernel but the instruction itself is right, also on CPUs without it.
+
+    Where the CPU has the instruction, the tier "avx512icl" runs the real one in all tests above. Elsewhere this stands
+    in: folding distances, constants, ends and tails are tested, the instruction itself is not.
+    """
+    view = memoryview(DATA)
+    for length in (*range(1101), *(n + d for n in LENGTHS for d in (-1, 0, 1, 13))):
+        part = view[length % 64 : length % 64 + length]
+        assert emulated(part, length) == zlib.crc32(part, length), length
+
+
+@pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_vpclmulqdq_emulated_guard_pages(emulated: Callable[..., int], at: str) -> None:
+    """The VPCLMULQDQ kernel reads nothing outside the data."""
+    for length in (1, 4, 16, 255, 256, 257, 319, 320, 512, 575, 1000, 4096, 10001):
+        assert emulated(guard.guarded(DATA[:length], at=at)) == zlib.crc32(DATA[:length]), length
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child that may die")
+@pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
+def test_guard_pages_guard() -> None:
+    """A read one byte past a guarded buffer kills the process, so the tests above would notice it."""
+    code = (
+        "import ctypes, numpy as np; from tests import guard; v = guard.guarded(b'abc');"
+        "ctypes.string_at(np.frombuffer(v, np.uint8).ctypes.data, 4)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=CSRC.parent,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    assert child.returncode < 0

@@ -1,0 +1,184 @@
+"""FNV-1a against its definition and its authors' vectors, one name and many, on every instruction set."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import guard
+from weightmap import kernels
+from weightmap._kernels import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# From the authors' test vectors.
+VECTORS_32 = {
+    b"": 0x811C9DC5,
+    b"a": 0xE40C292C,
+    b"b": 0xE70C2DE5,
+    b"foobar": 0xBF9CF968,
+    b"\xff\x00\x00\x01": 0xC48FB86D,
+}
+VECTORS_64 = {b"": 0xCBF29CE484222325, b"a": 0xAF63DC4C8601EC8C, b"foobar": 0x85944171F73967E8}
+
+
+@pytest.fixture(params=kernels.available_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test once for each instruction set."""
+    before = kernels.isa()
+    kernels.use_isa(request.param)
+    yield
+    kernels.use_isa(before)
+
+
+def by_definition(data: bytes, bits: int = 32) -> int:
+    """FNV-1a: for each byte, XOR, then multiply."""
+    value, prime = {32: (0x811C9DC5, 0x01000193), 64: (0xCBF29CE484222325, 0x100000001B3)}[bits]
+    for byte in data:
+        value = (value ^ byte) * prime % (1 << bits)
+    return value
+
+
+def hash_with_gap(names: list[bytes], gap: int, buffer: bytes | memoryview | None = None) -> tuple[int, list[int]]:
+    """Hash names that lie `gap` bytes apart, straight through C; return its result and the hashes."""
+    blob = (b"\xa5" * gap).join(names) if buffer is None else buffer
+    lengths = np.array([len(name) for name in names], np.uint32)
+    out = np.zeros(len(names), np.uint32)
+    result = lib.wm_fnv1a32_many(
+        ffi.from_buffer("uint8_t[]", blob),
+        len(blob),
+        ffi.from_buffer("uint32_t[]", lengths),
+        len(names),
+        gap,
+        ffi.from_buffer("uint32_t[]", out),
+    )
+    return result, out.tolist()
+
+
+@pytest.mark.parametrize(("data", "expected"), VECTORS_32.items())
+def test_vectors_32(data: bytes, expected: int) -> None:
+    """The 32-bit hash gives its authors' vectors, alone and in a batch."""
+    assert kernels.fnv1a32(data) == expected
+    assert kernels.fnv1a32_many(data, [len(data)]).tolist() == [expected]
+
+
+@pytest.mark.parametrize(("data", "expected"), VECTORS_64.items())
+def test_vectors_64(data: bytes, expected: int) -> None:
+    """The 64-bit hash gives its authors' vectors."""
+    assert kernels.fnv1a64(data) == expected
+
+
+def test_known_collision() -> None:
+    """The words costarring and liquid have the same 32-bit hash, and different 64-bit ones."""
+    assert kernels.fnv1a32(b"costarring") == kernels.fnv1a32(b"liquid")
+    assert kernels.fnv1a64(b"costarring") != kernels.fnv1a64(b"liquid")
+
+
+@given(st.binary(max_size=300))
+def test_definition(data: bytes) -> None:
+    """Both hashes of any bytes are those of the definition."""
+    assert kernels.fnv1a32(data) == by_definition(data)
+    assert kernels.fnv1a64(data) == by_definition(data, 64)
+
+
+@pytest.mark.usefixtures("isa")
+def test_every_length() -> None:
+    """Names of every length from 0 to 200, in rising, falling and mixed order, hash as each does alone."""
+    rng = random.Random(3)
+    names = [rng.randbytes(length) for length in range(201)]
+    for order in (names, names[::-1], rng.sample(names, len(names))):
+        expected = [by_definition(name) for name in order]
+        assert kernels.fnv1a32_many(b"".join(order), [len(name) for name in order]).tolist() == expected
+
+
+# Counts around a group of 8, a group of 16 lanes, the 16 names that are worth a batch, a batch of 64 and two of them.
+COUNTS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 79, 80, 128, 200)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("gap", [0, 2, 4])
+@pytest.mark.usefixtures("isa")
+def test_counts_and_gaps(count: int, gap: int) -> None:
+    """Any number of names, back to back or behind prefixes of two or four bytes, hash as each does alone."""
+    rng = random.Random(count)
+    for longest in (0, 3, 17, 60):
+        names = [rng.randbytes(rng.randint(0, longest)) for _ in range(count)]
+        assert hash_with_gap(names, gap) == (-1, [by_definition(name) for name in names])
+
+
+@pytest.mark.usefixtures("isa")
+def test_one_long_name_among_short_ones() -> None:
+    """A name of 100,000 bytes, and seven of them, among 60 short ones are hashed right."""
+    rng = random.Random(5)
+    for long_ones in (1, 7, 8, 20):
+        names = [rng.randbytes(100_000 if i % 9 == 4 and i // 9 < long_ones else i % 7) for i in range(200)]
+        assert hash_with_gap(names, 2) == (-1, [by_definition(name) for name in names])
+
+
+@given(st.lists(st.binary(max_size=40), max_size=150), st.sampled_from([0, 2, 4]))
+def test_any_names(names: list[bytes], gap: int) -> None:
+    """Names of any bytes and lengths hash as the definition says, on the best instruction set."""
+    assert hash_with_gap(names, gap) == (-1, [by_definition(name) for name in names])
+
+
+def test_lengths_of_other_types() -> None:
+    """Lengths may be a list or an array of any integers."""
+    for lengths in ([3, 0, 3], np.array([3, 0, 3], np.int64), np.array([3, 0, 3], np.uint8), (3, 0, 3)):
+        expected = [by_definition(b"abc"), by_definition(b""), by_definition(b"def")]
+        assert kernels.fnv1a32_many(b"abcdef", lengths).tolist() == expected
+
+
+def test_blob_longer_than_names() -> None:
+    """What lies behind the last name is not looked at."""
+    assert kernels.fnv1a32_many(b"abcdef", [2]).tolist() == [by_definition(b"ab")]
+
+
+@pytest.mark.usefixtures("isa")
+def test_blob_too_short() -> None:
+    """A blob that ends within a name is an error that names it, and the hashes before it are right."""
+    names = [b"x" * 20] * 100
+    blob = b"x" * (70 * 20 + 19)
+    with pytest.raises(ValueError, match="70"):
+        kernels.fnv1a32_many(blob, [20] * 100)
+    where, hashes = hash_with_gap(names, 0, blob)
+    assert where == 70
+    assert hashes[:70] == [by_definition(names[0])] * 70
+
+
+@pytest.mark.parametrize("lengths", [[2**32 - 1] * 3, [1, 2**32 - 1], [2**31, 2**31, 2**31]])
+def test_lengths_that_overflow(lengths: list[int]) -> None:
+    """Lengths whose sum wraps around at 32 bits do not fit either."""
+    with pytest.raises(ValueError, match="runs past the blob"):
+        kernels.fnv1a32_many(b"abc", lengths)
+
+
+@pytest.mark.parametrize("lengths", [[-1], [2**32], [1.5], [[1]]])
+def test_lengths_that_are_none(lengths: list[int]) -> None:
+    """What cannot be a length is a ValueError."""
+    with pytest.raises(ValueError, match="length"):
+        kernels.fnv1a32_many(b"abcdef", lengths)
+
+
+@pytest.mark.usefixtures("isa")
+def test_gap_past_the_end() -> None:
+    """A gap that leads out of the blob is found before anything there is read."""
+    assert hash_with_gap([b"ab", b""], 4, b"ab") == (1, [by_definition(b"ab"), 0])
+
+
+@pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.usefixtures("isa")
+def test_guard_pages(at: str) -> None:
+    """No byte before the first name or behind the last is read: forbidden pages lie there."""
+    rng = random.Random(7)
+    for count in (1, 8, 16, 20, 64, 65, 130):
+        for longest in (0, 1, 5, 15, 16, 17, 64, 100):
+            names = [rng.randbytes(rng.choice([longest, longest, rng.randint(0, longest)])) for _ in range(count)]
+            blob = guard.guarded(b"".join(names), at=at)
+            assert hash_with_gap(names, 0, blob) == (-1, [by_definition(name) for name in names])

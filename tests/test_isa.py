@@ -1,0 +1,166 @@
+"""Choosing among instruction sets, and the C driver that tests the kernels without Python."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from weightmap import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+X86 = platform.machine().lower() in {"x86_64", "amd64"}
+
+
+@pytest.fixture(autouse=True)
+def restore() -> Iterator[None]:
+    """Leave the instruction set as it was found."""
+    before = kernels.isa()
+    yield
+    kernels.use_isa(before)
+
+
+def test_portable_is_always_there() -> None:
+    """The plainest tier comes first and needs nothing."""
+    assert kernels.available_isas()[0] == "portable"
+
+
+def test_tiers_contain_each_other() -> None:
+    """What is available is the beginning of the architecture's list: no tier without those before it."""
+    order = {
+        "x86_64": ("portable", "sse4", "avx2", "avx512", "avx512icl"),
+        "amd64": ("portable", "sse4", "avx2", "avx512", "avx512icl"),
+        "aarch64": ("portable", "neon"),
+        "arm64": ("portable", "neon"),
+    }.get(platform.machine().lower(), ("portable",))
+    found = kernels.available_isas()
+    assert found == order[: len(found)]
+
+
+@pytest.mark.parametrize("name", kernels.available_isas())
+def test_use_isa(name: str) -> None:
+    """A tier that is available can be chosen and is then the one in use."""
+    kernels.use_isa(name)
+    assert kernels.isa() == name
+
+
+@pytest.mark.parametrize("name", ["", "sse9", "Portable", "avx512icl\0"])
+def test_unknown_isa(name: str) -> None:
+    """A tier that does not exist is a ValueError that lists those that do, and nothing changes."""
+    before = kernels.isa()
+    with pytest.raises(ValueError, match="portable"):
+        kernels.use_isa(name)
+    assert kernels.isa() == before
+
+
+def test_portable_uses_portable_kernels() -> None:
+    """In the portable tier no kernel uses special instructions."""
+    kernels.use_isa("portable")
+    assert kernels.crc32_variant() == "crc32_portable"
+    assert kernels.fnv1a32_variant() == "fnv1a32_portable"
+
+
+EXPECTED = {
+    "sse4": ("crc32_x86_pclmulqdq", "fnv1a32_portable"),
+    "avx2": ("crc32_x86_pclmulqdq_avx2", "fnv1a32_x86_avx2"),
+    "avx512": ("crc32_x86_pclmulqdq_avx2", "fnv1a32_x86_avx512"),
+    "avx512icl": ("crc32_x86_vpclmulqdq_avx512", "fnv1a32_x86_avx512"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in kernels.available_isas() if name in EXPECTED])
+def test_variants(name: str) -> None:
+    """Each tier uses the best kernels whose needs lie within it."""
+    kernels.use_isa(name)
+    assert (kernels.crc32_variant(), kernels.fnv1a32_variant()) == EXPECTED[name]
+
+
+def test_the_best_is_chosen_at_import() -> None:
+    """A fresh process uses the last of the available tiers."""
+    code = "from weightmap import kernels; print(kernels.isa(), kernels.available_isas()[-1])"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(kernels.__file__).parent.parent)])}
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=env,
+    ).stdout.split()
+    assert out[0] == out[1]
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists() or not X86, reason="needs Linux on x86")
+def test_agrees_with_the_kernel() -> None:
+    """The tiers found by asking the CPU are those whose features Linux lists."""
+    line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    flags = set(line.split(":")[1].split())
+    needs = {
+        "sse4": {"ssse3", "sse4_1", "sse4_2", "pclmulqdq"},
+        "avx2": {"avx2", "bmi2", "fma", "f16c"},
+        "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+        "avx512icl": {"vpclmulqdq", "gfni", "avx512vbmi"},
+    }
+    expected = ["portable"]
+    for name, features in needs.items():
+        if not features <= flags:
+            break
+        expected.append(name)
+    assert list(kernels.available_isas()) == expected
+
+
+def test_switching_while_others_work() -> None:
+    """Switching tiers while other threads compute changes no result."""
+    data = np.random.default_rng(1).integers(0, 256, 300_000, np.uint8).tobytes()
+    crc, hashes = zlib.crc32(data), kernels.fnv1a32_many(data, [30] * 10_000).tolist()
+    stop = threading.Event()
+    wrong: list[str] = []
+
+    def work() -> None:
+        while not stop.is_set():
+            if kernels.crc32(data) != crc:
+                wrong.append("crc32")
+            if kernels.fnv1a32_many(data, [30] * 10_000).tolist() != hashes:
+                wrong.append("fnv1a32")
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for _ in range(300):
+        for name in kernels.available_isas():
+            kernels.use_isa(name)
+    stop.set()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_c_driver(tmp_path: Path) -> None:
+    """The test driver in C, the same that runs under an arm64 emulator, passes on this machine.
+
+    Its inputs end where their allocations end; `make sanitize-test` runs it under the sanitisers.
+    """
+    compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
+    csrc = ROOT / "csrc"
+    sources = [ROOT / "tests/c/kernels_test.c", *(csrc / f"{name}.c" for name in ("cpu", "select", "crc32", "fnv1a"))]
+    sources += [
+        path for folder in ("x86", "arm") for stem in ("crc32", "fnv1a") for path in (csrc / folder).glob(f"{stem}*.c")
+    ]
+    program = tmp_path / "kernels_test"
+    flags = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{csrc}", "-pthread"]
+    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program)], check=True)
+    done = subprocess.run([str(program)], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("all checks passed\n")
