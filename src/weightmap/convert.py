@@ -187,6 +187,8 @@ def _extras(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what goes along with the tensors, and what has to stay behind."""
     metadata = dict(file.metadata)
+    if file.layout == "sharded":
+        metadata.pop("total_size", None)  # of the shards, not of what is written
     vocab: Sequence[str] | None = file.vocab
     special_ids = None if file.vocab is None else file.vocab.special_ids
     if directory is not None:

@@ -55,7 +55,7 @@ class DiffReport(NamedTuple):
     metadata : tuple of (key, value in a, value in b)
         None where a file does not have the key.
     vocab : str or None
-        How the vocabularies differ, where both files have one.
+        How the vocabularies differ; None when they do not.
     """
 
     a: str
@@ -148,7 +148,7 @@ def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:
 
 def _vocabularies(a: Vocabulary | None, b: Vocabulary | None) -> str | None:
     if a is None or b is None:
-        return None
+        return None if a is b else f"only {'b' if a is None else 'a'} has one"
     if len(a) != len(b):
         return f"{len(a)} tokens and {len(b)} tokens"
     for i, (left, right) in enumerate(zip(a, b, strict=True)):

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from weightmap.dtypes import numpy_dtype
 from weightmap.errors import FileChangedError, TensorFileError, TensorNotFoundError
 from weightmap.limits import Limits
 from weightmap.source import MODES, Source
-from weightmap.table import TensorInfo
+from weightmap.table import Rules, Table, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from weightmap.embeddings import Embeddings
     from weightmap.strings import Vocabulary
-    from weightmap.table import Row, Table
+    from weightmap.table import Row
 
 __all__ = ["TensorFile", "VerifyReport", "load", "open"]
 
@@ -96,15 +96,16 @@ class TensorFile(Mapping[str, Any]):
     # ------------------------------------------------------------------------------------------------- mapping
     def __getitem__(self, name: str) -> Any:
         source = self._source
-        if source.closed:
-            source.fail_closed()
-        source.check_unchanged()
-        table = self._table
-        i = table.find(name)
-        if i < 0:
-            raise self._not_found(name)
-        dtype, shape, offset, nbytes = table.row(i)
-        return source.array(dtype.numpy or numpy_dtype(dtype), shape, offset, nbytes)
+        try:
+            source.check_unchanged()
+            table = self._table
+            i = table.find(name)
+            if i >= 0:
+                dtype, shape, offset, nbytes = table.row(i)
+                return source.array(dtype.numpy or numpy_dtype(dtype), shape, offset, nbytes)
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
+        raise self._not_found(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the tensor called `name`, or `default` when there is none."""
@@ -136,20 +137,29 @@ class TensorFile(Mapping[str, Any]):
         i = self._table.find(name)
         if i < 0:
             raise self._not_found(name)
-        return self._source, self._table.row(i)
+        try:
+            return self._source, self._table.row(i)
+        except TensorFileError as error:
+            raise error.located(path=self._source.name, format=self.format) from None
 
     def _located(self) -> Iterator[tuple[Source, Row]]:
         """Yield where every tensor lies, in file order; cheaper than looking each of them up."""
         source = self._source
-        for row in self._table.rows():
-            yield source, row
+        try:
+            for row in self._table.rows():
+                yield source, row
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
 
     def _arrays(self) -> Iterator[NDArray[Any]]:
         """Yield all tensors."""
         self.check_unchanged()
         source = self._source
         for dtype, shape, offset, nbytes, count, step in self._table.runs():
-            stored = dtype.numpy or numpy_dtype(dtype)
+            try:
+                stored = dtype.numpy or numpy_dtype(dtype)
+            except TensorFileError as error:
+                raise error.located(path=source.name, format=self.format) from None
             if count >= _RUN and shape:
                 # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a fifth.
                 yield from source.array_of(count, step, stored, shape, offset, nbytes)
@@ -335,7 +345,11 @@ class TensorFile(Mapping[str, Any]):
     # -------------------------------------------------------------------------------------------------- closing
     def close(self) -> None:
         """Let go of the file. Idempotent; never raises; arrays obtained before remain valid."""
-        self._source.close()
+        source = self._source
+        source.close()
+        # The table and the vocabulary look into the mapping too.
+        self._table = _ClosedTable(source, len(self._table))
+        self._content = Content(self.layout, self._table, load_metadata=source.fail_closed, verify=source.fail_closed)
 
     def __enter__(self) -> TensorFile:
         self._check_open()
@@ -362,6 +376,21 @@ class TensorFile(Mapping[str, Any]):
         return self is other
 
 
+class _ClosedTable(Table):
+    """What a closed handle has for a table: its length, and a `ClosedError` for everything else."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Source, count: int) -> None:
+        super().__init__(count, Rules((), 0, 0))
+        self._source = source
+
+    def _fail(self, *_: Any) -> NoReturn:
+        self._source.fail_closed()
+
+    find = row = runs = _load_names = _fail  # type: ignore[assignment]
+
+
 class _Values(ValuesView[Any]):
     __slots__ = ()
     _mapping: TensorFile
@@ -384,12 +413,21 @@ def _info(name: str, row: Row) -> TensorInfo:
 
 
 def _reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
-    file = open(path, **options)
-    if file._source.identity != identity:  # noqa: SLF001 - the same module
-        file.close()
+    source = Source.from_path(path, _mode(options["mode"]))
+    if source.identity != identity:
+        source.close()
         msg = "the file is no longer the one that the pickled handle was opened on"
         raise FileChangedError(msg, path=path)
-    return file
+    return _open_source(source, options)
+
+
+def _mode(mode: str | None) -> str:
+    """Return the mode to open in: as asked, else as the environment says."""
+    chosen = mode if mode is not None else os.environ.get("WEIGHTMAP_MODE") or "mmap"
+    if chosen not in MODES:
+        msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
+        raise ValueError(msg)
+    return chosen
 
 
 def open(  # noqa: A001 - the name of the interface, as of `gzip.open`
@@ -447,46 +485,52 @@ def open(  # noqa: A001 - the name of the interface, as of `gzip.open`
     >>> w[1]
     array([3., 4., 5.], dtype=float32)
     """
-    chosen = mode if mode is not None else os.environ.get("WEIGHTMAP_MODE") or "mmap"
-    if chosen not in MODES:
-        msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
-        raise ValueError(msg)
+    chosen = _mode(mode)
     if verify not in _VERIFY:
         msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
         raise ValueError(msg)
-    known = None if format is None else by_name(format)
-    limits = Limits() if limits is None else limits
-    reopen = {"format": format, "mode": mode, "verify": verify, "strict": strict, "limits": limits}
+    if format is not None:
+        by_name(format)
+    limits = _LIMITS if limits is None else limits
+    options = {"format": format, "mode": mode, "verify": verify, "strict": strict, "limits": limits}
     path = _as_path(source)
     if path is not None and path.endswith(".index.json"):
-        return _open_sharded(path, reopen)
+        return _open_sharded(path, options)
     try:
         opened = _source(source, path, chosen)
     except IsADirectoryError:
         if path is None:
             raise
-        return _open_sharded(path, reopen)
-    options = Options(verify != "none", strict, limits)
+        return _open_sharded(path, options)
+    return _open_source(opened, options)
+
+
+_LIMITS = Limits()
+
+
+def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
+    """Recognise and parse what was opened, with the options of `open`."""
+    verify, limits, explicit = options["verify"], options["limits"], options["mode"] is not None
+    parsing = Options(verify != "none", options["strict"], limits)
     try:
-        head = opened.pread(0, min(opened.size, HEAD))
-        found = known
-        if found is None:
-            found = identify(opened, head)
-        elif not head:
-            identify(opened, head)  # raises: the file is empty
+        head = source.pread(0, min(source.size, HEAD))
+        found = identify(source, head) if options["format"] is None or not head else by_name(options["format"])
         try:
-            content = found.parse(opened, head, options)
+            source.load(explicit=explicit, limits=limits)
+            content = found.parse(source, head, parsing)
         except TensorFileError as error:
             raise error.located(path=None, format=found.name) from None
-        opened.load(explicit=mode is not None, limits=limits)
-        file = TensorFile(opened, found.name, content, options, reopen)
+        vocab = content.vocab
+        if vocab is not None:
+            vocab.path, vocab.format = source.name, found.name
+        file = TensorFile(source, found.name, content, parsing, options)
         if verify == "full":
             file.verify()
     except TensorFileError as error:
-        opened.close()
-        raise error.located(path=opened.name) from None
+        source.close()
+        raise error.located(path=source.name) from None
     except BaseException:
-        opened.close()
+        source.close()
         raise
     return file
 

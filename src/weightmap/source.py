@@ -217,7 +217,9 @@ class Source:
 
     def load(self, *, explicit: bool, limits: Limits) -> None:
         """Map or read the file now. Where a file system cannot map and the mode was not asked for by name, read."""
-        if self.mode == "copy" and self._octets is None:
+        if self._octets is not None:
+            return
+        if self.mode == "copy":
             limits.check("max_copy_bytes", self.size, "size of the file to copy")
         try:
             self.octets  # noqa: B018 - the property does the work

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import FormatError
+from weightmap.errors import FormatError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +157,7 @@ class Vocabulary(Sequence[str]):
     A token that stands twice (legal in WordPiece vocabularies) is found at its first id.
     """
 
-    __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table")
+    __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table", "format", "path")
 
     def __init__(self, load: Callable[[], StringTable], count: int, special_ids: Callable[[], dict[str, int]] = dict) -> None:
         self._load = load
@@ -165,13 +165,19 @@ class Vocabulary(Sequence[str]):
         self._load_special_ids = special_ids
         self._special_ids: dict[str, int] | None = None
         self._table: StringTable | None = None
+        # Of the file, for messages; filled in when it is opened.
+        self.path: str | None = None
+        self.format: str | None = None
 
     @property
     def table(self) -> StringTable:
         """The strings themselves; the first use scans them."""
         table = self._table
         if table is None:
-            table = self._table = self._load()
+            try:
+                table = self._table = self._load()
+            except TensorFileError as error:
+                raise error.located(path=self.path, format=self.format) from None
         return table
 
     @property

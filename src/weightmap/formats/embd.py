@@ -77,6 +77,7 @@ SPECIAL = struct.Struct("<5I")
 PAIR = struct.Struct("<2I")
 ALIGNMENT = 64
 VOCAB_EMBEDDED, TENSORS_ALIGNED, CHECKSUM_ENABLED, COMPRESSED = 1, 2, 4, 8
+MAX_NDIM = 4
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
 NO_ID = 0xFFFFFFFF
 U16_MAX, U32_MAX = 0xFFFF, 0xFFFFFFFF
@@ -139,23 +140,27 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         if sized and ended:
             return _parse_spec(source, head, header, footer, options)
         if sized or ended or header.header_checksum == kernels.crc32(head[:56]):
-            _check_size(header, size)
-            what = "the footer's magic is missing (was the download complete?): last bytes"
-            raise TruncatedError(what, field="magic_end", offset=size - 8, actual=repr(footer[2]), expected=repr(MAGIC_END))
+            try:
+                return _parse_simple(source, head, options)
+            except FormatError:
+                raise _one_sign(header, footer, size) from None
     return _parse_simple(source, head, options)
+
+
+def _one_sign(header: Header, footer: tuple[Any, ...], size: int) -> FormatError:
+    """Return what is wrong with a file that has one sign of the specification layout and not the others."""
+    if header.total_file_size > size:
+        what = "the file is shorter than its header says (was the download complete?): size"
+        return _error(TruncatedError, "total_file_size", size, header.total_file_size, what)
+    if header.total_file_size < size:
+        what = "there are bytes after the end that the header states: size"
+        return _error(LayoutError, "total_file_size", size, header.total_file_size, what)
+    what = "the footer's magic is missing (was the download complete?): last bytes"
+    return TruncatedError(what, field="magic_end", offset=size - 8, actual=repr(footer[2]), expected=repr(MAGIC_END))
 
 
 def _error(cls: type[FormatError], field: str, actual: Any, expected: Any, what: str | None = None) -> FormatError:
     return cls(what or field, field=field, offset=OFFSETS[field], actual=actual, expected=expected)
-
-
-def _check_size(header: Header, size: int) -> None:
-    if header.total_file_size > size:
-        what = "the file is shorter than its header says (was the download complete?): size"
-        raise _error(TruncatedError, "total_file_size", size, header.total_file_size, what)
-    if header.total_file_size < size:
-        what = "there are bytes after the end that the header states: size"
-        raise _error(LayoutError, "total_file_size", size, header.total_file_size, what)
 
 
 # ------------------------------------------------------------------------------------------- specification layout
@@ -499,9 +504,9 @@ def _parse_simple(source: Source, head: bytes, options: Options) -> Content:
         names.append(reader.take(_bounded(reader, options, f"length of the name of tensor {i}"), f"the name of tensor {i}"))
         lengths.append(len(names[-1]))
         ndim = reader.u32(f"the number of dimensions of tensor {i}")
-        if ndim > 64:  # noqa: PLR2004 - numpy's limit
+        if not 1 <= ndim <= MAX_NDIM:
             what = f"number of dimensions of tensor {i}"
-            raise FormatError(what, field="ndim", offset=reader.position - 4, actual=ndim, expected="at most 64")
+            raise FormatError(what, field="ndim", offset=reader.position - 4, actual=ndim, expected=f"1 to {MAX_NDIM}")
         shape = struct.unpack(f"<{ndim}I", reader.take(4 * ndim, f"the shape of tensor {i}"))
         shapes.extend(shape)
         ndims.append(ndim)
@@ -584,15 +589,14 @@ def _utf8(text: object, limit: int) -> bytes | None:
     return raw if len(raw) <= limit else None
 
 
-def _check_tensors(request: Request, dtypes: Iterable[str], max_ndim: int, reasons: list[str]) -> None:
+def _check_tensors(request: Request, dtypes: Iterable[str], reasons: list[str]) -> None:
     known = frozenset(dtypes)
-    least = 1 if max_ndim == 4 else 0  # noqa: PLR2004 - the specification layout
     for tensor in request.tensors:
         problems = []
         if tensor.dtype.name not in known:
             problems.append(f"dtype {tensor.dtype.name}")
-        if not least <= len(tensor.shape) <= max_ndim:
-            problems.append(f"{len(tensor.shape)} dimensions (it has {least} to {max_ndim})")
+        if not 1 <= len(tensor.shape) <= MAX_NDIM:
+            problems.append(f"{len(tensor.shape)} dimensions (it has 1 to {MAX_NDIM})")
         if any(dim > U32_MAX for dim in tensor.shape):
             problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
         if _utf8(tensor.name, U16_MAX) is None:
@@ -603,7 +607,7 @@ def _check_tensors(request: Request, dtypes: Iterable[str], max_ndim: int, reaso
 
 def _plan_spec(request: Request) -> Plan:
     reasons: list[str] = []
-    _check_tensors(request, DTYPE_NAMES, 4, reasons)
+    _check_tensors(request, DTYPE_NAMES, reasons)
     metadata = _encode_metadata(request, reasons)
     vocab = _encode_vocabulary(request, reasons)
     if reasons:
@@ -682,9 +686,10 @@ def _special(given: Any, vocab: Sequence[str], reasons: list[str]) -> list[int]:
         for i, token in enumerate(vocab):
             if token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
                 known.setdefault(token[1:-1].lower(), i)
-    for name, value in known.items():
+    for name, value in list(known.items()):
         if name not in SPECIAL_NAMES or not isinstance(value, int) or not 0 <= value <= NO_ID:
             reasons.append(f"special id {name!r}: {value!r} (it has {', '.join(SPECIAL_NAMES)}, each below 2**32)")
+            known[name] = NO_ID
     return [known.get(name, NO_ID) for name in SPECIAL_NAMES]
 
 
@@ -702,7 +707,7 @@ def _encode_tokens(vocab: Sequence[str], prefix: str, limit: int, reasons: list[
 
 def _plan_simple(request: Request) -> Plan:
     reasons: list[str] = []
-    _check_tensors(request, ("float32",), 64, reasons)
+    _check_tensors(request, ("float32",), reasons)
     if request.metadata:
         reasons.append("metadata")
     if request.special_ids:

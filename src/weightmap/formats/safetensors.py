@@ -94,6 +94,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header = head[8:base] if base <= len(head) else source.pread(8, length)
     index = kernels.safetensors_scan(header, _FIELDS, options.limits.max_tensors + 1)
     if isinstance(index, kernels.Fault):
+        if index.code == kernels.FAULTS["CAPACITY"]:
+            options.limits.check("max_tensors", index.row, "number of tensors (or more)")
         raise _scan_error(index, header)
     options.limits.check("max_tensors", len(index.dtype), "number of tensors")
     warnings: list[str] = []
