@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ratios import times_faster
+from benchmarks.ratios import times_faster
 from weightmap import kernels
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ def run(
 ) -> None:
     """Time `function` on `part`, and hold its result for the first MiB against zlib's."""
     benchmark.group = f"crc32/{group}"
-    benchmark.extra_info["bytes"] = len(part)
+    ours = function is kernels.crc32
+    benchmark.extra_info |= {"role": "ours" if ours else "rival", "bytes": len(part)}
     benchmark(function, part, **options)
     head = part[: SIZES["1MiB"]]
     assert function(head, **options) == zlib.crc32(head)
-    if function is kernels.crc32 and benchmark.enabled:
+    if ours and benchmark.enabled:
         for name in RIVALS:
             benchmark.extra_info[f"times faster than {name}"] = times_faster(
                 partial(function, part, **options),
@@ -98,6 +99,7 @@ def test_small(benchmark: BenchmarkFixture, data: bytes, name: str, length: int)
     """Short inputs, where the call itself is the cost; bytes, as most callers have them."""
     benchmark.group = f"crc32/{length}B"
     function = kernels.crc32 if name == "weightmap" else zlib.crc32
+    benchmark.extra_info["role"] = "ours" if name == "weightmap" else "rival"
     part = data[:length]
     assert benchmark(function, part) == zlib.crc32(part)
     if name == "weightmap" and benchmark.enabled:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from ratios import times_faster
+from benchmarks.ratios import times_faster
 from weightmap import kernels
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_fnv_hash_fast(benchmark: BenchmarkFixture, count: int) -> None:
     function = pytest.importorskip("fnv_hash_fast").fnv1a_32
     names, _, _ = make(count)
     benchmark.group = f"fnv1a32/{count}"
-    benchmark.extra_info["names"] = count
+    benchmark.extra_info |= {"role": "rival", "names": count}
     assert benchmark(lambda: [function(name) for name in names])[0] == fnv1a32(names[0])
 
 
@@ -73,7 +73,7 @@ def test_weightmap(benchmark: BenchmarkFixture, count: int, isa: str) -> None:
     names, blob, lengths = make(count)
     kernels.use_isa(isa)
     benchmark.group = f"fnv1a32/{count}"
-    benchmark.extra_info |= {"names": count, "variant": kernels.fnv1a32_variant()}
+    benchmark.extra_info |= {"role": "ours", "names": count, "variant": kernels.fnv1a32_variant()}
     assert benchmark(kernels.fnv1a32_many, blob, lengths)[0] == fnv1a32(names[0])
     if benchmark.enabled:
         ours = partial(kernels.fnv1a32_many, blob, lengths)

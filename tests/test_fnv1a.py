@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weightmap._kernels import ffi, lib
 
-import guard
+from tests import guard
 from weightmap import kernels
+from weightmap._kernels import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
