@@ -2,7 +2,7 @@
 #include "internal.h"
 
 #if WM_X86
-#if defined(_MSC_VER)
+#if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
 static void cpuid(uint32_t leaf, uint32_t r[4]) { __cpuidex((int *)r, (int)leaf, 0); }
 static uint64_t xcr0(void) { return _xgetbv(0); }

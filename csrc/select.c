@@ -31,12 +31,17 @@ static const tier tiers[] = {
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
 #define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable"}
+#if defined(_MSC_VER) && !defined(__clang__)
+#define ATOMIC volatile /* there a volatile pointer is read and written whole and in order */
+#else
+#define ATOMIC _Atomic
+#endif
 static const wm_variants portable = PORTABLE;
 static wm_variants by_tier[N_TIERS];
 static uint32_t cpu;
 
 /* Until the module is loaded everything is portable, so that no order of initialisation can be wrong. */
-static const wm_variants *volatile in_use = &portable;
+static const wm_variants *ATOMIC in_use = &portable;
 
 static wm_variants choose(uint32_t features) {
     wm_variants v = PORTABLE;
@@ -103,5 +108,5 @@ int wm_isa_select(int t) {
     return 0;
 }
 
-const char *wm_crc32_variant(void) { return in_use->crc32_name; }
-const char *wm_fnv1a32_variant(void) { return in_use->fnv1a32_name; }
+const char *wm_crc32_variant(void) { return wm_variants_in_use()->crc32_name; }
+const char *wm_fnv1a32_variant(void) { return wm_variants_in_use()->fnv1a32_name; }

@@ -199,6 +199,29 @@ def test_threads(size: int) -> None:
         assert kernels.crc32(data, 9, threads=threads) == expected, threads
 
 
+NO_THREADS = """
+import resource, threading, zlib
+from pathlib import Path
+from weightmap import kernels
+
+data = bytes(range(256)) * 40_000
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, used + 2**20))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError:
+    print(kernels.crc32(data, threads=4) == zlib.crc32(data))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its memory as Linux does")
+def test_no_threads_to_be_had() -> None:
+    """Where no thread can be started, as there is no memory for its stack, the caller does all the work."""
+    env = os.environ | {"PYTHONPATH": str(Path(kernels.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", NO_THREADS], check=True, capture_output=True, text=True, env=env)
+    assert done.stdout == "True\n"
+
+
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
 @pytest.mark.parametrize("at", ["start", "end"])
 @pytest.mark.usefixtures("isa")
