@@ -62,6 +62,12 @@ static const uint8_t *read_escape(const wm_json *json, const uint8_t *quote, con
     return p;
 }
 
+/* Marks the bytes that end the plain part of a string: quotes, backslashes, those below 0x20, and those from 0x80 on.
+ * XOR with 2 makes 0x20 of a quote (0x22) and leaves what is below 0x20 there, but nothing else comes below 0x21. */
+static inline uint64_t special_bytes(uint64_t word) {
+    return swar_below(word ^ SWAR_ONES * 2, 0x21) | swar_equal(word, '\\') | (word & SWAR_MARKS);
+}
+
 const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *out, uint64_t *length) {
     const uint8_t *end = json->end, *quote = p;
     const uint8_t *begin = out;
@@ -72,8 +78,7 @@ const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *ou
          * how many of them count. There is room: at least as much was read as written, and eight more are there. */
         while (end - p >= 8) {
             uint64_t word = load_le64(p);
-            uint64_t special = swar_equal(word, '"') | swar_equal(word, '\\') | swar_below(word, 0x20) |
-                               (word & SWAR_MARKS);
+            uint64_t special = special_bytes(word);
             memcpy(out, p, 8);
             if (special) {
                 unsigned ordinary = swar_first(special);
@@ -106,16 +111,23 @@ static int is_digit(const wm_json *json, const uint8_t *p) { return p < json->en
 
 const uint8_t *wm_json_u64(const wm_json *json, const uint8_t *p, uint64_t *value) {
     const uint8_t *begin = p;
+    /* Nineteen digits cannot overflow, so only what comes after them is looked at with care. */
+    const uint8_t *safe = json->end - p > 19 ? p + 19 : json->end;
     uint64_t v = 0;
     if (p == json->end) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
-    for (; is_digit(json, p); p++) {
+    for (; p < safe; p++) {
+        unsigned digit = (unsigned)*p - '0';
+        if (digit > 9) break;
+        v = v * 10 + digit;
+    }
+    for (; p >= safe && is_digit(json, p); p++) { /* the twentieth digit, and any after it */
         uint64_t digit = (uint64_t)(*p - '0');
-        if (p - begin >= 19 && v > (UINT64_MAX - digit) / 10) return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
+        if (v > (UINT64_MAX - digit) / 10) return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
         v = v * 10 + digit;
     }
     /* None, a leading zero, or the beginning of a fraction or an exponent. */
-    if (p == begin || (*begin == '0' && p - begin > 1) || json_at(json, p, '.') || json_at(json, p, 'e') ||
-        json_at(json, p, 'E'))
+    uint8_t next = p < json->end ? *p : 0;
+    if (p == begin || (*begin == '0' && p - begin > 1) || next == '.' || (next | 0x20) == 'e')
         return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
     *value = v;
     return p;

@@ -1,8 +1,8 @@
 /* A strict reader of JSON text, RFC 8259 and nothing beyond it.
  *
- * There is no tree: the caller knows what may come next and asks for it. Each function takes the position p and returns
- * the position after what it read, or NULL with the fault filled in. The position is passed by value, so that it stays in
- * a register. No function reads at or past `end`, none recurses.
+ * There is no tree: the caller knows what may come next and asks for it. Each function takes the position p and
+ * returns the position after what it read, or NULL with the fault filled in. The position is passed by value, so that
+ * it stays in a register. No function reads at or past `end`, none recurses.
  */
 #ifndef WEIGHTMAP_JSON_H
 #define WEIGHTMAP_JSON_H

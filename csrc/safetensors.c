@@ -2,8 +2,8 @@
  *
  *     {"dtype": "F32", "shape": [30522, 384], "data_offsets": [0, 46881792]}
  *
- * and perhaps from "__metadata__" to an object of strings. It is read in one pass, from left to right, and each tensor's
- * values go straight to the columns. The first fault in the text ends the scan.
+ * and perhaps from "__metadata__" to an object of strings. It is read in one pass, from left to right, and each
+ * tensor's values go straight to the columns. The first fault in the text ends the scan.
  *
  * Keys may be spelled with escapes and stand in any order with any white space. Writers use one spelling, so that is
  * tried first, as a comparison of a few bytes; whatever else stands there takes the long way.
@@ -15,7 +15,10 @@ enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL_KEYS = 7, DIMS_MOST = 255, DTYPE_B
 typedef struct {
     wm_json json; /* its row is the number of the tensor being read */
     const uint8_t *dtypes;
-    uint64_t n_dtypes, likely_dtype;
+    uint64_t n_dtypes;
+    uint64_t last_spelling; /* the dtype of the tensor before, in quotes, as a little-endian word, */
+    unsigned last_bytes;    /* and how many bytes of the word count: 0 when there is none so short */
+    uint8_t last_dtype;
     uint64_t cap, dims_cap;
     uint64_t n_dims, names_len; /* finished, so that the rest of the columns is free */
     uint8_t *names;
@@ -32,25 +35,33 @@ static int equal(const uint8_t *string, uint64_t length, const char *text) {
     return length == strlen(text) && memcmp(string, text, length) == 0;
 }
 
-/* Reads a dtype's name and looks it up. `free_bytes` is the scratch. */
-static const uint8_t *read_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes) {
+/* Looks up the dtype's name, in quotes at p. `free_bytes` is the scratch. */
+static const uint8_t *find_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes) {
     const uint8_t *at = p;
     uint8_t field[DTYPE_BYTES] = {0};
-    uint64_t length;
+    uint64_t length, code = 0;
     p = wm_json_string(&s->json, p, free_bytes, &length);
     if (!p) return NULL;
     /* The list is padded with zero bytes, so a name that ends in one is in no list. */
     if (length == 0 || length > DTYPE_BYTES || !free_bytes[length - 1])
         return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
     memcpy(field, free_bytes, length);
-    uint64_t code = s->likely_dtype; /* that of the tensor before: mostly the same */
-    if (code >= s->n_dtypes || memcmp(field, s->dtypes + code * DTYPE_BYTES, DTYPE_BYTES)) {
-        code = 0;
-        while (code < s->n_dtypes && memcmp(field, s->dtypes + code * DTYPE_BYTES, DTYPE_BYTES)) code++;
-        if (code == s->n_dtypes) return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
-        s->likely_dtype = code;
-    }
-    s->dtype[s->json.row] = (uint8_t)code;
+    while (code < s->n_dtypes && memcmp(field, s->dtypes + code * DTYPE_BYTES, DTYPE_BYTES)) code++;
+    if (code == s->n_dtypes) return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
+    s->last_dtype = (uint8_t)code;
+    s->last_bytes = p - at <= 8 ? (unsigned)(p - at) : 0;
+    s->last_spelling = 0;
+    for (unsigned i = 0; i < s->last_bytes; i++) s->last_spelling |= (uint64_t)at[i] << 8 * i;
+    return p;
+}
+
+/* Reads the dtype. Mostly it is that of the tensor before, which a comparison of one word tells. */
+static inline const uint8_t *read_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes) {
+    if (s->last_bytes && s->json.end - p >= 8 && (load_le64(p) ^ s->last_spelling) << (64 - 8 * s->last_bytes) == 0)
+        p += s->last_bytes;
+    else if (!(p = find_dtype(s, p, free_bytes)))
+        return NULL;
+    s->dtype[s->json.row] = s->last_dtype;
     return p;
 }
 
@@ -64,7 +75,6 @@ static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *coun
     if (!json_at(json, p, ']')) {
         for (;;) {
             uint64_t value;
-            p = json_space(json, p);
             if (n == DIMS_MOST) return json_fail(json, WM_FAULT_DIMS, p);
             const uint8_t *next = wm_json_u64(json, p, &value);
             if (!next) return NULL;
@@ -72,7 +82,7 @@ static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *coun
             s->dims[s->n_dims + n++] = value;
             p = json_space(json, next);
             if (!json_at(json, p, ',')) break;
-            p++;
+            p = json_space(json, p + 1);
         }
     }
     *count = n;
@@ -89,20 +99,17 @@ static const uint8_t *read_offsets(const scan *s, const uint8_t *p) {
     return json_token(json, p, ']');
 }
 
+/* 1 when the n bytes at p are those of `text`. With a constant n, this becomes one or two comparisons of words. */
+static inline int spelled(const scan *s, const uint8_t *p, const char *text, size_t n) {
+    return (size_t)(s->json.end - p) >= n && memcmp(p, text, n) == 0;
+}
+
 /* Reads a key of a tensor's object and its colon; *key is 0 when the key is none of the three. */
-static const uint8_t *read_key(const scan *s, const uint8_t *p, uint8_t *free_bytes, int *key) {
-    static const struct {
-        int key;
-        const char *text;
-        uint64_t length; /* of the usual spelling, quotes and colon included */
-    } keys[] = {{DTYPE, "\"dtype\":", 8}, {SHAPE, "\"shape\":", 8}, {OFFSETS, "\"data_offsets\":", 15}};
-    uint64_t left = (uint64_t)(s->json.end - p), length;
-    for (int i = 0; i < 3; i++) {
-        if (left >= keys[i].length && memcmp(p, keys[i].text, keys[i].length) == 0) {
-            *key = keys[i].key;
-            return p + keys[i].length;
-        }
-    }
+static inline const uint8_t *read_key(const scan *s, const uint8_t *p, uint8_t *free_bytes, int *key) {
+    if (spelled(s, p, "\"dtype\":", 8)) return *key = DTYPE, p + 8;
+    if (spelled(s, p, "\"shape\":", 8)) return *key = SHAPE, p + 8;
+    if (spelled(s, p, "\"data_offsets\":", 15)) return *key = OFFSETS, p + 15;
+    uint64_t length;
     p = wm_json_string(&s->json, p, free_bytes, &length);
     if (!p) return NULL;
     *key = equal(free_bytes, length, "dtype")          ? DTYPE
@@ -112,8 +119,8 @@ static const uint8_t *read_key(const scan *s, const uint8_t *p, uint8_t *free_by
     return json_token(&s->json, p, ':');
 }
 
-/* Reads a tensor's object, from its brace on, into row json.row of the columns. Its name, of name_len bytes, lies behind
- * the finished ones. */
+/* Reads a tensor's object, from its brace on, into row json.row of the columns. Its name, of name_len bytes, lies
+ * behind the finished ones. */
 static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) {
     const wm_json *json = &s->json;
     uint8_t *free_bytes = scratch(s, name_len);
@@ -123,19 +130,18 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
     p = json_space(json, p);
     if (!json_at(json, p, '}')) {
         for (;;) {
-            const uint8_t *at = p = json_space(json, p);
+            const uint8_t *at = p;
             int key;
             if (!(p = read_key(s, p, free_bytes, &key))) return NULL;
             if (key == 0 || (seen & key)) return json_fail(json, WM_FAULT_JSON_KEY, at);
             seen |= key;
-            p = json_space(json, p);
-            if (key == DTYPE) p = read_dtype(s, p, free_bytes);
+            if (key == DTYPE) p = read_dtype(s, json_space(json, p), free_bytes);
             else if (key == SHAPE) p = read_shape(s, p, &count);
             else p = read_offsets(s, p);
             if (!p) return NULL;
             p = json_space(json, p);
             if (!json_at(json, p, ',')) break;
-            p++;
+            p = json_space(json, p + 1);
         }
     }
     if (!(p = json_token(json, p, '}'))) return NULL;
@@ -151,7 +157,7 @@ static const uint8_t *read_members(scan *s, const uint8_t *p, uint32_t *bounds, 
     p = json_space(json, p);
     if (json_at(json, p, '}')) return p + 1;
     for (;;) {
-        const uint8_t *at = p = json_space(json, p);
+        const uint8_t *at = p;
         uint8_t *name = scratch(s, 0);
         uint64_t name_len;
         if (!(p = wm_json_string(json, p, name, &name_len))) return NULL;
@@ -174,7 +180,7 @@ static const uint8_t *read_members(scan *s, const uint8_t *p, uint32_t *bounds, 
         }
         p = json_space(json, p);
         if (!json_at(json, p, ',')) return json_token(json, p, '}');
-        p++;
+        p = json_space(json, p + 1);
     }
 }
 

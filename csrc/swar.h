@@ -1,8 +1,9 @@
 /* SWAR, "SIMD within a register": eight bytes are looked at as one 64-bit word.
  *
- * A mark is bit 7 of a byte. The tests below set the mark of each byte that has the property asked for. Subtraction may
- * carry a borrow into the bytes above a marked one and mark these wrongly, but never those below it: the lowest mark
- * is always right, and so is the absence of marks. Words are loaded little-endian, so the lowest byte is the first.
+ * A mark is bit 7 of a byte. The tests below set the mark of each byte that has the property asked for. Subtraction
+ * borrows from the bytes above a marked one and may mark these wrongly, but never those below it: the lowest mark is
+ * always right, and so is the absence of marks. That survives OR, but not inversion. Words are loaded little-endian, so
+ * the lowest byte is the first.
  */
 #ifndef WEIGHTMAP_SWAR_H
 #define WEIGHTMAP_SWAR_H

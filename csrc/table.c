@@ -180,18 +180,16 @@ int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_colu
     }
     *used = pos;
 
-    /* All names together being UTF-8 is not enough: a sequence may straddle two names. A name that begins with a
-     * continuation byte shows that; where the whole is not UTF-8, each name tells by itself. */
+    /* All names together being UTF-8 is not enough: a sequence may straddle two names, and then the second begins with a
+     * continuation byte. Where either is so, each name is looked at by itself. */
     int whole = wm_utf8_valid(names, pos);
-    for (uint64_t row = 0; row < n; row++) {
-        uint64_t length = position[row + 1] - position[row];
-        if (length == 0) continue;
-        const uint8_t *name = names + position[row];
-        if (whole ? (name[0] & 0xC0) == 0x80 : !wm_utf8_valid(name, length)) {
-            wm_fail(fault, WM_FAULT_NAME_UTF8, row, position[row], name[0], 0);
+    for (uint64_t row = 0; row < n && whole; row++)
+        whole = position[row + 1] == position[row] || (names[position[row]] & 0xC0) != 0x80;
+    for (uint64_t row = 0; row < n && !whole; row++)
+        if (!wm_utf8_valid(names + position[row], position[row + 1] - position[row])) {
+            wm_fail(fault, WM_FAULT_NAME_UTF8, row, position[row], 0, 0);
             goto done;
         }
-    }
 
     for (uint64_t row = 0; row < n;) {
         uint64_t count = n - row < CHUNK ? n - row : CHUNK;

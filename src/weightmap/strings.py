@@ -16,7 +16,7 @@ from weightmap import kernels
 from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -152,20 +152,21 @@ class Vocabulary(Sequence[str]):
         Returns the `StringTable`; called at the first use. Raises a `FormatError` when the tokens are damaged.
     count : int
         Number of tokens.
-    special_ids : mapping of str to int
-        Ids of the special tokens by name.
+    special_ids : callable
+        Returns the ids of the special tokens by name; called at the first use.
 
     Notes
     -----
     A token that stands twice (legal in WordPiece vocabularies) is found at its first id.
     """
 
-    __slots__ = ("_count", "_load", "_special_ids", "_table")
+    __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table")
 
-    def __init__(self, load: Callable[[], StringTable], count: int, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, load: Callable[[], StringTable], count: int, special_ids: Callable[[], dict[str, int]] = dict) -> None:
         self._load = load
         self._count = count
-        self._special_ids = dict(special_ids)
+        self._load_special_ids = special_ids
+        self._special_ids: dict[str, int] | None = None
         self._table: StringTable | None = None
 
     @property
@@ -179,7 +180,10 @@ class Vocabulary(Sequence[str]):
     @property
     def special_ids(self) -> dict[str, int]:
         """Ids of the special tokens the file names: pad, unk, cls, sep, mask. Empty where the format has none."""
-        return dict(self._special_ids)
+        ids = self._special_ids
+        if ids is None:
+            ids = self._special_ids = self._load_special_ids()
+        return dict(ids)
 
     def __len__(self) -> int:
         return self._count

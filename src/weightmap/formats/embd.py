@@ -162,10 +162,11 @@ def _check_size(header: Header, size: int) -> None:
 def _parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options) -> Content:
     warnings: list[str] = []
     _check_header(source, head, header, footer, options, warnings)
-    metadata = _Metadata(source, header)
+    metadata_offset = header.metadata_offset
+    metadata = _take(source, head, metadata_offset, header.metadata_size)
     if options.checked:
-        metadata.check(warnings)
-    vocab = _vocabulary(source, header) if header.flags & VOCAB_EMBEDDED else None
+        _check_metadata(metadata, metadata_offset, warnings)
+    vocab = _vocabulary(source, head, header) if header.flags & VOCAB_EMBEDDED else None
     rules = Rules(
         _DTYPES,
         header.tensor_data_offset,
@@ -185,7 +186,14 @@ def _parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, 
     def verify(run: Verification) -> None:
         _verify_spec(run, header, footer, rules, vocab)
 
-    return Content("spec", table, load_metadata=metadata.load, verify=verify, vocab=vocab, warnings=warnings)
+    return Content(
+        "spec",
+        table,
+        load_metadata=lambda: _load_metadata(metadata, metadata_offset),
+        verify=verify,
+        vocab=vocab,
+        warnings=warnings,
+    )
 
 
 def _table(index: NDArray[np.uint8], header: Header, rules: Rules) -> RecordTable:
@@ -231,96 +239,87 @@ def _check_header(  # noqa: C901 - the checks stand in the order of the fields
     if bool(flags & VOCAB_EMBEDDED) != bool(header.vocab_size) or (not header.vocab_size and header.vocab_offset):
         expected = "set together with a vocab_size above 0; without it, vocab_offset and vocab_size are 0"
         raise _error(LayoutError, "vocab_size", header.vocab_size, expected, "the flag VOCAB_EMBEDDED contradicts vocab_size, which")
-    count, limits = header.tensor_index_count, options.limits
-    limits.check("max_tensors", count, "tensor_index_count", offset=32)
+    limits, limit = options.limits, source.size - FOOTER.size
+    limits.check("max_tensors", header.tensor_index_count, "tensor_index_count", offset=32)
     limits.check("max_header_bytes", header.metadata_size, "metadata_size", offset=16)
-    sections = [("metadata_offset", header.metadata_offset, header.metadata_size)]
-    if header.metadata_offset == 0 and header.metadata_size == 0:
-        sections = []
+    end = HEADER.size
+    if header.metadata_offset or header.metadata_size:
+        end = _check_section("metadata_offset", header.metadata_offset, header.metadata_size, end, limit)
     if header.vocab_size:
-        sections.append(("vocab_offset", header.vocab_offset, header.vocab_size))
-    sections.append(("tensor_index_offset", header.tensor_index_offset, DESCRIPTOR.size * count))
-    sections.append(("tensor_data_offset", header.tensor_data_offset, header.tensor_data_size))
-    end, limit = HEADER.size, source.size - FOOTER.size
-    for field, start, length in sections:
-        if start < end:
-            expected = f"at least {end}, the end of what lies before it"
-            raise _error(LayoutError, field, start, expected, f"two sections overlap: {field}")
-        if field != "tensor_data_offset":
-            _check_gap(field, end, start)
-        if start > limit or length > limit - start:
-            cls = TruncatedError if start + length > source.size else LayoutError
-            what = f"the section at {field} does not fit in the file: its end"
-            raise _error(cls, field, start + length, f"at most {limit}, where the footer begins", what)
-        end = start + length
-    _check_gap("tensor_data_size", end, limit)
+        end = _check_section("vocab_offset", header.vocab_offset, header.vocab_size, end, limit)
+    end = _check_section("tensor_index_offset", header.tensor_index_offset, DESCRIPTOR.size * header.tensor_index_count, end, limit)
+    if header.tensor_data_offset < end or header.tensor_data_size != limit - header.tensor_data_offset:
+        end = _check_section("tensor_data_offset", header.tensor_data_offset, header.tensor_data_size, end, limit, names=True)
+        _check_gap("tensor_data_size", end, limit)
     limits.check("max_header_bytes", header.tensor_data_offset - header.tensor_index_offset, "size of the tensor index", offset=28)
 
 
-class _Metadata:
-    """The metadata section: read into private bytes once, turned into Python strings at the first use."""
-
-    def __init__(self, source: Source, header: Header) -> None:
-        self.offset, self.size = header.metadata_offset, header.metadata_size
-        self._raw = source.pread(self.offset, self.size) if self.size else b""
-
-    def _bounds(self) -> Any:
-        """Walk the entries; return the bounds of keys and values."""
-        raw = self._raw
-        if len(raw) < PAIR.size:
-            if not raw:
-                return np.zeros(1, np.uint32)
-            raise _error(LayoutError, "metadata_size", len(raw), "at least 8, the counts that the section begins with")
-        count, _ = PAIR.unpack_from(raw)
-        if count > (len(raw) - PAIR.size) // 4:
-            what, expected = "metadata entry_count", f"at most {(len(raw) - PAIR.size) // 4}: an entry takes 4 bytes or more"
-            raise TruncatedError(what, field="entry_count", offset=self.offset, actual=count, expected=expected)
-        bounds = np.empty(2 * count + 1, np.uint32)
-        walked = kernels.walk_pairs(raw[PAIR.size :], count, bounds)
-        if walked < 0:
-            msg = f"metadata entry {-1 - walked} of {count} runs past the end of its section"
-            raise LayoutError(msg, field="metadata", offset=self.offset)
-        if walked != len(raw) - PAIR.size:
-            expected = f"{walked + PAIR.size}: the {count} entries end there"
-            raise _error(LayoutError, "metadata_size", len(raw), expected)
-        return bounds
-
-    def check(self, warnings: list[str]) -> None:
-        """Check the structure and the uniqueness of keys."""
-        raw = self._raw
-        bounds = self._bounds().tolist()
-        if len(bounds) > 1 or raw:
-            total = PAIR.unpack_from(raw)[1]
-            if total != len(raw) - PAIR.size:
-                warnings.append(f"total_size of the metadata is {total}, expected {len(raw) - PAIR.size} (at byte {self.offset + 4})")
-        keys = {raw[PAIR.size + bounds[i] : PAIR.size + bounds[i + 1]] for i in range(0, len(bounds) - 1, 2)}
-        if len(keys) != len(bounds) // 2:
-            msg = "a metadata key stands there twice"
-            raise LayoutError(msg, field="metadata", offset=self.offset)
-        if not raw.isascii():
-            self.load()
-
-    def load(self) -> dict[str, Any]:
-        """Return the entries, in file order."""
-        raw, bounds = self._raw[PAIR.size :], self._bounds().tolist()
-        entries = {}
-        for i in range(0, len(bounds) - 1, 2):
-            key, value = raw[bounds[i] : bounds[i + 1]], raw[bounds[i + 1] : bounds[i + 2] - 4]
-            try:
-                entries[str(key, "utf-8")] = str(value, "utf-8")
-            except UnicodeDecodeError as error:
-                msg = f"metadata entry {i // 2} is not UTF-8: {key[:40]!r} ({error.reason})"
-                raise FormatError(msg, field="metadata", offset=self.offset) from None
-        return entries
+def _check_section(field: str, start: int, size: int, end: int, limit: int, *, names: bool = False) -> int:
+    """Check that a section begins at `end` or within the padding after it, and ends before `limit`; return where it ends."""
+    if start < end:
+        expected = f"at least {end}, the end of what lies before it"
+        raise _error(LayoutError, field, start, expected, f"two sections overlap: {field}")
+    if not names and start - end >= ALIGNMENT:  # names lie before the data; how long they are is known later
+        _check_gap(field, end, start)
+    if start > limit or size > limit - start:
+        cls = TruncatedError if start + size > limit + FOOTER.size else LayoutError
+        what = f"the section at {field} does not fit in the file: its end"
+        raise _error(cls, field, start + size, f"at most {limit}, where the footer begins", what)
+    return start + size
 
 
-def _vocabulary(source: Source, header: Header) -> Vocabulary:
-    """Read the sub-header and the special ids. The tokens are scanned at the first use."""
+def _take(source: Source, head: bytes, offset: int, size: int) -> bytes:
+    """Return bytes of the file, from its first page where they lie there."""
+    end = offset + size
+    return head[offset:end] if end <= len(head) else source.pread(offset, size)
+
+
+def _check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
+    """Check the structure of the metadata section, its UTF-8 and the uniqueness of its keys."""
+    if not raw:
+        return
+    if len(raw) < PAIR.size:
+        raise _error(LayoutError, "metadata_size", len(raw), "at least 8, the counts that the section begins with")
+    count, total = PAIR.unpack_from(raw)
+    fault = kernels.pairs_check(raw[PAIR.size :], count)
+    if fault is not None:
+        raise _metadata_error(fault, count, raw, offset)
+    if total != len(raw) - PAIR.size:
+        warnings.append(f"total_size of the metadata is {total}, expected {len(raw) - PAIR.size} (at byte {offset + 4})")
+
+
+def _metadata_error(fault: kernels.Fault, count: int, raw: bytes, offset: int) -> FormatError:
+    at = offset + PAIR.size + fault.at
+    if fault.code == kernels.FAULTS["NAME_UTF8"]:
+        return FormatError(f"metadata entry {fault.row} is not UTF-8", field="metadata", offset=at)
+    if fault.code == kernels.FAULTS["NAME_RANGE"] and fault.row == count:
+        return _error(LayoutError, "metadata_size", len(raw), f"{fault.at + PAIR.size}: the {count} entries end there")
+    if fault.code == kernels.FAULTS["NAME_RANGE"]:
+        expected = f"fewer, or a section longer than {len(raw)} bytes: entry {fault.row} runs past its end"
+        return TruncatedError("metadata entry_count", field="entry_count", offset=offset, actual=count, expected=expected)
+    return LayoutError(f"metadata entry {fault.row} has a key that an entry before it has", field="metadata", offset=offset)
+
+
+def _load_metadata(raw: bytes, offset: int) -> dict[str, Any]:
+    """Return the entries, in file order."""
+    _check_metadata(raw, offset, [])
+    entries: dict[str, Any] = {}
+    at = PAIR.size
+    while at < len(raw):
+        key, value = struct.unpack_from("<2H", raw, at)
+        middle = at + 4 + key
+        entries[str(raw[at + 4 : middle], "utf-8")] = str(raw[middle : middle + value], "utf-8")
+        at = middle + value
+    return entries
+
+
+def _vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
+    """Read the sub-header. The special ids and the tokens are read at the first use."""
     start, size = header.vocab_offset, header.vocab_size
     least = VOCAB_HEADER.size + SPECIAL.size
     if size < least:
         raise _error(TruncatedError, "vocab_size", size, f"at least {least}")
-    count, total, special = VOCAB_HEADER.unpack(source.pread(start, VOCAB_HEADER.size))
+    count, total, special = VOCAB_HEADER.unpack(_take(source, head, start, VOCAB_HEADER.size))
     if count > (size - least) // 2:
         what, expected = "vocabulary token_count", f"at most {(size - least) // 2}: a token takes 2 bytes or more"
         raise TruncatedError(what, field="token_count", offset=start, actual=count, expected=expected)
@@ -329,17 +328,19 @@ def _vocabulary(source: Source, header: Header) -> Vocabulary:
         what, expected = "vocabulary total_size", f"{size - least}, by vocab_size"
         raise cls(what, field="total_size", offset=start + 4, actual=total, expected=expected)
     # Absolute when that lies within the vocabulary, else relative to it.
-    at = special if start <= special <= start + size - SPECIAL.size else start + special
-    if at not in (start + VOCAB_HEADER.size, start + size - SPECIAL.size):
-        what = "vocabulary special_tokens"
-        expected = f"{start + size - SPECIAL.size} or {start + VOCAB_HEADER.size}: the ids lie behind the tokens or before them"
+    behind, before = start + size - SPECIAL.size, start + VOCAB_HEADER.size
+    at = special if start <= special <= behind else start + special
+    if at not in (behind, before):
+        what, expected = "vocabulary special_tokens", f"{behind} or {before}: the ids lie behind the tokens or before them"
         raise LayoutError(what, field="special_tokens", offset=start + 8, actual=special, expected=expected)
-    first = start + VOCAB_HEADER.size + (SPECIAL.size if at == start + VOCAB_HEADER.size and total else 0)
-    ids = SPECIAL.unpack(source.pread(at, SPECIAL.size))
-    special_ids = {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
+    first = before if at == behind else before + SPECIAL.size
 
     def load() -> StringTable:
         return _tokens(source.octets[first : first + total], count, first, 2)
+
+    def special_ids() -> dict[str, int]:
+        ids = SPECIAL.unpack(source.octets[at : at + SPECIAL.size])
+        return {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
 
     return Vocabulary(load, count, special_ids)
 
@@ -361,10 +362,8 @@ def _verify_spec(run: Verification, header: Header, footer: tuple[Any, ...], rul
         raise LayoutError("the header changed after the file was opened", offset=0)
     run.checked("header checksum")
     # Everything again on private bytes, so that the verdict is about what was read.
-    private = _private_source(run, prefix)
-    metadata = _Metadata(private, header)
-    metadata.check([])
-    missing = [key for key in REQUIRED_KEYS if key not in metadata.load()]
+    metadata = _load_metadata(prefix[header.metadata_offset :][: header.metadata_size], header.metadata_offset)
+    missing = [key for key in REQUIRED_KEYS if key not in metadata]
     if missing:
         run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
     run.checked("metadata")
@@ -374,7 +373,7 @@ def _verify_spec(run: Verification, header: Header, footer: tuple[Any, ...], rul
         run.warn("a tensor has an empty name")
     run.checked("tensor index: ranges, names and their hashes")
     if vocab is not None:
-        _verify_vocabulary(run, _vocabulary(private, header))
+        _verify_vocabulary(run, _vocabulary(_private_source(run, prefix), prefix, header))
     _verify_padding(run, prefix, header, table)
 
     data_crc, tail = 0, b""
@@ -565,7 +564,7 @@ def _simple_vocabulary(reader: _Reader, options: Options) -> Vocabulary | None:
         msg = f"the file ends within token {-1 - walked} of {count}"
         raise TruncatedError(msg, field="vocabulary", offset=reader.source.size)
     reader.position = start + walked
-    return Vocabulary(lambda: _tokens(data[:walked], count, start, 4), count, {})
+    return Vocabulary(lambda: _tokens(data[:walked], count, start, 4), count)
 
 
 # ------------------------------------------------------------------------------------------------------- writing

@@ -1,0 +1,288 @@
+"""The hash index over strings, against a dict, and under attack."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.scan_support import Arena, pack, u8, u32
+from weightmap._kernels import ffi, lib
+
+DATA, BOUNDS, SLOTS, NAMES = (Arena(1 << 20) for _ in range(4))
+BAD, FLOOD = -1, -2
+GOLDEN = 0x9E3779B9
+
+
+def capacity_for(n: int) -> int:
+    """Return the smallest capacity that the contract allows for n strings."""
+    capacity = 1
+    while 3 * capacity < 4 * n:
+        capacity *= 2
+    return capacity
+
+
+class Index:
+    """An index in C over `strings`; data, bounds and slots end at a page that must not be touched if they are small."""
+
+    def __init__(self, strings: list[bytes], gap: int = 0, capacity: int | None = None) -> None:
+        if gap:
+            blob, bounds = pack(strings, gap)
+        else:
+            blob, bounds = b"".join(strings), np.cumsum([0, *map(len, strings)]).astype(np.uint32)
+        capacity = capacity or capacity_for(len(strings))
+        if max(len(blob), bounds.nbytes, 4 * capacity) <= DATA.size:
+            data, self.bounds, self.slots = DATA.put(blob), BOUNDS.array(len(bounds), "u4"), SLOTS.array(capacity, "u4")
+            self.bounds[:] = bounds
+        else:
+            data, self.bounds, self.slots = u8(blob), bounds, np.zeros(capacity, np.uint32)
+        self.strings = strings
+        self.base = (data, len(blob), u32(self.bounds), len(strings), gap)
+        self.table = (u32(self.slots), capacity)
+        duplicate, original = ffi.new("uint64_t *", 99), ffi.new("uint64_t *", 99)
+        self.result = lib.wm_index_build(*self.base, *self.table, duplicate, original)
+        self.twins = (duplicate[0], original[0])
+
+    def find(self, name: bytes) -> int:
+        """Look one name up."""
+        return lib.wm_index_find(*self.base, *self.table, NAMES.put(name), len(name))
+
+    def find_many(self, names: list[bytes]) -> list[int]:
+        """Look names up in one call."""
+        bounds = np.cumsum([0, *map(len, names)]).astype(np.uint32)
+        out = np.full(len(names), -7, np.int64)
+        blob = b"".join(names)
+        pointer = NAMES.put(blob) if len(blob) <= NAMES.size else u8(blob)
+        pointers = (pointer, len(blob), u32(bounds), len(names), ffi.from_buffer("int64_t[]", out))
+        assert lib.wm_index_find_many(*self.base, *self.table, *pointers) == 0
+        return out.tolist()
+
+
+def fnv1a(blocks: np.ndarray, state: int = 0x811C9DC5) -> np.ndarray:
+    """FNV-1a 32 of each row of bytes, beginning in `state`."""
+    hashes = np.full(len(blocks), state, np.uint32)
+    for column in blocks.T:
+        hashes = (hashes ^ column) * np.uint32(0x01000193)
+    return hashes
+
+
+@functools.cache
+def colliding() -> list[bytes]:
+    """Return 512 different names with one and the same FNV-1a 32 hash.
+
+    Two blocks that lead from one state to the same next state can stand for each other. k such pairs one after another
+    give 2^k names. A pair is a coincidence among some 200,000 blocks: the birthday paradox.
+    """
+    names, state = [b""], 0x811C9DC5
+    rng = np.random.default_rng(11)
+    while len(names) < 512:
+        blocks = np.unique(rng.integers(97, 123, (200_000, 6), np.uint8), axis=0)
+        hashes = fnv1a(blocks, state)
+        order = np.argsort(hashes)
+        same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+        if not same.size:
+            continue
+        one, two = blocks[order[same[0]]], blocks[order[same[0] + 1]]
+        names = [name + block.tobytes() for name in names for block in (one, two)]
+        state = int(fnv1a(one[None], state)[0])
+    assert len(set(names)) == len(names)
+    assert {lib.wm_fnv1a32(u8(name), len(name)) for name in names} == {state}
+    return names
+
+
+def words(n: int, seed: int = 0) -> list[bytes]:
+    """Return n different random words."""
+    rng = random.Random(seed)
+    found: dict[bytes, None] = {}
+    while len(found) < n:
+        found[bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(1, 10)))] = None
+    return list(found)
+
+
+# ------------------------------------------------------------------------------------------------------- as a dict
+@given(st.lists(st.binary(max_size=3), max_size=80), st.sampled_from([0, 2, 4]), st.sampled_from([1, 2, 8]))
+def test_index_is_a_dict(strings, gap, room):
+    """Each string is found under its first number, strings that are not there are not, repeated ones are counted."""
+    expected: dict[bytes, int] = {}
+    twins = []
+    for i, string in enumerate(strings):
+        if string in expected:
+            twins.append((i, expected[string]))
+        expected.setdefault(string, i)
+    index = Index(strings, gap, capacity_for(len(strings)) * room)
+    assert index.result == len(twins)
+    assert index.twins == (twins[0] if twins else (99, 99))
+    names = [*strings, b"", b"\0", b"zzzz", *(s + b"\0" for s in strings), *(s[:-1] for s in strings)]
+    assert [index.find(name) for name in names] == [expected.get(name, -1) for name in names]
+    assert index.find_many(names) == [expected.get(name, -1) for name in names]
+
+
+# Around the chunks of 1024 names, the lines of 16 slots, and three quarters of powers of two.
+@pytest.mark.parametrize(
+    "n", [0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 48, 96, 767, 768, 769, 1023, 1024, 1025, 3072, 49152, 196608]
+)
+def test_full_tables_are_no_flood(n):
+    """With the smallest capacity allowed, up to three quarters full, ordinary names are all found and are no flood."""
+    names = words(n)
+    index = Index(names)
+    assert index.result == 0
+    assert index.find_many(names) == list(range(n))
+    assert index.find(b"not there") == -1
+
+
+def test_names_of_a_model_are_no_flood():
+    """100,000 names that differ in a number only are indexed without a flood."""
+    names = [f"model.layers.{i // 10}.experts.{i % 10}.weight".encode() for i in range(98_304)]
+    index = Index(names, 2)
+    assert index.result == 0
+    assert index.find_many(names) == list(range(98_304))
+
+
+def test_a_million_equal_strings_are_no_flood():
+    """Equal strings are duplicates, not a flood: the first is kept, the others are counted."""
+    index = Index([b"first", *[b"same"] * 1_000_000], 2)
+    assert index.result == 999_999
+    assert index.twins == (2, 1)
+    assert index.find(b"same") == 1
+
+
+def test_find_many_without_names():
+    """No names give no results."""
+    assert Index([b"a"]).find_many([]) == []
+
+
+def test_empty_index():
+    """An index over nothing finds nothing, not even the empty name, and takes null pointers."""
+    index = Index([])
+    assert index.result == 0
+    assert index.find(b"") == -1
+    assert index.find_many([b"", b"a"]) == [-1, -1]
+    slots = np.zeros(1, np.uint32)
+    nothing = (ffi.NULL, 0, ffi.NULL, 0, 0, u32(slots), 1)
+    assert lib.wm_index_build(*nothing, ffi.NULL, ffi.NULL) == 0
+    assert lib.wm_index_find(*nothing, ffi.NULL, 0) == -1
+
+
+# ---------------------------------------------------------------------------------------------------------- floods
+def test_a_few_collisions_are_told_apart():
+    """Sixty-five names of one hash are all found: the last met sixty-four others."""
+    names = colliding()[:65]
+    index = Index([*words(100), *names])
+    assert index.result == 0
+    assert index.find_many(names) == list(range(100, 165))
+
+
+def test_collision_flood_is_refused():
+    """Names of one hash by the hundred are refused, though the table has room."""
+    assert Index(colliding()[:66]).result == FLOOD
+    assert Index([*words(1000), *colliding()[:300]], capacity=1 << 16).result == FLOOD
+
+
+def test_look_up_of_a_colliding_name_is_bounded():
+    """A name that has the hash of sixty-five others and is none of them is not found."""
+    names = colliding()[:67]
+    index = Index(names[:65])
+    assert index.result == 0
+    assert index.find(names[65]) == -1
+    assert index.find_many(names) == [*range(65), -1, -1]
+
+
+def test_duplicates_among_colliding_names():
+    """Of colliding names too, repeated ones are told from new ones."""
+    names = colliding()[:60]
+    index = Index(names * 3)
+    assert index.result == 120
+    assert index.twins == (60, 0)
+
+
+def test_flood_of_one_place_is_refused():
+    """Names of different hashes that all want the same few slots are refused past 256."""
+    numbers = np.arange(100_000)
+    blocks = np.stack([numbers // 26**k % 26 + 97 for k in range(4)], axis=1).astype(np.uint8)
+    hashes = fnv1a(blocks)
+    homes = hashes * np.uint32(GOLDEN) >> np.uint32(32 - 10) >> np.uint32(4)  # capacity 1024: 64 lines of 16 slots
+    crowd = [blocks[i].tobytes() for i in np.flatnonzero(homes == 5)]
+    assert len(crowd) > 300
+    assert len({int(fnv1a(np.frombuffer(name, np.uint8)[None])[0]) for name in crowd}) > 300
+    assert Index(crowd[:256], capacity=1024).result == 0
+    assert Index(crowd[:256], capacity=1024).find_many(crowd[:257]) == [*range(256), -1]
+    assert Index(crowd[:257], capacity=1024).result == FLOOD
+
+
+# ------------------------------------------------------------------------------------------------- bad arguments
+@pytest.mark.parametrize("capacity", [0, 3, 5, 6, 7, 2**32 + 1, 2**33, 2**63, 2**64 - 1, 1, 2, 4])
+def test_capacity_must_be_a_power_of_two_with_room(capacity):
+    """Four strings need a power of two from 8 on, at most 2^32; anything else is refused before a slot is touched."""
+    names = [b"a", b"b", b"c", b"d"]
+    index = Index(names, capacity=8)
+    base, name = index.base, u8(b"a")
+    before = index.slots.copy()
+    out = ffi.new("int64_t[1]", [5])
+    assert lib.wm_index_build(*base, index.table[0], capacity, ffi.NULL, ffi.NULL) == BAD
+    assert lib.wm_index_find(*base, index.table[0], capacity, name, 1) == -1
+    assert lib.wm_index_find_many(*base, index.table[0], capacity, name, 1, u32(np.array([0, 1], "u4")), 1, out) == BAD
+    assert (index.slots == before).all()
+
+
+@pytest.mark.parametrize("n", [2**32 - 1, 2**32, 2**63, 2**64 - 1])
+def test_more_strings_than_numbers(n):
+    """A count that no capacity serves is refused before the bounds are looked at."""
+    slots = np.zeros(16, np.uint32)
+    assert lib.wm_index_build(ffi.NULL, 0, ffi.NULL, n, 0, u32(slots), 16, ffi.NULL, ffi.NULL) == BAD
+    assert lib.wm_index_build(ffi.NULL, 0, ffi.NULL, n, 0, u32(slots), 2**32, ffi.NULL, ffi.NULL) == BAD
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=12), st.sampled_from([0, 2, 4]))
+def test_bounds_are_checked(numbers, gap):
+    """Bounds that fall or leave the data are refused; nothing outside the data is read."""
+    data = b"abcdefghijklmnopqrstuvwxyz0123"
+    good = all(b + gap <= e and e - gap <= len(data) for b, e in itertools.pairwise(numbers))
+    bounds, n = np.array(numbers, np.uint32), len(numbers) - 1
+    slots = np.zeros(capacity_for(n), np.uint32)
+    base = (DATA.put(data), len(data), u32(bounds), n, gap)
+    assert (lib.wm_index_build(*base, u32(slots), len(slots), ffi.NULL, ffi.NULL) >= 0) == good
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=6), st.sampled_from([0, 2, 4, 2**32 - 1]))
+def test_extreme_bounds_are_refused(numbers, gap):
+    """Bounds and gaps near 2^32 do not wrap into the data, neither of the strings nor of the names."""
+    data = b"abc"
+    good = all(b + gap <= e and e - gap <= len(data) for b, e in itertools.pairwise(numbers))
+    bounds, n = np.array(numbers, np.uint32), len(numbers) - 1
+    slots = np.zeros(8, np.uint32)
+    base = (DATA.put(data), len(data), u32(bounds), n, gap)
+    assert (lib.wm_index_build(*base, u32(slots), 8, ffi.NULL, ffi.NULL) >= 0) == good
+    index = Index([b"abc", b"b"])
+    out = ffi.new("int64_t[]", n)
+    result = lib.wm_index_find_many(*index.base, *index.table, NAMES.put(data), len(data), u32(bounds), n, out)
+    rising = all(b <= e <= len(data) for b, e in itertools.pairwise(numbers))
+    assert result == (0 if rising else BAD)
+
+
+def test_look_up_in_junk():
+    """Whatever the slots, bounds and data hold, a look-up ends within its memory and gives no string that differs."""
+    rng = np.random.default_rng(5)
+    hits = 0
+    for turn in range(3000):
+        n, gap = int(rng.integers(0, 49)), int(rng.integers(0, 4))
+        data = rng.integers(97, 99, int(rng.integers(0, 60)), np.uint8).tobytes()
+        bounds, slots = BOUNDS.array(n + 1, "u4"), SLOTS.array(64, "u4")
+        limit = 2**32 if turn % 3 == 0 else 64
+        bounds[:] = rng.integers(0, limit, n + 1) if turn % 2 else np.sort(rng.integers(0, len(data) + gap + 1, n + 1))
+        slots[:] = rng.integers(0, 2**32, 64) if turn % 5 == 0 else rng.integers(0, n + 2, 64)
+        name = data[: int(rng.integers(0, 4))]
+        hash_bits = lib.wm_fnv1a32(u8(name), len(name)) & ~((1 << n.bit_length()) - 1)
+        if turn % 5:
+            slots |= np.uint32(hash_bits)  # so that every slot claims to be a candidate
+        base = (DATA.put(data), len(data), u32(bounds), n, gap, u32(slots), 64)
+        found = lib.wm_index_find(*base, NAMES.put(name), len(name))
+        assert -1 <= found < n
+        if found >= 0:
+            hits += 1
+            assert data[bounds[found] : bounds[found + 1] - gap] == name
+    assert hits > 100

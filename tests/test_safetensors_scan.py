@@ -1,0 +1,472 @@
+"""The scan of a safetensors header, against Python's json and explicit rules."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.scan_support import Arena
+from weightmap._kernels import ffi, lib
+
+# The order means nothing to C: it returns the position in this list. One name fills its field of 16 bytes.
+DTYPES = ("F32", "F16", "BF16", "F64", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3", "F", "SIXTEEN_LETTERS_")
+DTYPE_TABLE = b"".join(name.encode().ljust(16, b"\0") for name in DTYPES)
+INPUT, TABLE = Arena(1 << 20), Arena(4096)
+TYPES = {"names": "u1", "bounds": "u4", "dtype": "u1", "dims": "u8", "dim_bounds": "u4", "begin": "u8", "end": "u8"}
+OUTPUTS = {name: Arena(1 << 22) for name in TYPES}
+DEPTH, DIMS = 64, 255
+FAULT = {
+    name.removeprefix("WM_FAULT_JSON_").removeprefix("WM_FAULT_"): getattr(lib, name)
+    for name in dir(lib)
+    if name.startswith("WM_FAULT_")
+}
+
+
+class ScanError(Exception):
+    """What the scan found wrong: (name of the code, row, at)."""
+
+
+def scan(text: bytes, *, cap: int | None = None, dims_cap: int | None = None):
+    """Scan in C; return a list of tensors and the text of the metadata, or raise ScanError.
+
+    The text and all columns end at a page that must not be touched, and the columns are as small as the contract says
+    they can be.
+    """
+    n = len(text)
+    cap = n // 48 + 1 if cap is None else cap
+    dims_cap = n // 2 if dims_cap is None else dims_cap
+    sizes = (n, cap + 1, cap, dims_cap, cap + 1, cap, cap)
+    arrays = {name: OUTPUTS[name].array(size, dtype) for (name, dtype), size in zip(TYPES.items(), sizes, strict=True)}
+    pointers = {name: OUTPUTS[name].end(a.nbytes, f"uint{a.itemsize * 8}_t *") for name, a in arrays.items()}
+    out, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
+    args = (INPUT.put(text), n, TABLE.put(DTYPE_TABLE), len(DTYPES), cap, dims_cap, *pointers.values(), out)
+    result = lib.wm_safetensors_scan(*args, fault)
+    assert lib.wm_safetensors_scan(*args, ffi.NULL) == result
+    if result:
+        assert result == -1
+        assert 0 <= fault.at <= n
+        assert fault.row <= cap
+        raise ScanError(next(name for name, code in FAULT.items() if code == fault.code), fault.row, fault.at)
+    assert fault.code == FAULT["NONE"]
+    bounds, dim_bounds = arrays["bounds"].tolist(), arrays["dim_bounds"].tolist()
+    names, dims = arrays["names"].tobytes(), arrays["dims"].tolist()
+    assert (bounds[0], bounds[out.n_tensors]) == (0, out.names_len)
+    assert (dim_bounds[0], dim_bounds[out.n_tensors]) == (0, out.n_dims)
+    tensors = [
+        (
+            names[bounds[i] : bounds[i + 1]].decode(),
+            DTYPES[arrays["dtype"][i]],
+            dims[dim_bounds[i] : dim_bounds[i + 1]],
+            [int(arrays["begin"][i]), int(arrays["end"][i])],
+        )
+        for i in range(out.n_tensors)
+    ]
+    if not out.metadata_begin:
+        assert out.metadata_end == 0
+        return tensors, None
+    return tensors, text[out.metadata_begin : out.metadata_end].decode()
+
+
+# --------------------------------------------------------------------------------------------------------- oracle
+class Members(list):
+    """A JSON object as its pairs, so that repeated keys are seen."""
+
+
+class Number(str):
+    """A JSON number as it is spelled."""
+
+    __slots__ = ()
+
+
+def refuse(_: str) -> None:
+    """Take no constant."""
+    msg = "NaN and Infinity are no JSON"
+    raise ValueError(msg)
+
+
+def parse(text: str):
+    """Parse JSON strictly, numbers and objects as they are spelled."""
+    return json.loads(text, object_pairs_hook=Members, parse_int=Number, parse_float=Number, parse_constant=refuse)
+
+
+def depth_of(value) -> int:
+    """Return the nesting of objects and arrays; raise UnicodeEncodeError for a lone surrogate."""
+    if type(value) is Members:
+        return 1 + max((max(depth_of(k), depth_of(v)) for k, v in value), default=0)
+    if type(value) is list:
+        return 1 + max(map(depth_of, value), default=0)
+    if type(value) is str:
+        value.encode("utf-8")
+    return 0
+
+
+def number(value) -> int:
+    """Return the value of a non-negative integer below 2^64."""
+    if type(value) is not Number or not re.fullmatch("0|[1-9][0-9]{0,19}", value) or int(value) >= 2**64:
+        raise ValueError(value)
+    return int(value)
+
+
+def numbers(value) -> list[int]:
+    """Return the values of an array of such integers."""
+    if type(value) is not list:
+        raise TypeError(value)
+    return [number(item) for item in value]
+
+
+def oracle(text: bytes):
+    """Return what a header says: a list of tensors and the parsed metadata. A bad one is a ValueError or TypeError."""
+    characters = text.decode("utf-8")
+    if not characters.startswith("{") or not characters.rstrip(" ").endswith("}"):
+        raise ValueError(text)
+    try:
+        members = parse(characters)
+    except RecursionError:
+        raise ValueError(text) from None
+    tensors, metadata = [], None
+    for name, value in members:
+        name.encode("utf-8")
+        if type(value) is not Members:
+            raise TypeError(value)
+        if name == "__metadata__":
+            if metadata is not None or depth_of(value) > DEPTH:
+                raise ValueError(value)
+            metadata = value
+            continue
+        if sorted(key for key, _ in value) != ["data_offsets", "dtype", "shape"]:
+            raise ValueError(value)
+        tensor = dict(value)
+        shape, offsets = numbers(tensor["shape"]), numbers(tensor["data_offsets"])
+        if type(tensor["dtype"]) is not str or tensor["dtype"] not in DTYPES or len(shape) > DIMS or len(offsets) != 2:
+            raise ValueError(value)
+        tensors.append((name, tensor["dtype"], shape, offsets))
+    return tensors, metadata
+
+
+def agree(text: bytes) -> bool:
+    """Assert that C and Python take the header for the same, and return whether it is a good one."""
+    try:
+        expected = oracle(text)
+    except (ValueError, TypeError):
+        expected = None
+    try:
+        tensors, metadata = scan(text)
+    except ScanError:
+        assert expected is None, text
+        return False
+    assert expected is not None, text
+    assert tensors == expected[0], text
+    if metadata is None:
+        assert expected[1] is None, text
+    else:
+        assert (metadata[0], metadata[-1]) == ("{", "}")
+        assert parse(metadata) == expected[1], text
+    return True
+
+
+def tensor(name: str = '"a"', dtype: str = '"F32"', shape: str = "[2,3]", offsets: str = "[0,24]") -> str:
+    """Spell a member of the header."""
+    return f'{name}:{{"dtype":{dtype},"shape":{shape},"data_offsets":{offsets}}}'
+
+
+def header(*members: str) -> bytes:
+    """Spell a header of these members."""
+    return ("{" + ",".join(members) + "}").encode()
+
+
+GOOD = [
+    b"{}",
+    b"{ \t\r\n}  ",
+    header(tensor()),
+    header('"__metadata__":{}', tensor()),
+    header('"__metadata__":{"format":"pt"}', tensor(), tensor('"b"', '"BF16"', "[]", "[24,26]")) + b" " * 9,
+    header(tensor(), tensor(), '"\\u005f_metadata__" : { "a" : [1, -2.5e+3, null, true, {"b": []}] }'),
+    header(tensor('"\\ud83d\\ude00 \\u00e9\\n\\/é漢😀"', '"\\u00463\\u0032"', "[ 1 , 0,18446744073709551615 ]")),
+    (
+        b'{"x" : { "shape" : [ ] ,\n"data_offsets":\t[ 7 , 8 ], "d\\u0074ype"\r:"SIXTEEN_LETTERS_" } , "":{"shape":[1]'
+        b',"data_offsets":[0,0],"dtype":"F"}}'
+    ),
+]
+
+
+# ---------------------------------------------------------------------------------------------------------- headers
+@pytest.mark.parametrize("text", GOOD)
+def test_good_headers(text):
+    """Headers with escapes, white space and keys in any order are taken as Python takes them."""
+    assert agree(text)
+
+
+def test_columns_of_a_small_header():
+    """The columns hold what is written in the text, in its order."""
+    first, last = tensor('"w\\u00e9"', '"F16"', "[4,0,7]", "[8,64]"), tensor('""', shape="[]")
+    text = header(first, '"__metadata__": {"k":"v"}', last)
+    assert scan(text) == ([("wé", "F16", [4, 0, 7], [8, 64]), ("", "F32", [], [0, 24])], '{"k":"v"}')
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_truncated_at_every_byte(text):
+    """No beginning of a header is a header, and none is read past its end."""
+    whole = text.rstrip(b" ")
+    for length in range(len(whole)):
+        assert not agree(whole[:length])
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_every_byte_replaced(text):
+    """With any byte replaced by one that means something to JSON, C and Python agree."""
+    for i in range(len(text)):
+        for byte in b'\0\x1f "\\{}[],:-+.09eEtu/\x7f\x80\xbf\xc3\xed\xf0\xff':
+            agree(text[:i] + bytes([byte]) + text[i + 1 :])
+
+
+def test_mutated_headers():
+    """On thousands of headers with pieces flipped, cut, doubled and spliced in, C and Python agree."""
+    rng = random.Random(7)
+    pieces = [
+        b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b" ", b"\n", b"0", b"00", b"-1", b"1.0", b"1e3",
+        b"1E3", b"null", b"true", b"NaN", b"Infinity", b"18446744073709551615", b"18446744073709551616",
+        b"99999999999999999999", b"184467440737095516150", b"1234567", b"12345678", b"123456789",
+        b"1234567812345678", b"12345678123456789", b'"dtype":"F32"', b'"dtype":', b'"shape":[1]', b'"x":',
+        b"{}", b'"F16"', b'"F99"', b'"F32\\u0000"', b'"__metadata__":{}', b"__metadata__",
+        b'"__metadata__":{"a":"b"},', b"\\ud800", b"\\ude00", b"\\ud83d\\ude00", b"\\u0041", b"\\x", b"\\b",
+        b"\xc3\xa9", b"\xed\xa0\x80", b"\xff", b"\0", b"\xef\xbb\xbf", b"\x7f", b"[[]]", b"[1,2]",
+        b'"data_offsets":[0,1],', b'"\\u0073hape":[3],', b"/**/", b"'", b"1,", b",1", b"-", b"+1", b"0x1",
+        b"1.", b".5", b"1e",
+    ]  # fmt: skip
+    verdicts = {True: 0, False: 0}
+    for _ in range(25_000):
+        text = bytearray(rng.choice(GOOD[2:]))
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            i, j = sorted(rng.choices(range(len(text) + 1), k=2))
+            j = min(j, i + rng.choice((0, 1, 3, 20)))
+            kind = rng.randrange(4)
+            if kind == 0:
+                text[i:j] = rng.choice(pieces)
+            elif kind == 1:
+                text[i:i] = text[i:j]
+            elif kind == 2:
+                digits = [m.span() for m in re.finditer(rb"[0-9]+", bytes(text))] or [(0, 0)]
+                start, stop = rng.choice(digits)
+                text[start:stop] = rng.choice((b"%d" % rng.randrange(10 ** rng.randrange(1, 22)), rng.choice(pieces)))
+            elif i < len(text):
+                text[i] ^= 1 << rng.randrange(8)
+        verdicts[agree(bytes(text))] += 1
+    assert min(verdicts.values()) > 1000
+
+
+SPACE = st.text(" \t\r\n", max_size=2)
+NUMBERS = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 99), st.integers(0, 19).map(lambda k: 10**k))
+
+
+def spelled(draw, text: str) -> str:
+    """Spell a string as JSON in one of the many ways there are."""
+    out = []
+    for character in text:
+        way = draw(st.integers(0, 3))
+        if way == 0 or character in '"\\' or character < " ":
+            out.append(json.dumps(character)[1:-1])
+        elif way == 1:
+            units = character.encode("utf-16-be")
+            digits = [units[k : k + 2].hex() for k in range(0, len(units), 2)]
+            out += ["\\u" + (d.upper() if draw(st.booleans()) else d) for d in digits]
+        else:
+            out.append("\\/" if character == "/" and way == 2 else character)
+    return '"' + "".join(out) + '"'
+
+
+@st.composite
+def headers(draw):
+    """Draw a header and what it says."""
+    texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+    members, tensors, metadata = [], [], None
+    space = lambda: draw(SPACE)  # noqa: E731
+    for _ in range(draw(st.integers(0, 4))):
+        name, dtype = draw(texts), draw(st.sampled_from(DTYPES))
+        shape, offsets = draw(st.lists(NUMBERS, max_size=5)), draw(st.lists(NUMBERS, min_size=2, max_size=2))
+        fields = {
+            "dtype": spelled(draw, dtype),
+            "shape": "[" + space() + f"{space()},{space()}".join(map(str, shape)) + space() + "]",
+            "data_offsets": f"[{space()}{offsets[0]}{space()},{space()}{offsets[1]}{space()}]",
+        }
+        keys = draw(st.permutations(list(fields)))
+        body = ",".join(f"{space()}{spelled(draw, key)}{space()}:{space()}{fields[key]}{space()}" for key in keys)
+        members.append(f"{space()}{spelled(draw, name)}{space()}:{space()}{{{body}}}{space()}")
+        tensors.append((name, dtype, shape, offsets))
+    if draw(st.booleans()):
+        values = st.one_of(texts, st.none(), st.floats(allow_nan=False, allow_infinity=False))
+        metadata = draw(st.dictionaries(texts, values, max_size=3))
+        text = json.dumps(metadata, ensure_ascii=draw(st.booleans()))
+        member = f"{space()}{spelled(draw, '__metadata__')}{space()}:{space()}{text}{space()}"
+        members.insert(draw(st.integers(0, len(members))), member)
+    return ("{" + ",".join(members) + "}" + " " * draw(st.integers(0, 8))).encode(), tensors, metadata
+
+
+@settings(max_examples=100)
+@given(headers())
+def test_generated_headers(case):
+    """Whatever the spelling of a header, the scan gives what was spelled."""
+    text, tensors, metadata = case
+    found, metadata_text = scan(text)
+    assert found == tensors
+    assert (None if metadata_text is None else json.loads(metadata_text)) == metadata
+    assert agree(text)
+
+
+# --------------------------------------------------------------------------------------------------------- faults
+FAULTS = {
+    "nothing": (b"", "SYNTAX", 0),
+    "a space before the brace": (b" {}", "SYNTAX", 0),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "SYNTAX", 0),
+    "UTF-16": ("{}".encode("utf-16-le"), "SYNTAX", 1),
+    "an array": (b"[]", "SYNTAX", 0),
+    "a comma before the closing brace": (header(tensor())[:-1] + b",}", "SYNTAX", 57),
+    "an array as a tensor": (b'{"a":[]}', "SYNTAX", 5),
+    "a comma in the shape": (header(tensor(shape="[1,]")), "NUMBER", 31),
+    "one offset": (header(tensor(offsets="[1]")), "SYNTAX", 51),
+    "three offsets": (header(tensor(offsets="[1,2,3]")), "SYNTAX", 53),
+    "no offsets": (header(tensor(offsets="[]")), "NUMBER", 50),
+    "a number as dtype": (header(tensor(dtype="1")), "SYNTAX", 14),
+    "a control character": (b'{"a\x1f":1}', "SYNTAX", 3),
+    "an unknown escape": (b'{"a\\x":1}', "SYNTAX", 3),
+    "an escaped zero byte": (b'{"a\\\0":1}', "SYNTAX", 3),
+    "a short escape": (b'{"a\\u00g0":1}', "SYNTAX", 3),
+    "a signed escape": (b'{"a\\u+123":1}', "SYNTAX", 3),
+    "bad UTF-8": (b'{"ab\xff":1}', "UTF8", 1),
+    "a surrogate in UTF-8": (b'{"ab\xed\xa0\x80":1}', "UTF8", 1),
+    "a lone high surrogate": (b'{"ab\\ud800":1}', "SURROGATE", 1),
+    "a lone low surrogate": (b'{"ab\\udc00":1}', "SURROGATE", 1),
+    "two high surrogates": (b'{"ab\\ud83d\\ud83d":1}', "SURROGATE", 1),
+    "a surrogate and a letter": (b'{"ab\\ud83d\\u0041":1}', "SURROGATE", 1),
+    "a fourth key": (b'{"a":{"dtype":"F32","more":1}}', "KEY", 20),
+    "a key twice": (b'{"a":{"dtype":"F32","dtype":"F32"}}', "KEY", 20),
+    "a key twice, spelled otherwise": (b'{"a":{"dtype":"F32","dtyp\\u0065":"F32"}}', "KEY", 20),
+    "no keys": (b'{"a":{}}', "MISSING", 7),
+    "no shape": (b'{"a":{"dtype":"F32","data_offsets":[0,0]}}', "MISSING", 41),
+    "a negative number": (header(tensor(shape="[-1]")), "NUMBER", 29),
+    "minus zero": (header(tensor(shape="[-0]")), "NUMBER", 29),
+    "a fraction": (header(tensor(shape="[1.0]")), "NUMBER", 29),
+    "an exponent": (header(tensor(shape="[1e2]")), "NUMBER", 29),
+    "a leading zero": (header(tensor(shape="[01]")), "NUMBER", 29),
+    "2^64": (header(tensor(shape=f"[{2**64}]")), "NUMBER", 29),
+    "5000 digits": (header(tensor(shape="[" + "9" * 5000 + "]")), "NUMBER", 29),
+    "NaN": (header(tensor(shape="[NaN]")), "NUMBER", 29),
+    "a string as a number": (header(tensor(shape='["1"]')), "NUMBER", 29),
+    "text after the end": (b"{}x", "TRAILING", 2),
+    "a newline after the end": (b"{} \n", "TRAILING", 3),
+    "a zero byte after the end": (b"{}\0", "TRAILING", 2),
+    "an unknown dtype": (header(tensor(dtype='"F33"')), "DTYPE", 14),
+    "an empty dtype": (header(tensor(dtype='""')), "DTYPE", 14),
+    "a dtype in small letters": (header(tensor(dtype='"f32"')), "DTYPE", 14),
+    "a dtype with a zero byte": (header(tensor(dtype='"F32\\u0000"')), "DTYPE", 14),
+    "a dtype of 17 letters": (header(tensor(dtype='"SIXTEEN_LETTERS__"')), "DTYPE", 14),
+    "metadata twice": (b'{"__metadata__":{},"__metadata__":{}}', "METADATA", 19),
+    "metadata twice, spelled otherwise": (b'{"__metadata__":{},"\\u005f_metadata__":{}}', "METADATA", 19),
+    "an array as metadata": (b'{"__metadata__":[]}', "METADATA", 16),
+    "null as metadata": (b'{"__metadata__":null}', "METADATA", 16),
+    "a comment in the metadata": (b'{"__metadata__":{/**/}}', "SYNTAX", 17),
+    "a comma in the metadata": (b'{"__metadata__":{"a":[1,]}}', "SYNTAX", 24),
+    "a wrong bracket in the metadata": (b'{"__metadata__":{"a":[1}}}', "SYNTAX", 23),
+    "NaN in the metadata": (b'{"__metadata__":{"a":NaN}}', "SYNTAX", 21),
+    "a lone surrogate in the metadata": (b'{"__metadata__":{"a":"\\udfff"}}', "SURROGATE", 21),
+    "256 dimensions": (header(tensor(shape="[" + "1," * 255 + "1]")), "DIMS", 29 + 510),
+}
+
+
+@pytest.mark.parametrize(("text", "code", "at"), FAULTS.values(), ids=FAULTS.keys())
+def test_fault_says_what_and_where(text, code, at):
+    """Each defect has its code, and its place in the text."""
+    with pytest.raises(ScanError) as caught:
+        scan(text)
+    assert (caught.value.args[0], caught.value.args[2]) == (code, at)
+    with pytest.raises((ValueError, TypeError)):
+        oracle(text)
+
+
+def test_fault_names_the_row():
+    """A fault in the third tensor is in row 2, even when metadata comes before it."""
+    with pytest.raises(ScanError) as caught:
+        scan(header(tensor(), '"__metadata__":{}', tensor(), tensor(dtype='"F33"')))
+    assert caught.value.args[:2] == ("DTYPE", 2)
+
+
+@pytest.mark.parametrize("value", [0, 1, 9, 10, 2**32, 10**18, 10**19 - 1, 10**19, 2**64 - 10, 2**64 - 1])
+def test_numbers_at_limits(value):
+    """Every number below 2^64 is read exactly, wherever the text ends behind it."""
+    (found,), _ = scan(header(tensor(shape=f"[{value}]", offsets=f"[{value},{value}]")))
+    assert found[2:] == ([value], [value, value])
+
+
+@pytest.mark.parametrize("digits", range(1, 21))
+def test_numbers_of_every_length(digits):
+    """Numbers of 1 to 20 digits are read exactly."""
+    rng = random.Random(digits)
+    values = [rng.randrange(10 ** (digits - 1), min(10**digits, 2**64)) for _ in range(200)]
+    (found,), _ = scan(header(tensor(shape=str(values))))
+    assert found[2] == values
+
+
+def test_255_dimensions():
+    """255 dimensions are read."""
+    (found,), _ = scan(header(tensor(shape=str(list(range(255))))))
+    assert found[2] == list(range(255))
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_depth_of_metadata(opening):
+    """Metadata may be nested 64 deep; one level more is a fault, and so are 100,000, without recursion."""
+    closing = "]" if opening == "[" else "}"
+
+    def nested(depth: int) -> bytes:
+        return ('{"__metadata__":{"a":' + opening * (depth - 2) + opening[0] + closing * (depth - 1) + "}}").encode()
+
+    assert agree(nested(64))
+    assert not agree(nested(65))
+    for depth in (65, 100_000):
+        with pytest.raises(ScanError) as caught:
+            scan(nested(depth))
+        assert caught.value.args[0] == "METADATA"
+
+
+def test_capacities_are_kept():
+    """Columns too small are a fault in the tensor that does not fit; nothing is written past them."""
+    text = header(tensor('"a"'), tensor('"b"'), tensor('"c"'))
+    assert len(scan(text, cap=3, dims_cap=6)[0]) == 3
+    for cap in range(3):
+        with pytest.raises(ScanError) as caught:
+            scan(text, cap=cap, dims_cap=6)
+        assert caught.value.args[:2] == ("CAPACITY", cap)
+    for dims_cap in range(6):
+        with pytest.raises(ScanError) as caught:
+            scan(text, cap=3, dims_cap=dims_cap)
+        assert caught.value.args[:2] == ("CAPACITY", dims_cap // 2)
+
+
+def test_smallest_tensor_takes_48_bytes():
+    """The contract's capacities hold for a header of the shortest tensors there are."""
+    text = b"{" + b",".join([b'"":{"dtype":"F","shape":[],"data_offsets":[0,0]}'] * 500) + b"}"
+    assert len(scan(text)[0]) == 500
+
+
+def test_repeated_names_are_left_to_the_index():
+    """Two tensors of one name are two rows."""
+    assert [name for name, *_ in scan(header(tensor(), tensor()))[0]] == ["a", "a"]
+
+
+def test_dtype_list_may_be_empty_or_long():
+    """Without a list no dtype is known; of a list of more than 256 names the first 256 count."""
+    text = header(tensor(dtype='"D255"'))
+    columns = [ffi.new(f"uint{np.dtype(dtype).itemsize * 8}_t[]", 64) for dtype in TYPES.values()]
+    out, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
+    table = b"".join((b"D%d" % i).ljust(16, b"\0") for i in range(300))
+    for count, result in ((0, -1), (255, -1), (256, 0), (300, 0)):
+        assert lib.wm_safetensors_scan(text, len(text), table, count, 2, 9, *columns, out, fault) == result
+    assert columns[2][0] == 255
+    beyond = header(tensor(dtype='"D256"'))
+    assert lib.wm_safetensors_scan(beyond, len(beyond), table, 300, 2, 9, *columns, out, fault) == -1
+    assert fault.code == FAULT["DTYPE"]

@@ -1,0 +1,278 @@
+"""The walkers of length-prefixed strings and the UTF-8 check, against plain Python."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import random
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.scan_support import Arena, pack, u8, u32
+from weightmap._kernels import ffi, lib
+
+ARENA = Arena(1 << 20)
+U64_MAX = 2**64 - 1
+# Where the ranges of table 3-7 of the Unicode standard begin and end.
+EDGES = bytes.fromhex("00 41 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
+
+
+def walk_oracle(data: bytes, count: int, width: int):
+    """Return the bytes walked and the bounds, or -1 - i."""
+    bounds, pos = [], 0
+    for i in range(count):
+        if pos + width > len(data):
+            return -1 - i, None
+        (length,) = struct.unpack_from("<H" if width == 2 else "<I", data, pos)
+        pos += width
+        if pos + length > len(data):
+            return -1 - i, None
+        bounds.append(pos)
+        pos += length
+    return pos, [*bounds, pos + width]
+
+
+def pairs_oracle(data: bytes, count: int):
+    """The same for pairs of a key and a value."""
+    bounds, pos = [], 0
+    for i in range(count):
+        if pos + 4 > len(data):
+            return -1 - i, None
+        key, value = struct.unpack_from("<HH", data, pos)
+        if pos + 4 + key + value > len(data):
+            return -1 - i, None
+        bounds += [pos + 4, pos + 4 + key]
+        pos += 4 + key + value
+    return pos, [*bounds, pos + 4]
+
+
+def walk(data: bytes, count: int, width: int):
+    """Walk in C, the data flush against a page that must not be touched."""
+    bounds = np.zeros(min(count, len(data)) + 1, np.uint32)
+    walked = lib.wm_walk_strings(ARENA.put(data), len(data), count, width, u32(bounds))
+    assert lib.wm_walk_strings(ARENA.put(data), len(data), count, width, ffi.NULL) == walked
+    return walked, (bounds[: count + 1].tolist() if walked >= 0 else None)
+
+
+def walk_pairs(data: bytes, count: int):
+    """Walk pairs in C in the same way."""
+    bounds = np.zeros(2 * min(count, len(data)) + 1, np.uint32)
+    walked = lib.wm_walk_pairs(ARENA.put(data), len(data), count, u32(bounds))
+    assert lib.wm_walk_pairs(ARENA.put(data), len(data), count, ffi.NULL) == walked
+    return walked, (bounds[: 2 * count + 1].tolist() if walked >= 0 else None)
+
+
+def first_bad(strings: list[bytes], width: int = 0) -> int:
+    """Return the number of the first string that C takes for no UTF-8, or -1."""
+    blob, bounds = pack(strings, width) if width else (b"".join(strings), ends(strings))
+    return lib.wm_utf8_strings(ARENA.put(blob), len(blob), u32(bounds), len(strings), width)
+
+
+def ends(strings: list[bytes]) -> np.ndarray:
+    """Return the bounds of strings that lie back to back."""
+    return np.cumsum([0, *map(len, strings)]).astype(np.uint32)
+
+
+def is_utf8(data: bytes) -> bool:
+    """Ask Python."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------ walkers
+@given(st.lists(st.binary(max_size=40), max_size=40), st.sampled_from([2, 4]), st.binary(max_size=5))
+def test_walk_finds_each_string(strings, width, tail):
+    """The walk finds the bounds of every string, and stops behind the last whatever follows."""
+    blob, bounds = pack(strings, width)
+    assert walk(blob + tail, len(strings), width) == (len(blob), bounds.tolist())
+    assert [blob[b : e - width] for b, e in itertools.pairwise(bounds.tolist())] == strings
+
+
+@given(st.binary(max_size=60), st.integers(0, 40), st.sampled_from([2, 4]))
+def test_walk_of_junk(data, count, width):
+    """On any bytes, the walk gives what struct gives, or the number of the string that does not fit."""
+    assert walk(data, count, width) == walk_oracle(data, count, width)
+
+
+@given(st.binary(max_size=60), st.integers(0, 20))
+def test_walk_pairs_of_junk(data, count):
+    """On any bytes, the walk of pairs gives what struct gives, or the number of the pair that does not fit."""
+    assert walk_pairs(data, count) == pairs_oracle(data, count)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=300)), max_size=20), st.binary(max_size=5))
+def test_walk_pairs_finds_each_pair(pairs, tail):
+    """The walk of pairs finds the bounds of every key and value."""
+    blob = b"".join(struct.pack("<HH", len(k), len(v)) + k + v for k, v in pairs)
+    walked, bounds = walk_pairs(blob + tail, len(pairs))
+    assert walked == len(blob)
+    found = [(blob[k:v], blob[v : end - 4]) for k, v, end in zip(bounds[::2], bounds[1::2], bounds[2::2], strict=False)]
+    assert found == pairs
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_walk_truncated_at_every_byte(width):
+    """However many bytes are missing, the walk names the first string that is not whole."""
+    strings = [b"", b"a", b"word", b"", b"x" * 300, b"end"]
+    blob, _ = pack(strings, width)
+    for length in range(len(blob)):
+        result = walk(blob[:length], len(strings), width)
+        assert result == walk_oracle(blob[:length], len(strings), width)
+        assert result[0] < 0
+
+
+def test_walk_pairs_truncated_at_every_byte():
+    """However many bytes are missing, the walk names the first pair that is not whole."""
+    pairs = [(b"", b""), (b"key", b"value"), (b"k", b"v" * 300), (b"", b"x"), (b"y", b"")]
+    blob = b"".join(struct.pack("<HH", len(k), len(v)) + k + v for k, v in pairs)
+    for length in range(len(blob)):
+        result = walk_pairs(blob[:length], len(pairs))
+        assert result == pairs_oracle(blob[:length], len(pairs))
+        assert result[0] < 0
+
+
+def test_walk_with_absurd_counts_ends_at_the_end_of_the_data():
+    """A count of 2^64 - 1 makes the walk no longer than the data."""
+    zeros = bytes(1000)
+    assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 2, ffi.NULL) == -1 - 500
+    assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 4, ffi.NULL) == -1 - 250
+    assert lib.wm_walk_pairs(u8(zeros), 1000, U64_MAX, ffi.NULL) == -1 - 250
+
+
+@pytest.mark.parametrize("length", [3, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1])
+def test_walk_of_a_length_that_would_wrap(length):
+    """A length near 2^32 does not fit, whatever a sum of 32 bits would say."""
+    data = struct.pack("<I", 2) + b"ab" + struct.pack("<I", length) + b"cd"
+    assert walk(data, 2, 4) == (-2, None)
+
+
+def test_walk_of_nothing():
+    """No strings take no bytes, and a null pointer is fine for no data."""
+    bounds = np.array([9], np.uint32)
+    for width in (2, 4):
+        assert lib.wm_walk_strings(ffi.NULL, 0, 0, width, u32(bounds)) == 0
+        assert bounds[0] == width
+        assert lib.wm_walk_strings(ffi.NULL, 0, 1, width, ffi.NULL) == -1
+    assert lib.wm_walk_pairs(ffi.NULL, 0, 0, u32(bounds)) == 0
+    assert bounds[0] == 4
+    assert lib.wm_walk_pairs(ffi.NULL, 0, 1, ffi.NULL) == -1
+
+
+@pytest.mark.parametrize("width", [-2, 0, 1, 3, 8])
+def test_walk_knows_two_widths(width):
+    """A width other than 2 and 4 is refused."""
+    assert lib.wm_walk_strings(u8(bytes(8)), 8, 1, width, ffi.NULL) == -1
+
+
+def test_walk_past_four_gibibytes():
+    """Strings past 4 GiB are walked, but do not fit bounds of 32 bits."""
+    gib = 1 << 30
+    try:
+        data = mmap.mmap(-1, 5 * gib)  # sparse: only the pages of the five prefixes are ever touched
+    except (OSError, ValueError):
+        pytest.skip("no 5 GiB of address space")
+    with data:
+        for i in range(5):
+            data[i * gib : i * gib + 4] = struct.pack("<I", gib - 4)
+        bounds = np.zeros(6, np.uint32)
+        pointer = ffi.from_buffer("uint8_t[]", data)
+        assert lib.wm_walk_strings(pointer, 5 * gib, 5, 4, ffi.NULL) == 5 * gib
+        assert lib.wm_walk_strings(pointer, 5 * gib, 3, 4, u32(bounds)) == 3 * gib
+        assert bounds.tolist() == [4, gib + 4, 2 * gib + 4, 3 * gib + 4, 0, 0]
+        # The fourth ends at 4 GiB, so its bound, the prefix added, is 2^32 + 4.
+        assert lib.wm_walk_strings(pointer, 5 * gib, 4, 4, u32(bounds)) == -1 - 3
+        ffi.release(pointer)
+
+
+# -------------------------------------------------------------------------------------------------------- UTF-8
+def test_utf8_at_every_edge():
+    """One to four bytes from the edges of all ranges are UTF-8 for C exactly when they are for Python."""
+    for n in (1, 2, 3):
+        for string in map(bytes, itertools.product(EDGES, repeat=n)):
+            assert (first_bad([string]) == -1) == is_utf8(string), string.hex()
+    good = [string for string in map(bytes, itertools.product(EDGES, repeat=4)) if is_utf8(string)]
+    assert len(good) > 1000
+    assert first_bad(good) == -1
+    rng = random.Random(4)
+    for string in (bytes(rng.choices(EDGES[3:], k=4)) for _ in range(20_000)):
+        assert (first_bad([string]) == -1) == is_utf8(string), string.hex()
+
+
+def test_utf8_takes_every_character():
+    """Every character there is passes, alone and beside its neighbours; no surrogate does."""
+    chars = [chr(c).encode() for c in itertools.chain(range(0xD800), range(0xE000, 0x110000))]
+    for first in range(0, len(chars), 100_000):
+        assert first_bad(chars[first : first + 100_000]) == -1
+        assert first_bad([b"".join(chars[first : first + 100_000])]) == -1
+    for c in range(0xD800, 0xE000):
+        assert first_bad([b"a", chr(c).encode("utf-8", "surrogatepass")]) == 1
+
+
+@pytest.mark.parametrize("bad", [b"\x80", b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xc0\xaf", b"\xed\xa0\x80"])
+def test_utf8_wherever_the_bad_byte_stands(bad):
+    """A bad sequence is found at every position of a string of any length, and does not spoil its neighbours."""
+    for before in range(70):
+        for after in (0, 1, 7, 8, 9, 64):
+            assert first_bad([b"x" * before + bad + b"y" * after]) == 0
+            assert first_bad(["é".encode() * before, b"", b"x" * before + bad + "é".encode() * after, b""]) == 2
+
+
+@given(
+    st.lists(st.one_of(st.text(max_size=30).map(str.encode), st.binary(max_size=6)), max_size=30),
+    st.sampled_from([0, 2, 4]),
+)
+def test_utf8_of_lists(strings, width):
+    """The first string that Python cannot decode is the one that C names."""
+    expected = next((i for i, s in enumerate(strings) if not is_utf8(s)), -1)
+    assert first_bad(strings, width) == expected
+
+
+@pytest.mark.parametrize("width", [0, 2, 4])
+@pytest.mark.parametrize("at", [0, 1, 254, 255, 256, 257, 511, 512, 599])
+def test_utf8_names_the_first_bad_string(at, width):
+    """In a long list the first bad string is named, wherever it stands and whatever follows."""
+    strings = [b"token%d" % i for i in range(600)]
+    assert first_bad(strings, width) == -1
+    strings[at] = b"\xfftoken"
+    assert first_bad(strings, width) == at
+    strings[599] = b"\xff"
+    assert first_bad(strings, width) == at
+
+
+def test_utf8_ignores_length_prefixes():
+    """Prefixes with high bytes (a length of 128 or more) are no part of the strings."""
+    strings = [b"x" * n for n in range(600)] + [b"y" * 0xFEFF]
+    assert first_bad(strings, 2) == -1
+    assert first_bad(strings, 4) == -1
+
+
+def test_utf8_is_asked_of_each_string_by_itself():
+    """A character cut in two by the end of a string is an error, even though the bytes together are UTF-8."""
+    assert first_bad([b"caf\xc3\xa9"]) == -1
+    assert first_bad([b"a", b"caf\xc3", b"\xa9"]) == 1
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=12), st.sampled_from([0, 2, 4]))
+def test_utf8_checks_the_bounds(numbers, gap):
+    """Bounds that fall or leave the data are named, and nothing outside the data is read."""
+    data = b"abcdefghijklmnopqrstuvwxyz0123456789"[:30]
+    bounds = np.array(numbers, np.uint32)
+    limits = enumerate(itertools.pairwise(numbers))
+    expected = next((i for i, (begin, end) in limits if begin + gap > end or end - gap > len(data)), -1)
+    assert lib.wm_utf8_strings(ARENA.put(data), len(data), u32(bounds), len(bounds) - 1, gap) == expected
+
+
+def test_utf8_of_extreme_bounds():
+    """Bounds and gaps near 2^32 do not wrap."""
+    data, top = ARENA.put(b"abc"), 2**32 - 1
+    for bounds, gap in (([top, 3], 0), ([2, top], 0), ([top, 3], 4), ([0, 3], top), ([0, 1], 2)):
+        assert lib.wm_utf8_strings(data, 3, u32(np.array(bounds, np.uint32)), 1, gap) == 0
+    assert lib.wm_utf8_strings(ffi.NULL, 0, u32(np.array([0, 0], np.uint32)), 1, 0) == -1
+    assert lib.wm_utf8_strings(ffi.NULL, 0, ffi.NULL, 0, 0) == -1

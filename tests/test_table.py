@@ -1,0 +1,194 @@
+"""The table of tensors in C, against a plain definition of what a sound table is."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from weightmap import kernels
+
+RECORD = struct.Struct("<I2BH4IQ")
+BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])
+LIMIT = 2**63 - 1
+
+
+def fnv(data: bytes) -> int:
+    """FNV-1a 32 by its definition."""
+    value = 0x811C9DC5
+    for byte in data:
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
+
+def verdict(rows, names, data_size, alignment, max_gap, lax):
+    """What is wrong with a table, by the rules as they stand in the documents: a word and a row, or None."""
+    end = 0
+    for i, (_, code, ndim, _, *dims, offset) in enumerate(rows):
+        if code >= len(BITS):
+            return "TABLE_DTYPE", i
+        if not 1 <= ndim <= 4:
+            return "TABLE_NDIM", i
+        count = 1
+        for dim in dims[:ndim]:
+            if dim:
+                count *= dim
+                if count > LIMIT:
+                    return "TABLE_OVERFLOW", i
+        if any(dims[ndim:]):
+            return "TABLE_UNUSED_DIM", i
+        if count * BITS[code] > LIMIT:
+            return "TABLE_OVERFLOW", i
+        nbytes = 0 if 0 in dims[:ndim] else count * BITS[code] // 8
+        if offset + nbytes > data_size:
+            return "TABLE_RANGE", i
+        if offset % alignment:
+            return "TABLE_ALIGN", i
+        if not lax and offset < end:
+            return "TABLE_OVERLAP", i
+        if not lax and offset - end > max_gap:
+            return "TABLE_HOLE", i
+        end = offset + nbytes
+    if not lax and data_size - end > max_gap:
+        return "TABLE_HOLE", len(rows)
+    position, seen, spans = 0, {}, []
+    for i, row in enumerate(rows):
+        if position + row[3] > len(names):
+            return "NAME_RANGE", i
+        spans.append(names[position : position + row[3]])
+        position += row[3]
+    for i, name in enumerate(spans):
+        try:
+            name.decode()
+        except UnicodeDecodeError:
+            return "NAME_UTF8", i
+    for i, (row, name) in enumerate(zip(rows, spans, strict=True)):
+        if row[0] != fnv(name):
+            return "NAME_HASH", i
+    for i, name in enumerate(spans):
+        if name in seen:
+            return "NAME_DUPLICATE", i
+        seen[name] = i
+    return None
+
+
+def check(rows, names, data_size, alignment=64, max_gap=63, *, lax=False):
+    """What the C code says of the same table."""
+    records = b"".join(RECORD.pack(*row) for row in rows)
+    used, fault = kernels.Records(records, names, len(rows)).check(BITS, data_size, alignment, max_gap, lax=lax)
+    if fault is None:
+        assert used == sum(row[3] for row in rows)
+        return None
+    words = {code: word for word, code in kernels.FAULTS.items()}
+    return words[fault.code], fault.row
+
+
+def table(names, rng):
+    """A sound table of tensors with these names."""
+    rows, end = [], 0
+    for name in names:
+        code, ndim = rng.randrange(9), rng.randint(1, 4)
+        dims = [rng.choice([0, 1, 2, 3, 7]) for _ in range(ndim)]
+        offset = -(-end // 64) * 64
+        count = 1
+        for dim in dims:
+            count *= dim
+        rows.append([fnv(name), code, ndim, len(name), *(dims + [0, 0, 0])[:4], offset])
+        end = offset + count * BITS[code] // 8
+    return rows, end
+
+
+def test_a_sound_table_passes():
+    """Tables that keep every rule are accepted, of no tensor, of one, and of thousands."""
+    rng = random.Random(1)
+    for count in (0, 1, 2, 103, 1023, 1024, 1025, 5000):
+        names = [f"layer.{i}.weight".encode() for i in range(count)]
+        rows, size = table(names, rng)
+        assert check(rows, b"".join(names), size) is None
+        assert check(rows, b"".join(names) + b"\0" * 17, size) is None, "padding after the names is not theirs"
+
+
+def test_one_lie_in_a_table_is_found_where_the_definition_finds_it():
+    """Ten thousand tables with one field changed: C and the definition agree on what is wrong, and in which row."""
+    rng = random.Random(2)
+    interesting = [0, 1, 2, 4, 5, 8, 9, 63, 64, 65, 255, 2**16 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 64, 2**63, 2**64 - 64, 2**64 - 1]
+    widths = [32, 8, 8, 16, 32, 32, 32, 32, 64]
+    outcomes = set()
+    for _ in range(10_000):
+        names = [bytes(rng.choices(b"abc.", k=rng.randint(0, 6))) + b"%d" % i for i in range(rng.randint(1, 6))]
+        rows, size = table(names, rng)
+        row, field = rng.choice(rows), rng.randrange(9)
+        row[field] = rng.choice(interesting) & (2 ** widths[field] - 1)
+        if rng.random() < 0.1:  # a shape whose product overflows takes several large dimensions
+            row[2], row[4:8] = 4, [rng.choice([2**32 - 1, 2**31, 2**16, 1, 0]) for _ in range(4)]
+        size += rng.choice([0, 0, 0, -1, 1, 63, 64])
+        if size < 0:
+            continue
+        lax, blob = rng.random() < 0.2, b"".join(names)
+        alignment, gap = rng.choice([(64, 63), (1, 0), (1, 63)])
+        expected = verdict(rows, blob, size, alignment, gap, lax)
+        assert check(rows, blob, size, alignment, gap, lax=lax) == expected
+        outcomes.add(expected and expected[0])
+    assert {None, "TABLE_DTYPE", "TABLE_NDIM", "TABLE_UNUSED_DIM", "TABLE_OVERFLOW", "TABLE_RANGE", "TABLE_HOLE"} <= outcomes
+    assert {"TABLE_ALIGN", "TABLE_OVERLAP", "NAME_RANGE", "NAME_HASH"} <= outcomes
+
+
+def test_names_are_checked_one_by_one():
+    """A sequence of UTF-8 that straddles two names is invalid in both, though their concatenation is text; repeats are found."""
+    rng = random.Random(3)
+    for names in ([b"a\xc3", b"\xa9b"], [b"\xff"], [b"", b"", b"x"], [b"x", b"y", b"x"], [b"ok", b"\xed\xa0\x80"], ["é".encode(), b"z"]):
+        rows, size = table(names, rng)
+        assert check(rows, b"".join(names), size) == verdict(rows, b"".join(names), size, 64, 63, lax=False)
+
+
+def test_duplicates_among_many_names():
+    """The last of 20,000 names repeating the first is found, and colliding hashes of different names are not mistaken."""
+    rng = random.Random(4)
+    names = [b"costarring", b"liquid"] + [b"t%d" % i for i in range(20_000)]
+    rows, size = table(names, rng)
+    assert check(rows, b"".join(names), size) is None
+    names.append(b"costarring")
+    rows, size = table(names, rng)
+    assert check(rows, b"".join(names), size) == ("NAME_DUPLICATE", len(names) - 1)
+
+
+def test_records_shorter_than_declared_are_refused():
+    """A count that the bytes do not hold is a fault, not a read past the end."""
+    _, fault = kernels.Records(b"\0" * 63, b"", 2).check(BITS, 0, 1, 0, lax=False)
+    assert fault is not None
+    assert fault.code == kernels.FAULTS["COLUMN"]
+
+
+def pairs(entries):
+    """Metadata entries as EMBD writes them."""
+    return b"".join(struct.pack("<2H", len(k), len(v)) + k + v for k, v in entries)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 63, 64, 65, 500])
+def test_pairs(count):
+    """Pairs pass when they fill their bytes with unique UTF-8 keys; every truncation of a few of them fails."""
+    entries = [(b"key%d" % i, "wért".encode() * (i % 5)) for i in range(count)]
+    data = pairs(entries)
+    assert kernels.pairs_check(data, count) is None
+    assert kernels.pairs_check(data + b"\0", count).code == kernels.FAULTS["NAME_RANGE"]
+    if count:
+        assert kernels.pairs_check(data + pairs(entries[:1]), count + 1).code == kernels.FAULTS["NAME_DUPLICATE"]
+        assert kernels.pairs_check(pairs([(b"\xff", b"")]) + data, count + 1).code == kernels.FAULTS["NAME_UTF8"]
+        assert kernels.pairs_check(pairs([(b"", b"\xc3")]) + data, count + 1).code == kernels.FAULTS["NAME_UTF8"]
+        for cut in range(min(len(data), 60)):
+            assert kernels.pairs_check(data[: len(data) - 1 - cut], count).code == kernels.FAULTS["NAME_RANGE"]
+    assert kernels.pairs_check(b"", 2**60).code == kernels.FAULTS["NAME_RANGE"]
+
+
+def test_find_walks_the_stored_hashes():
+    """A look-up without an index finds every name, tells colliding names apart, and misses what is not there."""
+    rng = random.Random(5)
+    names = [b"costarring", b"liquid", b""] + [b"t%d" % i for i in range(200)]
+    rows, _ = table(names, rng)
+    records = kernels.Records(b"".join(RECORD.pack(*row) for row in rows), b"".join(names), len(rows))
+    assert [records.find(name) for name in names] == list(range(len(names)))
+    assert records.find(b"t200") == -1
+    # Lengths that lie lead nowhere, and nowhere outside of the names.
+    rows[0][3] = 0xFFFF
+    lying = kernels.Records(b"".join(RECORD.pack(*row) for row in rows), b"".join(names), len(rows))
+    assert lying.find(b"costarring") == -1
