@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import inspect
 import mmap
 import os
+import pickle
 import platform
 import random
 import shutil
@@ -14,7 +16,7 @@ import sys
 import sysconfig
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -261,6 +263,65 @@ def test_not_a_buffer(wrong: object) -> None:
     """What is no buffer is a TypeError."""
     with pytest.raises(TypeError):
         kernels.crc32(cast("bytes", wrong))
+
+
+CALLS: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (
+    ((b"abc",), {}),
+    ((b"abc", 5), {}),
+    ((b"abc",), {"value": 5, "threads": 2}),
+    ((), {"data": b"abc", "threads": 0}),
+    ((b"abc", -1), {"threads": 2**31}),
+    ((b"abc", 2**70 + 3), {}),
+    ((bytearray(b"abc"), np.uint32(7)), {}),
+)
+
+
+@pytest.mark.parametrize(("args", "named"), CALLS)
+def test_ways_of_calling(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Arguments may be given by place and by name, as the signature says."""
+    value = int(args[1] if len(args) > 1 else named.get("value", 0))
+    assert kernels.crc32(*args, **named) == zlib.crc32(b"abc", value & 0xFFFFFFFF)
+
+
+WRONG_CALLS: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (
+    ((), {}),
+    ((b"a", 0, 1), {}),
+    ((b"a",), {"data": b"a"}),
+    ((b"a", 1), {"value": 1}),
+    ((b"a",), {"thread": 1}),
+    ((b"a", "1"), {}),
+    ((b"a", 1.0), {}),
+    ((b"a",), {"threads": None}),
+)
+
+
+@pytest.mark.parametrize(("args", "named"), WRONG_CALLS)
+def test_wrong_calls(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """A call that does not fit the signature is a TypeError."""
+    with pytest.raises(TypeError):
+        kernels.crc32(*args, **named)
+
+
+def test_signature() -> None:
+    """The function can be asked for its signature and its documentation, and can be pickled."""
+    assert str(inspect.signature(kernels.crc32)).startswith("(data")
+    assert list(inspect.signature(kernels.crc32).parameters) == ["data", "value", "threads"]
+    assert "polynomial" in (kernels.crc32.__doc__ or "")
+    assert pickle.loads(pickle.dumps(kernels.crc32)) is kernels.crc32
+
+
+def test_no_reference_leaks() -> None:
+    """A call gives back what it took of its arguments, when it fails too."""
+    data, gaps = bytearray(20_000), np.zeros((4, 4), np.uint8)[:, ::2]
+    before = sys.getrefcount(data), sys.getrefcount(gaps)
+    for _ in range(100):
+        kernels.crc32(data)
+        with pytest.raises(TypeError):
+            kernels.crc32(gaps)
+        with pytest.raises(TypeError):
+            kernels.crc32(data, threads="1")  # type: ignore[arg-type]
+    assert (sys.getrefcount(data), sys.getrefcount(gaps)) == before
+    data.append(1)  # a BufferError while a view is held
 
 
 def generator() -> ModuleType:

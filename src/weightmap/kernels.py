@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap import _kernels
 from weightmap._kernels import ffi, lib
 
 if TYPE_CHECKING:
@@ -141,6 +143,14 @@ def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
     buffer = _in(data)
     crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), threads)
     return crc
+
+
+# A call through cffi costs more than zlib takes for a kilobyte. So the built-in function of csrc/python.c takes the place
+# of the one above, which stays its definition, its types and its documentation.
+_CRC32_DOC = ffi.new("char[]", f"crc32(data, value=0, *, threads=1)\n--\n\n{cleandoc(crc32.__doc__ or '')}".encode())
+if not TYPE_CHECKING and lib.wm_python_functions(_CRC32_DOC) == 0:
+    crc32_by_cffi, crc32 = crc32, _kernels.crc32
+    crc32.__module__ = __name__
 
 
 def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
