@@ -193,11 +193,12 @@ int wm_table_check(const wm_table *table, wm_fault *fault);
  * with *fault filled. */
 int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
                    uint64_t *used, wm_fault *fault);
-/* Both checks at once for n records of 32 bytes as EMBD has them (u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape,
- * u64 offset) at records[0, records_len), their names at names[0, names_len). */
-int wm_records_check(const uint8_t *records, uint64_t records_len, const uint8_t *names, uint64_t names_len, uint64_t n,
-                     const uint8_t *bits, uint64_t n_dtypes, uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax,
-                     uint64_t *used, wm_fault *fault);
+/* Both checks at once for an index as EMBD has it: n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
+ * 4 x u32 shape, u64 offset), then their names, in index[0, len). */
+int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
+                     uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault);
+/* wm_names_find on such an index. */
+int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
 /* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end
  * where data ends. Returns 0, or -1 with *fault: NAME_RANGE (row: the pair that does not fit, or count when bytes are
  * left, at: where), NAME_UTF8, NAME_DUPLICATE. */

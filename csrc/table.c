@@ -242,20 +242,23 @@ int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_c
 }
 
 /* ------------------------------------------------------------------------------------------------ EMBD in one call */
-int wm_records_check(const uint8_t *records, uint64_t records_len, const uint8_t *names, uint64_t names_len, uint64_t n,
-                     const uint8_t *bits, uint64_t n_dtypes, uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax,
-                     uint64_t *used, wm_fault *fault) {
-    enum { SIZE = 32, HASH = 0, DTYPE = 4, NDIM = 5, LENGTH = 6, DIMS = 8, OFFSET = 24, MAX_NDIM = 4 };
+enum { RECORD = 32, HASH = 0, DTYPE = 4, NDIM = 5, LENGTH = 6, DIMS = 8, OFFSET = 24, MAX_NDIM = 4 };
+
+static wm_column column(const uint8_t *index, uint64_t n, uint64_t at) {
+    return n ? (wm_column){index + at, n * RECORD - at, RECORD} : (wm_column){index, 0, RECORD};
+}
+
+int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
+                     uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault) {
     *used = 0;
-    if (n > records_len / SIZE) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, records_len / SIZE, n);
-#define COLUMN(at) {records + (n ? (at) : 0), n ? records_len - (at) : 0, SIZE}
+    if (n > len / RECORD) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len / RECORD, n);
     wm_table table = {
         .n = n,
-        .dtype = COLUMN(DTYPE),
-        .ndim = COLUMN(NDIM),
-        .dims = COLUMN(DIMS),
+        .dtype = column(index, n, DTYPE),
+        .ndim = column(index, n, NDIM),
+        .dims = column(index, n, DIMS),
         .dims_width = 4,
-        .offset = COLUMN(OFFSET),
+        .offset = column(index, n, OFFSET),
         .bits = bits,
         .n_dtypes = n_dtypes,
         .min_ndim = 1,
@@ -266,9 +269,14 @@ int wm_records_check(const uint8_t *records, uint64_t records_len, const uint8_t
         .lax = lax,
     };
     if (wm_table_check(&table, fault)) return -1;
-    wm_column lengths = COLUMN(LENGTH), hashes = COLUMN(HASH);
-#undef COLUMN
-    return wm_names_check(names, names_len, n, &lengths, &hashes, used, fault);
+    wm_column lengths = column(index, n, LENGTH), hashes = column(index, n, HASH);
+    return wm_names_check(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, used, fault);
+}
+
+int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len) {
+    if (n > len / RECORD) return -1;
+    wm_column lengths = column(index, n, LENGTH), hashes = column(index, n, HASH);
+    return wm_names_find(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, name, name_len);
 }
 
 int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault) {

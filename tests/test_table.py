@@ -75,7 +75,7 @@ def verdict(rows, names, data_size, alignment, max_gap, lax):
 def check(rows, names, data_size, alignment=64, max_gap=63, *, lax=False):
     """What the C code says of the same table."""
     records = b"".join(RECORD.pack(*row) for row in rows)
-    used, fault = kernels.Records(records, names, len(rows)).check(BITS, data_size, alignment, max_gap, lax=lax)
+    used, fault = kernels.records_check(records + names, len(rows), BITS, data_size, alignment, max_gap, lax=lax)
     if fault is None:
         assert used == sum(row[3] for row in rows)
         return None
@@ -154,7 +154,7 @@ def test_duplicates_among_many_names():
 
 def test_records_shorter_than_declared_are_refused():
     """A count that the bytes do not hold is a fault, not a read past the end."""
-    _, fault = kernels.Records(b"\0" * 63, b"", 2).check(BITS, 0, 1, 0, lax=False)
+    _, fault = kernels.records_check(b"\0" * 63, 2, BITS, 0, 1, 0, lax=False)
     assert fault is not None
     assert fault.code == kernels.FAULTS["COLUMN"]
 
@@ -185,10 +185,11 @@ def test_find_walks_the_stored_hashes():
     rng = random.Random(5)
     names = [b"costarring", b"liquid", b""] + [b"t%d" % i for i in range(200)]
     rows, _ = table(names, rng)
-    records = kernels.Records(b"".join(RECORD.pack(*row) for row in rows), b"".join(names), len(rows))
-    assert [records.find(name) for name in names] == list(range(len(names)))
-    assert records.find(b"t200") == -1
+    index = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
+    assert [kernels.records_find(index, len(rows), name) for name in names] == list(range(len(names)))
+    assert kernels.records_find(index, len(rows), b"t200") == -1
     # Lengths that lie lead nowhere, and nowhere outside of the names.
     rows[0][3] = 0xFFFF
-    lying = kernels.Records(b"".join(RECORD.pack(*row) for row in rows), b"".join(names), len(rows))
-    assert lying.find(b"costarring") == -1
+    lying = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
+    assert kernels.records_find(lying, len(rows), b"costarring") == -1
+    assert kernels.records_find(lying[:63], 2, b"liquid") == -1

@@ -382,7 +382,7 @@ class _ClosedTable(Table):
     __slots__ = ("_source",)
 
     def __init__(self, source: Source, count: int) -> None:
-        super().__init__(count, Rules((), 0, 0))
+        super().__init__(count, Rules((), b"", 0, 0))
         self._source = source
 
     def _fail(self, *_: Any) -> NoReturn:
@@ -513,10 +513,10 @@ def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
     verify, limits, explicit = options["verify"], options["limits"], options["mode"] is not None
     parsing = Options(verify != "none", options["strict"], limits)
     try:
+        source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(source.size, HEAD))
         found = identify(source, head) if options["format"] is None or not head else by_name(options["format"])
         try:
-            source.load(explicit=explicit, limits=limits)
             content = found.parse(source, head, parsing)
         except TensorFileError as error:
             raise error.located(path=None, format=found.name) from None

@@ -384,45 +384,34 @@ def table_check(table: Any) -> Fault | None:
     return None if lib.wm_table_check(table, fault) == 0 else _fault(fault)
 
 
-def pairs_check(data: Buffer, count: int) -> Fault | None:
+def pairs_check(data: bytes, count: int) -> Fault | None:
     """Check pairs of strings after their two u16 lengths: structure, UTF-8, unique keys; return what is wrong, or None."""
     fault = ffi.new("wm_fault *")
-    return _fault(fault) if lib.wm_pairs_check(_from_buffer("uint8_t[]", data), len(data), count, fault) else None
+    return _fault(fault) if lib.wm_pairs_check(data, len(data), count, fault) else None
 
 
-class Records:
-    """Records of 32 bytes as EMBD has them, and their names, where they lie.
+def records_check(
+    index: bytes | NDArray[np.uint8], count: int, bits: bytes, data_size: int, alignment: int, max_gap: int, *, lax: bool
+) -> tuple[int, Fault | None]:
+    """Check `count` records as EMBD has them, and the names that lie behind them.
 
-    Parameters
-    ----------
-    records, names : buffer
-    count : int
+    Returns
+    -------
+    used : int
+        Bytes that the names take.
+    fault : Fault or None
+        What is wrong with a record or a name.
     """
+    used, fault = ffi.new("uint64_t *"), ffi.new("wm_fault *")
+    data = index if type(index) is bytes else _from_buffer("uint8_t[]", index)
+    failed = lib.wm_records_check(data, len(data), count, bits, len(bits), data_size, alignment, max_gap, lax, used, fault)
+    return used[0], _fault(fault) if failed else None
 
-    __slots__ = ("_count", "_names", "_records")
 
-    def __init__(self, records: Buffer, names: Buffer, count: int) -> None:
-        self._records = _from_buffer("uint8_t[]", records)
-        self._names = _from_buffer("uint8_t[]", names)
-        self._count = count
-
-    def check(self, bits: bytes, data_size: int, alignment: int, max_gap: int, *, lax: bool) -> tuple[int, Fault | None]:
-        """Return the bytes that the names take, and what is wrong with a record or a name, or None."""
-        used, fault = ffi.new("uint64_t *"), ffi.new("wm_fault *")
-        records, names = self._records, self._names
-        failed = lib.wm_records_check(
-            records, len(records), names, len(names), self._count, bits, len(bits), data_size, alignment, max_gap, lax, used, fault
-        )
-        return used[0], _fault(fault) if failed else None
-
-    def find(self, name: bytes) -> int:
-        """Return the number of the record of this name, or -1, by one pass over the stored hashes."""
-        if not self._count:
-            return -1
-        records, names = self._records, self._names
-        columns = ffi.new("wm_column[2]", [(records + 6, len(records) - 6, 32), (records, len(records), 32)])
-        row: int = lib.wm_names_find(names, len(names), self._count, columns, columns + 1, name, len(name))
-        return row
+def records_find(index: bytes | NDArray[np.uint8], count: int, name: bytes) -> int:
+    """Return the number of the record of this name, or -1, by one pass over the stored hashes."""
+    row: int = lib.wm_records_find(_from_buffer("uint8_t[]", index), len(index), count, name, len(name))
+    return row
 
 
 class SafetensorsIndex(NamedTuple):

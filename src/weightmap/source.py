@@ -38,6 +38,8 @@ MODES = ("mmap", "cow", "copy")
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FLAGS |= getattr(os, "O_BINARY", 0)
+# What mmap says on file systems that cannot, and for what has no pages.
+_UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM)
 _WINDOWS = os.name == "nt"
 # One read of a bounce buffer: large enough that the call costs nothing, small enough to stay in the L2 cache.
 CHUNK = 1 << 20
@@ -72,7 +74,7 @@ class Source:
         One of `MODES`.
     """
 
-    __slots__ = ("_file", "_memory", "_octets", "absolute", "closed", "identity", "mode", "name", "path", "size")
+    __slots__ = ("_fallback", "_file", "_limits", "_memory", "_octets", "absolute", "closed", "identity", "mode", "name", "path", "size")
 
     def __init__(self, path: str | None, name: str, mode: str) -> None:
         self.path = path
@@ -84,6 +86,8 @@ class Source:
         self.identity: tuple[int, ...] = ()
         self._file: _Descriptor | None = None
         self._octets: NDArray[np.uint8] | None = None
+        self._fallback = True
+        self._limits: Limits | None = None
         self._memory: Any = None  # the same, as arrays are made on it
 
     # ------------------------------------------------------------------------------------------------- opening
@@ -203,35 +207,52 @@ class Source:
     def octets(self) -> NDArray[np.uint8]:
         """The bytes as an array, shape (size,); mapped or read at the first use."""
         octets = self._octets
-        if octets is None:
-            file = self._file
-            if file is None:
+        return self._load() if octets is None else octets
+
+    def prepare(self, *, explicit: bool, limits: Limits) -> None:
+        """Say what is allowed when memory is needed; in mode "copy", and where a mode was asked for by name, get it now.
+
+        Mapping a file costs more than reading its header, so otherwise it waits for the first array.
+        """
+        self._fallback, self._limits = not explicit, limits
+        if (explicit or self.mode == "copy") and self._octets is None and self.size:
+            self._load()
+
+    def _get_memory(self) -> Any:
+        """Return what arrays are made on: never None, which numpy would take for "new memory, as it comes"."""
+        memory = self._memory
+        if memory is None:
+            self._load()
+            memory = self._memory
+            if memory is None:  # closed by another thread in between
                 self.fail_closed()
-            if self.mode == "copy":
-                octets = self._memory = self._read(file.number)
-                self._file = None
+        return memory
+
+    def _load(self) -> NDArray[np.uint8]:
+        """Map or read the file. Where a file system cannot map, and the mode was not asked for by name, read."""
+        file = self._file
+        if file is None:
+            self.fail_closed()
+        if self.mode != "copy":
+            try:
+                octets, memory = self._map(file.number)
+            except OSError as error:
+                if not self._fallback or error.errno not in _UNMAPPABLE:
+                    raise
+                import logging  # noqa: PLC0415 - 6 ms, for a rare event
+
+                logging.getLogger("weightmap").warning("%s cannot be mapped (%s): reading it instead", self.name, error)
+                self.mode = "copy"
             else:
-                octets, self._memory = self._map(file.number)
-            self._octets = octets
+                # In this order: a thread that finds no memory comes here itself.
+                self._memory = memory
+                self._octets = octets
+                return octets
+        if self._limits is not None:
+            self._limits.check("max_copy_bytes", self.size, "size of the file to copy")
+        octets = self._memory = self._octets = self._read(file.number)
+        self._file = None
         return octets
-
-    def load(self, *, explicit: bool, limits: Limits) -> None:
-        """Map or read the file now. Where a file system cannot map and the mode was not asked for by name, read."""
-        if self._octets is not None:
-            return
-        if self.mode == "copy":
-            limits.check("max_copy_bytes", self.size, "size of the file to copy")
-        try:
-            self.octets  # noqa: B018 - the property does the work
-        except OSError as error:
-            if explicit or error.errno not in (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM):
-                raise
-            import logging  # noqa: PLC0415 - 6 ms, for a rare event
-
-            logging.getLogger("weightmap").warning("%s cannot be mapped (%s): reading it instead", self.name, error)
-            limits.check("max_copy_bytes", self.size, "size of the file to copy")
-            self.mode = "copy"
-            self.octets  # noqa: B018
 
     def _map(self, fd: int) -> tuple[NDArray[np.uint8], Any]:
         """Map the file; return its bytes, and what arrays are to be made on."""
@@ -273,10 +294,7 @@ class Source:
         if offset < 0 or nbytes > self.size - offset:
             self._short(self.size, offset + nbytes)
         memory = self._memory
-        if memory is None:
-            self.octets  # noqa: B018 - maps, or raises that this was closed
-            memory = self._memory
-        return np.ndarray(shape, dtype, memory, offset)
+        return np.ndarray(shape, dtype, self._get_memory() if memory is None else memory, offset)
 
     def array_of(
         self, count: int, step: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
@@ -287,7 +305,7 @@ class Source:
         strides = [dtype.itemsize]
         for dim in shape[:0:-1]:
             strides.insert(0, strides[0] * dim)
-        return np.ndarray((count, *shape), dtype, self._memory, offset, (step, *strides))
+        return np.ndarray((count, *shape), dtype, self._get_memory(), offset, (step, *strides))
 
     def will_need(self, ranges: list[tuple[int, int]]) -> None:
         """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; returns at once, does nothing elsewhere."""

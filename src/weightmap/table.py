@@ -82,6 +82,8 @@ class Rules(NamedTuple):
     ----------
     dtypes : tuple of DType or None
         By the format's code; None where a code is not used.
+    bits : bytes
+        Bits of an element for each code, 0 where a code is not used; see `bits_of`.
     base, data_size : int
         Where the data begins in the file, and its size; offsets in rows count from `base`.
     min_ndim, max_ndim : int
@@ -94,6 +96,7 @@ class Rules(NamedTuple):
     """
 
     dtypes: Sequence[DType | None]
+    bits: bytes
     base: int
     data_size: int
     min_ndim: int = 0
@@ -114,6 +117,11 @@ def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any) -> NDArray[np.intp]
         breaks[1:] = ~alike
         breaks[2:] |= alike[1:] & alike[:-1] & (steps[1:] != steps[:-1])
     return np.flatnonzero(breaks)
+
+
+def bits_of(dtypes: Sequence[DType | None]) -> bytes:
+    """Return the bits of an element for each code."""
+    return bytes(0 if dtype is None else dtype.bits for dtype in dtypes)
 
 
 class Table:
@@ -215,8 +223,7 @@ class Table:
         rules = self.rules
         table = kernels.new_table()
         keep = self._columns(table)
-        bits = bytes(0 if dtype is None else dtype.bits for dtype in rules.dtypes)
-        keep.append(kernels.fill_bits(table, bits))
+        keep.append(kernels.fill_bits(table, rules.bits))
         table.n = self._count
         table.min_ndim, table.max_ndim = rules.min_ndim, rules.max_ndim
         table.data_size, table.alignment, table.max_gap = rules.data_size, rules.alignment, rules.max_gap
@@ -365,39 +372,38 @@ class RecordTable(Table):
 
     Parameters
     ----------
-    records : ndarray of uint8
-        32 bytes each: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset.
+    index : bytes or ndarray of uint8
+        `count` records of 32 bytes: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then the names,
+        back to back in the order of the records; and perhaps padding.
     count : int
-    names : ndarray of uint8
-        The names, back to back in the order of the records, and perhaps padding.
     start : int
-        Where the records lie in the file, for messages.
+        Where the index lies in the file, for messages.
     rules : Rules
     """
 
-    __slots__ = ("_looked", "_name_bytes", "_native", "_records", "_start", "names_size")
+    __slots__ = ("_index", "_looked", "_start", "names_size")
 
     RECORD = struct.Struct("<I2BH4IQ")
     _LENGTH_AT = 6
 
-    def __init__(self, records: NDArray[np.uint8], count: int, names: NDArray[np.uint8], start: int, rules: Rules) -> None:
+    def __init__(self, index: bytes | NDArray[np.uint8], count: int, start: int, rules: Rules) -> None:
         super().__init__(count, rules)
-        self._records = records
-        self._name_bytes = names
+        self._index = index
         self._start = start
         self._looked = False
-        self._native = kernels.Records(records, names, count)
         self.names_size = 0
 
     def _load_names(self) -> StringTable:
-        bounds = np.zeros(self._count + 1, np.uint32)
-        if not self._count:  # no array has a stride over no memory
+        count, size = self._count, self.RECORD.size
+        bounds = np.zeros(count + 1, np.uint32)
+        if not count:  # no array has a stride over no memory
             return StringTable(b"", bounds, 0, "tensor name")
-        lengths = np.ndarray((self._count,), "<u2", self._records, self._LENGTH_AT, (self.RECORD.size,))
+        lengths = np.ndarray((count,), "<u2", self._index, self._LENGTH_AT, (size,))
         np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
-        if int(bounds[-1]) > len(self._name_bytes) or bool((bounds[1:] < bounds[:-1]).any()):
-            self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], self._count, 0, int(bounds[-1]), len(self._name_bytes)))
-        return StringTable(self._name_bytes, bounds, 0, "tensor name")
+        names = self._index[count * size :]
+        if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
+            self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], count, 0, int(bounds[-1]), len(names)))
+        return StringTable(names, bounds, 0, "tensor name")
 
     def find(self, name: object) -> int:
         """Return the row of the tensor called `name`, or -1.
@@ -410,11 +416,11 @@ class RecordTable(Table):
         if self._looked or not isinstance(name, str):
             return super().find(name)
         self._looked = True
-        return self._native.find(name.encode(errors="surrogatepass"))
+        return kernels.records_find(self._index, self._count, name.encode(errors="surrogatepass"))
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""
-        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._records, i * 32)
+        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index, i * 32)
         rules = self.rules
         # The usual cases, written out: this is most of what a look-up costs.
         if ndim == 2:  # noqa: PLR2004
@@ -437,7 +443,8 @@ class RecordTable(Table):
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         size = self.RECORD.size
-        copied = self._records[first * size : last * size].copy().view(_RECORD_DTYPE)  # what is checked is what is used
+        # A copy: what is checked is what is used.
+        copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
         ndims = copied["ndim"]
         if ndims.min() < self.rules.min_ndim or ndims.max() > self.rules.max_ndim:
             for i in range(first, last):
@@ -451,8 +458,9 @@ class RecordTable(Table):
     def check(self) -> None:
         """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
-        bits = bytes([0 if dtype is None else dtype.bits for dtype in rules.dtypes])
-        self.names_size, fault = self._native.check(bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax)
+        self.names_size, fault = kernels.records_check(
+            self._index, self._count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
+        )
         if fault is None:
             return
         if fault.code != kernels.FAULTS["NAME_FLOOD"]:

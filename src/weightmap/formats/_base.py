@@ -232,3 +232,9 @@ def trailing(source: Source, end: int, options: Options, warnings: list[str]) ->
         if options.strict:
             raise error
         warnings.append(str(error))
+
+
+def take(source: Source, head: bytes, offset: int, size: int) -> bytes:
+    """Return bytes of the file: of `head`, its first page, where they lie there, else by reading."""
+    end = offset + size
+    return head[offset:end] if end <= len(head) else source.pread(offset, size)

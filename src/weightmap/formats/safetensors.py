@@ -33,7 +33,7 @@ from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Format, Options, Payload, Plan, Request, Sink, Verification, refuse
 from weightmap.strings import StringTable
-from weightmap.table import ColumnTable, Rules
+from weightmap.table import ColumnTable, Rules, bits_of
 
 if TYPE_CHECKING:
     from weightmap.source import Source
@@ -64,6 +64,7 @@ DTYPE_NAMES = {
     "U64": "uint64",
 }
 _DTYPES = tuple(DTYPES[name] for name in DTYPE_NAMES.values())
+_BITS = bits_of(_DTYPES)
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
 _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
@@ -135,7 +136,7 @@ def _table(index: kernels.SafetensorsIndex, base: int, data_size: int, options: 
         if options.strict:
             raise error
         warnings.append(str(error))
-    rules = Rules(_DTYPES, base, data_size, lax=not options.strict)
+    rules = Rules(_DTYPES, _BITS, base, data_size, lax=not options.strict)
     dims, bounds, dtype = index.dims, index.dim_bounds, index.dtype
     names, name_bounds = index.names, index.bounds
     if len(begin) > 1 and bool(((begin[1:] < begin[:-1]) | ((begin[1:] == begin[:-1]) & (end[1:] < end[:-1]))).any()):

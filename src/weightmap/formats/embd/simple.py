@@ -1,0 +1,129 @@
+"""The simple layout of EMBD: what the upstream converter and loader really use."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import FormatError, TruncatedError, UnsupportedError
+from weightmap.formats._base import Content, Options, Verification, trailing
+from weightmap.formats.embd.layout import DTYPE_BITS, DTYPE_LIST, MAGIC, MAX_NDIM
+from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
+from weightmap.strings import StringTable, Vocabulary
+from weightmap.table import ColumnTable, Rules
+
+if TYPE_CHECKING:
+    from weightmap.source import Source
+
+
+class _Reader:
+    """Walks the simple layout by pread: a window of the file at a time, never the tensor data."""
+
+    WINDOW = 4096
+
+    def __init__(self, source: Source, head: bytes) -> None:
+        self.source = source
+        self.position = len(MAGIC)
+        self._window, self._start = head, 0
+
+    def take(self, count: int, what: str) -> bytes:
+        """Return the next `count` bytes."""
+        at, end = self.position - self._start, self.position + count
+        if end > self.source.size:
+            msg = f"the file ends within {what}"
+            raise TruncatedError(msg, field=what, offset=self.source.size, expected=f"at least {end} bytes")
+        if at < 0 or at + count > len(self._window):
+            size = min(max(count, self.WINDOW), self.source.size - self.position)
+            self._window, self._start, at = self.source.pread(self.position, size), self.position, 0
+        self.position = end
+        return self._window[at : at + count]
+
+    def u32(self, what: str) -> int:
+        """Return the next u32."""
+        return int.from_bytes(self.take(4, what), "little")
+
+
+def parse_simple(source: Source, head: bytes, options: Options) -> Content:
+    reader = _Reader(source, head)
+    version = reader.u32("version")
+    if version != 1:
+        raise UnsupportedError("version", field="version", offset=4, actual=version, expected=1)
+    count = reader.u32("tensor count")
+    options.limits.check("max_tensors", count, "number of tensors", offset=8)
+    if count > source.size // 8:
+        what, expected = "number of tensors", f"at most {source.size // 8}: a tensor takes 8 bytes or more"
+        raise TruncatedError(what, field="tensor_count", offset=8, actual=count, expected=expected)
+    names, lengths, shapes, ndims, offsets, sizes = [], [0], [], [0], [], []
+    for i in range(count):
+        names.append(reader.take(_bounded(reader, options, f"length of the name of tensor {i}"), f"the name of tensor {i}"))
+        lengths.append(len(names[-1]))
+        ndim = reader.u32(f"the number of dimensions of tensor {i}")
+        if not 1 <= ndim <= MAX_NDIM:
+            what = f"number of dimensions of tensor {i}"
+            raise FormatError(what, field="ndim", offset=reader.position - 4, actual=ndim, expected=f"1 to {MAX_NDIM}")
+        shape = struct.unpack(f"<{ndim}I", reader.take(4 * ndim, f"the shape of tensor {i}"))
+        shapes.extend(shape)
+        ndims.append(ndim)
+        nbytes = 4
+        for dim in shape:
+            nbytes *= dim
+        if nbytes > source.size - reader.position:
+            msg = f"the file ends within the data of tensor {i}, {names[-1][:60].decode(errors='replace')!r} of shape {shape}"
+            raise TruncatedError(msg, field="data", offset=source.size, expected=f"at least {reader.position + nbytes} bytes")
+        offsets.append(reader.position)
+        sizes.append(nbytes)
+        reader.position += nbytes
+    vocab = _simple_vocabulary(reader, options)
+    warnings: list[str] = []
+    trailing(source, reader.position, options, warnings)
+    table = ColumnTable(
+        StringTable(b"".join(names), np.cumsum(lengths, dtype=np.uint32), 0, "tensor name"),
+        np.zeros(count, np.uint8),
+        np.array(shapes, np.uint64),
+        np.cumsum(ndims, dtype=np.uint32),
+        np.array(offsets, np.uint64),
+        np.array(sizes, np.uint64),
+        # Offsets are absolute here, and the names lie between the tensors: the walk above has seen to order and holes.
+        Rules(DTYPE_LIST[:1], DTYPE_BITS[:1], 0, source.size, lax=True),
+    )
+    if options.checked:
+        table.check()
+        table.check_names()
+
+    def verify(run: Verification) -> None:
+        for _ in run.chunks(0, source.size):
+            pass
+        run.checked("every byte is readable (the simple layout has no checksums)")
+        if vocab is not None:
+            verify_vocabulary(run, vocab)
+
+    return Content("simple", table, load_metadata=dict, verify=verify, vocab=vocab, warnings=warnings)
+
+
+def _bounded(reader: _Reader, options: Options, what: str) -> int:
+    length = reader.u32(what)
+    options.limits.check("max_header_bytes", length, what, offset=reader.position - 4)
+    return length
+
+
+def _simple_vocabulary(reader: _Reader, options: Options) -> Vocabulary | None:
+    at = reader.position
+    count = reader.u32("the number of tokens")
+    rest = reader.source.size - reader.position
+    if count > rest // 4:
+        what, expected = "number of tokens", f"at most {rest // 4}: a token takes 4 bytes or more"
+        raise TruncatedError(what, field="vocab_count", offset=at, actual=count, expected=expected)
+    if not count:
+        return None
+    options.limits.check("max_header_bytes", rest, "size of the vocabulary", offset=at)
+    start = reader.position
+    data = reader.take(rest, "the vocabulary")
+    walked = kernels.walk_strings(data, count, 4)
+    if walked < 0:
+        msg = f"the file ends within token {-1 - walked} of {count}"
+        raise TruncatedError(msg, field="vocabulary", offset=reader.source.size)
+    reader.position = start + walked
+    return Vocabulary(lambda: string_table(data[:walked], count, start, 4), count)

@@ -1,0 +1,119 @@
+"""What `TensorFile.verify` checks in a file of the specification layout: all that opening leaves unread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.errors import ChecksumError, LayoutError
+from weightmap.formats.embd.index import check_table, record_rules
+from weightmap.formats.embd.layout import (
+    CHECKSUM_ENABLED,
+    DESCRIPTOR,
+    FOOTER,
+    HEADER,
+    REQUIRED_KEYS,
+    VOCAB_EMBEDDED,
+    Header,
+)
+from weightmap.formats.embd.metadata import load_metadata
+from weightmap.formats.embd.vocabulary import verify_vocabulary, vocabulary
+from weightmap.source import Source
+from weightmap.table import RecordTable
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from weightmap.formats._base import Verification
+
+
+def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> None:
+    """Check the whole file: everything before the data again, on private bytes, then the data in one pass."""
+    start = header.tensor_data_offset
+    run.options.limits.check("max_header_bytes", start, "size of everything before the tensor data")
+    prefix = run.read(0, start)
+    if Header._make(HEADER.unpack_from(prefix)) != header:
+        msg = "the header changed after the file was opened"
+        raise LayoutError(msg, offset=0)
+    run.checked("header checksum")
+    at = header.metadata_offset
+    metadata = load_metadata(prefix[at : at + header.metadata_size], at)
+    missing = [key for key in REQUIRED_KEYS if key not in metadata]
+    if missing:
+        run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
+    run.checked("metadata")
+    index = prefix[header.tensor_index_offset :]
+    table = RecordTable(index, header.tensor_index_count, header.tensor_index_offset, record_rules(header, run.options))
+    check_table(table, header)
+    if "" in table.names:
+        run.warn("a tensor has an empty name")
+    run.checked("tensor index: ranges, names and their hashes")
+    if header.flags & VOCAB_EMBEDDED:
+        verify_vocabulary(run, vocabulary(Source.from_buffer(prefix, "mmap"), prefix, header))
+    _verify_section_padding(run, prefix, header, table)
+    _verify_data(run, kernels.crc32(prefix), header, footer, table)
+
+
+def _verify_data(run: Verification, prefix_crc: int, header: Header, footer: tuple[Any, ...], table: RecordTable) -> None:
+    """Read the data once: its padding and its CRC; the CRC of the file is combined from that of its parts."""
+    start, size = header.tensor_data_offset, header.tensor_data_size
+    data_crc = position = 0
+    gaps = _gaps(table, size)
+    for chunk in run.chunks(start, size):
+        data_crc = kernels.crc32(chunk, data_crc)
+        _verify_gaps(run, gaps, chunk, position, start)
+        position += len(chunk)
+    end = run.source.size
+    tail = run.read(start + size, end - start - size)[: -FOOTER.size]
+    if any(tail):
+        run.odd(LayoutError("padding before the footer is not zero", field="padding", offset=start + size))
+    run.checked("padding is zero")
+    if not header.flags & CHECKSUM_ENABLED:
+        run.checked("no data checksums: the file has none")
+        return
+    file_crc = kernels.crc32(tail, kernels.crc32_combine(prefix_crc, data_crc, size))
+    for what, field, offset, actual, expected in (
+        ("CRC-32 of the tensor data", "data_checksum", end - 16, data_crc, footer[0]),
+        ("CRC-32 of the file", "file_checksum", end - 12, file_crc, footer[1]),
+    ):
+        if actual != expected:
+            raise ChecksumError(what, field=field, offset=offset, actual=f"{actual:#010x}", expected=f"{expected:#010x}")
+        run.checked(what)
+
+
+def _verify_section_padding(run: Verification, prefix: bytes, header: Header, table: RecordTable) -> None:
+    end = HEADER.size
+    sections = [(header.metadata_offset, header.metadata_size), (header.vocab_offset, header.vocab_size)]
+    sections.append((header.tensor_index_offset, DESCRIPTOR.size * len(table) + table.names_size))
+    sections.append((header.tensor_data_offset, 0))
+    for start, size in sections:
+        if start == 0:  # a section that is not there
+            continue
+        if any(prefix[end:start]):
+            run.odd(LayoutError("padding between sections is not zero", field="padding", offset=end))
+        end = start + size
+
+
+def _gaps(table: RecordTable, data_size: int) -> list[tuple[int, int]]:
+    """Return begin and end of every piece of padding within the tensor data, the first one last."""
+    base, previous, gaps = table.rules.base, 0, []
+    for row in table.rows():
+        if row.offset - base > previous:
+            gaps.append((previous, row.offset - base))
+        previous = row.offset - base + row.nbytes
+    if data_size > previous:
+        gaps.append((previous, data_size))
+    gaps.reverse()
+    return gaps
+
+
+def _verify_gaps(run: Verification, gaps: list[tuple[int, int]], chunk: memoryview, position: int, start: int) -> None:
+    """Check the padding that lies in this chunk; what reaches into the next one is left in `gaps`."""
+    end = position + len(chunk)
+    while gaps and gaps[-1][0] < end:
+        first, last = gaps.pop()
+        if any(chunk[max(first - position, 0) : last - position]):
+            run.odd(LayoutError("padding between tensors is not zero", field="padding", offset=start + first))
+        if last > end:
+            gaps.append((end, last))
+            break

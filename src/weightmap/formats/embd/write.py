@@ -1,0 +1,199 @@
+"""Writing EMBD, in both layouts."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from weightmap import kernels
+from weightmap.formats._base import Payload, Plan, Request, Sink, refuse
+from weightmap.formats.embd.layout import (
+    ALIGNMENT,
+    CHECKSUM_ENABLED,
+    DESCRIPTOR,
+    DTYPE_NAMES,
+    FOOTER,
+    HEADER,
+    MAGIC,
+    MAGIC_END,
+    MAX_NDIM,
+    NO_ID,
+    PAIR,
+    SPECIAL,
+    SPECIAL_NAMES,
+    TENSORS_ALIGNED,
+    U16_MAX,
+    U32_MAX,
+    VOCAB_EMBEDDED,
+    VOCAB_HEADER,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
+
+
+def plan(request: Request) -> Plan:
+    """Lay out a file in the wanted layout."""
+    return _plan_simple(request) if request.layout == "simple" else _plan_spec(request)
+
+
+def _utf8(text: object, limit: int) -> bytes | None:
+    """Return the text as UTF-8, or None when it is no text, no Unicode, or longer than `limit` bytes."""
+    if not isinstance(text, str):
+        return None
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        return None
+    return raw if len(raw) <= limit else None
+
+
+def _check_tensors(request: Request, dtypes: Iterable[str], reasons: list[str]) -> None:
+    known = frozenset(dtypes)
+    for tensor in request.tensors:
+        problems = []
+        if tensor.dtype.name not in known:
+            problems.append(f"dtype {tensor.dtype.name}")
+        if not 1 <= len(tensor.shape) <= MAX_NDIM:
+            problems.append(f"{len(tensor.shape)} dimensions (it has 1 to {MAX_NDIM})")
+        if any(dim > U32_MAX for dim in tensor.shape):
+            problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
+        if _utf8(tensor.name, U16_MAX) is None:
+            problems.append("its name (Unicode text of at most 65535 bytes)")
+        if problems:
+            reasons.append(f"tensor {tensor.name[:80]!r}: {', '.join(problems)}")
+
+
+def _plan_spec(request: Request) -> Plan:
+    reasons: list[str] = []
+    _check_tensors(request, DTYPE_NAMES, reasons)
+    metadata = _encode_metadata(request, reasons)
+    vocab = _encode_vocabulary(request, reasons)
+    if reasons:
+        refuse("EMBD", reasons)
+    vocab_offset = HEADER.size + len(metadata)
+    if vocab:
+        _place_special(vocab, vocab_offset)
+    index_offset = vocab_offset + len(vocab)
+    names = [tensor.name.encode() for tensor in request.tensors]
+    index_end = index_offset + DESCRIPTOR.size * len(names) + sum(map(len, names))
+    data_offset = -(-index_end // ALIGNMENT) * ALIGNMENT
+    if data_offset > U32_MAX:
+        refuse("EMBD", [f"tensor data would begin at byte {data_offset}, and sections begin below 2**32"])
+    hashes = kernels.fnv1a32_many(b"".join(names), [len(name) for name in names]).tolist()
+    descriptors, offset, end = [], 0, 0
+    for tensor, name, digest in zip(request.tensors, names, hashes, strict=True):
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        end = offset + tensor.nbytes
+        shape = (*tensor.shape, 0, 0, 0)[:4]
+        descriptors.append(DESCRIPTOR.pack(digest, _CODES[tensor.dtype.name], len(tensor.shape), len(name), *shape, offset))
+    size = data_offset + end + FOOTER.size
+    flags = TENSORS_ALIGNED | (VOCAB_EMBEDDED if vocab else 0) | (CHECKSUM_ENABLED if request.checksums else 0)
+    sections = (HEADER.size, len(metadata), vocab_offset if vocab else 0, len(vocab), index_offset, len(names), data_offset)
+    fields = (MAGIC, 1, 0, flags, *sections, end, size)
+    checksum = kernels.crc32(HEADER.pack(*fields, 0, 0)[:56])
+    prefix = b"".join((HEADER.pack(*fields, checksum, 0), metadata, bytes(vocab), *descriptors, *names, bytes(data_offset - index_end)))
+    return Plan(size, lambda sink: _write_spec(sink, prefix, request, end))
+
+
+def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> None:
+    sink.write(prefix)
+    prefix_crc = sink.crc32()
+    end = 0
+    for tensor in request.tensors:
+        sink.pad(-end % ALIGNMENT)
+        for chunk in tensor.chunks():
+            sink.write(chunk)
+        end = -(-end // ALIGNMENT) * ALIGNMENT + tensor.nbytes
+    data_crc = sink.crc32()
+    file_crc = kernels.crc32_combine(prefix_crc, data_crc, data_size)
+    sink.write(FOOTER.pack(*((data_crc, file_crc) if request.checksums else (0, 0)), MAGIC_END, 0))
+
+
+def _encode_metadata(request: Request, reasons: list[str]) -> bytes:
+    entries = []
+    for key, value in (request.metadata or {}).items():
+        # Integers are decimal strings in the specification.
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        raw_key, raw_value = _utf8(key, U16_MAX), _utf8(text, U16_MAX)
+        if raw_key is None or raw_value is None:
+            reasons.append(f"metadata {str(key)[:80]!r}: keys and values must be strings of at most 65535 bytes of UTF-8")
+            continue
+        entries.append(struct.pack("<2H", len(raw_key), len(raw_value)) + raw_key + raw_value)
+    total = sum(map(len, entries))
+    return PAIR.pack(len(entries), total) + b"".join(entries)
+
+
+def _encode_vocabulary(request: Request, reasons: list[str]) -> bytearray:
+    if request.vocab is None:
+        if request.special_ids:
+            reasons.append("special_ids without a vocabulary")
+        return bytearray()
+    ids = _special(request.special_ids, request.vocab, reasons)
+    tokens = _encode_tokens(request.vocab, "<H", U16_MAX, reasons)
+    return bytearray(VOCAB_HEADER.pack(len(request.vocab), len(tokens), 0) + tokens + SPECIAL.pack(*ids))
+
+
+def _place_special(vocab: bytearray, offset: int) -> None:
+    struct.pack_into("<I", vocab, 8, offset + len(vocab) - SPECIAL.size)
+
+
+def _special(given: Any, vocab: Sequence[str], reasons: list[str]) -> list[int]:
+    """Return the five ids: as given, else by the token's usual name, else "none"."""
+    known = dict(given) if given is not None else {}
+    if given is None:
+        for i, token in enumerate(vocab):
+            if token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
+                known.setdefault(token[1:-1].lower(), i)
+    for name, value in list(known.items()):
+        if name not in SPECIAL_NAMES or not isinstance(value, int) or not 0 <= value <= NO_ID:
+            reasons.append(f"special id {name!r}: {value!r} (it has {', '.join(SPECIAL_NAMES)}, each below 2**32)")
+            known[name] = NO_ID
+    return [known.get(name, NO_ID) for name in SPECIAL_NAMES]
+
+
+def _encode_tokens(vocab: Sequence[str], prefix: str, limit: int, reasons: list[str]) -> bytes:
+    length = struct.Struct(prefix)
+    parts = []
+    for i, token in enumerate(vocab):
+        raw = _utf8(token, limit)
+        if raw is None:
+            reasons.append(f"token {i}: a token is Unicode text of at most {limit} bytes")
+            continue
+        parts += [length.pack(len(raw)), raw]
+    return b"".join(parts)
+
+
+def _plan_simple(request: Request) -> Plan:
+    reasons: list[str] = []
+    _check_tensors(request, ("float32",), reasons)
+    if request.metadata:
+        reasons.append("metadata")
+    if request.special_ids:
+        reasons.append("special ids")
+    tokens = _encode_tokens(request.vocab or (), "<I", U32_MAX, reasons)
+    if len(request.tensors) > U32_MAX:
+        reasons.append(f"{len(request.tensors)} tensors")
+    if reasons:
+        refuse("the simple layout of EMBD", reasons)
+    start = MAGIC + struct.pack("<2I", 1, len(request.tensors))
+    end = struct.pack("<I", len(request.vocab or ())) + tokens
+    heads = [_simple_head(tensor) for tensor in request.tensors]
+    size = len(start) + sum(map(len, heads)) + sum(tensor.nbytes for tensor in request.tensors) + len(end)
+    return Plan(size, lambda sink: _write_simple(sink, start, heads, request.tensors, end))
+
+
+def _simple_head(tensor: Payload) -> bytes:
+    name = tensor.name.encode()
+    return struct.pack("<I", len(name)) + name + struct.pack(f"<{1 + len(tensor.shape)}I", len(tensor.shape), *tensor.shape)
+
+
+def _write_simple(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[Payload], end: bytes) -> None:
+    sink.write(start)
+    for head, tensor in zip(heads, tensors, strict=True):
+        sink.write(head)
+        for chunk in tensor.chunks():
+            sink.write(chunk)
+    sink.write(end)
