@@ -155,6 +155,9 @@ enum {
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
     uint64_t metadata_begin, metadata_end; /* span of the value of __metadata__; begin 0 when there is none */
+    uint64_t data_end;                     /* the largest end */
+    uint64_t backwards;                    /* the first tensor whose end lies before its begin; n_tensors when none does */
+    int32_t ordered;                       /* 1 when the text lists the tensors by begin, then by end */
 } wm_safetensors;
 int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, uint64_t cap,
                         uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
@@ -176,7 +179,7 @@ typedef struct {
     int32_t dims_width;    /* 4 or 8 */
     const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
     wm_column offset;      /* u64, relative to the data */
-    wm_column nbytes;      /* u64, declared bytes; data NULL when not declared */
+    wm_column end;         /* u64, declared end, relative to the data; data NULL when not declared */
     const uint8_t *bits;   /* bits of one element for each dtype code; 0: no such code */
     uint64_t n_dtypes;
     uint64_t min_ndim, max_ndim;
@@ -193,6 +196,12 @@ int wm_table_check(const wm_table *table, wm_fault *fault);
  * with *fault filled. */
 int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
                    uint64_t *used, wm_fault *fault);
+/* Checks a table whose columns are arrays (see wm_safetensors_scan), and its names, which are names[bounds[i], bounds[i+1]):
+ * every row as wm_table_check does, names unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
+int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
+                     const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
+                     const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
+                     uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault);
 /* Both checks at once for an index as EMBD has it: n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
  * 4 x u32 shape, u64 offset), then their names, in index[0, len). */
 int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,

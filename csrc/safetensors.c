@@ -199,7 +199,7 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
         .begin = begin,
         .end = end,
     };
-    *out = (wm_safetensors){0, 0, 0, 0, 0};
+    *out = (wm_safetensors){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     if (len == 0 || json[0] != '{') return wm_fail(fault, WM_FAULT_JSON_SYNTAX, 0, 0, 0, 0);
     bounds[0] = 0;
@@ -212,5 +212,12 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
     out->n_tensors = s.json.row;
     out->n_dims = s.n_dims;
     out->names_len = s.names_len;
+    out->backwards = s.json.row;
+    out->ordered = 1;
+    for (uint64_t i = 0; i < s.json.row; i++) {
+        if (end[i] < begin[i] && out->backwards == s.json.row) out->backwards = i;
+        if (end[i] > out->data_end) out->data_end = end[i];
+        if (i && (begin[i] < begin[i - 1] || (begin[i] == begin[i - 1] && end[i] < end[i - 1]))) out->ordered = 0;
+    }
     return 0;
 }

@@ -80,7 +80,7 @@ static int shape_bytes(const wm_table *t, uint64_t row, uint64_t *nbytes, wm_fau
 }
 
 int wm_table_check(const wm_table *t, wm_fault *fault) {
-    if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->nbytes.data && !holds(&t->nbytes, t->n, 8)) ||
+    if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->end.data && !holds(&t->end, t->n, 8)) ||
         (!t->dim_bounds && (t->max_ndim > 255 || !holds(&t->ndim, t->n, 1) ||
                             !holds(&t->dims, t->n, t->max_ndim * (uint64_t)t->dims_width))))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
@@ -89,8 +89,8 @@ int wm_table_check(const wm_table *t, wm_fault *fault) {
     for (uint64_t row = 0; row < t->n; row++) {
         uint64_t nbytes, offset = load_le64(t->offset.data + row * t->offset.stride);
         if (shape_bytes(t, row, &nbytes, fault)) return -1;
-        if (t->nbytes.data) {
-            uint64_t declared = load_le64(t->nbytes.data + row * t->nbytes.stride);
+        if (t->end.data) {
+            uint64_t declared = load_le64(t->end.data + row * t->end.stride) - offset;
             if (declared != nbytes) return wm_fail(fault, WM_FAULT_TABLE_SIZE, row, 0, declared, nbytes);
         }
         if (nbytes > t->data_size || offset > t->data_size - nbytes) {
@@ -239,6 +239,48 @@ int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_c
         }
     }
     return -1;
+}
+
+/* ------------------------------------------------------------------------------------------------ columns in one call */
+int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
+                     const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
+                     const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
+                     uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault) {
+    wm_table table = {
+        .n = n,
+        .dtype = {dtype, n, 1},
+        .dims = {(const uint8_t *)dims, 8 * n_dims, 8},
+        .dims_width = 8,
+        .dim_bounds = dim_bounds,
+        .offset = {(const uint8_t *)begin, 8 * n, 8},
+        .end = {(const uint8_t *)end, 8 * n, 8},
+        .bits = bits,
+        .n_dtypes = n_dtypes,
+        .min_ndim = min_ndim,
+        .max_ndim = max_ndim,
+        .data_size = data_size,
+        .alignment = 1,
+        .max_gap = max_gap,
+        .lax = lax,
+    };
+    if (wm_table_check(&table, fault)) return -1;
+    if (n >= UINT32_MAX / 8) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / 8);
+    for (uint64_t i = 0; i < n; i++)
+        if (bounds[i + 1] < bounds[i] || bounds[i + 1] > names_len)
+            return wm_fail(fault, WM_FAULT_NAME_RANGE, i, bounds[i], bounds[i + 1], names_len);
+    if (utf8) {
+        int64_t bad = wm_utf8_strings(names, names_len, bounds, n, 0);
+        if (bad >= 0) return wm_fail(fault, WM_FAULT_NAME_UTF8, (uint64_t)bad, bounds[bad], 0, 0);
+    }
+    if (n == 0) return 0;
+    uint32_t few[2 * CHUNK], *lengths = few; /* lengths, then hashes */
+    if (n > CHUNK && !(lengths = malloc(2 * n * sizeof *lengths)))
+        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, 2 * n * sizeof *lengths, 0);
+    for (uint64_t i = 0; i < n; i++) lengths[i] = bounds[i + 1] - bounds[i];
+    wm_fnv1a32_run(names + bounds[0], names + names_len, lengths, 0, n, lengths + n);
+    int result = find_duplicates(names, n, lengths + n, bounds, 1, fault);
+    if (lengths != few) free(lengths);
+    return result;
 }
 
 /* ------------------------------------------------------------------------------------------------ EMBD in one call */

@@ -364,24 +364,74 @@ def _fault(fault: Any) -> Fault:
     return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)
 
 
-def fill_column(column: Any, data: Any, at: int = 0, stride: int = 0) -> Any:
-    """Point a wm_column at `data` from byte `at` on; return the buffer, which the caller keeps alive."""
-    buffer = _from_buffer("uint8_t[]", data)
-    column.data = buffer + at
-    column.len = len(buffer) - at
-    column.stride = stride
-    return buffer
+class Columns:
+    """The columns of a table of tensors, in memory of their own, where C reads and checks them.
 
+    Indexing a C pointer costs a third of indexing an array, and making no arrays is what opening a file quickly takes.
 
-def new_table() -> Any:
-    """Return an empty wm_table, to be filled by table.py."""
-    return ffi.new("wm_table *")
+    Parameters
+    ----------
+    names : bytes
+    bounds, dim_bounds : ndarray of uint32, shape (n + 1,)
+    dtype : ndarray of uint8, shape (n,)
+    dims : ndarray of uint64
+    begin, end : ndarray of uint64, shape (n,)
+        See wm_columns_check in kernels.h.
+    """
 
+    __slots__ = ("_keep", "begin", "bounds", "count", "dim_bounds", "dims", "dtype", "end", "n_dims", "names", "names_len")
 
-def table_check(table: Any) -> Fault | None:
-    """Check every row of a wm_table; return what is wrong, or None."""
-    fault = ffi.new("wm_fault *")
-    return None if lib.wm_table_check(table, fault) == 0 else _fault(fault)
+    def __init__(self, names: bytes, bounds: Any, dtype: Any, dims: Any, dim_bounds: Any, begin: Any, end: Any) -> None:
+        self.count = len(dtype)
+        self.n_dims = len(dims)
+        self.names_len = len(names)
+        self.names = _from_buffer("uint8_t[]", names)
+        self.dtype = _from_buffer("uint8_t[]", dtype)
+        self.bounds, self.dim_bounds = _from_buffer("uint32_t[]", bounds), _from_buffer("uint32_t[]", dim_bounds)
+        self.dims, self.begin, self.end = (_from_buffer("uint64_t[]", column) for column in (dims, begin, end))
+        self._keep: Any = None
+
+    @classmethod
+    def scratch(cls, size: int, count: int, n_dims: int) -> Columns:
+        """Return columns to be filled by a scan: names of `size` bytes, `count` tensors, `n_dims` dimensions."""
+        self = cls.__new__(cls)
+        self.count, self.n_dims, self.names_len = count, n_dims, size
+        # One piece of memory for all; its pages are touched only as far as the scan fills them.
+        pairs = 2 * (count + 1)
+        words = n_dims + 2 * count + (4 * pairs + size + count) // 8 + 1
+        memory = np.empty(words, np.uint64)
+        self._keep = self.dims = _from_buffer("uint64_t[]", memory, require_writable=True)
+        self.begin = self.dims + n_dims
+        self.end = self.begin + count
+        self.bounds = ffi.cast("uint32_t *", self.end + count)
+        self.dim_bounds = self.bounds + count + 1
+        self.names = ffi.cast("uint8_t *", self.dim_bounds + count + 1)
+        self.dtype = self.names + size
+        return self
+
+    def array(self, column: Any, count: int, dtype: str) -> NDArray[Any]:
+        """Return `count` values of one of the columns as a copy."""
+        return np.frombuffer(ffi.buffer(column, count * int(dtype[-1])), dtype).copy()
+
+    def text(self) -> bytes:
+        """Return the names, one after another."""
+        return bytes(ffi.buffer(self.names, self.names_len))
+
+    def raw(self, i: int) -> tuple[int, tuple[int, ...], int]:
+        """Return dtype code, shape and begin of row i."""
+        bounds = self.dim_bounds
+        return self.dtype[i], tuple(ffi.unpack(self.dims + bounds[i], bounds[i + 1] - bounds[i])), self.begin[i]
+
+    def check(
+        self, bits: bytes, min_ndim: int, max_ndim: int, data_size: int, max_gap: int, *, lax: bool, utf8: bool
+    ) -> Fault | None:
+        """Check every row and the uniqueness of the names; return what is wrong, or None."""
+        fault = ffi.new("wm_fault *")
+        failed = lib.wm_columns_check(
+            self.names, self.names_len, self.bounds, self.count, self.dtype, self.dims, self.n_dims, self.dim_bounds, self.begin,
+            self.end, bits, len(bits), min_ndim, max_ndim, data_size, max_gap, lax, utf8, fault,
+        )
+        return _fault(fault) if failed else None
 
 
 def pairs_check(data: bytes, count: int) -> Fault | None:
@@ -414,24 +464,11 @@ def records_find(index: bytes | NDArray[np.uint8], count: int, name: bytes) -> i
     return row
 
 
-class SafetensorsIndex(NamedTuple):
-    """The columns of a safetensors header, in the order of its text: see wm_safetensors_scan in kernels.h."""
-
-    names: bytes
-    bounds: NDArray[np.uint32]
-    dtype: NDArray[np.uint8]
-    dims: NDArray[np.uint64]
-    dim_bounds: NDArray[np.uint32]
-    begin: NDArray[np.uint64]
-    end: NDArray[np.uint64]
-    metadata: slice | None
+# Fewest bytes that one tensor takes in a header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
+_SAFETENSORS_ENTRY = 48
 
 
-# Fewest bytes that one tensor takes in a header: "":{"dtype":"","shape":[],"data_offsets":[0,0]},
-_SAFETENSORS_ENTRY = 46
-
-
-def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> SafetensorsIndex | Fault:
+def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, Any] | Fault:
     """Turn the JSON header of a safetensors file into columns, or say what is wrong with it.
 
     Parameters
@@ -441,49 +478,26 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> Safetens
     dtypes : bytes
         The known names of dtypes, each in 16 bytes padded with zero bytes.
     max_tensors : int
-        No more are read: a fault CAPACITY with actual above it.
+        No more are read: a fault CAPACITY.
+
+    Returns
+    -------
+    columns : Columns
+        In the order of the text.
+    found : wm_safetensors
+        See kernels.h.
     """
-    cap = min(len(header) // _SAFETENSORS_ENTRY + 1, max_tensors)
-    dims_cap = len(header) // 2 + 1
-    names = np.empty(len(header), np.uint8)
-    bounds = np.empty(cap + 1, np.uint32)
-    dtype = np.empty(cap, np.uint8)
-    dims = np.empty(dims_cap, np.uint64)
-    dim_bounds = np.empty(cap + 1, np.uint32)
-    begin = np.empty(cap, np.uint64)
-    end = np.empty(cap, np.uint64)
+    size = len(header)
+    columns = Columns.scratch(size, min(size // _SAFETENSORS_ENTRY + 1, max_tensors), size // 2 + 1)
     found, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
     failed = lib.wm_safetensors_scan(
-        header,
-        len(header),
-        dtypes,
-        len(dtypes) // 16,
-        cap,
-        dims_cap,
-        _out(names, "uint8_t[]"),
-        _out(bounds, "uint32_t[]"),
-        _out(dtype, "uint8_t[]"),
-        _out(dims, "uint64_t[]"),
-        _out(dim_bounds, "uint32_t[]"),
-        _out(begin, "uint64_t[]"),
-        _out(end, "uint64_t[]"),
-        found,
-        fault,
+        header, size, dtypes, len(dtypes) // 16, columns.count, columns.n_dims, columns.names, columns.bounds, columns.dtype,
+        columns.dims, columns.dim_bounds, columns.begin, columns.end, found, fault,
     )
     if failed:
         return _fault(fault)
-    n = found.n_tensors
-    # Copies of what was used: the generous arrays above go away, so an open file keeps little more than its header.
-    return SafetensorsIndex(
-        names[: found.names_len].tobytes(),
-        bounds[: n + 1].copy(),
-        dtype[:n].copy(),
-        dims[: found.n_dims].copy(),
-        dim_bounds[: n + 1].copy(),
-        begin[:n].copy(),
-        end[:n].copy(),
-        slice(found.metadata_begin, found.metadata_end) if found.metadata_begin else None,
-    )
+    columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
+    return columns, found
 
 
 # ------------------------------------------------------------------------------------- files (used by source.py)
@@ -512,18 +526,3 @@ def stamp(fd: int, size: int, mtime_ns: int) -> Any:
 
 
 unchanged = lib.wm_unchanged
-
-
-def fill_bits(table: Any, bits: bytes) -> Any:
-    """Give a wm_table the bits of an element for each dtype code; return the buffer, which the caller keeps alive."""
-    buffer = _from_buffer("uint8_t[]", bits)
-    table.bits = buffer
-    table.n_dtypes = len(buffer)
-    return buffer
-
-
-def fill_dim_bounds(table: Any, bounds: NDArray[np.uint32]) -> Any:
-    """Give a wm_table its dim_bounds; return the buffer, which the caller keeps alive."""
-    buffer = _from_buffer("uint32_t[]", bounds)
-    table.dim_bounds = buffer
-    return buffer

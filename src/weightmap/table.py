@@ -143,10 +143,6 @@ class Table:
         """Return dtype code, shape and relative offset of a row, unchecked."""
         raise NotImplementedError
 
-    def _columns(self, table: Any) -> list[Any]:
-        """Fill in the columns of a wm_table; return what must be kept alive meanwhile."""
-        raise NotImplementedError
-
     def position(self, row: int) -> int | None:
         """Return where the entry of a row lies in the file, for messages; None where that is not known."""
         del row
@@ -217,23 +213,11 @@ class Table:
 
     # ------------------------------------------------------------------------------------------------- checking
     def check(self) -> None:
-        """Check every row by one pass in C. Raises the error that the first bad row deserves."""
-        if not self._count and not self.rules.data_size:
-            return
-        rules = self.rules
-        table = kernels.new_table()
-        keep = self._columns(table)
-        keep.append(kernels.fill_bits(table, rules.bits))
-        table.n = self._count
-        table.min_ndim, table.max_ndim = rules.min_ndim, rules.max_ndim
-        table.data_size, table.alignment, table.max_gap = rules.data_size, rules.alignment, rules.max_gap
-        table.lax = rules.lax
-        fault = kernels.table_check(table)
-        if fault is not None:
-            self.fail(fault)
+        """Check every row, and that names are unique, by one call. Raises the error that the first bad row deserves."""
+        raise NotImplementedError
 
     def check_names(self) -> None:
-        """Check that every name is UTF-8 and that no two are equal."""
+        """Check that every name is UTF-8 and that no two are equal, however their hashes collide."""
         names = self.names
         bad = names.not_utf8()
         if bad >= 0:
@@ -314,57 +298,46 @@ class ColumnTable(Table):
 
     Parameters
     ----------
-    names : StringTable
-    dtype : ndarray of uint8, shape (n,)
-        Codes.
-    dims : ndarray of uint64
-        The dimensions of all tensors; those of tensor i are ``dims[dim_bounds[i] : dim_bounds[i + 1]]``.
-    dim_bounds : ndarray of uint32, shape (n + 1,)
-    offset, nbytes : ndarray of uint64, shape (n,)
-        Relative to the data; as declared.
+    columns : Columns
     rules : Rules
+    utf8 : bool
+        Whether names are still to be checked for UTF-8.
     """
 
-    __slots__ = ("_dim_bounds", "_dims", "_dtype", "_nbytes", "_offset")
+    __slots__ = ("_columns", "_utf8")
 
-    def __init__(
-        self,
-        names: StringTable,
-        dtype: NDArray[np.uint8],
-        dims: NDArray[np.uint64],
-        dim_bounds: NDArray[np.uint32],
-        offset: NDArray[np.uint64],
-        nbytes: NDArray[np.uint64],
-        rules: Rules,
-    ) -> None:
-        super().__init__(len(dtype), rules)
-        self._names = names
-        self._dtype = dtype
-        self._dims = dims
-        self._dim_bounds = dim_bounds
-        self._offset = offset
-        self._nbytes = nbytes
+    def __init__(self, columns: kernels.Columns, rules: Rules, *, utf8: bool) -> None:
+        super().__init__(columns.count, rules)
+        self._columns = columns
+        self._utf8 = utf8
+
+    def _load_names(self) -> StringTable:
+        columns = self._columns
+        return StringTable(columns.text(), columns.array(columns.bounds, self._count + 1, "<u4"), 0, "tensor name")
 
     def _raw(self, row: int) -> tuple[int, tuple[int, ...], int]:
-        first, last = self._dim_bounds[row : row + 2].tolist()
-        return self._dtype.item(row), tuple(self._dims[first:last].tolist()), self._offset.item(row)
+        return self._columns.raw(row)
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
-        bounds = self._dim_bounds[first : last + 1]
+        columns, count = self._columns, last - first
+        bounds = columns.array(columns.dim_bounds + first, count + 1, "<u4")
         ndims = np.diff(bounds)
-        dims = np.zeros((last - first, int(ndims.max(initial=0))), np.uint64)
-        dims[np.arange(dims.shape[1]) < ndims[:, None]] = self._dims[int(bounds[0]) : int(bounds[-1])]
-        return self._dtype[first:last], ndims, dims, self._offset[first:last]
+        dims = np.zeros((count, int(ndims.max(initial=0))), np.uint64)
+        start, end = int(bounds[0]), int(bounds[-1])
+        dims[np.arange(dims.shape[1]) < ndims[:, None]] = columns.array(columns.dims + start, end - start, "<u8")
+        return columns.array(columns.dtype + first, count, "u1"), ndims, dims, columns.array(columns.begin + first, count, "<u8")
 
-    def _columns(self, table: Any) -> list[Any]:
-        table.dims_width = 8
-        return [
-            kernels.fill_column(table.dtype, self._dtype, 0, 1),
-            kernels.fill_column(table.dims, self._dims, 0, 8),
-            kernels.fill_column(table.offset, self._offset, 0, 8),
-            kernels.fill_column(table.nbytes, self._nbytes, 0, 8),
-            kernels.fill_dim_bounds(table, self._dim_bounds),
-        ]
+    def check(self) -> None:
+        """Check every row, and that names are unique, by one call."""
+        rules = self.rules
+        fault = self._columns.check(
+            rules.bits, rules.min_ndim, rules.max_ndim, rules.data_size, rules.max_gap, lax=rules.lax, utf8=self._utf8
+        )
+        if fault is None:
+            return
+        if fault.code != kernels.FAULTS["NAME_FLOOD"]:
+            self.fail(fault)
+        self.check_names()
 
 
 class RecordTable(Table):

@@ -22,6 +22,7 @@ Ours
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,7 @@ from weightmap import kernels, strict_json
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Format, Options, Payload, Plan, Request, Sink, Verification, refuse
-from weightmap.strings import StringTable
-from weightmap.table import ColumnTable, Rules, bits_of
+from weightmap.table import NUMPY_MAX_NDIM, ColumnTable, Rules, bits_of
 
 if TYPE_CHECKING:
     from weightmap.source import Source
@@ -93,60 +93,72 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         msg = "the file ends within its header: its size"
         raise TruncatedError(msg, field="n", offset=source.size, actual=source.size, expected=f"at least {base}")
     header = head[8:base] if base <= len(head) else source.pread(8, length)
-    index = kernels.safetensors_scan(header, _FIELDS, options.limits.max_tensors + 1)
-    if isinstance(index, kernels.Fault):
-        if index.code == kernels.FAULTS["CAPACITY"]:
-            options.limits.check("max_tensors", index.row, "number of tensors (or more)")
-        raise _scan_error(index, header)
-    options.limits.check("max_tensors", len(index.dtype), "number of tensors")
+    scanned = kernels.safetensors_scan(header, _FIELDS, options.limits.max_tensors + 1)
+    if isinstance(scanned, kernels.Fault):
+        if scanned.code == kernels.FAULTS["CAPACITY"]:
+            options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
+        raise _scan_error(scanned, header)
+    columns, found = scanned
+    if columns.count > options.limits.max_tensors:
+        options.limits.check("max_tensors", columns.count, "number of tensors")
     warnings: list[str] = []
-    table = _table(index, base, source.size - base, options, warnings)
+    _check_extent(columns, found, base, source.size - base, options, warnings)
+    rules = Rules(_DTYPES, _BITS, base, source.size - base, 0, NUMPY_MAX_NDIM, 1, 0, not options.strict)
+    # The order of a file is that of its data; the header may list it otherwise.
+    table = ColumnTable(columns if found.ordered else _sorted(columns), rules, utf8=False)
     if options.checked:
         table.check()
-        table.check_names()
-    metadata = _metadata(header, index.metadata)
+    metadata = {}
+    if found.metadata_begin:
+        metadata = _metadata(header[found.metadata_begin : found.metadata_end], _LENGTH.size + found.metadata_begin)
     seal = kernels.crc32(header)  # the header itself need not be kept
 
     def verify(run: Verification) -> None:
         if kernels.crc32(run.read(0, base)[_LENGTH.size :]) != seal:
             run.odd(LayoutError("the header changed after the file was opened", offset=8), strict=True)
         run.checked("header")
-        if "" in (table.names[i] for i in range(len(table))):
+        if "" in table.names:
             run.warn("a tensor has an empty name")
         for _ in run.chunks(base, source.size - base):
             pass
         run.checked("every byte is readable (safetensors has no checksums)")
 
-    return Content("safetensors", table, load_metadata=lambda: dict(metadata), verify=verify, warnings=warnings)
+    return Content("safetensors", table, load_metadata=metadata.copy, verify=verify, warnings=warnings)
 
 
-def _table(index: kernels.SafetensorsIndex, base: int, data_size: int, options: Options, warnings: list[str]) -> ColumnTable:
-    begin, end = index.begin, index.end
-    backwards = np.flatnonzero(end < begin)
-    if len(backwards):
-        row = int(backwards[0])
-        what = f"tensor {_text(index, row)!r}: data_offsets"
-        raise LayoutError(what, field="data_offsets", actual=[begin.item(row), end.item(row)], expected="begin <= end")
-    last = int(end.max(initial=0))
+def _check_extent(
+    columns: kernels.Columns, found: Any, base: int, data_size: int, options: Options, warnings: list[str]
+) -> None:
+    """Check that the tensors end where the file does."""
+    row, last = found.backwards, found.data_end
+    if row < columns.count:
+        first, end = columns.bounds[row], columns.bounds[row + 1]
+        what = f"tensor {columns.text()[first:end].decode()!r}: data_offsets"
+        actual = [columns.begin[row], columns.end[row]]
+        raise LayoutError(what, field="data_offsets", actual=actual, expected="begin <= end")
     if last > data_size:
-        what = "the file ends before its tensors do: bytes of data"
-        raise TruncatedError(what, field="data_offsets", offset=base + data_size, actual=data_size, expected=last)
+        what, at = "the file ends before its tensors do: bytes of data", base + data_size
+        raise TruncatedError(what, field="data_offsets", offset=at, actual=data_size, expected=last)
     if last < data_size:
-        error = LayoutError("bytes of data", field="data_offsets", offset=base + last, actual=data_size, expected=f"{last}: there are trailing bytes")
+        expected = f"{last}: there are trailing bytes"
+        what = "bytes of data"
+        error = LayoutError(what, field="data_offsets", offset=base + last, actual=data_size, expected=expected)
         if options.strict:
             raise error
         warnings.append(str(error))
-    rules = Rules(_DTYPES, _BITS, base, data_size, lax=not options.strict)
-    dims, bounds, dtype = index.dims, index.dim_bounds, index.dtype
-    names, name_bounds = index.names, index.bounds
-    if len(begin) > 1 and bool(((begin[1:] < begin[:-1]) | ((begin[1:] == begin[:-1]) & (end[1:] < end[:-1]))).any()):
-        # The order of a file is that of its data; the header may list it otherwise.
-        order = np.lexsort((end, begin))
-        dtype, begin, end = dtype[order], begin[order], end[order]
-        dims, bounds = _reorder(dims, bounds, order)
-        blob, name_bounds = _reorder(np.frombuffer(names, np.uint8), name_bounds, order)
-        names = blob.tobytes()
-    return ColumnTable(StringTable(names, name_bounds, 0, "tensor name"), dtype, dims, bounds, begin, end - begin, rules)
+
+
+def _sorted(columns: kernels.Columns) -> kernels.Columns:
+    """Return the columns in the order of the data."""
+    n = columns.count
+    begin, end = columns.array(columns.begin, n, "<u8"), columns.array(columns.end, n, "<u8")
+    order = np.lexsort((end, begin))
+    dims, dim_bounds = _reorder(
+        columns.array(columns.dims, columns.n_dims, "<u8"), columns.array(columns.dim_bounds, n + 1, "<u4"), order
+    )
+    names, bounds = _reorder(np.frombuffer(columns.text(), np.uint8), columns.array(columns.bounds, n + 1, "<u4"), order)
+    dtype = columns.array(columns.dtype, n, "u1")[order]
+    return kernels.Columns(names.tobytes(), bounds, dtype, dims, dim_bounds, begin[order], end[order])
 
 
 def _reorder(values: Any, bounds: Any, order: Any) -> tuple[Any, Any]:
@@ -159,16 +171,10 @@ def _reorder(values: Any, bounds: Any, order: Any) -> tuple[Any, Any]:
     return values[source], new
 
 
-def _text(index: kernels.SafetensorsIndex, row: int) -> str:
-    first, last = index.bounds[row : row + 2].tolist()
-    return index.names[first:last].decode()
-
-
-def _metadata(header: bytes, span: slice | None) -> dict[str, str]:
-    if span is None:
-        return {}
-    at = _LENGTH.size + span.start
-    metadata = strict_json.loads(header[span], "__metadata__", offset=at)
+@functools.lru_cache(maxsize=32)
+def _metadata(raw: bytes, at: int) -> dict[str, str]:
+    """Return the metadata. Most files have the same few bytes there, so the last ones parsed are remembered."""
+    metadata = strict_json.loads(raw, "__metadata__", offset=at)
     for key, value in metadata.items():
         if not isinstance(value, str):
             what = f"__metadata__: value of {key!r}"

@@ -12,7 +12,7 @@ from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Options, Verification, trailing
 from weightmap.formats.embd.layout import DTYPE_BITS, DTYPE_LIST, MAGIC, MAX_NDIM
 from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
-from weightmap.strings import StringTable, Vocabulary
+from weightmap.strings import Vocabulary
 from weightmap.table import ColumnTable, Rules
 
 if TYPE_CHECKING:
@@ -79,19 +79,21 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     vocab = _simple_vocabulary(reader, options)
     warnings: list[str] = []
     trailing(source, reader.position, options, warnings)
-    table = ColumnTable(
-        StringTable(b"".join(names), np.cumsum(lengths, dtype=np.uint32), 0, "tensor name"),
+    begin = np.array(offsets, np.uint64)
+    columns = kernels.Columns(
+        b"".join(names),
+        np.cumsum(lengths, dtype=np.uint32),
         np.zeros(count, np.uint8),
         np.array(shapes, np.uint64),
         np.cumsum(ndims, dtype=np.uint32),
-        np.array(offsets, np.uint64),
-        np.array(sizes, np.uint64),
-        # Offsets are absolute here, and the names lie between the tensors: the walk above has seen to order and holes.
-        Rules(DTYPE_LIST[:1], DTYPE_BITS[:1], 0, source.size, lax=True),
+        begin,
+        begin + np.array(sizes, np.uint64),
     )
+    # Offsets are absolute here, and the names lie between the tensors: the walk above has seen to order and holes.
+    rules = Rules(DTYPE_LIST[:1], DTYPE_BITS[:1], 0, source.size, 1, MAX_NDIM, 1, 0, True)  # noqa: FBT003 - lax
+    table = ColumnTable(columns, rules, utf8=True)
     if options.checked:
         table.check()
-        table.check_names()
 
     def verify(run: Verification) -> None:
         for _ in run.chunks(0, source.size):
