@@ -6,7 +6,7 @@ names of their own and translate them to these. All values in files are little-e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "DType", "dtype_of", "numpy_dtype"]
 
 
-class DType(NamedTuple):
+class DType:
     """A data type: canonical name, bits of one element in a file, and the numpy dtype where numpy itself has it."""
 
-    name: str
-    bits: int
-    numpy: np.dtype[Any] | None = None
+    __slots__ = ("bits", "name", "numpy")
+
+    def __init__(
+        self,
+        name: str,
+        bits: int,
+        numpy: np.dtype[Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.bits = bits
+        self.numpy = numpy
 
 
 # bool is a byte; any value but 0 is true (bytes 2 to 255 are legal in files and kept as they are).

@@ -30,7 +30,7 @@ __all__ = [
 
 # C0 and C1 controls, DEL, line and paragraph separators, the marks and overrides of bidirectional text, lone surrogates:
 # what a file must not be able to say to a terminal.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_CONTROL = "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 
 
 def _escape_one(match: re.Match[str]) -> str:
@@ -57,7 +57,7 @@ def escape(text: str) -> str:
     >>> print(escape("layer\x1b[31m.weight"))
     layer\x1b[31m.weight
     """
-    return _CONTROL.sub(_escape_one, text)
+    return re.sub(_CONTROL, _escape_one, text)
 
 
 class TensorFileError(Exception):

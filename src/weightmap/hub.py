@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 from weightmap import strict_json
 from weightmap.errors import FormatError, TensorFileError
@@ -27,7 +27,7 @@ _EXTRA = ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size")
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
-class ModelDirectory(NamedTuple):
+class ModelDirectory:
     """Configuration and vocabulary of a model directory.
 
     Attributes
@@ -40,9 +40,17 @@ class ModelDirectory(NamedTuple):
         Ids of the special tokens, by ``special_tokens_map.json`` or by their usual names.
     """
 
-    metadata: dict[str, str]
-    vocab: list[str] | None
-    special_ids: dict[str, int] | None
+    __slots__ = ("metadata", "special_ids", "vocab")
+
+    def __init__(
+        self,
+        metadata: dict[str, str],
+        vocab: list[str] | None,
+        special_ids: dict[str, int] | None,
+    ) -> None:
+        self.metadata = metadata
+        self.vocab = vocab
+        self.special_ids = special_ids
 
 
 def read_directory(folder: str, model: str) -> ModelDirectory:

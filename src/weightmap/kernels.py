@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -274,16 +274,12 @@ def utf8_strings(data: Buffer, bounds: NDArray[np.uint32], gap: int) -> int:
     return bad
 
 
-class Duplicates(NamedTuple):
-    """How many strings equal an earlier one, and the first such pair. A count of -2: hashes made to collide."""
+def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> tuple[int, int, int]:
+    """Fill `slots` (a power of two of entries, at least 4/3 of the strings) with a hash index over the strings.
 
-    count: int
-    duplicate: int
-    original: int
-
-
-def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> Duplicates:
-    """Fill `slots` (a power of two of entries, at least 4/3 of the strings) with a hash index over the strings."""
+    Returns how many strings equal an earlier one, and the numbers of the first such string and of its original; a count of -2
+    when somebody made the hashes collide.
+    """
     buffer = _in(data)
     pair = ffi.new("uint64_t[2]")
     count = lib.wm_index_build(
@@ -297,7 +293,7 @@ def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArr
         pair,
         pair + 1,
     )
-    return Duplicates(count, pair[0], pair[1])
+    return count, pair[0], pair[1]
 
 
 def index_finder(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> Callable[[object], int]:
@@ -347,14 +343,24 @@ def index_find_many(
 
 
 # ------------------------------------------------------------------------ tables of tensors (used by table.py)
-class Fault(NamedTuple):
+class Fault:
     """What a scan found wrong: see wm_fault in kernels.h."""
 
-    code: int
-    row: int
-    at: int
-    actual: int
-    expected: int
+    __slots__ = ("actual", "at", "code", "expected", "row")
+
+    def __init__(
+        self,
+        code: int,
+        row: int,
+        at: int,
+        actual: int,
+        expected: int,
+    ) -> None:
+        self.code = code
+        self.row = row
+        self.at = at
+        self.actual = actual
+        self.expected = expected
 
 
 FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}

@@ -21,14 +21,14 @@ from weightmap.payload import from_arrays
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["save", "write_plan"]
+__all__ = ["Sink", "save", "write_plan"]
 
 # Readers pay for how a file was written: large aligned pieces give it large pages in the page cache.
 STAGE = 4 << 20
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
-class _Sink:
+class Sink:
     """Writes a file from its beginning to its end through a staging buffer.
 
     Every byte is copied into the buffer, summed up there and written from there: so a tensor that another thread changes meanwhile
@@ -142,7 +142,7 @@ def write_plan(path: str, plan: Plan, *, progress: Callable[[int, int], None] | 
             if mode is not None:
                 _keep_mode(fd, *mode)
             _reserve(fd, plan.size)
-            sink = _Sink(fd, plan.size, progress)
+            sink = Sink(fd, plan.size, progress)
             plan.write(sink)
             sink.finish()
             if durable:

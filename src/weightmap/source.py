@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import io
-import mmap
 import os
 import stat
 from pickle import PickleBuffer
@@ -258,6 +257,8 @@ class Source:
         """Map the file; return its bytes, and what arrays are to be made on."""
         cow = self.mode == "cow"
         if _WINDOWS:
+            import mmap  # noqa: PLC0415 - used nowhere else
+
             mapped: Any = mmap.mmap(fd, self.size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
         else:
             try:

@@ -105,13 +105,13 @@ class StringTable:
         bounds[1:] = total
         return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, b"".join(raws), bounds)
 
-    def _build(self) -> kernels.Duplicates:
+    def _build(self) -> tuple[int, int, int]:
         capacity = 16
         while capacity < len(self) + len(self) // 3 + 1:
             capacity *= 2
         slots = np.empty(capacity, np.uint32)
         found = kernels.index_build(self._data, self._bounds, self._gap, slots)
-        if found.count >= 0:
+        if found[0] >= 0:
             self._slots = slots
             self._find = kernels.index_finder(self._data, self._bounds, self._gap, slots)
             return found
@@ -125,12 +125,11 @@ class StringTable:
                 first = first if repeated else (i, original)
                 repeated += 1
         self._find = lambda text: rows.get(text, -1) if isinstance(text, str) else -1
-        return kernels.Duplicates(repeated, *first)
+        return repeated, *first
 
     def duplicates(self) -> tuple[int, int, int]:
         """Return how many strings equal an earlier one, and the numbers of the first such string and of its original."""
-        found = self._build()
-        return found.count, found.duplicate, found.original
+        return self._build()
 
     def not_utf8(self) -> int:
         """Return the number of the first string that is not strict UTF-8, or -1."""

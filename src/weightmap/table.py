@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
 
-__all__ = ["ColumnTable", "RecordTable", "Row", "Rules", "Run", "Table", "TensorInfo"]
+    Run = tuple[DType, tuple[int, ...], int, int, int, int]
+
+__all__ = ["ColumnTable", "RecordTable", "Row", "Rules", "Table", "TensorInfo"]
 
 # numpy arrays have at most this many dimensions.
 NUMPY_MAX_NDIM = 64
@@ -64,18 +66,7 @@ class Row(NamedTuple):
     nbytes: int
 
 
-class Run(NamedTuple):
-    """Rows of one dtype and shape, `count` of them, the k-th at `offset` + k * `step`; checked."""
-
-    dtype: DType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    count: int
-    step: int
-
-
-class Rules(NamedTuple):
+class Rules:
     """What a format asks of every row, besides lying within the data.
 
     Attributes
@@ -95,15 +86,29 @@ class Rules(NamedTuple):
         Order, overlap and holes are not looked at.
     """
 
-    dtypes: Sequence[DType | None]
-    bits: bytes
-    base: int
-    data_size: int
-    min_ndim: int = 0
-    max_ndim: int = NUMPY_MAX_NDIM
-    alignment: int = 1
-    max_gap: int = 0
-    lax: bool = False
+    __slots__ = ("alignment", "base", "bits", "data_size", "dtypes", "lax", "max_gap", "max_ndim", "min_ndim")
+
+    def __init__(
+        self,
+        dtypes: Sequence[DType | None],
+        bits: bytes,
+        base: int,
+        data_size: int,
+        min_ndim: int = 0,
+        max_ndim: int = NUMPY_MAX_NDIM,
+        alignment: int = 1,
+        max_gap: int = 0,
+        lax: bool = False,
+    ) -> None:
+        self.dtypes = dtypes
+        self.bits = bits
+        self.base = base
+        self.data_size = data_size
+        self.min_ndim = min_ndim
+        self.max_ndim = max_ndim
+        self.alignment = alignment
+        self.max_gap = max_gap
+        self.lax = lax
 
 
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any) -> NDArray[np.intp]:
@@ -183,7 +188,10 @@ class Table:
         raise NotImplementedError
 
     def runs(self) -> Iterator[Run]:
-        """Yield all rows, checked, in file order: as many at once as have one dtype and shape and lie at equal distances."""
+        """Yield all rows, checked, in file order: as many at once as have one dtype and shape and lie at equal distances.
+
+        Each run is dtype, shape, offset and bytes of its first row, the number of its rows, and the bytes from one to the next.
+        """
         for first in range(0, self._count, _BATCH):
             codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self._count))
             starts = _starts(codes, ndims, dims, offsets)
@@ -203,7 +211,8 @@ class Table:
         highest = max(offset, last)
         if highest > rules.data_size - nbytes:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, highest + nbytes, rules.data_size))
-        return Run(dtype, shape, rules.base + offset, nbytes, count, (last - offset) // (count - 1) if count > 1 else 0)
+        step = (last - offset) // (count - 1) if count > 1 else 0
+        return dtype, shape, rules.base + offset, nbytes, count, step
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in file order."""

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weightmap.errors import EncodeError, TruncatedError, UnknownFormatError
-from weightmap.formats._base import HEAD, Content, Format, Options, Payload, Plan, Request, Sink, Verification
+from weightmap.formats._base import HEAD, Content, Format, Options, Payload, Plan, Request, Verification
 
 if TYPE_CHECKING:
     from weightmap.source import Source
@@ -25,7 +25,6 @@ __all__ = [
     "Payload",
     "Plan",
     "Request",
-    "Sink",
     "Verification",
     "by_name",
     "by_suffix",

@@ -7,7 +7,7 @@ function that writes it, so that no file is created for what cannot be expressed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import EncodeError, LayoutError
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from weightmap.limits import Limits
     from weightmap.source import Source
     from weightmap.strings import Vocabulary
+    from weightmap.save import Sink
     from weightmap.table import Table
 
-__all__ = ["HEAD", "Content", "Format", "Options", "Payload", "Plan", "Request", "Sink", "Verification", "refuse"]
+__all__ = ["HEAD", "Content", "Format", "Options", "Payload", "Plan", "Request", "Verification", "refuse"]
 
 # Bytes from the start of a file that `sniff` and `parse` get without reading again: a page.
 HEAD = 4096
 
 
-class Options(NamedTuple):
+class Options:
     """How a file is to be opened.
 
     Attributes
@@ -37,9 +38,17 @@ class Options(NamedTuple):
     limits : Limits
     """
 
-    checked: bool
-    strict: bool
-    limits: Limits
+    __slots__ = ("checked", "limits", "strict")
+
+    def __init__(
+        self,
+        checked: bool,
+        strict: bool,
+        limits: Limits,
+    ) -> None:
+        self.checked = checked
+        self.strict = strict
+        self.limits = limits
 
 
 class Content:
@@ -129,7 +138,7 @@ class Verification:
         self.warn(str(error))
 
 
-class Payload(NamedTuple):
+class Payload:
     """One tensor to be written.
 
     Attributes
@@ -142,47 +151,64 @@ class Payload(NamedTuple):
         Returns an iterator over its bytes, row-major and little-endian, in pieces of any size that are valid until the next one.
     """
 
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    nbytes: int
-    chunks: Callable[[], Iterator[Any]]
+    __slots__ = ("chunks", "dtype", "name", "nbytes", "shape")
+
+    def __init__(
+        self,
+        name: str,
+        dtype: DType,
+        shape: tuple[int, ...],
+        nbytes: int,
+        chunks: Callable[[], Iterator[Any]],
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        self.nbytes = nbytes
+        self.chunks = chunks
 
 
-class Request(NamedTuple):
+class Request:
     """All that is to be written: see `weightmap.save`."""
 
-    tensors: Sequence[Payload]
-    layout: str
-    metadata: Mapping[str, Any] | None = None
-    vocab: Sequence[str] | None = None
-    special_ids: Mapping[str, int] | None = None
-    config: Mapping[str, Any] | None = None
-    tokenizer: Any = None
-    checksums: bool = True
+    __slots__ = ("checksums", "config", "layout", "metadata", "special_ids", "tensors", "tokenizer", "vocab")
+
+    def __init__(
+        self,
+        tensors: Sequence[Payload],
+        layout: str,
+        metadata: Mapping[str, Any] | None = None,
+        vocab: Sequence[str] | None = None,
+        special_ids: Mapping[str, int] | None = None,
+        config: Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
+        checksums: bool = True,
+    ) -> None:
+        self.tensors = tensors
+        self.layout = layout
+        self.metadata = metadata
+        self.vocab = vocab
+        self.special_ids = special_ids
+        self.config = config
+        self.tokenizer = tokenizer
+        self.checksums = checksums
 
 
-class Sink(Protocol):
-    """Where a plan writes to; save.py has the one that is atomic."""
-
-    def write(self, data: Any) -> None:
-        """Append bytes."""
-
-    def pad(self, count: int) -> None:
-        """Append `count` zero bytes."""
-
-    def crc32(self) -> int:
-        """Return the CRC-32 of what was written since the last call."""
-
-
-class Plan(NamedTuple):
+class Plan:
     """A file that can be written: its exact size in bytes, and the function that does it."""
 
-    size: int
-    write: Callable[[Sink], None]
+    __slots__ = ("size", "write")
+
+    def __init__(
+        self,
+        size: int,
+        write: Callable[[Sink], None],
+    ) -> None:
+        self.size = size
+        self.write = write
 
 
-class Format(NamedTuple):
+class Format:
     """One file format.
 
     Attributes
@@ -207,15 +233,29 @@ class Format(NamedTuple):
         By layout: the canonical names of the data types that it can hold.
     """
 
-    name: str
-    title: str
-    suffixes: tuple[str, ...]
-    layouts: tuple[str, ...]
-    sniff: Callable[[bytes, int], bool]
-    parse: Callable[[Source, bytes, Options], Content]
-    plan: Callable[[Request], Plan] | None
-    carries: Mapping[str, frozenset[str]]
-    dtypes: Mapping[str, frozenset[str]]
+    __slots__ = ("carries", "dtypes", "layouts", "name", "parse", "plan", "sniff", "suffixes", "title")
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        suffixes: tuple[str, ...],
+        layouts: tuple[str, ...],
+        sniff: Callable[[bytes, int], bool],
+        parse: Callable[[Source, bytes, Options], Content],
+        plan: Callable[[Request], Plan] | None,
+        carries: Mapping[str, frozenset[str]],
+        dtypes: Mapping[str, frozenset[str]],
+    ) -> None:
+        self.name = name
+        self.title = title
+        self.suffixes = suffixes
+        self.layouts = layouts
+        self.sniff = sniff
+        self.parse = parse
+        self.plan = plan
+        self.carries = carries
+        self.dtypes = dtypes
 
 
 def refuse(what: str, reasons: Sequence[str]) -> NoReturn:

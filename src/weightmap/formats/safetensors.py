@@ -32,10 +32,11 @@ import numpy as np
 from weightmap import kernels, strict_json
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Content, Format, Options, Payload, Plan, Request, Sink, Verification, refuse
+from weightmap.formats._base import Content, Format, Options, Payload, Plan, Request, Verification, refuse
 from weightmap.table import NUMPY_MAX_NDIM, ColumnTable, Rules, bits_of
 
 if TYPE_CHECKING:
+    from weightmap.save import Sink
     from weightmap.source import Source
 
 # In the order of safetensors' own list, which is the order of size by which it sorts tensors.

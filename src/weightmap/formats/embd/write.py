@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
-from weightmap.formats._base import Payload, Plan, Request, Sink, refuse
+from weightmap.formats._base import Payload, Plan, Request, refuse
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
@@ -30,6 +30,8 @@ from weightmap.formats.embd.layout import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from weightmap.save import Sink
 
 _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
