@@ -184,7 +184,7 @@ typedef struct {
     uint64_t n_dtypes;
     uint64_t min_ndim, max_ndim;
     uint64_t data_size;
-    uint64_t alignment;    /* every offset must be a multiple; 1 for none */
+    uint64_t alignment;    /* a power of two; every offset must be a multiple; 1 for none */
     uint64_t max_gap;      /* bytes of padding allowed before a tensor and after the last: 0 back to back */
     int32_t lax;           /* not 0: order, overlap and holes are not looked at */
 } wm_table;
@@ -206,16 +206,12 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
  * 4 x u32 shape, u64 offset), then their names, in index[0, len). */
 int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
                      uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault);
-/* wm_names_find on such an index. */
+/* The first record of such an index whose stored hash, length and name are those of `name`, by one pass; or -1. */
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
 /* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end
  * where data ends. Returns 0, or -1 with *fault: NAME_RANGE (row: the pair that does not fit, or count when bytes are
  * left, at: where), NAME_UTF8, NAME_DUPLICATE. */
 int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault);
-/* The first row whose stored hash, length and name are those of `name`, by one pass over the columns; or -1. */
-int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
-                      const uint8_t *name, uint64_t name_len);
-
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd: read-only and shared, or private and writable when `cow` is not 0. Keeps no
  * descriptor. Returns the address, or NULL with an errno in *error (ENOSYS on systems without mmap). */

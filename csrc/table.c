@@ -22,11 +22,16 @@
 
 #define LIMIT ((uint64_t)INT64_MAX)
 
-/* a * b for products that must stay below 2^63. Returns 0 when they do not. */
-static int mul(uint64_t a, uint64_t b, uint64_t *product) {
+/* a * b for products that must stay below 2^63. Returns 0 when they do not. A division would say so too, and would be most
+ * of what checking a row costs. */
+static inline int mul(uint64_t a, uint64_t b, uint64_t *product) {
+#if defined(__GNUC__)
+    return !__builtin_mul_overflow(a, b, product) && *product <= LIMIT;
+#else
     if (b != 0 && a > LIMIT / b) return 0;
     *product = a * b;
     return 1;
+#endif
 }
 
 /* 1 when a column really holds n values of `width` bytes. */
@@ -36,7 +41,7 @@ static int holds(const wm_column *c, uint64_t n, uint64_t width) {
     return n == 1 || (c->stride != 0 && n - 1 <= (c->len - width) / c->stride);
 }
 
-static uint64_t load_dim(const wm_table *t, uint64_t row, uint64_t k, uint64_t first) {
+static inline uint64_t load_dim(const wm_table *t, uint64_t row, uint64_t k, uint64_t first) {
     if (t->dim_bounds) return load_le64(t->dims.data + 8 * (first + k));
     const uint8_t *p = t->dims.data + row * t->dims.stride + k * (uint64_t)t->dims_width;
     return t->dims_width == 4 ? load_le32(p) : load_le64(p);
@@ -79,16 +84,38 @@ static int shape_bytes(const wm_table *t, uint64_t row, uint64_t *nbytes, wm_fau
     return 0;
 }
 
-int wm_table_check(const wm_table *t, wm_fault *fault) {
+/* The same for rows of up to four dimensions of 32 bits in a row of their own, none of which is 0: nearly all rows of such
+ * tables. Returns 0 when it is not so simple, and the function above has to look. */
+static inline int simple_bytes(const wm_table *t, uint64_t row, uint64_t *nbytes) {
+    const uint8_t *p = t->dims.data + row * t->dims.stride;
+    uint64_t ndim = t->ndim.data[row * t->ndim.stride], code = t->dtype.data[row * t->dtype.stride];
+    uint64_t d0 = load_le32(p), d1 = load_le32(p + 4), d2 = load_le32(p + 8), d3 = load_le32(p + 12);
+    uint64_t bits = code < t->n_dtypes ? t->bits[code] : 0;
+    /* Unused dimensions must be 0, and count as 1. */
+    if (ndim - 1 > 3 || (ndim < 2 && d1) || (ndim < 3 && d2) || (ndim < 4 && d3)) return 0;
+    d1 = ndim < 2 ? 1 : d1;
+    d2 = ndim < 3 ? 1 : d2;
+    d3 = ndim < 4 ? 1 : d3;
+    uint64_t count, total;
+    if (!bits || !d0 || !d1 || !d2 || !d3 || !mul(d0 * d1, d2 * d3, &count) || !mul(count, bits, &total)) return 0;
+    *nbytes = (total + 7) / 8;
+    return 1;
+}
+
+int wm_table_check(const wm_table *given, wm_fault *fault) {
+    const wm_table table = *given, *t = &table; /* a copy: the compiler sees that nothing changes it */
     if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->end.data && !holds(&t->end, t->n, 8)) ||
         (!t->dim_bounds && (t->max_ndim > 255 || !holds(&t->ndim, t->n, 1) ||
                             !holds(&t->dims, t->n, t->max_ndim * (uint64_t)t->dims_width))))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
-    int lax = t->lax;
+    /* A remainder by a power of two is a mask; alignments are nothing else. */
+    const uint64_t low = t->alignment ? t->alignment - 1 : 0;
+    if (t->alignment & low) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, t->alignment, 0);
+    const int lax = t->lax, simple = !t->dim_bounds && t->dims_width == 4 && t->max_ndim == 4 && t->min_ndim == 1;
     uint64_t previous = 0; /* where the tensor before this one ended */
     for (uint64_t row = 0; row < t->n; row++) {
         uint64_t nbytes, offset = load_le64(t->offset.data + row * t->offset.stride);
-        if (shape_bytes(t, row, &nbytes, fault)) return -1;
+        if (!(simple && simple_bytes(t, row, &nbytes)) && shape_bytes(t, row, &nbytes, fault)) return -1;
         if (t->end.data) {
             uint64_t declared = load_le64(t->end.data + row * t->end.stride) - offset;
             if (declared != nbytes) return wm_fail(fault, WM_FAULT_TABLE_SIZE, row, 0, declared, nbytes);
@@ -97,8 +124,7 @@ int wm_table_check(const wm_table *t, wm_fault *fault) {
             uint64_t end = offset > UINT64_MAX - nbytes ? UINT64_MAX : offset + nbytes;
             return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
         }
-        if (t->alignment > 1 && offset % t->alignment != 0)
-            return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, t->alignment);
+        if (offset & low) return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, t->alignment);
         if (!lax && offset < previous) return wm_fail(fault, WM_FAULT_TABLE_OVERLAP, row, 0, offset, previous);
         if (!lax && offset - previous > t->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, row, 0, offset, previous);
         previous = offset + nbytes;
@@ -210,37 +236,6 @@ done:
     return result;
 }
 
-int64_t wm_names_find(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
-                      const uint8_t *name, uint64_t name_len) {
-    if (!holds(lengths, n, 2) || !holds(hashes, n, 4)) return -1;
-    /* Sixteen rows at a time: is any hash the wanted one, and how long are the names together? Only a block with a hit is looked at
-     * row by row, so this runs about as fast as the records can be loaded. */
-    enum { BLOCK = 16 };
-    uint32_t wanted = wm_fnv1a32(name, name_len);
-    uint64_t pos = 0;
-    for (uint64_t row = 0; row < n; row += BLOCK) {
-        uint64_t end = n - row < BLOCK ? n : row + BLOCK, sum = 0;
-        uint32_t hit = 0;
-        const uint8_t *hash = hashes->data + row * hashes->stride, *length = lengths->data + row * lengths->stride;
-        for (uint64_t i = row; i < end; i++, hash += hashes->stride, length += lengths->stride) {
-            hit |= load_le32(hash) == wanted;
-            sum += load_le16(length);
-        }
-        if (!hit) {
-            pos += sum;
-            continue;
-        }
-        for (uint64_t i = row; i < end; i++) {
-            uint64_t size = name_length(lengths, i);
-            if (load_le32(hashes->data + i * hashes->stride) == wanted && size == name_len && pos <= len && size <= len - pos &&
-                memcmp(names + pos, name, size) == 0)
-                return (int64_t)i;
-            pos += size;
-        }
-    }
-    return -1;
-}
-
 /* ------------------------------------------------------------------------------------------------ columns in one call */
 int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
                      const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
@@ -317,8 +312,33 @@ int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8
 
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len) {
     if (n > len / RECORD) return -1;
-    wm_column lengths = column(index, n, LENGTH), hashes = column(index, n, HASH);
-    return wm_names_find(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, name, name_len);
+    /* One load brings hash (low half) and length of the name (top 16 bits). Sixteen rows at a time: is any hash the wanted one, and
+     * how long are the names together? Only a block with a hit is looked at row by row. */
+    enum { BLOCK = 16 };
+    const uint8_t *names = index + n * RECORD;
+    const uint32_t wanted = wm_fnv1a32(name, name_len);
+    uint64_t names_len = len - n * RECORD, pos = 0;
+    for (uint64_t row = 0; row < n; row += BLOCK) {
+        uint64_t end = n - row < BLOCK ? n : row + BLOCK, sum = 0;
+        uint32_t hit = 0;
+        for (uint64_t i = row; i < end; i++) {
+            uint64_t word = load_le64(index + i * RECORD);
+            hit |= (uint32_t)word == wanted;
+            sum += word >> 48;
+        }
+        if (!hit) {
+            pos += sum;
+            continue;
+        }
+        for (uint64_t i = row; i < end; i++) {
+            uint64_t word = load_le64(index + i * RECORD), size = word >> 48;
+            if ((uint32_t)word == wanted && size == name_len && pos <= names_len && size <= names_len - pos &&
+                memcmp(names + pos, name, size) == 0)
+                return (int64_t)i;
+            pos += size;
+        }
+    }
+    return -1;
 }
 
 int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault) {

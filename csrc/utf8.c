@@ -10,15 +10,19 @@
 #include "utf8.h"
 #include "swar.h"
 
+/* The OR of 64 bytes, as one word. The compiler makes vector registers of these. */
+static inline uint64_t or_of_64(const uint8_t *p) {
+    uint64_t words[8], any = 0;
+    memcpy(words, p, 64);
+    for (int i = 0; i < 8; i++) any |= words[i];
+    return any;
+}
+
 /* 1 when no byte of p[0, len) has its high bit set. */
 static int is_ascii(const uint8_t *p, uint64_t len) {
     uint64_t any = 0;
-    for (; len >= 64; p += 64, len -= 64) {
-        uint64_t words[8]; /* the compiler makes vector registers of these */
-        memcpy(words, p, 64);
-        for (int i = 0; i < 8; i++) any |= words[i];
-        if (any & SWAR_MARKS) return 0;
-    }
+    for (; len >= 64; p += 64, len -= 64)
+        if ((any |= or_of_64(p)) & SWAR_MARKS) return 0;
     for (; len >= 8; p += 8, len -= 8) any |= load_le64(p);
     for (; len; p++, len--) any |= *p;
     return !(any & SWAR_MARKS);
@@ -28,6 +32,7 @@ int wm_utf8_valid(const uint8_t *p, uint64_t len) {
     if (!len) return 1; /* p may be null */
     const uint8_t *end = p + len;
     for (;;) {
+        while (end - p >= 64 && !(or_of_64(p) & SWAR_MARKS)) p += 64;
         while (end - p >= 8 && !(load_le64(p) & SWAR_MARKS)) p += 8;
         /* A high bit is set within the next eight bytes, or fewer than eight are left. Eight steps are enough before
          * the question is asked of a whole word again. */

@@ -21,7 +21,7 @@ LAYERS = [
     {"dtypes", "quant", "source", "strict_json", "strings", "table"},
     {"formats"},
     {"embeddings", "file", "hub", "payload", "save", "sharded"},
-    {"convert", "diff"},
+    {"comparison", "conversion"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "torch"},
     {"demo"},
@@ -31,7 +31,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # Those that may know TensorFile. The rest of the package is usable, and testable, without it.
-TOP = {"", "__main__", "cli", "compat", "convert", "demo", "diff", "hub", "save", "sharded", "torch"}
+TOP = {"", "__main__", "cli", "comparison", "compat", "conversion", "demo", "hub", "save", "sharded", "torch"}
 # Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
 INTEGRATIONS = {"__main__", "cli", "compat", "demo", "torch"}
 

@@ -9,10 +9,9 @@ array([[0., 1., 2.],
        [3., 4., 5.]], dtype=float32)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from weightmap import kernels
-from weightmap.convert import ConvertReport, convert
-from weightmap.diff import DiffReport, TensorDiff, diff
-from weightmap.embeddings import Embeddings
 from weightmap.errors import (
     ChecksumError,
     ClosedError,
@@ -36,6 +35,11 @@ from weightmap.limits import Limits
 from weightmap.save import save
 from weightmap.strings import Vocabulary
 from weightmap.table import TensorInfo
+
+if TYPE_CHECKING:
+    from weightmap.comparison import DiffReport, TensorDiff, diff
+    from weightmap.conversion import ConvertReport, convert
+    from weightmap.embeddings import Embeddings
 
 __version__ = "0.1.0"
 
@@ -72,3 +76,28 @@ __all__ = [
     "open",
     "save",
 ]
+
+# Not needed to open a file, and so imported when first asked for: opening is what import time is for.
+_ON_DEMAND = {
+    "ConvertReport": "conversion",
+    "DiffReport": "comparison",
+    "Embeddings": "embeddings",
+    "TensorDiff": "comparison",
+    "convert": "conversion",
+    "diff": "comparison",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _ON_DEMAND.get(name)
+    if module is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module  # noqa: PLC0415 - needed here only
+
+    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -421,9 +421,19 @@ def _reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> Te
     return _open_source(source, options)
 
 
+# `os.environ.get` encodes the name and raises and catches a KeyError: 3 us of the 30 that opening a file takes. The dictionary
+# behind it is the same one and always up to date; where there is none, or one of another kind, the public one serves.
+_environment: Any = getattr(os.environ, "_data", None)
+_MODE_VARIABLE: Any = b"WEIGHTMAP_MODE"
+if type(_environment) is not dict or os.name == "nt":
+    _environment, _MODE_VARIABLE = os.environ, "WEIGHTMAP_MODE"
+
+
 def _mode(mode: str | None) -> str:
     """Return the mode to open in: as asked, else as the environment says."""
-    chosen = mode if mode is not None else os.environ.get("WEIGHTMAP_MODE") or "mmap"
+    chosen = mode if mode is not None else _environment.get(_MODE_VARIABLE) or "mmap"
+    if type(chosen) is bytes:
+        chosen = os.fsdecode(chosen)
     if chosen not in MODES:
         msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
         raise ValueError(msg)

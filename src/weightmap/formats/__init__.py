@@ -83,6 +83,8 @@ def by_suffix(path: str) -> Format:
     raise EncodeError(f"{msg} {known}", path=path)
 
 
+_BY_MAGIC = {format_.magic[:4]: format_ for format_ in FORMATS.values() if format_.magic}
+
 # What is often found where a model was expected, and what to say then.
 _HINTS = (
     (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
@@ -111,6 +113,11 @@ def identify(source: Source, head: bytes) -> Format:
     UnknownFormatError
         When no format recognises it, or more than one does.
     """
+    # A file that begins with one format's magic bytes needs no other to be asked: those without magic bytes begin with
+    # a length of at most 100,000,000, and four printable characters are a larger number than that.
+    format_ = _BY_MAGIC.get(head[:4])
+    if format_ is not None and format_.sniff(head, source.size):
+        return format_
     claims = [format_ for format_ in FORMATS.values() if format_.sniff(head, source.size)]
     if len(claims) == 1:
         return claims[0]

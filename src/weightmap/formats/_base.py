@@ -229,11 +229,13 @@ class Format:
         ``plan(request)`` returns the `Plan`, or raises `EncodeError`. None for formats that are only read.
     carries : mapping of str to frozenset
         By layout: which of "metadata", "vocab", "special_ids", "config", "tokenizer" it can hold.
+    magic : bytes
+        What every file begins with, at least four printable characters; empty where the format has no such thing.
     dtypes : mapping of str to frozenset
         By layout: the canonical names of the data types that it can hold.
     """
 
-    __slots__ = ("carries", "dtypes", "layouts", "name", "parse", "plan", "sniff", "suffixes", "title")
+    __slots__ = ("carries", "dtypes", "layouts", "magic", "name", "parse", "plan", "sniff", "suffixes", "title")
 
     def __init__(
         self,
@@ -246,6 +248,7 @@ class Format:
         plan: Callable[[Request], Plan] | None,
         carries: Mapping[str, frozenset[str]],
         dtypes: Mapping[str, frozenset[str]],
+        magic: bytes = b"",
     ) -> None:
         self.name = name
         self.title = title
@@ -256,6 +259,7 @@ class Format:
         self.plan = plan
         self.carries = carries
         self.dtypes = dtypes
+        self.magic = magic
 
 
 def refuse(what: str, reasons: Sequence[str]) -> NoReturn:

@@ -108,5 +108,6 @@ FORMAT = Format(
     parse=parse,
     plan=plan,
     carries={"spec": frozenset({"metadata", "vocab", "special_ids"}), "simple": frozenset({"vocab"})},
+    magic=MAGIC,
     dtypes={"spec": frozenset(DTYPE_NAMES), "simple": frozenset({"float32"})},
 )
