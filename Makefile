@@ -49,8 +49,9 @@ lint: $(VENV)/.extra-lint
 	@echo "Checking types with mypy"
 	@$(BIN)/mypy
 	@echo "Checking the C sources with $(CC)"
-	@for file in $(filter %.c,$(C_SOURCES)); do \
-	    $(CC) -std=c11 -O1 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc -fsyntax-only $$file || exit 1; done
+	@headers=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
+	for file in $(filter %.c,$(C_SOURCES)); do \
+	    $(CC) -isystem $$headers -std=c11 -O1 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc -fsyntax-only $$file || exit 1; done
 
 format: $(VENV)/.extra-lint
 	@$(BIN)/ruff check --quiet --fix-only

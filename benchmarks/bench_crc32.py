@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
 from benchmarks.ratios import times_faster
+
 from weightmap import kernels
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-import weightmap as wm
 from tests.builders import Tensor, embd, normal
 from tests.builders import safetensors as st
 from tests.support import address, mappings, same
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-import weightmap as wm
 from tests import builders
 from tests.support import address, exercise, mappings, run_child, same, survives
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

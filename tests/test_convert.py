@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-import weightmap as wm
 from tests.builders import embd, noise, normal, tensor
 from tests.builders import safetensors as st
 from tests.support import listing, run_child, same
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests import guard
+
 from weightmap import kernels
 
 if TYPE_CHECKING:

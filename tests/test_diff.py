@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-
-import weightmap as wm
 from tests.builders import Tensor, embd, noise, normal
 from tests.builders import safetensors as st
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

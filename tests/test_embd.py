@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-import weightmap as wm
 from tests.builders import Tensor, embd, noise, normal, numpy_dtype
 from tests.support import DATA, run_child, same
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

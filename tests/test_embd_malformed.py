@@ -6,10 +6,10 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-import weightmap as wm
 from tests.builders import Tensor, embd, noise, normal
 from tests.support import exercise, survives
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.builders import embd, normal
 
 import weightmap as wm
-from tests.builders import embd, normal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

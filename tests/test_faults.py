@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-import weightmap as wm
 from tests.builders import Tensor, embd, normal
 from tests.builders import safetensors as st
 from tests.support import SOURCES, listing, run_child
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests import guard
+
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.scan_support import Arena, pack, u8, u32
+
 from weightmap._kernels import ffi, lib
 
 DATA, BOUNDS, SLOTS, NAMES = (Arena(1 << 20) for _ in range(4))

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-
 from tests.builders import Tensor, embd
 from tests.builders import safetensors as st
 from tests.support import run_child

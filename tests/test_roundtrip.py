@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as draw
-
-import weightmap as wm
 from tests.builders import Tensor, embd, noise, numpy_dtype
 from tests.builders import safetensors as st
 from tests.support import same
+
+import weightmap as wm
 
 TEXT = draw.text(draw.characters(exclude_categories=("Cs",)), max_size=12)
 SMALL = draw.integers(0, 4)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-
-import weightmap as wm
 from tests.builders import noise, normal
 from tests.builders import safetensors as st
 from tests.support import exercise, same
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.scan_support import Arena
+
 from weightmap._kernels import ffi, lib
 
 # The order means nothing to C: it returns the position in this list. One name fills its field of 16 bytes.

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-
-import weightmap as wm
 from tests.builders import Tensor, embd, noise, normal, tensor
 from tests.builders import safetensors as st
 from tests.support import DATA, SOURCES, listing, mappings, run_child, same
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

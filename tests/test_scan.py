@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.scan_support import Arena, pack, u8, u32
+
 from weightmap._kernels import ffi, lib
 
 ARENA = Arena(1 << 20)

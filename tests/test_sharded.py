@@ -8,11 +8,11 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-
-import weightmap as wm
 from tests.builders import normal
 from tests.builders import safetensors as st
 from tests.support import mappings, same
+
+import weightmap as wm
 
 if TYPE_CHECKING:
     from pathlib import Path

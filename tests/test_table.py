@@ -6,6 +6,7 @@ import random
 import struct
 
 import pytest
+
 from weightmap import kernels
 
 RECORD = struct.Struct("<I2BH4IQ")
@@ -93,7 +94,7 @@ def table(names, rng):
         count = 1
         for dim in dims:
             count *= dim
-        rows.append([fnv(name), code, ndim, len(name), *(dims + [0, 0, 0])[:4], offset])
+        rows.append([fnv(name), code, ndim, len(name), *[*dims, 0, 0, 0][:4], offset])
         end = offset + count * BITS[code] // 8
     return rows, end
 
@@ -111,7 +112,28 @@ def test_a_sound_table_passes():
 def test_one_lie_in_a_table_is_found_where_the_definition_finds_it():
     """Ten thousand tables with one field changed: C and the definition agree on what is wrong, and in which row."""
     rng = random.Random(2)
-    interesting = [0, 1, 2, 4, 5, 8, 9, 63, 64, 65, 255, 2**16 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 64, 2**63, 2**64 - 64, 2**64 - 1]
+    interesting = [
+        0,
+        1,
+        2,
+        4,
+        5,
+        8,
+        9,
+        63,
+        64,
+        65,
+        255,
+        2**16 - 1,
+        2**31,
+        2**32 - 1,
+        2**32,
+        2**62,
+        2**63 - 64,
+        2**63,
+        2**64 - 64,
+        2**64 - 1,
+    ]
     widths = [32, 8, 8, 16, 32, 32, 32, 32, 64]
     outcomes = set()
     for _ in range(10_000):
@@ -129,20 +151,35 @@ def test_one_lie_in_a_table_is_found_where_the_definition_finds_it():
         expected = verdict(rows, blob, size, alignment, gap, lax)
         assert check(rows, blob, size, alignment, gap, lax=lax) == expected
         outcomes.add(expected and expected[0])
-    assert {None, "TABLE_DTYPE", "TABLE_NDIM", "TABLE_UNUSED_DIM", "TABLE_OVERFLOW", "TABLE_RANGE", "TABLE_HOLE"} <= outcomes
+    assert {
+        None,
+        "TABLE_DTYPE",
+        "TABLE_NDIM",
+        "TABLE_UNUSED_DIM",
+        "TABLE_OVERFLOW",
+        "TABLE_RANGE",
+        "TABLE_HOLE",
+    } <= outcomes
     assert {"TABLE_ALIGN", "TABLE_OVERLAP", "NAME_RANGE", "NAME_HASH"} <= outcomes
 
 
 def test_names_are_checked_one_by_one():
-    """A sequence of UTF-8 that straddles two names is invalid in both, though their concatenation is text; repeats are found."""
+    """A sequence of UTF-8 that straddles two names is invalid in both; repeats are found."""
     rng = random.Random(3)
-    for names in ([b"a\xc3", b"\xa9b"], [b"\xff"], [b"", b"", b"x"], [b"x", b"y", b"x"], [b"ok", b"\xed\xa0\x80"], ["é".encode(), b"z"]):
+    for names in (
+        [b"a\xc3", b"\xa9b"],
+        [b"\xff"],
+        [b"", b"", b"x"],
+        [b"x", b"y", b"x"],
+        [b"ok", b"\xed\xa0\x80"],
+        ["é".encode(), b"z"],
+    ):
         rows, size = table(names, rng)
         assert check(rows, b"".join(names), size) == verdict(rows, b"".join(names), size, 64, 63, lax=False)
 
 
 def test_duplicates_among_many_names():
-    """The last of 20,000 names repeating the first is found, and colliding hashes of different names are not mistaken."""
+    """The last of 20,000 names repeating the first is found; names that only collide are not mistaken for it."""
     rng = random.Random(4)
     names = [b"costarring", b"liquid"] + [b"t%d" % i for i in range(20_000)]
     rows, size = table(names, rng)

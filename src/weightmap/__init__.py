@@ -29,9 +29,10 @@ from weightmap.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
-from weightmap.file import TensorFile, VerifyReport, load, open  # noqa: A004 - the name of the interface
+from weightmap.file import TensorFile, VerifyReport
 from weightmap.formats import formats
 from weightmap.limits import Limits
+from weightmap.opening import load, open
 from weightmap.save import save
 from weightmap.strings import Vocabulary
 from weightmap.table import TensorInfo

@@ -9,7 +9,7 @@ import numpy as np
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import UnsupportedError
 from weightmap.file import TensorFile
-from weightmap.file import open as open_file
+from weightmap.opening import open as open_file
 
 if TYPE_CHECKING:
     from weightmap.source import Source
@@ -101,23 +101,25 @@ def diff(a: Any, b: Any) -> DiffReport:
     only_in_a = tuple(name for name in a if name not in names_b)
     names_a = set(a)
     only_in_b = tuple(name for name in b if name not in names_a)
-    changed = tuple(found for name in a if name in names_b if (found := _compare(name, a._locate(name), b._locate(name))))  # noqa: SLF001
+    changed = tuple(found for name in a if name in names_b if (found := _compare(name, a.locate(name), b.locate(name))))
     keys = {**a.metadata, **b.metadata}
-    metadata = tuple((key, a.metadata.get(key), b.metadata.get(key)) for key in keys if a.metadata.get(key) != b.metadata.get(key))
+    metadata = tuple(
+        (key, a.metadata.get(key), b.metadata.get(key)) for key in keys if a.metadata.get(key) != b.metadata.get(key)
+    )
     return DiffReport(_label(a), _label(b), only_in_a, only_in_b, changed, metadata, _vocabularies(a.vocab, b.vocab))
 
 
 def _label(file: TensorFile) -> str:
-    return file._source.name  # noqa: SLF001 - a part of the same machine
+    return file.name
 
 
 def _compare(name: str, a: tuple[Source, Row], b: tuple[Source, Row]) -> TensorDiff | None:
     (source_a, row_a), (source_b, row_b) = a, b
-    texts = [f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b)]
+    text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
     if row_a.dtype is not row_b.dtype:
-        return TensorDiff(name, "dtype", *texts, None, None)
+        return TensorDiff(name, "dtype", text_a, text_b, None, None)
     if row_a.shape != row_b.shape:
-        return TensorDiff(name, "shape", *texts, None, None)
+        return TensorDiff(name, "shape", text_a, text_b, None, None)
     different, largest = 0, 0.0
     size = row_a.dtype.bits // 8
     pairs = zip(source_a.chunks(row_a.offset, row_a.nbytes), source_b.chunks(row_b.offset, row_b.nbytes), strict=True)
@@ -132,7 +134,7 @@ def _compare(name: str, a: tuple[Source, Row], b: tuple[Source, Row]) -> TensorD
         apart = (raw[0] != raw[1]).reshape(-1, size).any(1)
         different += int(apart.sum())
         largest = float(np.maximum(largest, _distance(raw, apart, row_a)))
-    return TensorDiff(name, "values", *texts, different, largest) if different else None
+    return TensorDiff(name, "values", text_a, text_b, different, largest) if different else None
 
 
 def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:

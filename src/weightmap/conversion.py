@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.formats import Format, Payload, Request
 from weightmap import hub
 from weightmap.dtypes import DTYPES, DType, numpy_dtype
 from weightmap.errors import EncodeError, TensorFileError
-from weightmap.file import open as open_file
+from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
+from weightmap.opening import open as open_file
 from weightmap.save import choose, plan_request, write_plan
 from weightmap.sharded import find_model
 
@@ -63,7 +63,7 @@ def convert(
     src: str | bytes | os.PathLike[Any],
     dst: str | bytes | os.PathLike[Any],
     *,
-    format: str | None = None,  # noqa: A002 - the name of the interface
+    format: str | None = None,
     layout: str | None = None,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
@@ -78,8 +78,8 @@ def convert(
     Parameters
     ----------
     src : path
-        Of a file, of an index of shards, or of a Hugging Face model directory, whose configuration (``config.json``) and vocabulary
-        (``vocab.txt``) go along where the target has a place for them.
+        Of a file, of an index of shards, or of a Hugging Face model directory, whose configuration (``config.json``)
+        and vocabulary (``vocab.txt``) go along where the target has a place for them.
     dst : path
         Written as by `save`: there whole or not at all.
     format, layout : str, optional
@@ -101,9 +101,9 @@ def convert(
     Raises
     ------
     EncodeError
-        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception: an int64
-        buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported, where the target has no int64: every
-        program that reads such a model knows these numbers.
+        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception: an
+        int64 buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported, where the target has no
+        int64: every program that reads such a model knows these numbers.
     FormatError, OSError
         As of `open` and `save`.
     """
@@ -123,11 +123,13 @@ def convert(
     with open_file(model, limits=limits) as file:
         dropped: list[tuple[str, str]] = []
         payloads = []
-        for name, (at, row) in zip(file, file._located(), strict=True):  # noqa: SLF001 - a part of the same machine
+        for name, (at, row) in zip(file, file.located(), strict=True):
             if not _taken(name, include, exclude):
                 continue
             if _position_ids(name, row) and "int64" not in found.dtypes[chosen] and _counts(at, row):
-                dropped.append((name, f"{found.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}"))
+                dropped.append(
+                    (name, f"{found.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}")
+                )
                 continue
             payloads.append(_payload(name, at, row, wanted))
         limits.check("max_copy_bytes", sum(payload.nbytes for payload in payloads), "bytes of tensors to copy")
@@ -195,10 +197,20 @@ def _extras(
         metadata |= directory.metadata
         if directory.vocab is not None:
             vocab, special_ids = directory.vocab, directory.special_ids
-    have = {"metadata": metadata, "vocab": vocab, "special_ids": special_ids, "config": file.config, "tokenizer": file.tokenizer}
+    have = {
+        "metadata": metadata,
+        "vocab": vocab,
+        "special_ids": special_ids,
+        "config": file.config,
+        "tokenizer": file.tokenizer,
+    }
     carried = found.carries[layout]
     extras = {name: value for name, value in have.items() if name in carried and value not in (None, {})}
-    words = {"metadata": f"{len(metadata)} metadata entries", "config": "the configuration", "tokenizer": "the tokenizer"}
+    words = {
+        "metadata": f"{len(metadata)} metadata entries",
+        "config": "the configuration",
+        "tokenizer": "the tokenizer",
+    }
     words["vocab"] = f"the vocabulary of {0 if vocab is None else len(vocab)} tokens"
     lost = [words[name] for name in words if name not in carried and have[name] not in (None, {})]
     return extras, [f"{found.title} has no place for {what}: left behind" for what in lost]

@@ -1,7 +1,7 @@
 """Data types: their names, their sizes in files, and the numpy dtypes that read them.
 
-The canonical name of a type is the one that numpy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn". Formats have codes or
-names of their own and translate them to these. All values in files are little-endian.
+The canonical name of a type is the one that numpy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn". Formats
+have codes or names of their own and translate them to these. All values in files are little-endian.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _load(dtype: DType) -> np.dtype[Any]:
     except ImportError:
         msg = f"dtype {dtype.name} needs the package ml_dtypes (pip install ml_dtypes)"
         raise MissingDependencyError(msg) from None
-    return np.dtype(getattr(ml_dtypes, dtype.name))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
+    return found
 
 
 def dtype_of(dtype: DTypeLike) -> DType | None:

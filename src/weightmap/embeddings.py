@@ -46,12 +46,16 @@ class Embeddings:
 
     @classmethod
     def of(cls, file: TensorFile) -> Embeddings | None:
-        """Return the embeddings of a file: None unless just one matrix has a row of floats for each token of a vocabulary."""
+        """Return the embeddings of a file; None unless just one matrix of floats has a row for each token."""
         vocab = file.vocab
         if vocab is None:
             return None
         count = len(vocab)
-        found = [info.name for info in file.infos() if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _FLOATS]  # noqa: PLR2004
+        found = [
+            info.name
+            for info in file.infos()
+            if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _FLOATS
+        ]
         return cls(vocab, file[found[0]]) if len(found) == 1 else None
 
     @property
@@ -94,7 +98,7 @@ class Embeddings:
         """
         vector = self.get(word)
         if vector is None or out is None:
-            return vector  # type: ignore[no-any-return]
+            return vector
         out[...] = vector
         return out
 

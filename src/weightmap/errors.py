@@ -1,7 +1,7 @@
 """The exceptions of weightmap: one tree, one form of message.
 
-Every exception that bad input can cause derives from `TensorFileError` and tells the file, what is wrong, where, and what was
-expected. A real `OSError` (no such file, no space, no permission) passes through unchanged.
+Every exception that bad input can cause derives from `TensorFileError` and tells the file, what is wrong, where, and
+what was expected. A real `OSError` (no such file, no space, no permission) passes through unchanged.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
     "escape",
 ]
 
-# C0 and C1 controls, DEL, line and paragraph separators, the marks and overrides of bidirectional text, lone surrogates:
-# what a file must not be able to say to a terminal.
+# C0 and C1 controls, DEL, line and paragraph separators, the marks and overrides of bidirectional text, lone
+# surrogates: what a file must not be able to say to a terminal.
 _CONTROL = "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 
 
 def _escape_one(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"  # noqa: PLR2004
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def escape(text: str) -> str:
@@ -49,8 +49,8 @@ def escape(text: str) -> str:
     Returns
     -------
     str
-        The same text with C0 and C1 controls, DEL, bidirectional and invisible marks and lone surrogates written as ``\xNN`` or
-        ``\uNNNN``.
+        The same text with C0 and C1 controls, DEL, bidirectional and invisible marks and lone surrogates written as
+        ``\xNN`` or ``\uNNNN``.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class TensorFileError(Exception):
         what: str,
         *,
         path: str | None = None,
-        format: str | None = None,  # noqa: A002 - the public name of the attribute
+        format: str | None = None,
         field: str | None = None,
         offset: int | None = None,
         expected: Any = None,
@@ -104,7 +104,7 @@ class TensorFileError(Exception):
         self.expected = expected
         self.actual = actual
 
-    def located(self, *, path: str | None, format: str | None = None) -> TensorFileError:  # noqa: A002
+    def located(self, *, path: str | None, format: str | None = None) -> TensorFileError:
         """Fill in the file and the format where they are not known yet, and return the error itself."""
         self.path = path if self.path is None else self.path
         self.format = format if self.format is None else self.format
@@ -147,7 +147,7 @@ class TruncatedError(FormatError):
 
 
 class LayoutError(FormatError):
-    """Sections or tensors overlap, leave holes, lie out of order or outside of the file, or sizes contradict each other."""
+    """Sections or tensors overlap, leave holes, lie out of order or outside of the file, or sizes disagree."""
 
 
 class ChecksumError(FormatError):

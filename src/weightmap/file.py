@@ -1,35 +1,32 @@
-"""Opening a model file: `open` and the handle that it returns, `TensorFile`."""
+"""The handle of an open model file, `TensorFile`."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.formats import Content, HEAD, Options, Verification, by_name, identify
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import FileChangedError, TensorFileError, TensorNotFoundError
-from weightmap.limits import Limits
-from weightmap.source import MODES, Source
+from weightmap.errors import TensorFileError, TensorNotFoundError
+from weightmap.formats import Content, Options, Verification
 from weightmap.table import Rules, Table, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+    from typing import Self
 
     from numpy.typing import DTypeLike, NDArray
 
     from weightmap.embeddings import Embeddings
+    from weightmap.source import Source
     from weightmap.strings import Vocabulary
     from weightmap.table import Row
 
-__all__ = ["TensorFile", "VerifyReport", "load", "open"]
+__all__ = ["TensorFile", "VerifyReport"]
 
-_VERIFY = ("none", "header", "full")
 # Fewer tensors than this are made one by one.
 _RUN = 4
 
@@ -60,9 +57,10 @@ class VerifyReport(NamedTuple):
 class TensorFile(Mapping[str, Any]):
     """An open model file: a read-only mapping from tensor names to arrays that are views of the file.
 
-    Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive by themselves: they remain valid
-    after `close` and after the handle is gone. A handle may be read from many threads at once, and pickled when it was opened by
-    path (the copy opens the path again, and raises `FileChangedError` when the file is no longer the same).
+    Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive by themselves: they
+    remain valid after `close` and after the handle is gone. A handle may be read from many threads at once, and pickled
+    when it was opened by path (the copy opens the path again, and raises `FileChangedError` when the file is no longer
+    the same).
 
     Attributes
     ----------
@@ -75,21 +73,34 @@ class TensorFile(Mapping[str, Any]):
 
     Notes
     -----
-    Every look-up first asks whether the opened file still has its size and modification time, and raises `FileChangedError` if not. A
-    file that is truncated in place *after* that faults the process that touches its pages (SIGBUS): replace model files by rename, as
-    `save` does, or open with ``mode="copy"``.
+    Every look-up first asks whether the opened file still has its size and modification time, and raises
+    `FileChangedError` if not. A file that is truncated in place *after* that faults the process that touches its pages
+    (SIGBUS): replace model files by rename, as `save` does, or open with ``mode="copy"``.
     """
 
-    __slots__ = ("__weakref__", "_content", "_embeddings", "_metadata", "_options", "_reopen", "_source", "_table", "format", "layout")
+    __slots__ = (
+        "__weakref__",
+        "_content",
+        "_embeddings",
+        "_metadata",
+        "_options",
+        "_reopen",
+        "_source",
+        "_table",
+        "format",
+        "layout",
+    )
 
-    def __init__(self, source: Source, format_: str, content: Content, options: Options, reopen: dict[str, Any]) -> None:
+    def __init__(
+        self, source: Source, format_: str, content: Content, options: Options, reopen: dict[str, Any]
+    ) -> None:
         self._source = source
         self._content = content
         self._table: Table = content.table
         self._options = options
         self._reopen = reopen
         self._metadata: Mapping[str, Any] | None = None
-        self._embeddings: Embeddings | None | bool = False
+        self._embeddings: Embeddings | bool | None = False
         self.format = format_
         self.layout = content.layout
 
@@ -109,7 +120,11 @@ class TensorFile(Mapping[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the tensor called `name`, or `default` when there is none."""
-        return self[name] if name in self else default
+        try:
+            found = name in self
+        except TypeError:  # not hashable, so no name
+            found = False
+        return self[name] if found else default
 
     def __contains__(self, name: object) -> bool:
         self._check_open()
@@ -131,8 +146,18 @@ class TensorFile(Mapping[str, Any]):
         return _Items(self)
 
     # What a model of several files does otherwise: see sharded.py.
-    def _locate(self, name: str) -> tuple[Source, Row]:
-        """Return where a tensor lies."""
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Device, inode, size and modification time of the opened file; empty for a buffer."""
+        return self._source.identity
+
+    @property
+    def name(self) -> str:
+        """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
+        return self._source.name
+
+    def locate(self, name: str) -> tuple[Source, Row]:
+        """Return the source of a tensor and its row: where it lies, for what copies bytes and makes no array."""
         self._check_open()
         i = self._table.find(name)
         if i < 0:
@@ -142,8 +167,8 @@ class TensorFile(Mapping[str, Any]):
         except TensorFileError as error:
             raise error.located(path=self._source.name, format=self.format) from None
 
-    def _located(self) -> Iterator[tuple[Source, Row]]:
-        """Yield where every tensor lies, in file order; cheaper than looking each of them up."""
+    def located(self) -> Iterator[tuple[Source, Row]]:
+        """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
         source = self._source
         try:
             for row in self._table.rows():
@@ -176,7 +201,7 @@ class TensorFile(Mapping[str, Any]):
 
         text = str(name)
         # Bounded: comparing with every one of a million names would take minutes.
-        near = [other for other in self if abs(len(other) - len(text)) < 4][:1000]  # noqa: PLR2004
+        near = [other for other in self if abs(len(other) - len(text)) < 4][:1000]
         close = difflib.get_close_matches(text, near, n=3)
         hint = f"; close: {', '.join(map(repr, close))}" if close else ""
         message = f"no tensor is called {name!r} among {len(self)}{hint}"
@@ -233,11 +258,11 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        return _info(name, self._locate(name)[1])
+        return _info(name, self.locate(name)[1])
 
     def infos(self) -> list[TensorInfo]:
         """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
-        return [_info(name, row) for name, (_, row) in zip(self, self._located(), strict=True)]
+        return [_info(name, row) for name, (_, row) in zip(self, self.located(), strict=True)]
 
     # -------------------------------------------------------------------------------------------------- reading
     def read(
@@ -245,8 +270,8 @@ class TensorFile(Mapping[str, Any]):
     ) -> NDArray[Any]:
         """Return a tensor as a new dense array of the wanted dtype.
 
-        Unlike ``f[name]`` this copies: it reads the file (never through the mapping, so a file that shrinks meanwhile is an exception) and
-        converts, piece by piece.
+        Unlike ``f[name]`` this copies: it reads the file (never through the mapping, so a file that shrinks meanwhile
+        is an exception) and converts, piece by piece.
 
         Parameters
         ----------
@@ -265,7 +290,7 @@ class TensorFile(Mapping[str, Any]):
             When `out` has another shape, or cannot be written.
         """
         del threads
-        source, row = self._locate(name)
+        source, row = self.locate(name)
         if out is None:
             self._options.limits.check("max_copy_bytes", row.nbytes, f"size of tensor {name!r}")
             out = np.empty(row.shape, dtype)
@@ -296,7 +321,7 @@ class TensorFile(Mapping[str, Any]):
         TensorNotFoundError
         """
         self._check_open()
-        located = self._located() if names is None else map(self._locate, names)
+        located = self.located() if names is None else map(self.locate, names)
         wanted: dict[Source, list[tuple[int, int]]] = {}
         for source, row in located:
             wanted.setdefault(source, []).append((row.offset, row.nbytes))
@@ -338,7 +363,7 @@ class TensorFile(Mapping[str, Any]):
         return VerifyReport(source.path, self.format, self.layout, tuple(run.checks), warnings, run.done)
 
     def check_unchanged(self) -> None:
-        """Raise `FileChangedError` when the file's size or modification time is no longer that of when it was opened."""
+        """Raise `FileChangedError` when the file no longer has the size and modification time it was opened with."""
         self._check_open()
         self._source.check_unchanged()
 
@@ -349,20 +374,26 @@ class TensorFile(Mapping[str, Any]):
         source.close()
         # The table and the vocabulary look into the mapping too.
         self._table = _ClosedTable(source, len(self._table))
-        self._content = Content(self.layout, self._table, load_metadata=source.fail_closed, verify=source.fail_closed)
+        self._content = Content(
+            self.layout, self._table, load_metadata=source.fail_closed, verify=lambda _: source.fail_closed()
+        )
 
-    def __enter__(self) -> TensorFile:
+    def __enter__(self) -> Self:
         self._check_open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._source.absolute is None:
             msg = f"a handle on {self._source.name} cannot be pickled: only one opened by path can"
             raise TypeError(msg)
-        return _reopen, (self._source.absolute, self._reopen, self._source.identity)
+        from weightmap.opening import reopen  # noqa: PLC0415 - opening stands above
+
+        return reopen, (self._source.absolute, self._reopen, self._source.identity)
 
     def __repr__(self) -> str:
         state = "closed " if self._source.closed else ""
@@ -410,206 +441,3 @@ class _Items(ItemsView[str, Any]):
 
 def _info(name: str, row: Row) -> TensorInfo:
     return TensorInfo(name, row.dtype.name, row.shape, row.offset, row.nbytes)
-
-
-def _reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
-    source = Source.from_path(path, _mode(options["mode"]))
-    if source.identity != identity:
-        source.close()
-        msg = "the file is no longer the one that the pickled handle was opened on"
-        raise FileChangedError(msg, path=path)
-    return _open_source(source, options)
-
-
-# `os.environ.get` encodes the name and raises and catches a KeyError: 3 us of the 30 that opening a file takes. The dictionary
-# behind it is the same one and always up to date; where there is none, or one of another kind, the public one serves.
-_environment: Any = getattr(os.environ, "_data", None)
-_MODE_VARIABLE: Any = b"WEIGHTMAP_MODE"
-if type(_environment) is not dict or os.name == "nt":
-    _environment, _MODE_VARIABLE = os.environ, "WEIGHTMAP_MODE"
-
-
-def _mode(mode: str | None) -> str:
-    """Return the mode to open in: as asked, else as the environment says."""
-    chosen = mode if mode is not None else _environment.get(_MODE_VARIABLE) or "mmap"
-    if type(chosen) is bytes:
-        chosen = os.fsdecode(chosen)
-    if chosen not in MODES:
-        msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
-        raise ValueError(msg)
-    return chosen
-
-
-def open(  # noqa: A001 - the name of the interface, as of `gzip.open`
-    source: Any,
-    *,
-    format: str | None = None,  # noqa: A002
-    mode: str | None = None,
-    verify: str = "header",
-    strict: bool = True,
-    limits: Limits | None = None,
-) -> TensorFile:
-    """Open a model file in place.
-
-    Parameters
-    ----------
-    source : str, bytes, os.PathLike, int, file object or buffer
-        A path; a file descriptor or a binary file object (not closed, its position not moved); or any contiguous bytes-like object that
-        holds a file. A `bytes` object is a path when a file of that name exists, or when it could only be a path. A directory or
-        an ``*.index.json`` opens a sharded model as one.
-    format : str, optional
-        One of `formats()`; by default the content tells.
-    mode : {"mmap", "cow", "copy"}, optional
-        "mmap": arrays are read-only views of a shared mapping. "cow": of a private copy-on-write mapping, writable; the file never
-        changes. "copy": the file is read into memory. Default: the environment variable ``WEIGHTMAP_MODE``, else "mmap"; the default falls
-        back to reading, with a log message, where the file system cannot map.
-    verify : {"header", "full", "none"}
-        "header": the index is validated. "full": also all checksums, as by `TensorFile.verify`. "none": only what is needed to find
-        the index; each tensor is still checked when it is looked up.
-    strict : bool
-        False lets harmless defects pass (holes, overlaps, trailing bytes, reserved fields); `TensorFile.verify` lists them.
-    limits : Limits, optional
-        Bounds on what the file may ask for.
-
-    Returns
-    -------
-    TensorFile
-
-    Raises
-    ------
-    FormatError
-        When the file is damaged, unknown or unsupported: one of its subclasses.
-    NotRegularFileError
-        For a FIFO, socket or device.
-    OSError
-        As the system reports it: no such file, no permission.
-    TypeError, ValueError
-        When an argument is not one of the above.
-
-    Examples
-    --------
-    >>> import weightmap as wm
-    >>> wm.save("model.weights", {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
-    >>> with wm.open("model.weights") as f:
-    ...     w = f["w"]
-    >>> w[1]
-    array([3., 4., 5.], dtype=float32)
-    """
-    chosen = _mode(mode)
-    if verify not in _VERIFY:
-        msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
-        raise ValueError(msg)
-    if format is not None:
-        by_name(format)
-    limits = _LIMITS if limits is None else limits
-    options = {"format": format, "mode": mode, "verify": verify, "strict": strict, "limits": limits}
-    path = _as_path(source)
-    if path is not None and path.endswith(".index.json"):
-        return _open_sharded(path, options)
-    try:
-        opened = _source(source, path, chosen)
-    except IsADirectoryError:
-        if path is None:
-            raise
-        return _open_sharded(path, options)
-    return _open_source(opened, options)
-
-
-_LIMITS = Limits()
-
-
-def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
-    """Recognise and parse what was opened, with the options of `open`."""
-    verify, limits, explicit = options["verify"], options["limits"], options["mode"] is not None
-    parsing = Options(verify != "none", options["strict"], limits)
-    try:
-        source.prepare(explicit=explicit, limits=limits)
-        head = source.pread(0, min(source.size, HEAD))
-        found = identify(source, head) if options["format"] is None or not head else by_name(options["format"])
-        try:
-            content = found.parse(source, head, parsing)
-        except TensorFileError as error:
-            raise error.located(path=None, format=found.name) from None
-        vocab = content.vocab
-        if vocab is not None:
-            vocab.path, vocab.format = source.name, found.name
-        file = TensorFile(source, found.name, content, parsing, options)
-        if verify == "full":
-            file.verify()
-    except TensorFileError as error:
-        source.close()
-        raise error.located(path=source.name) from None
-    except BaseException:
-        source.close()
-        raise
-    return file
-
-
-def _open_sharded(path: str, options: dict[str, Any]) -> TensorFile:
-    from weightmap.sharded import open_sharded  # noqa: PLC0415 - sharded models stand on files, not under them
-
-    return open_sharded(path, options)
-
-
-def _as_path(source: Any) -> str | None:
-    """Return the path that `source` is, or None when it is something else."""
-    if type(source) is str:
-        return source
-    if isinstance(source, bytes):
-        # Either a path or the content of a file. Every format has a zero byte among its first ones, and no path has any.
-        if b"\0" in source or not source or not (os.path.exists(source) or _like_path(source)):  # noqa: PTH110 - bytes
-            return None
-        return os.fsdecode(source)
-    if isinstance(source, (str, os.PathLike)):
-        return os.fsdecode(os.fspath(source))
-    return None
-
-
-def _like_path(source: bytes) -> bool:
-    """Whether bytes that name no file are more likely a wrong path than the content of a damaged file."""
-    parent = os.path.dirname(source)  # noqa: PTH120 - bytes
-    return bool(parent) and source.isascii() and os.path.isdir(parent)  # noqa: PTH112
-
-
-def _source(source: Any, path: str | None, mode: str) -> Source:
-    if path is not None:
-        return Source.from_path(path, mode)
-    if isinstance(source, int) and not isinstance(source, bool):
-        return Source.from_fd(source, mode)
-    if hasattr(source, "read") and not isinstance(source, memoryview) and not _is_mmap(source):
-        return Source.from_object(source, mode)
-    try:
-        return Source.from_buffer(source, mode)
-    except TypeError:
-        if not isinstance(source, (bytes, bytearray, memoryview, np.ndarray)):
-            msg = f"source is a {type(source).__name__}, expected a path, a file descriptor, a binary file object or a bytes-like object"
-            raise TypeError(msg) from None
-        raise
-
-
-def _is_mmap(source: Any) -> bool:
-    mmap = sys.modules.get("mmap")
-    return mmap is not None and isinstance(source, mmap.mmap)
-
-
-def load(source: Any, **open_options: Any) -> dict[str, Any]:
-    """Open a file and return all its tensors as a dictionary of views, in file order.
-
-    The views keep the mapping alive; nothing is copied (unless ``mode="copy"``).
-
-    Parameters
-    ----------
-    source, **open_options
-        As of `open`.
-
-    Examples
-    --------
-    >>> import weightmap as wm
-    >>> wm.save("model.safetensors", {"b": np.zeros(2, np.float32)})
-    >>> wm.load("model.safetensors")
-    {'b': array([0., 0.], dtype=float32)}
-    """
-    with open(source, **open_options) as file:
-        return dict(file.items())
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 from typing import Any
 
@@ -89,7 +89,8 @@ def _json(path: str) -> dict[str, Any] | None:
 def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]:
     known: dict[str, Any] = {
         # A directory has no better name for its model than where it came from, or its own.
-        "model_name": os.path.basename(str(config.get("_name_or_path") or "").rstrip("/")) or os.path.basename(os.path.abspath(folder)),
+        "model_name": os.path.basename(str(config.get("_name_or_path") or "").rstrip("/"))
+        or os.path.basename(os.path.abspath(folder)),
         "model_version": config.get("model_version", "1.0.0"),
     }
     known |= {key: config.get(theirs) for key, theirs in _KEYS.items()}
@@ -99,10 +100,10 @@ def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]
 
 
 def _created(model: str) -> str:
-    """Return the time of the checkpoint, so that converting it again gives the same bytes; SOURCE_DATE_EPOCH overrides it."""
+    """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     seconds = int(epoch) if epoch and epoch.isdecimal() else int(os.stat(model).st_mtime)
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _vocabulary(path: str) -> list[str] | None:
@@ -120,12 +121,12 @@ def _vocabulary(path: str) -> list[str] | None:
 
 
 def _special(folder: str, vocab: list[str]) -> dict[str, int]:
-    names = dict(_SPECIAL)
     given = _json(os.path.join(folder, "special_tokens_map.json")) or {}
-    for key in names:
+    names = {}
+    for key, usual in _SPECIAL.items():
         token = given.get(f"{key}_token")
         token = token.get("content") if isinstance(token, dict) else token
-        names[key] = token if isinstance(token, str) else names[key]
+        names[key] = token if isinstance(token, str) else usual
     ids: dict[str, int] = {}
     wanted = {token: key for key, token in names.items()}
     for i, token in enumerate(vocab):

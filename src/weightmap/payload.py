@@ -1,4 +1,4 @@
-"""Tensors on their way into a file: any array, of any strides and byte order, as row-major little-endian bytes in pieces."""
+"""Tensors on their way into a file: any array, of whatever strides and byte order, as row-major little-endian bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def pieces(array: NDArray[Any], size: int = PIECE) -> Iterator[memoryview]:
             yield view[start : start + size]
         return
     if array.nbytes <= size or array.ndim == 0:
-        little = array.astype(array.dtype.newbyteorder("<"), order="C") if _swapped(array.dtype) else np.ascontiguousarray(array)
+        little = (
+            array.astype(array.dtype.newbyteorder("<"), order="C")
+            if _swapped(array.dtype)
+            else np.ascontiguousarray(array)
+        )
         yield memoryview(little.reshape(-1).view(np.uint8))
         return
     row = array.nbytes // len(array)
@@ -80,7 +84,7 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
 
 
 def _asarray(value: Any) -> NDArray[Any] | None:
-    """Return what numpy makes of a scalar or a list, or of a tensor of another library on the CPU; None for anything else."""
+    """Return what numpy makes of a scalar, a list, or a CPU tensor of another library; None for anything else."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):

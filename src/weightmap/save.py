@@ -1,8 +1,8 @@
 """Writing: `save`, and the atomic writer below it.
 
-A file is there whole or not at all. What the format cannot express is refused before anything is created. Then the bytes go to a
-temporary file beside the target, which is flushed to the disk and renamed over it: a reader, or a crash at any moment, finds the
-old file or the new one, and a process that has the old one mapped keeps it.
+A file is there whole or not at all. What the format cannot express is refused before anything is created. Then the
+bytes go to a temporary file beside the target, which is flushed to the disk and renamed over it: a reader, or a crash
+at any moment, finds the old file or the new one, and a process that has the old one mapped keeps it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from weightmap.formats import Format, Plan, Request, by_name, by_suffix
 from weightmap import kernels
 from weightmap.errors import EncodeError, NotRegularFileError, TensorFileError
+from weightmap.formats import Format, Plan, Request, by_name, by_suffix
 from weightmap.payload import from_arrays
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 class Sink:
     """Writes a file from its beginning to its end through a staging buffer.
 
-    Every byte is copied into the buffer, summed up there and written from there: so a tensor that another thread changes meanwhile
-    cannot make a checksum differ from the bytes. The first piece, with the header, is written last.
+    Every byte is copied into the buffer, summed up there and written from there: so a tensor that another thread
+    changes meanwhile cannot make a checksum differ from the bytes. The first piece, with the header, is written last.
     """
 
     def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None) -> None:
@@ -61,7 +61,7 @@ class Sink:
         """Append bytes."""
         view = memoryview(data)
         size = len(self._stage)
-        while len(view):
+        while view:
             if self._filled == size:
                 self._flush()
             count = min(len(view), size - self._filled)
@@ -114,7 +114,9 @@ def _write_all(fd: int, view: memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def write_plan(path: str, plan: Plan, *, progress: Callable[[int, int], None] | None = None, durable: bool = True) -> None:
+def write_plan(
+    path: str, plan: Plan, *, progress: Callable[[int, int], None] | None = None, durable: bool = True
+) -> None:
     """Write a planned file to `path`, atomically.
 
     Parameters
@@ -130,8 +132,8 @@ def write_plan(path: str, plan: Plan, *, progress: Callable[[int, int], None] | 
     Raises
     ------
     OSError
-        As the system reports it; the old file is intact and nothing is left behind. Should the very last step fail, the flushing of the
-        directory, then the new file is in place, and the error has a note that says so.
+        As the system reports it; the old file is intact and nothing is left behind. Should the very last step fail, the
+        flushing of the directory, then the new file is in place, and the error has a note that says so.
     """
     target = os.path.realpath(path)
     mode = _target_mode(target, path)
@@ -211,7 +213,11 @@ def _flush_folder(folder: str) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):  # file systems without it; a folder we may not read
+        if error.errno in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+            errno.EACCES,
+        ):  # file systems without it; a folder we may not read
             return
         error.add_note("the new file is in place; whether it would survive a power cut is not known")
         raise
@@ -248,7 +254,7 @@ def save(
     path: str | bytes | os.PathLike[Any],
     tensors: Mapping[str, Any],
     *,
-    format: str | None = None,  # noqa: A002 - the name of the interface
+    format: str | None = None,
     layout: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     vocab: Sequence[str] | None = None,
@@ -272,8 +278,8 @@ def save(
     layout : str, optional
         One of the format's layouts (EMBD: "spec", "simple").
     metadata : mapping, optional
-        What may stand there depends on the format: strings in safetensors and EMBD, which takes integers too and writes them as
-        decimal strings.
+        What may stand there depends on the format: strings in safetensors and EMBD, which takes integers too and writes
+        them as decimal strings.
     vocab : sequence of str, optional
         Tokens by id.
     special_ids : mapping of str to int, optional
@@ -307,5 +313,5 @@ def save(
         payloads = from_arrays(tensors)
     except TensorFileError as error:
         raise error.located(path=name) from None
-    request = Request(payloads, chosen, metadata, vocab, special_ids, config, tokenizer, checksums)
+    request = Request(payloads, chosen, metadata, vocab, special_ids, config, tokenizer, checksums=checksums)
     write_plan(name, plan_request(name, found, request), progress=progress, durable=durable)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.formats import FORMATS, Options
 from weightmap import strict_json
-from weightmap.errors import FileChangedError, FormatError, LayoutError, NotRegularFileError, TensorFileError, UnknownFormatError
+from weightmap.errors import (
+    FileChangedError,
+    FormatError,
+    LayoutError,
+    NotRegularFileError,
+    TensorFileError,
+    UnknownFormatError,
+)
 from weightmap.file import TensorFile, VerifyReport
-from weightmap.file import open as open_file
+from weightmap.formats import FORMATS, Options
+from weightmap.opening import open as open_file
 from weightmap.source import Source
 
 if TYPE_CHECKING:
@@ -39,9 +46,12 @@ def find_model(folder: str) -> str:
         if name in names:
             return os.path.join(folder, name)
     suffixes = tuple(suffix for format_ in FORMATS.values() for suffix in format_.suffixes)
-    found = [name for name in names if name.endswith(INDEX_SUFFIX)] or [name for name in names if name.endswith(suffixes)]
+    found = [name for name in names if name.endswith(INDEX_SUFFIX)] or [
+        name for name in names if name.endswith(suffixes)
+    ]
     if not found:
-        msg = f"this is a directory without a model file: there is no *{INDEX_SUFFIX} and no file with one of {', '.join(suffixes)}"
+        looked = f"there is no *{INDEX_SUFFIX} and no file with one of {', '.join(suffixes)}"
+        msg = f"this is a directory without a model file: {looked}"
         raise NotRegularFileError(msg, path=folder)
     if len(found) > 1:
         msg = f"this directory has several model files, open one of them: {', '.join(map(repr, found[:10]))}"
@@ -76,7 +86,14 @@ def _shard_name(name: object) -> str:
         raise FormatError(msg, field="weight_map")
     # Lexically: a symbolic link within the directory is the owner's own doing, and how the caches of model hubs work.
     parts = name.split("/")
-    bad = not name or "\\" in name or ":" in name or "\0" in name or name.startswith("/") or any(p in ("", ".", "..") for p in parts)
+    bad = (
+        not name
+        or "\\" in name
+        or ":" in name
+        or "\0" in name
+        or name.startswith("/")
+        or any(p in ("", ".", "..") for p in parts)
+    )
     if bad:
         what = "name of a shard"
         expected = "a relative path within the directory of the index"
@@ -85,13 +102,15 @@ def _shard_name(name: object) -> str:
 
 
 class ShardedTensorFile(TensorFile):
-    """A model of several files, as one. Its `path` is the index, its metadata the index's, `info(name).offset` counts within the shard.
+    """A model of several files, as one.
 
-    Shards are opened with the model; a shard that is missing, or that lacks a tensor it should have, or that has one that the index
-    places elsewhere, is a `LayoutError`. Order: shards by name, tensors as in their shard.
+    Its `path` is that of the index, its metadata is the index's, and `info(name).offset` counts within the shard.
+
+    Shards are opened with the model; a shard that is missing, or that lacks a tensor it should have, or that has one
+    that the index places elsewhere, is a `LayoutError`. Order: shards by name, tensors as in their shard.
     """
 
-    __slots__ = ("_closed", "_nbytes", "_shards", "_where", "_warnings")
+    __slots__ = ("_closed", "_nbytes", "_shards", "_warnings", "_where")
 
     def __init__(self, index: Source, content: dict[str, Any], options: dict[str, Any]) -> None:
         where = content.get("weight_map")
@@ -111,7 +130,7 @@ class ShardedTensorFile(TensorFile):
         self._closed = False
         self._source = index
         self._embeddings = False
-        self._options = Options(options["verify"] != "none", options["strict"], options["limits"])
+        self._options = Options(checked=options["verify"] != "none", strict=options["strict"], limits=options["limits"])
         try:
             for name in names:
                 self._shards[name] = self._open_shard(folder, name, options)
@@ -150,14 +169,20 @@ class ShardedTensorFile(TensorFile):
                     self._warnings.append(f"tensor {tensor!r} lies in shard {shard_name!r} and is not in the index")
         missing = [tensor for tensor in where if tensor not in self._where]
         if missing:
-            msg = f"tensor {missing[0]!r} is not in shard {where[missing[0]]!r}, where the index places it ({len(missing)} such tensors)"
+            what = f"tensor {missing[0]!r} is not in shard {where[missing[0]]!r}, where the index places it"
+            msg = f"{what} ({len(missing)} such tensors)"
             raise LayoutError(msg, field="weight_map")
 
     def _check_total(self, metadata: Mapping[str, Any]) -> None:
         stated = metadata.get("total_size")
-        total = sum(row.nbytes for _, row in self._located())
+        total = sum(row.nbytes for _, row in self.located())
         if stated is not None and stated != total:
-            error = LayoutError("total_size of the index of shards", field="total_size", actual=stated, expected=f"{total}, the bytes of all tensors")
+            error = LayoutError(
+                "total_size of the index of shards",
+                field="total_size",
+                actual=stated,
+                expected=f"{total}, the bytes of all tensors",
+            )
             if self._options.strict:
                 raise error
             self._warnings.append(str(error))
@@ -181,16 +206,18 @@ class ShardedTensorFile(TensorFile):
         self._check_open()
         return iter(self._where)
 
-    def _locate(self, name: str) -> tuple[Source, Row]:
+    def locate(self, name: str) -> tuple[Source, Row]:
+        """Return the source of a tensor and its row within its shard."""
         self._check_open()
         shard = self._where.get(name)
         if shard is None:
             raise self._not_found(name)
-        return self._shards[shard]._locate(name)
+        return self._shards[shard].locate(name)
 
-    def _located(self) -> Iterator[tuple[Source, Row]]:
+    def located(self) -> Iterator[tuple[Source, Row]]:
+        """Yield `locate` of every tensor, in file order."""
         for shard_name, shard in self._shards.items():
-            for name, located in zip(shard, shard._located(), strict=True):
+            for name, located in zip(shard, shard.located(), strict=True):
                 if self._where.get(name) == shard_name:
                     yield located
 
@@ -253,16 +280,24 @@ class ShardedTensorFile(TensorFile):
             shard.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._source.absolute, self._reopen, {name: shard._source.identity for name, shard in self._shards.items()})
+        return _reopen, (
+            self._source.absolute,
+            self._reopen,
+            {name: shard.identity for name, shard in self._shards.items()},
+        )
 
     def __repr__(self) -> str:
         state = "closed " if self._closed else ""
-        return f"<{state}TensorFile {self._source.name!r}: {len(self._shards)} shards, {len(self)} tensors, {self._nbytes} bytes>"
+        counts = f"{len(self._shards)} shards, {len(self)} tensors, {self._nbytes} bytes"
+        return f"<{state}TensorFile {self._source.name!r}: {counts}>"
 
 
 def _reopen(path: str, options: dict[str, Any], identities: dict[str, tuple[int, ...]]) -> TensorFile:
     file = open_sharded(path, options)
-    if not isinstance(file, ShardedTensorFile) or {name: shard._source.identity for name, shard in file._shards.items()} != identities:
+    if (
+        not isinstance(file, ShardedTensorFile)
+        or {name: shard.identity for name, shard in file.shards.items()} != identities
+    ):
         file.close()
         msg = "a shard is no longer the one that the pickled handle was opened on"
         raise FileChangedError(msg, path=path)

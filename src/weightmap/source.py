@@ -1,13 +1,14 @@
-"""Where bytes come from: a file that is mapped or read, or a buffer of the caller. The ONLY place where an offset becomes memory.
+"""Where bytes come from: a file, mapped or read, or a buffer. The ONLY place where an offset becomes memory.
 
-A file is opened once; its size, its header and its mapping all come from that one descriptor, so nobody can swap the file between
-two looks. Formats read headers with `Source.pread` into private bytes. Arrays are views of the rest:
+A file is opened once; its size, its header and its mapping all come from that one descriptor, so nobody can swap the
+file between two looks. Formats read headers with `Source.pread` into private bytes. Arrays are views of the rest:
 
 * mode "mmap": a read-only shared mapping. The arrays are the page cache.
 * mode "cow": a private copy-on-write mapping. The arrays are writable, the file never changes.
 * mode "copy": the whole file read into memory, no mapping left.
 
-A mapping lives as long as the last array that views it. Python objects own it, so nothing is unmapped underneath anybody.
+A mapping lives as long as the last array that views it. Python objects own it, so nothing is unmapped underneath
+anybody.
 """
 
 from __future__ import annotations
@@ -73,7 +74,20 @@ class Source:
         One of `MODES`.
     """
 
-    __slots__ = ("_fallback", "_file", "_limits", "_memory", "_octets", "absolute", "closed", "identity", "mode", "name", "path", "size")
+    __slots__ = (
+        "_fallback",
+        "_file",
+        "_limits",
+        "_memory",
+        "_octets",
+        "absolute",
+        "closed",
+        "identity",
+        "mode",
+        "name",
+        "path",
+        "size",
+    )
 
     def __init__(self, path: str | None, name: str, mode: str) -> None:
         self.path = path
@@ -96,7 +110,7 @@ class Source:
         self = cls(path, path, mode)
         self._adopt(os.open(path, _FLAGS))
         # The working directory may change before the handle is pickled.
-        self.absolute = path if path[:1] == "/" else os.path.abspath(path)  # noqa: PTH100 - a str is wanted, cheaply
+        self.absolute = path if path[:1] == "/" else os.path.abspath(path)
         return self
 
     @classmethod
@@ -149,7 +163,12 @@ class Source:
         if not stat.S_ISREG(kind):
             if stat.S_ISDIR(kind):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-            names = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+            names = {
+                stat.S_IFIFO: "a FIFO",
+                stat.S_IFSOCK: "a socket",
+                stat.S_IFCHR: "a device",
+                stat.S_IFBLK: "a device",
+            }
             what = names.get(stat.S_IFMT(kind), "a special file")
             msg = f"this is {what}, not a regular file: only regular files can be opened"
             raise NotRegularFileError(msg, path=self.name)
@@ -179,8 +198,8 @@ class Source:
     def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of at most `size` bytes.
 
-        Every piece but the last has exactly that size. A file is read by pread into one buffer that each piece reuses: if
-        the file shrinks meanwhile, that is an exception and not a SIGBUS. Raises `TruncatedError`.
+        Every piece but the last has exactly that size. A file is read by pread into one buffer that each piece reuses:
+        if the file shrinks meanwhile, that is an exception and not a SIGBUS. Raises `TruncatedError`.
         """
         file = self._file
         if file is None:
@@ -209,7 +228,7 @@ class Source:
         return self._load() if octets is None else octets
 
     def prepare(self, *, explicit: bool, limits: Limits) -> None:
-        """Say what is allowed when memory is needed; in mode "copy", and where a mode was asked for by name, get it now.
+        """Say what is allowed when memory is needed; where a mode was asked for by name, and in "copy", get it now.
 
         Mapping a file costs more than reading its header, so otherwise it waits for the first array.
         """
@@ -270,9 +289,10 @@ class Source:
         if cow:
             return octets, octets
         octets.flags.writeable = False
-        # The buffer behind that array is writable in name, so numpy would grant `setflags(write=True)` on any view of it, and the
-        # next assignment would be a fault. A PickleBuffer hands on what the array allows, and nothing else. (Not a memoryview: numpy
-        # looks through it, and collecting one in a cycle crashes CPython before 3.12.4: python/cpython#77894.)
+        # The buffer behind that array is writable in name, so numpy would grant `setflags(write=True)` on any view of
+        # it, and the next assignment would be a fault. A PickleBuffer hands on what the array allows, and nothing else.
+        # (Not a memoryview: numpy looks through it, and collecting one in a cycle crashes CPython before 3.12.4:
+        # python/cpython#77894.)
         return octets, PickleBuffer(octets)
 
     def _read(self, fd: int) -> NDArray[np.uint8]:
@@ -290,7 +310,8 @@ class Source:
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
         """Return the bytes from `offset` on as an array, without a copy. `nbytes` is what shape and dtype need.
 
-        Raises `TruncatedError` when they do not lie within the source: the last line of defence, whatever a format has checked.
+        Raises `TruncatedError` when they do not lie within the source: the last line of defence, whatever a format has
+        checked.
         """
         if offset < 0 or nbytes > self.size - offset:
             self._short(self.size, offset + nbytes)
@@ -309,7 +330,7 @@ class Source:
         return np.ndarray((count, *shape), dtype, self._get_memory(), offset, (step, *strides))
 
     def will_need(self, ranges: list[tuple[int, int]]) -> None:
-        """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; returns at once, does nothing elsewhere."""
+        """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; return at once."""
         if self.mode != "copy" and self._file is not None:
             for offset, nbytes in ranges:
                 kernels.will_need(self.octets, offset, nbytes)
@@ -317,8 +338,8 @@ class Source:
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the opened file has another size or modification time than it had.
 
-        A file that was replaced (by rename) is not a changed one: the handle keeps the old file. This narrows the window in which
-        a file truncated in place can fault a reader; it cannot close it.
+        A file that was replaced (by rename) is not a changed one: the handle keeps the old file. This narrows the
+        window in which a file truncated in place can fault a reader; it cannot close it.
         """
         file = self._file
         if file is not None and kernels.unchanged(file.stamp) == 0:
@@ -344,7 +365,7 @@ class Source:
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:
-    """Return `size` bytes of new memory that begin at a multiple of 64, so that aligned files stay aligned in a copy."""
+    """Return `size` bytes of new memory that begin at a multiple of 64: aligned files stay aligned in a copy."""
     room = np.empty(size + _ALIGN, np.uint8)
     start = -room.ctypes.data % _ALIGN
     return room[start : start + size]

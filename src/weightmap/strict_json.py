@@ -30,8 +30,8 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     Raises
     ------
     FormatError
-        For bytes that are not UTF-8, bad syntax, repeated keys, NaN and infinities (also by overflow), integers of thousands of digits, lone
-        surrogates, nesting so deep that it exhausts the stack, and a root that is no object.
+        For bytes that are not UTF-8, bad syntax, repeated keys, NaN and infinities (also by overflow), integers of
+        thousands of digits, lone surrogates, nesting so deep that it exhausts the stack, and a root that is no object.
 
     Examples
     --------

@@ -1,8 +1,9 @@
 """Tables of strings over bytes of a file: nothing is decoded, and no Python string made, before somebody asks for it.
 
-A table is the bytes, and the private array `bounds`: string i is ``data[bounds[i] : bounds[i + 1] - gap]``, `gap` being the width of
-the length prefix that stands before each string (0 where the strings lie back to back). Look-up by text goes through a hash
-index that C builds over the bytes at the first call: four bytes a string for the bounds, and at most eleven for the index.
+A table is the bytes, and the private array `bounds`: string i is ``data[bounds[i] : bounds[i + 1] - gap]``, `gap` being
+the width of the length prefix that stands before each string (0 where the strings lie back to back). Look-up by text
+goes through a hash index that C builds over the bytes at the first call: four bytes a string for the bounds, and at
+most eleven for the index.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class StringTable:
 
     @property
     def finder(self) -> Callable[[object], int]:
-        """A function from a text to the number of the first string equal to it, or -1. The first use builds the index."""
+        """A function from a text to the number of the first string equal to it, or -1. The first use indexes."""
         if self._find is None:
             self._build()
         assert self._find is not None  # noqa: S101 - for the type checker
@@ -115,7 +116,8 @@ class StringTable:
             self._slots = slots
             self._find = kernels.index_finder(self._data, self._bounds, self._gap, slots)
             return found
-        # Somebody made the hashes collide: Python's dict has a secret in its hash, and is bounded whatever the names are.
+        # Somebody made the hashes collide: Python's dict has a secret in its hash, and is bounded whatever the names
+        # are.
         rows: dict[str, int] = {}
         repeated = 0
         first = (0, 0)
@@ -128,7 +130,7 @@ class StringTable:
         return repeated, *first
 
     def duplicates(self) -> tuple[int, int, int]:
-        """Return how many strings equal an earlier one, and the numbers of the first such string and of its original."""
+        """Return how many strings equal an earlier one, and the numbers of the first such and of its original."""
         return self._build()
 
     def not_utf8(self) -> int:
@@ -139,8 +141,8 @@ class StringTable:
 class Vocabulary(Sequence[str]):
     """The tokens of a model by id: a sequence of strings over the bytes of the file.
 
-    Opening a file creates no Python string and does not touch the tokens. Their bounds are found by one scan at the first use, the
-    hash index behind `index` and ``in`` at the first look-up.
+    Opening a file creates no Python string and does not touch the tokens. Their bounds are found by one scan at the
+    first use, the hash index behind `index` and ``in`` at the first look-up.
 
     Parameters
     ----------
@@ -158,7 +160,9 @@ class Vocabulary(Sequence[str]):
 
     __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table", "format", "path")
 
-    def __init__(self, load: Callable[[], StringTable], count: int, special_ids: Callable[[], dict[str, int]] = dict) -> None:
+    def __init__(
+        self, load: Callable[[], StringTable], count: int, special_ids: Callable[[], dict[str, int]] = dict
+    ) -> None:
         self._load = load
         self._count = count
         self._load_special_ids = special_ids

@@ -1,21 +1,22 @@
 """The table of tensors of a file: where each lies, and the ONLY place where tensor ranges are validated.
 
-Two kinds of table share one interface. `ColumnTable` holds private columns, which a scan of a JSON or varint header has filled.
-`RecordTable` leaves fixed-size records where they are mapped, and keeps nothing per tensor; since a mapped file may change
-underneath, it copies each record and checks it again every time that it is used. Both are checked as a whole by one pass in C
-when the file is opened (`Table.check`), and both make no Python object per tensor until one is asked for.
+Two kinds of table share one interface. `ColumnTable` holds private columns, which a scan of a JSON or varint header has
+filled. `RecordTable` leaves fixed-size records where they are mapped, and keeps nothing per tensor; since a mapped file
+may change underneath, it copies each record and checks it again every time that it is used. Both are checked as a whole
+by one pass in C when the file is opened (`Table.check`), and both make no Python object per tensor until one is asked
+for.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError
+from weightmap.errors import FormatError
+from weightmap.faults import NUMPY_MAX_NDIM, table_error
 from weightmap.strings import StringTable
 
 if TYPE_CHECKING:
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
     Run = tuple[DType, tuple[int, ...], int, int, int, int]
 
-__all__ = ["ColumnTable", "RecordTable", "Row", "Rules", "Table", "TensorInfo"]
+__all__ = ["ColumnTable", "Row", "Rules", "Table", "TensorInfo"]
 
-# numpy arrays have at most this many dimensions.
-NUMPY_MAX_NDIM = 64
 _INT64_MAX = (1 << 63) - 1
 # Rows that are turned into Python objects at once, when all are asked for.
 _BATCH = 4096
@@ -98,6 +97,7 @@ class Rules:
         max_ndim: int = NUMPY_MAX_NDIM,
         alignment: int = 1,
         max_gap: int = 0,
+        *,
         lax: bool = False,
     ) -> None:
         self.dtypes = dtypes
@@ -175,38 +175,37 @@ class Table:
         """Return row i, checked."""
         code, shape, offset = self._raw(i)
         rules = self.rules
-        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
-        if dtype is None:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_DTYPE"], i, 0, code, 0))
+        dtype = self._dtype(code, i)
         nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
         if offset > rules.data_size - nbytes or nbytes > _INT64_MAX:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
         return Row(dtype, shape, rules.base + offset, nbytes)
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
-        """Return copies of columns for rows first to last - 1: codes, ndims, dims (one row each, padded with 0), offsets."""
+        """Return columns of rows first to last - 1, copied: codes, ndims, dims (padded with 0), offsets."""
         raise NotImplementedError
 
     def runs(self) -> Iterator[Run]:
-        """Yield all rows, checked, in file order: as many at once as have one dtype and shape and lie at equal distances.
+        """Yield all rows, checked, in file order: at once those of one dtype and shape at equal distances.
 
-        Each run is dtype, shape, offset and bytes of its first row, the number of its rows, and the bytes from one to the next.
+        Each run is dtype, shape, offset and bytes of its first row, the number of its rows, and the bytes from one to
+        the next.
         """
         for first in range(0, self._count, _BATCH):
             codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self._count))
             starts = _starts(codes, ndims, dims, offsets)
             count = len(codes)
             columns = (part[starts].tolist() for part in (codes, ndims, dims, offsets))
-            for start, end, code, ndim, shape, offset in zip(starts.tolist(), [*starts[1:].tolist(), count], *columns, strict=True):
+            for start, end, code, ndim, shape, offset in zip(
+                starts.tolist(), [*starts[1:].tolist(), count], *columns, strict=True
+            ):
                 last = offsets.item(end - 1)
                 yield self._run(first + start, end - start, code, tuple(shape[:ndim]), offset, last)
 
     def _run(self, i: int, count: int, code: int, shape: tuple[int, ...], offset: int, last: int) -> Run:
         """Check the rows from i on that lie from `offset` to `last`."""
         rules = self.rules
-        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
-        if dtype is None:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_DTYPE"], i, 0, code, 0))
+        dtype = self._dtype(code, i)
         nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
         highest = max(offset, last)
         if highest > rules.data_size - nbytes:
@@ -235,71 +234,23 @@ class Table:
         if count:
             self.fail(kernels.Fault(kernels.FAULTS["NAME_DUPLICATE"], duplicate, 0, 0, original))
 
-    def _label(self, row: int) -> str:
+    def label(self, row: int) -> str:
         """Call a row by its name, where that can be read."""
         try:
             return f"tensor {self.names[row]!r}"
         except (FormatError, IndexError, ValueError):
             return f"tensor {row}"
 
-    def fail(self, fault: kernels.Fault) -> Any:
+    def _dtype(self, code: int, row: int) -> DType:
+        dtypes = self.rules.dtypes
+        dtype = dtypes[code] if code < len(dtypes) else None
+        if dtype is None:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_DTYPE"], row, 0, code, 0))
+        return dtype
+
+    def fail(self, fault: kernels.Fault) -> NoReturn:
         """Raise the error for a fault that a scan in C found."""
-        raise _error(self, fault)
-
-
-def _error(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
-    kind = _KINDS.get(fault.code, "")
-    rules, row = table.rules, fault.row
-    at = table.position(row)
-    if kind == "TABLE_HOLE" and row == len(table):
-        what = "the data section goes on after its last tensor: its size"
-        return LayoutError(what, field="data_offset", actual=fault.actual, expected=f"{fault.expected}, the end of the last tensor")
-    label = table._label(row) if not kind.startswith("NAME_") else f"tensor {row}"  # noqa: SLF001 - the same module
-    if kind == "TABLE_DTYPE":
-        known = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(rules.dtypes) if dtype is not None)
-        return UnsupportedError(f"{label}: dtype code", field="dtype", offset=at, actual=fault.actual, expected=f"one of {known}")
-    if kind == "TABLE_NDIM":
-        what, expected = f"{label}: number of dimensions", f"{rules.min_ndim} to {rules.max_ndim}"
-        error = LimitError if rules.max_ndim == NUMPY_MAX_NDIM else FormatError
-        return error(what, field="ndim", offset=at, actual=fault.actual, expected=expected)
-    if kind == "TABLE_UNUSED_DIM":
-        return FormatError(f"{label}: unused dimension", field="shape", offset=at, actual=fault.actual, expected=0)
-    if kind == "TABLE_OVERFLOW":
-        return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field="shape", offset=at)
-    if kind == "TABLE_RANGE":
-        what, expected = f"{label}: end of its data", f"at most {fault.expected}, the size of the data section"
-        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
-    if kind == "TABLE_ALIGN":
-        what, expected = f"{label}: data offset", f"a multiple of {fault.expected}"
-        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
-    if kind in ("TABLE_OVERLAP", "TABLE_HOLE"):
-        what = f"{label}: it {'overlaps the tensor before it' if kind == 'TABLE_OVERLAP' else 'leaves a hole'}: data offset"
-        expected = f"{fault.expected}, where the tensor before it ends"
-        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
-    if kind == "TABLE_SIZE":
-        what, expected = f"{label}: bytes of data", f"{fault.expected} by its shape and dtype"
-        return LayoutError(what, field="data_size", offset=at, actual=fault.actual, expected=expected)
-    if kind == "NAME_HASH":
-        what = f"{label}: stored FNV-1a hash of its name"
-        return ChecksumError(what, field="name_hash", offset=at, actual=f"{fault.actual:#010x}", expected=f"{fault.expected:#010x}")
-    if kind == "NAME_DUPLICATE":
-        return LayoutError(f"two tensors, {fault.expected} and {row}, are both called {_name(table, row)}", field="name", offset=at)
-    if kind == "NAME_UTF8":
-        return FormatError(f"{label}: its name is not UTF-8", field="name", offset=at)
-    if kind == "NAME_RANGE":
-        what = "tensor names: their lengths add up to another size than their section" if row == len(table) else f"{label}: its name runs past the names"
-        return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=fault.expected)
-    return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
-
-
-_KINDS = {code: name for name, code in kernels.FAULTS.items()}
-
-
-def _name(table: Table, row: int) -> str:
-    try:
-        return repr(table.names[row])
-    except (FormatError, IndexError, ValueError):
-        return f"the name of tensor {row}"
+        raise table_error(self, fault)
 
 
 class ColumnTable(Table):
@@ -334,7 +285,12 @@ class ColumnTable(Table):
         dims = np.zeros((count, int(ndims.max(initial=0))), np.uint64)
         start, end = int(bounds[0]), int(bounds[-1])
         dims[np.arange(dims.shape[1]) < ndims[:, None]] = columns.array(columns.dims + start, end - start, "<u8")
-        return columns.array(columns.dtype + first, count, "u1"), ndims, dims, columns.array(columns.begin + first, count, "<u8")
+        return (
+            columns.array(columns.dtype + first, count, "u1"),
+            ndims,
+            dims,
+            columns.array(columns.begin + first, count, "<u8"),
+        )
 
     def check(self) -> None:
         """Check every row, and that names are unique, by one call."""
@@ -347,109 +303,3 @@ class ColumnTable(Table):
         if fault.code != kernels.FAULTS["NAME_FLOOD"]:
             self.fail(fault)
         self.check_names()
-
-
-class RecordTable(Table):
-    """A table of EMBD's fixed-size descriptors, left where they lie.
-
-    Parameters
-    ----------
-    index : bytes or ndarray of uint8
-        `count` records of 32 bytes: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then the names,
-        back to back in the order of the records; and perhaps padding.
-    count : int
-    start : int
-        Where the index lies in the file, for messages.
-    rules : Rules
-    """
-
-    __slots__ = ("_index", "_looked", "_start", "names_size")
-
-    RECORD = struct.Struct("<I2BH4IQ")
-    _LENGTH_AT = 6
-
-    def __init__(self, index: bytes | NDArray[np.uint8], count: int, start: int, rules: Rules) -> None:
-        super().__init__(count, rules)
-        self._index = index
-        self._start = start
-        self._looked = False
-        self.names_size = 0
-
-    def _load_names(self) -> StringTable:
-        count, size = self._count, self.RECORD.size
-        bounds = np.zeros(count + 1, np.uint32)
-        if not count:  # no array has a stride over no memory
-            return StringTable(b"", bounds, 0, "tensor name")
-        lengths = np.ndarray((count,), "<u2", self._index, self._LENGTH_AT, (size,))
-        np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
-        names = self._index[count * size :]
-        if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
-            self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], count, 0, int(bounds[-1]), len(names)))
-        return StringTable(names, bounds, 0, "tensor name")
-
-    def find(self, name: object) -> int:
-        """Return the row of the tensor called `name`, or -1.
-
-        The first look-up walks the stored hashes, which costs a fraction of building an index; the second builds the index.
-        """
-        finder = self._finder
-        if finder is not None:
-            return finder(name)
-        if self._looked or not isinstance(name, str):
-            return super().find(name)
-        self._looked = True
-        return kernels.records_find(self._index, self._count, name.encode(errors="surrogatepass"))
-
-    def row(self, i: int) -> Row:
-        """Return row i, checked."""
-        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index, i * 32)
-        rules = self.rules
-        # The usual cases, written out: this is most of what a look-up costs.
-        if ndim == 2:  # noqa: PLR2004
-            shape: tuple[int, ...] = (a, b)
-            size = a * b
-        elif ndim == 1:
-            shape = (a,)
-            size = a
-        else:
-            shape = (a, b, c, d)[:ndim]
-            size = math.prod(shape)
-        dtype = rules.dtypes[code] if 1 <= ndim <= 4 and code < len(rules.dtypes) else None  # noqa: PLR2004
-        if dtype is not None:
-            size = size * dtype.bits >> 3
-            if offset <= rules.data_size - size:
-                return _new_row(Row, (dtype, shape, rules.base + offset, size))
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + size, rules.data_size))
-        kind = "TABLE_DTYPE" if 1 <= ndim <= 4 else "TABLE_NDIM"  # noqa: PLR2004
-        self.fail(kernels.Fault(kernels.FAULTS[kind], i, 0, code if kind == "TABLE_DTYPE" else ndim, 0))
-
-    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
-        size = self.RECORD.size
-        # A copy: what is checked is what is used.
-        copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
-        ndims = copied["ndim"]
-        if ndims.min() < self.rules.min_ndim or ndims.max() > self.rules.max_ndim:
-            for i in range(first, last):
-                self.row(i)  # raises, saying which
-        return copied["dtype"], ndims, copied["dims"], copied["offset"]
-
-    def position(self, row: int) -> int | None:
-        """Return where the record lies in the file."""
-        return self._start + row * self.RECORD.size if row < self._count else None
-
-    def check(self) -> None:
-        """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
-        rules = self.rules
-        self.names_size, fault = kernels.records_check(
-            self._index, self._count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
-        )
-        if fault is None:
-            return
-        if fault.code != kernels.FAULTS["NAME_FLOOD"]:
-            self.fail(fault)
-        self.check_names()
-
-
-_RECORD_DTYPE = np.dtype([("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")])
-_unpack_record = RecordTable.RECORD.unpack_from
-_new_row = tuple.__new__

@@ -1,7 +1,7 @@
 """The formats: discovered by looking into this folder, recognised by content.
 
-Every module here (or folder, where a format takes several) that does not begin with an underscore defines one record called
-``FORMAT`` (see `_base`). To add a format, add a file; nothing else is to be told.
+Every module here (or folder, where a format takes several) that does not begin with an underscore defines one record
+called ``FORMAT`` (see `_base`). To add a format, add a file; nothing else is to be told.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def _module_names() -> list[str]:
-    found = set()
+    found: set[str] = set()
     for folder in __path__:
         try:
             entries = os.listdir(folder)
@@ -42,7 +42,11 @@ def _module_names() -> list[str]:
             import pkgutil  # noqa: PLC0415
 
             return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-        found.update(entry.removesuffix(".py") for entry in entries if entry[0] not in "_." and (entry.endswith(".py") or "." not in entry))
+        found.update(
+            entry.removesuffix(".py")
+            for entry in entries
+            if entry[0] not in "_." and (entry.endswith(".py") or "." not in entry)
+        )
     return sorted(found)
 
 

@@ -1,8 +1,8 @@
 """What a format is: one file in this folder that defines one `Format` record called `FORMAT`.
 
-Reading: `sniff` says yes or no from the first bytes; `parse` checks the header and returns a `Content`, which holds a table of
-tensors and no tensor data. Writing: `plan` checks everything that could go wrong and returns the exact size of the file and a
-function that writes it, so that no file is created for what cannot be expressed.
+Reading: `sniff` says yes or no from the first bytes; `parse` checks the header and returns a `Content`, which holds a
+table of tensors and no tensor data. Writing: `plan` checks everything that could go wrong and returns the exact size of
+the file and a function that writes it, so that no file is created for what cannot be expressed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
     from weightmap.limits import Limits
+    from weightmap.save import Sink
     from weightmap.source import Source
     from weightmap.strings import Vocabulary
-    from weightmap.save import Sink
     from weightmap.table import Table
 
 __all__ = ["HEAD", "Content", "Format", "Options", "Payload", "Plan", "Request", "Verification", "refuse"]
@@ -42,6 +42,7 @@ class Options:
 
     def __init__(
         self,
+        *,
         checked: bool,
         strict: bool,
         limits: Limits,
@@ -148,7 +149,8 @@ class Payload:
     shape : tuple of int
     nbytes : int
     chunks : callable
-        Returns an iterator over its bytes, row-major and little-endian, in pieces of any size that are valid until the next one.
+        Returns an iterator over its bytes, row-major and little-endian, in pieces of any size that are valid until the
+        next one.
     """
 
     __slots__ = ("chunks", "dtype", "name", "nbytes", "shape")
@@ -182,6 +184,7 @@ class Request:
         special_ids: Mapping[str, int] | None = None,
         config: Mapping[str, Any] | None = None,
         tokenizer: Any = None,
+        *,
         checksums: bool = True,
     ) -> None:
         self.tensors = tensors
@@ -222,7 +225,8 @@ class Format:
     layouts : tuple of str
         The first is written by default.
     sniff : callable
-        ``sniff(head, size)``: does a file that begins with the bytes `head` and has `size` bytes claim to be of this format?
+        ``sniff(head, size)``: does a file that begins with the bytes `head` and has `size` bytes claim to be of this
+        format?
     parse : callable
         ``parse(source, head, options)`` returns the `Content`, or raises a `FormatError`.
     plan : callable or None
@@ -264,7 +268,7 @@ class Format:
 
 def refuse(what: str, reasons: Sequence[str]) -> NoReturn:
     """Raise the one `EncodeError` that names everything that `what` cannot express."""
-    shown = "; ".join(reasons[:100]) + (f"; and {len(reasons) - 100} more" if len(reasons) > 100 else "")  # noqa: PLR2004
+    shown = "; ".join(reasons[:100]) + (f"; and {len(reasons) - 100} more" if len(reasons) > 100 else "")
     msg = f"{what} cannot express this: {shown}"
     raise EncodeError(msg)
 
@@ -272,7 +276,13 @@ def refuse(what: str, reasons: Sequence[str]) -> NoReturn:
 def trailing(source: Source, end: int, options: Options, warnings: list[str]) -> None:
     """Refuse, or in lax mode note, bytes after `end`, where the content of a file should have ended."""
     if source.size != end:
-        error = LayoutError("size of the file", field="size", offset=end, actual=source.size, expected=f"{end}: there are trailing bytes")
+        error = LayoutError(
+            "size of the file",
+            field="size",
+            offset=end,
+            actual=source.size,
+            expected=f"{end}: there are trailing bytes",
+        )
         if options.strict:
             raise error
         warnings.append(str(error))

@@ -5,18 +5,18 @@ The header is one JSON object, ``{`` at its first byte, padded with spaces (0x20
     {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
 
 * n is at most 100,000,000; a header that begins before 10 bytes are there is none.
-* ``data_offsets`` count from the first byte after the header. Sorted by them, the tensors follow each other from 0 to the end of the
-  file without overlap and without a hole.
-* ``dtype``: BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64.
-  F4 and F6 pack elements below the byte: they are listed, and numpy cannot view them.
+* ``data_offsets`` count from the first byte after the header. Sorted by them, the tensors follow each other from 0 to
+  the end of the file without overlap and without a hole.
+* ``dtype``: BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32
+  C64 F64 I64 U64. F4 and F6 pack elements below the byte: they are listed, and numpy cannot view them.
 * ``__metadata__`` maps strings to strings.
 
 Ours
 ----
-* Repeated keys are errors (safetensors 0.8.0 accepts them), and so are unknown keys in a tensor's object, numbers that are not
-  plain integers, lone surrogates, and anything that is not strict JSON.
-* The order of a file is that of its data. Tensors are written as safetensors writes them: larger types first, then by name, so
-  that each is naturally aligned; the header is padded to a multiple of 8.
+* Repeated keys are errors (safetensors 0.8.0 accepts them), and so are unknown keys in a tensor's object, numbers that
+  are not plain integers, lone surrogates, and anything that is not strict JSON.
+* The order of a file is that of its data. Tensors are written as safetensors writes them: larger types first, then by
+  name, so that each is naturally aligned; the header is padded to a multiple of 8.
 * ``strict=False`` lets trailing bytes, holes and overlaps pass, as warnings.
 """
 
@@ -32,8 +32,9 @@ import numpy as np
 from weightmap import kernels, strict_json
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.faults import NUMPY_MAX_NDIM
 from weightmap.formats._base import Content, Format, Options, Payload, Plan, Request, Verification, refuse
-from weightmap.table import NUMPY_MAX_NDIM, ColumnTable, Rules, bits_of
+from weightmap.table import ColumnTable, Rules, bits_of
 
 if TYPE_CHECKING:
     from weightmap.save import Sink
@@ -75,9 +76,10 @@ MAX_HEADER = 100_000_000
 
 def sniff(head: bytes, size: int) -> bool:
     """Say whether this looks like safetensors: a plausible length, then a JSON object."""
-    if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':  # noqa: PLR2004 - the shortest is 8 bytes and {}
+    if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':
         return False
-    return 2 <= _LENGTH.unpack_from(head)[0] <= MAX_HEADER  # noqa: PLR2004
+    length: int = _LENGTH.unpack_from(head)[0]
+    return 2 <= length <= MAX_HEADER
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
@@ -104,7 +106,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         options.limits.check("max_tensors", columns.count, "number of tensors")
     warnings: list[str] = []
     _check_extent(columns, found, base, source.size - base, options, warnings)
-    rules = Rules(_DTYPES, _BITS, base, source.size - base, 0, NUMPY_MAX_NDIM, 1, 0, not options.strict)
+    rules = Rules(_DTYPES, _BITS, base, source.size - base, 0, NUMPY_MAX_NDIM, 1, 0, lax=not options.strict)
     # The order of a file is that of its data; the header may list it otherwise.
     table = ColumnTable(columns if found.ordered else _sorted(columns), rules, utf8=False)
     if options.checked:
@@ -157,7 +159,9 @@ def _sorted(columns: kernels.Columns) -> kernels.Columns:
     dims, dim_bounds = _reorder(
         columns.array(columns.dims, columns.n_dims, "<u8"), columns.array(columns.dim_bounds, n + 1, "<u4"), order
     )
-    names, bounds = _reorder(np.frombuffer(columns.text(), np.uint8), columns.array(columns.bounds, n + 1, "<u4"), order)
+    names, bounds = _reorder(
+        np.frombuffer(columns.text(), np.uint8), columns.array(columns.bounds, n + 1, "<u4"), order
+    )
     dtype = columns.array(columns.dtype, n, "u1")[order]
     return kernels.Columns(names.tobytes(), bounds, dtype, dims, dim_bounds, begin[order], end[order])
 
@@ -204,7 +208,9 @@ def _scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
         found = header[fault.at : fault.at + 24].split(b'"')[1:2]
         actual = repr(found[0].decode(errors="replace")) if found else "unknown"
         expected = f"one of {', '.join(DTYPE_NAMES)}"
-        return UnsupportedError(f"dtype of tensor {fault.row}", field="dtype", offset=8 + fault.at, actual=actual, expected=expected)
+        return UnsupportedError(
+            f"dtype of tensor {fault.row}", field="dtype", offset=8 + fault.at, actual=actual, expected=expected
+        )
     return FormatError(_WORDS.get(kind, "the header is damaged"), field="header", offset=8 + fault.at)
 
 
@@ -230,7 +236,11 @@ def plan(request: Request) -> Plan:
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(sorted(metadata.items()))}
     offset = 0
     for tensor in ordered:
-        entry = {"dtype": _THEIRS[tensor.dtype.name], "shape": tensor.shape, "data_offsets": (offset, offset + tensor.nbytes)}
+        entry = {
+            "dtype": _THEIRS[tensor.dtype.name],
+            "shape": tensor.shape,
+            "data_offsets": (offset, offset + tensor.nbytes),
+        }
         header[tensor.name] = entry
         offset += tensor.nbytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()

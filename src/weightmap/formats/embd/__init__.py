@@ -1,49 +1,54 @@
-"""EMBD ``.weights``: the format of cpp_embedder, in the layout of its specification and in the one its converter writes.
+"""EMBD ``.weights``, the format of cpp_embedder: the layout of its specification and the one its converter writes.
 
 Specification layout ("spec")
 -----------------------------
 Little-endian; sections in this order: header, metadata, vocabulary, tensor index, tensor data, footer.
 
-Header, 64 bytes: ``"EMBD" | u16 major = 1 | u16 minor = 0 | u32 flags | u32 metadata_offset, metadata_size | u32 vocab_offset,
-vocab_size | u32 tensor_index_offset, tensor_index_count | u32 tensor_data_offset | u64 tensor_data_size | u64 total_file_size | u32
-header_checksum | u32 reserved = 0``. The checksum is the CRC-32 (as of zlib) of bytes 0 to 55.
+Header, 64 bytes: ``"EMBD" | u16 major = 1 | u16 minor = 0 | u32 flags | u32 metadata_offset, metadata_size | u32
+vocab_offset, vocab_size | u32 tensor_index_offset, tensor_index_count | u32 tensor_data_offset | u64 tensor_data_size |
+u64 total_file_size | u32 header_checksum | u32 reserved = 0``. The checksum is the CRC-32 (as of zlib) of bytes 0 to
+55.
 
-Flags: 1 VOCAB_EMBEDDED, 2 TENSORS_ALIGNED (to 64 bytes), 4 CHECKSUM_ENABLED, 8 COMPRESSED (reserved); others are reserved.
+Flags: 1 VOCAB_EMBEDDED, 2 TENSORS_ALIGNED (to 64 bytes), 4 CHECKSUM_ENABLED, 8 COMPRESSED (reserved); others are
+reserved.
 
 Metadata: ``u32 entry_count, u32 total_size``, then entries ``u16 klen, u16 vlen, key, value`` in UTF-8.
 
-Vocabulary: ``u32 token_count, u32 total_size, u32 special_tokens``, then ``u16 length, bytes`` for each id, then five u32: the ids of
-the pad, unk, cls, sep and mask tokens. The sizes of both sections in the header include these sub-headers and ids.
+Vocabulary: ``u32 token_count, u32 total_size, u32 special_tokens``, then ``u16 length, bytes`` for each id, then five
+u32: the ids of the pad, unk, cls, sep and mask tokens. The sizes of both sections in the header include these
+sub-headers and ids.
 
-Tensor index: descriptors of 32 bytes ``u32 name_hash | u8 dtype | u8 ndim | u16 name_length | 4 x u32 shape | u64 data_offset``,
-then all names back to back. The hash is FNV-1a 32 of the name; collisions are legal. dtype: 0 float32, 1 float16, 2 bfloat16,
-3 int32, 4 int16, 5 int8, 6 uint32, 7 uint16, 8 uint8. ndim is 1 to 4, unused dimensions are 0, a used dimension may be 0. The offset
-counts from tensor_data_offset; data is row-major.
+Tensor index: descriptors of 32 bytes ``u32 name_hash | u8 dtype | u8 ndim | u16 name_length | 4 x u32 shape | u64
+data_offset``, then all names back to back. The hash is FNV-1a 32 of the name; collisions are legal. dtype: 0 float32, 1
+float16, 2 bfloat16, 3 int32, 4 int16, 5 int8, 6 uint32, 7 uint16, 8 uint8. ndim is 1 to 4, unused dimensions are 0, a
+used dimension may be 0. The offset counts from tensor_data_offset; data is row-major.
 
-Footer, the last 16 bytes: ``u32 data_crc | u32 file_crc | "DBME" | u32 reserved = 0``: the CRC-32 of the tensor data section with its
-padding, and of everything before the footer.
+Footer, the last 16 bytes: ``u32 data_crc | u32 file_crc | "DBME" | u32 reserved = 0``: the CRC-32 of the tensor data
+section with its padding, and of everything before the footer.
 
 Ours, where the specification is silent or contradicts itself
 -------------------------------------------------------------
-* special_tokens is written as an absolute offset, behind the entries. It is read as absolute when that lies within the vocabulary,
-  else relative to it. When it points right behind the sub-header, the entries begin after the ids.
-* A special id of 0xFFFFFFFF means that there is no such token. An id that is not below token_count is a warning of `verify`.
+* special_tokens is written as an absolute offset, behind the entries. It is read as absolute when that lies within the
+  vocabulary, else relative to it. When it points right behind the sub-header, the entries begin after the ids.
+* A special id of 0xFFFFFFFF means that there is no such token. An id that is not below token_count is a warning of
+  `verify`.
 * Both tensor_data_offset and every data_offset are written as multiples of 64.
-* Padding between sections, between aligned tensors, and before the footer is at most 63 zero bytes; without TENSORS_ALIGNED, tensors
-  lie back to back.
-* With CHECKSUM_ENABLED clear the footer is there and its CRCs are 0 and not looked at. With VOCAB_EMBEDDED clear vocab_offset and
-  vocab_size are 0.
-* A minor version above 0, missing keys that the specification requires, a repeated token, and a wrong total_size of the metadata
-  are warnings of `verify`.
+* Padding between sections, between aligned tensors, and before the footer is at most 63 zero bytes; without
+  TENSORS_ALIGNED, tensors lie back to back.
+* With CHECKSUM_ENABLED clear the footer is there and its CRCs are 0 and not looked at. With VOCAB_EMBEDDED clear
+  vocab_offset and vocab_size are 0.
+* A minor version above 0, missing keys that the specification requires, a repeated token, and a wrong total_size of the
+  metadata are warnings of `verify`.
 * ``strict=False`` also lets pass: reserved fields, holes and overlaps of tensors.
 
 Simple layout ("simple")
 ------------------------
-What the upstream converter and loader really use: ``"EMBD", u32 1, u32 n``, n times ``u32 length, name, u32 ndim, ndim x u32,
-float32 data``, then ``u32 vocab_count``, and for each ``u32 length, token``. It is told apart by what the other layout has at its ends:
-a file is of the specification layout when it has 80 bytes or more, its size at byte 48 and "DBME" 8 bytes before its end; otherwise the
-simple layout must consume it exactly. When neither fits, the error is that of the specification layout if one of its signs is
-there (ours: a right header checksum is a third sign), and that of the simple layout if not.
+What the upstream converter and loader really use: ``"EMBD", u32 1, u32 n``, n times ``u32 length, name, u32 ndim, ndim
+x u32, float32 data``, then ``u32 vocab_count``, and for each ``u32 length, token``. It is told apart by what the other
+layout has at its ends: a file is of the specification layout when it has 80 bytes or more, its size at byte 48 and
+"DBME" 8 bytes before its end; otherwise the simple layout must consume it exactly. When neither fits, the error is that
+of the specification layout if one of its signs is there (ours: a right header checksum is a third sign), and that of
+the simple layout if not.
 """
 
 from __future__ import annotations

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.formats.embd.layout import ALIGNMENT, DESCRIPTOR, DTYPE_BITS, DTYPE_LIST, MAX_NDIM, TENSORS_ALIGNED, Header, check_gap
-from weightmap.table import RecordTable, Rules
+from weightmap.formats.embd.layout import (
+    ALIGNMENT,
+    DESCRIPTOR,
+    DTYPE_BITS,
+    DTYPE_LIST,
+    MAX_NDIM,
+    TENSORS_ALIGNED,
+    Header,
+    check_gap,
+)
+from weightmap.table import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._base import Options
+    from weightmap.records import RecordTable
 
 
 def record_rules(header: Header, options: Options) -> Rules:
@@ -16,7 +26,7 @@ def record_rules(header: Header, options: Options) -> Rules:
     aligned = header.flags & TENSORS_ALIGNED
     base, size = header.tensor_data_offset, header.tensor_data_size
     alignment, gap = (ALIGNMENT, ALIGNMENT - 1) if aligned else (1, 0)
-    return Rules(DTYPE_LIST, DTYPE_BITS, base, size, 1, MAX_NDIM, alignment, gap, not options.strict)
+    return Rules(DTYPE_LIST, DTYPE_BITS, base, size, 1, MAX_NDIM, alignment, gap, lax=not options.strict)
 
 
 def check_table(table: RecordTable, header: Header) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError
-from weightmap.table import RecordTable
+from weightmap.records import RecordTable
 
 MAGIC = b"EMBD"
 MAGIC_END = b"DBME"

@@ -47,6 +47,7 @@ class _Reader:
 
 
 def parse_simple(source: Source, head: bytes, options: Options) -> Content:
+    """Walk the file from its beginning to its end, which must be that of the vocabulary."""
     reader = _Reader(source, head)
     version = reader.u32("version")
     if version != 1:
@@ -56,9 +57,13 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     if count > source.size // 8:
         what, expected = "number of tensors", f"at most {source.size // 8}: a tensor takes 8 bytes or more"
         raise TruncatedError(what, field="tensor_count", offset=8, actual=count, expected=expected)
-    names, lengths, shapes, ndims, offsets, sizes = [], [0], [], [0], [], []
+    names: list[bytes] = []
+    shapes: list[int] = []
+    lengths, ndims, offsets, sizes = [0], [0], [], []
     for i in range(count):
-        names.append(reader.take(_bounded(reader, options, f"length of the name of tensor {i}"), f"the name of tensor {i}"))
+        names.append(
+            reader.take(_bounded(reader, options, f"length of the name of tensor {i}"), f"the name of tensor {i}")
+        )
         lengths.append(len(names[-1]))
         ndim = reader.u32(f"the number of dimensions of tensor {i}")
         if not 1 <= ndim <= MAX_NDIM:
@@ -71,8 +76,11 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         for dim in shape:
             nbytes *= dim
         if nbytes > source.size - reader.position:
-            msg = f"the file ends within the data of tensor {i}, {names[-1][:60].decode(errors='replace')!r} of shape {shape}"
-            raise TruncatedError(msg, field="data", offset=source.size, expected=f"at least {reader.position + nbytes} bytes")
+            label = repr(names[-1][:60].decode(errors="replace"))
+            msg = f"the file ends within the data of tensor {i}, {label} of shape {shape}"
+            raise TruncatedError(
+                msg, field="data", offset=source.size, expected=f"at least {reader.position + nbytes} bytes"
+            )
         offsets.append(reader.position)
         sizes.append(nbytes)
         reader.position += nbytes
@@ -90,7 +98,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         begin + np.array(sizes, np.uint64),
     )
     # Offsets are absolute here, and the names lie between the tensors: the walk above has seen to order and holes.
-    rules = Rules(DTYPE_LIST[:1], DTYPE_BITS[:1], 0, source.size, 1, MAX_NDIM, 1, 0, True)  # noqa: FBT003 - lax
+    rules = Rules(DTYPE_LIST[:1], DTYPE_BITS[:1], 0, source.size, 1, MAX_NDIM, 1, 0, lax=True)
     table = ColumnTable(columns, rules, utf8=True)
     if options.checked:
         table.check()

@@ -22,13 +22,13 @@ from weightmap.formats.embd.layout import (
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
 from weightmap.formats.embd.verify import verify_spec
 from weightmap.formats.embd.vocabulary import vocabulary
-from weightmap.table import RecordTable
+from weightmap.records import RecordTable
 
 if TYPE_CHECKING:
     from weightmap.source import Source
 
-# A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each record is
-# copied and checked again when it is used.
+# A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each
+# record is copied and checked again when it is used.
 READ_INDEX = 1 << 16
 
 

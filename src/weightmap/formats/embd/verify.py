@@ -18,8 +18,8 @@ from weightmap.formats.embd.layout import (
 )
 from weightmap.formats.embd.metadata import load_metadata
 from weightmap.formats.embd.vocabulary import verify_vocabulary, vocabulary
+from weightmap.records import RecordTable
 from weightmap.source import Source
-from weightmap.table import RecordTable
 
 if TYPE_CHECKING:
     from typing import Any
@@ -54,7 +54,9 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
     _verify_data(run, kernels.crc32(prefix), header, footer, table)
 
 
-def _verify_data(run: Verification, prefix_crc: int, header: Header, footer: tuple[Any, ...], table: RecordTable) -> None:
+def _verify_data(
+    run: Verification, prefix_crc: int, header: Header, footer: tuple[Any, ...], table: RecordTable
+) -> None:
     """Read the data once: its padding and its CRC; the CRC of the file is combined from that of its parts."""
     start, size = header.tensor_data_offset, header.tensor_data_size
     data_crc = position = 0
@@ -77,7 +79,9 @@ def _verify_data(run: Verification, prefix_crc: int, header: Header, footer: tup
         ("CRC-32 of the file", "file_checksum", end - 12, file_crc, footer[1]),
     ):
         if actual != expected:
-            raise ChecksumError(what, field=field, offset=offset, actual=f"{actual:#010x}", expected=f"{expected:#010x}")
+            raise ChecksumError(
+                what, field=field, offset=offset, actual=f"{actual:#010x}", expected=f"{expected:#010x}"
+            )
         run.checked(what)
 
 

@@ -37,7 +37,10 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
     behind, before = start + size - SPECIAL.size, start + VOCAB_HEADER.size
     at = special if start <= special <= behind else start + special
     if at not in (behind, before):
-        what, expected = "vocabulary special_tokens", f"{behind} or {before}: the ids lie behind the tokens or before them"
+        what, expected = (
+            "vocabulary special_tokens",
+            f"{behind} or {before}: the ids lie behind the tokens or before them",
+        )
         raise LayoutError(what, field="special_tokens", offset=start + 8, actual=special, expected=expected)
     first = before if at == behind else before + SPECIAL.size
 
@@ -52,22 +55,31 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
 
 
 def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: int) -> StringTable:
+    """Walk the tokens and return them; what does not fit its section is a `LayoutError`."""
     bounds = np.empty(count + 1, np.uint32)
     walked = kernels.walk_strings(data, count, width, bounds)
     if walked != len(data):
-        what = f"token {-1 - walked} runs past the end of the vocabulary" if walked < 0 else f"the {count} tokens end before the vocabulary does"
+        what = (
+            f"token {-1 - walked} runs past the end of the vocabulary"
+            if walked < 0
+            else f"the {count} tokens end before the vocabulary does"
+        )
         raise LayoutError(what, field="vocabulary", offset=at + max(walked, 0))
     return StringTable(data, bounds, width, "token")
 
 
 def verify_vocabulary(run: Verification, vocab: Vocabulary) -> None:
+    """Check that tokens are UTF-8, and warn of repeated ones and of special ids beyond the last."""
     table = vocab.table
     bad = table.not_utf8()
     if bad >= 0:
         table[bad]  # raises, saying which
     repeated, duplicate, original = table.duplicates()
     if repeated:
-        run.warn(f"{repeated} tokens stand in the vocabulary twice, the first of them {table[duplicate]!r} (ids {original} and {duplicate})")
+        run.warn(
+            f"{repeated} tokens stand in the vocabulary twice, "
+            f"the first of them {table[duplicate]!r} (ids {original} and {duplicate})"
+        )
     beyond = [f"{name} {i}" for name, i in vocab.special_ids.items() if i >= len(vocab)]
     if beyond:
         run.warn(f"special ids are not below the number of tokens, {len(vocab)}: {', '.join(beyond)}")

@@ -90,13 +90,32 @@ def _plan_spec(request: Request) -> Plan:
         offset = -(-end // ALIGNMENT) * ALIGNMENT
         end = offset + tensor.nbytes
         shape = (*tensor.shape, 0, 0, 0)[:4]
-        descriptors.append(DESCRIPTOR.pack(digest, _CODES[tensor.dtype.name], len(tensor.shape), len(name), *shape, offset))
+        descriptors.append(
+            DESCRIPTOR.pack(digest, _CODES[tensor.dtype.name], len(tensor.shape), len(name), *shape, offset)
+        )
     size = data_offset + end + FOOTER.size
     flags = TENSORS_ALIGNED | (VOCAB_EMBEDDED if vocab else 0) | (CHECKSUM_ENABLED if request.checksums else 0)
-    sections = (HEADER.size, len(metadata), vocab_offset if vocab else 0, len(vocab), index_offset, len(names), data_offset)
+    sections = (
+        HEADER.size,
+        len(metadata),
+        vocab_offset if vocab else 0,
+        len(vocab),
+        index_offset,
+        len(names),
+        data_offset,
+    )
     fields = (MAGIC, 1, 0, flags, *sections, end, size)
     checksum = kernels.crc32(HEADER.pack(*fields, 0, 0)[:56])
-    prefix = b"".join((HEADER.pack(*fields, checksum, 0), metadata, bytes(vocab), *descriptors, *names, bytes(data_offset - index_end)))
+    prefix = b"".join(
+        (
+            HEADER.pack(*fields, checksum, 0),
+            metadata,
+            bytes(vocab),
+            *descriptors,
+            *names,
+            bytes(data_offset - index_end),
+        )
+    )
     return Plan(size, lambda sink: _write_spec(sink, prefix, request, end))
 
 
@@ -121,7 +140,9 @@ def _encode_metadata(request: Request, reasons: list[str]) -> bytes:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         raw_key, raw_value = _utf8(key, U16_MAX), _utf8(text, U16_MAX)
         if raw_key is None or raw_value is None:
-            reasons.append(f"metadata {str(key)[:80]!r}: keys and values must be strings of at most 65535 bytes of UTF-8")
+            reasons.append(
+                f"metadata {str(key)[:80]!r}: keys and values must be strings of at most 65535 bytes of UTF-8"
+            )
             continue
         entries.append(struct.pack("<2H", len(raw_key), len(raw_value)) + raw_key + raw_value)
     total = sum(map(len, entries))
@@ -189,7 +210,11 @@ def _plan_simple(request: Request) -> Plan:
 
 def _simple_head(tensor: Payload) -> bytes:
     name = tensor.name.encode()
-    return struct.pack("<I", len(name)) + name + struct.pack(f"<{1 + len(tensor.shape)}I", len(tensor.shape), *tensor.shape)
+    return (
+        struct.pack("<I", len(name))
+        + name
+        + struct.pack(f"<{1 + len(tensor.shape)}I", len(tensor.shape), *tensor.shape)
+    )
 
 
 def _write_simple(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[Payload], end: bytes) -> None:

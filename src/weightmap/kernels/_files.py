@@ -1,0 +1,36 @@
+"""Mapping of files in C, and noticing that they changed. Used by weightmap.source."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from weightmap.kernels._native import NULL, ffi, from_buffer, lib
+
+
+def map_file(fd: int, size: int, *, cow: bool) -> Any:
+    """Map `size` bytes of a file; return a writable buffer that unmaps when its last user is gone. Raises OSError."""
+    error = ffi.new("int *")
+    address = lib.wm_map(fd, size, cow, error)
+    if address == NULL:
+        raise OSError(error[0], os.strerror(error[0]))
+    return ffi.buffer(ffi.gc(address, partial(_unmap, size=size)), size)
+
+
+def _unmap(address: Any, size: int) -> None:
+    lib.wm_unmap(address, size)
+
+
+def will_need(memory: Any, offset: int, size: int) -> None:
+    """Ask the kernel for these pages of a mapping. A refusal does not matter: it is advice."""
+    buffer = from_buffer("uint8_t[]", memory)
+    lib.wm_will_need(buffer, len(buffer), offset, size)
+
+
+def stamp(fd: int, size: int, mtime_ns: int) -> Any:
+    """Return what `unchanged` compares a file with."""
+    return ffi.new("wm_stamp *", (fd, size, mtime_ns))
+
+
+unchanged = lib.wm_unchanged

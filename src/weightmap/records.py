@@ -1,0 +1,126 @@
+"""The tensor index of EMBD as a table that stays where it lies."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.strings import StringTable
+from weightmap.table import Row, Rules, Table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["RecordTable"]
+
+
+class RecordTable(Table):
+    """A table of EMBD's fixed-size descriptors, left where they lie.
+
+    Parameters
+    ----------
+    index : bytes or ndarray of uint8
+        `count` records of 32 bytes: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then
+        the names, back to back in the order of the records; and perhaps padding.
+    count : int
+    start : int
+        Where the index lies in the file, for messages.
+    rules : Rules
+    """
+
+    __slots__ = ("_index", "_looked", "_start", "names_size")
+
+    RECORD = struct.Struct("<I2BH4IQ")
+    _LENGTH_AT = 6
+
+    def __init__(self, index: bytes | NDArray[np.uint8], count: int, start: int, rules: Rules) -> None:
+        super().__init__(count, rules)
+        self._index = index
+        self._start = start
+        self._looked = False
+        self.names_size = 0
+
+    def _load_names(self) -> StringTable:
+        count, size = self._count, self.RECORD.size
+        bounds = np.zeros(count + 1, np.uint32)
+        if not count:  # no array has a stride over no memory
+            return StringTable(b"", bounds, 0, "tensor name")
+        lengths = np.ndarray((count,), "<u2", self._index, self._LENGTH_AT, (size,))
+        np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
+        names = self._index[count * size :]
+        if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
+            self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], count, 0, int(bounds[-1]), len(names)))
+        return StringTable(names, bounds, 0, "tensor name")
+
+    def find(self, name: object) -> int:
+        """Return the row of the tensor called `name`, or -1.
+
+        The first look-up walks the stored hashes, which costs a fraction of building an index; the second builds the
+        index.
+        """
+        finder = self._finder
+        if finder is not None:
+            return finder(name)
+        if self._looked or not isinstance(name, str):
+            return super().find(name)
+        self._looked = True
+        return kernels.records_find(self._index, self._count, name.encode(errors="surrogatepass"))
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index, i * 32)
+        rules = self.rules
+        # The usual cases, written out: this is most of what a look-up costs.
+        if ndim == 2:
+            shape: tuple[int, ...] = (a, b)
+            size = a * b
+        elif ndim == 1:
+            shape = (a,)
+            size = a
+        else:
+            shape = (a, b, c, d)[:ndim]
+            size = math.prod(shape)
+        if not 1 <= ndim <= 4:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, ndim, 0))
+        dtype = self._dtype(code, i)
+        size = size * dtype.bits >> 3
+        if offset > rules.data_size - size:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + size, rules.data_size))
+        return _new_row(Row, (dtype, shape, rules.base + offset, size))
+
+    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
+        size = self.RECORD.size
+        # A copy: what is checked is what is used.
+        copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
+        ndims = copied["ndim"]
+        if ndims.min() < self.rules.min_ndim or ndims.max() > self.rules.max_ndim:
+            for i in range(first, last):
+                self.row(i)  # raises, saying which
+        return copied["dtype"], ndims, copied["dims"], copied["offset"]
+
+    def position(self, row: int) -> int | None:
+        """Return where the record lies in the file."""
+        return self._start + row * self.RECORD.size if row < self._count else None
+
+    def check(self) -> None:
+        """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
+        rules = self.rules
+        self.names_size, fault = kernels.records_check(
+            self._index, self._count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
+        )
+        if fault is None:
+            return
+        if fault.code != kernels.FAULTS["NAME_FLOOD"]:
+            self.fail(fault)
+        self.check_names()
+
+
+_RECORD_DTYPE = np.dtype(
+    [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")]
+)
+_unpack_record = RecordTable.RECORD.unpack_from
+_new_row = tuple.__new__
