@@ -160,6 +160,19 @@ def test_shards_outside_the_directory_are_never_opened(index: Path, name: str) -
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "sub/other.index.json", "sub", "up"])
+def test_shards_that_are_models_of_shards(index: Path, name: str) -> None:
+    """A shard is a file of tensors: an index, or a directory, that names itself is a LayoutError and not a long walk."""
+    (index.parent / "sub").mkdir()
+    (index.parent / "sub" / "other.index.json").write_text('{"weight_map": {"a": "x"}}')
+    (index.parent / "up").symlink_to(".")
+    index.write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(wm.LayoutError, match="name of a shard") as caught:
+        wm.open(index)
+    assert caught.value.path == str(index)
+    assert caught.value.field == "weight_map"
+
+
 def test_shards_in_a_subdirectory(tmp_path: Path) -> None:
     """A relative name inside the directory is fine."""
     (tmp_path / "sub").mkdir()

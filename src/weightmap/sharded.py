@@ -75,7 +75,11 @@ def open_sharded(path: str, options: dict[str, Any]) -> TensorFile:
     finally:
         source.close()
     if options["verify"] == "full":
-        file.verify()
+        try:
+            file.verify()
+        except BaseException:
+            file.close()
+            raise
     return file
 
 
@@ -150,6 +154,10 @@ class ShardedTensorFile(TensorFile):
         # verify="full" verifies the model as a whole, once it is open.
         options = {**options, "verify": "none" if options["verify"] == "none" else "header"}
         path = os.path.join(folder, name)
+        # Both would be opened as models of shards again, and could name themselves.
+        if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
+            what = "name of a shard"
+            raise LayoutError(what, field="weight_map", actual=repr(name), expected="a file of tensors")
         try:
             return open_file(path, **options)
         except FileNotFoundError:
