@@ -266,6 +266,28 @@ def test_metadata_that_lies(section: bytes) -> None:
         wm.open(memoryview(data)).verify()
 
 
+def colliding_keys(count: int) -> list[str]:
+    """Keys whose FNV-1a hashes lead to one and the same slot of a table of up to 256 slots."""
+    keys, number = [], 0
+    while len(keys) < count:
+        key = f"key{number}"
+        number += 1
+        if embd.fnv1a32(key.encode()) * 0x9E3779B97F4A7C15 % 2**64 >> 56 == 0:
+            keys.append(key)
+    return keys
+
+
+def test_metadata_whose_hashes_collide() -> None:
+    """Keys made to collide are told apart all the same, and a key among them that is there twice is still found."""
+    keys = colliding_keys(80)
+    data = draft(metadata=embd.metadata_section((key, key[::-1]) for key in keys)).seal()
+    assert dict(wm.open(memoryview(data)).metadata) == {key: key[::-1] for key in keys}
+    wm.open(memoryview(data)).verify()
+    data = draft(metadata=embd.metadata_section((key, "") for key in [*keys, keys[3]])).seal()
+    with pytest.raises(wm.LayoutError, match="metadata entry 80 has a key"):
+        wm.open(memoryview(data))
+
+
 def vocab(**options: Any) -> Callable[[int], bytes]:
     """A vocabulary section as a function of its offset."""
     return lambda offset: embd.vocab_section(WORDS, offset=offset, **options)

@@ -10,6 +10,7 @@ from weightmap.errors import FormatError, LayoutError, TruncatedError
 from weightmap.formats.embd.layout import PAIR, field_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 
@@ -22,7 +23,15 @@ def check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
         raise field_error(LayoutError, "metadata_size", len(raw), expected)
     count, total = PAIR.unpack_from(raw)
     fault = kernels.pairs_check(raw[PAIR.size :], count)
-    if fault is not None:
+    if fault is not None and fault.code == kernels.FAULTS["NAME_FLOOD"]:
+        # Everything else has been checked. Somebody made the hashes collide, or there are very many keys: Python's dict
+        # tells them apart, with a secret in its hash.
+        keys: set[bytes] = set()
+        for number, (key, _) in enumerate(_pairs(raw)):
+            if key in keys:
+                raise _repeated(number, offset)
+            keys.add(key)
+    elif fault is not None:
         raise _metadata_error(fault, count, raw, offset)
     if total != len(raw) - PAIR.size:
         expected = f"expected {len(raw) - PAIR.size} (at byte {offset + 4})"
@@ -40,18 +49,25 @@ def _metadata_error(fault: kernels.Fault, count: int, raw: bytes, offset: int) -
         expected = f"fewer, or a section longer than {len(raw)} bytes: entry {fault.row} runs past its end"
         what = "metadata entry_count"
         return TruncatedError(what, field="entry_count", offset=offset, actual=count, expected=expected)
-    msg = f"metadata entry {fault.row} has a key that an entry before it has"
+    return _repeated(fault.row, offset)
+
+
+def _repeated(number: int, offset: int) -> FormatError:
+    msg = f"metadata entry {number} has a key that an entry before it has"
     return LayoutError(msg, field="metadata", offset=offset)
+
+
+def _pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield key and value of the entries, whose structure was checked before."""
+    at = PAIR.size
+    while at < len(raw):
+        key, value = struct.unpack_from("<2H", raw, at)
+        middle = at + 4 + key
+        yield raw[at + 4 : middle], raw[middle : middle + value]
+        at = middle + value
 
 
 def load_metadata(raw: bytes, offset: int) -> dict[str, Any]:
     """Return the entries, in file order."""
     check_metadata(raw, offset, [])
-    entries: dict[str, Any] = {}
-    at = PAIR.size
-    while at < len(raw):
-        key, value = struct.unpack_from("<2H", raw, at)
-        middle = at + 4 + key
-        entries[str(raw[at + 4 : middle], "utf-8")] = str(raw[middle : middle + value], "utf-8")
-        at = middle + value
-    return entries
+    return {str(key, "utf-8"): str(value, "utf-8") for key, value in _pairs(raw)}
