@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import guard
+from tests.support import SOURCES
 
 from weightmap import kernels
 
@@ -217,7 +218,7 @@ except RuntimeError:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its memory as Linux does")
 def test_no_threads_to_be_had() -> None:
     """Where no thread can be started, as there is no memory for its stack, the caller does all the work."""
-    env = os.environ | {"PYTHONPATH": str(Path(kernels.__file__).parent.parent)}
+    env = os.environ | {"PYTHONPATH": SOURCES}
     done = subprocess.run([sys.executable, "-c", NO_THREADS], check=True, capture_output=True, text=True, env=env)
     assert done.stdout == "True\n"
 

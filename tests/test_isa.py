@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tests.support import SOURCES
 
 from weightmap import kernels
 
@@ -91,7 +92,7 @@ def test_variants(name: str) -> None:
 def test_the_best_is_chosen_at_import() -> None:
     """A fresh process uses the last of the available tiers."""
     code = "from weightmap import kernels; print(kernels.isa(), kernels.available_isas()[-1])"
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(kernels.__file__).parent.parent)])}
+    env = os.environ | {"PYTHONPATH": SOURCES}
     out = subprocess.run(
         [sys.executable, "-c", code],
         check=True,
