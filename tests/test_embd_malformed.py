@@ -456,3 +456,13 @@ def test_no_descriptor_value_whatever_does_harm(field: str, value: int) -> None:
     width = {"B": 1, "H": 2, "I": 4, "Q": 8}[embd.DESCRIPTOR_FIELDS[field][1]]
     for number in range(3):
         survives(draft().descriptor(number, **{field: value % 2 ** (8 * width)}).seal())
+
+
+def test_an_empty_record_of_large_dimensions_is_refused_when_it_is_used() -> None:
+    """With verify="none" a record of no bytes whose other dimensions overflow is a LayoutError, not one of numpy."""
+    data = draft().descriptor(0, shape0=0, shape1=FULL, shape2=FULL, ndim=3).seal()
+    f = wm.open(memoryview(data), verify="none")
+    for use in (lambda: f["a"], lambda: list(f.values()), lambda: f.read("a")):
+        with pytest.raises(wm.LayoutError, match="product of its shape") as caught:
+            use()
+        assert (caught.value.path, caught.value.format) == ("<memoryview>", "embd")

@@ -280,3 +280,31 @@ def test_escaped_names_are_one_with_their_text() -> None:
     with wm.open(memoryview(st.raw(header, b"\7"))) as f:
         assert list(f) == ["日🌎\n/"]
         assert f["日🌎\n/"].tolist() == [7]
+
+
+# ------------------------------------------------------------------------------------------------- what numpy refuses
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [([0, 2**62, 2**62], b""), ([2**64 - 1, 0], b""), ([0, 2**62], b""), ([1] * 65, bytes(4)), ([1] * 255, bytes(4))],
+    ids=["product", "dimension", "bytes", "65 dimensions", "255 dimensions"],
+)
+def test_shapes_that_numpy_refuses(shape: list[int], data: bytes) -> None:
+    """A shape that no array can have is an error of ours with path and format, with verify="none" at its first use."""
+    header = dumps({"w": st.entry("F32", shape, 0, len(data))})
+    with pytest.raises(wm.FormatError):
+        wm.open(st.raw(header, data))
+    f = wm.open(st.raw(header, data), verify="none")
+    for use in (lambda: f["w"], lambda: list(f.values()), lambda: f.read("w"), lambda: f.info("w"), f.infos):
+        with pytest.raises(wm.FormatError) as caught:
+            use()
+        assert (caught.value.path, caught.value.format) == ("<bytes>", "safetensors")
+
+
+def test_many_empty_tensors_of_large_dimensions() -> None:
+    """Empty tensors whose dimensions are near the limit of numpy are read, alone and all together."""
+    shape = (0, 2**57)
+    f = wm.open(st.raw(dumps({f"w{i}": st.entry("F32", list(shape), 0, 0) for i in range(9)})))
+    assert f["w0"].shape == shape
+    assert [array.shape for array in f.values()] == [shape] * 9

@@ -162,7 +162,7 @@ def test_shards_outside_the_directory_are_never_opened(index: Path, name: str) -
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "sub/other.index.json", "sub", "up"])
 def test_shards_that_are_models_of_shards(index: Path, name: str) -> None:
-    """A shard is a file of tensors: an index, or a directory, that names itself is a LayoutError and not a long walk."""
+    """A shard is a file of tensors. An index or a directory is a LayoutError: it could name itself without end."""
     (index.parent / "sub").mkdir()
     (index.parent / "sub" / "other.index.json").write_text('{"weight_map": {"a": "x"}}')
     (index.parent / "up").symlink_to(".")

@@ -180,17 +180,18 @@ class TensorFile(Mapping[str, Any]):
         """Yield all tensors."""
         self.check_unchanged()
         source = self._source
-        for dtype, shape, offset, nbytes, count, step in self._table.runs():
-            try:
+        try:
+            for dtype, shape, offset, nbytes, count, step in self._table.runs():
                 stored = dtype.numpy or numpy_dtype(dtype)
-            except TensorFileError as error:
-                raise error.located(path=source.name, format=self.format) from None
-            if count >= _RUN and shape:
-                # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a fifth.
-                yield from source.array_of(count, step, stored, shape, offset, nbytes)
-            else:
-                for k in range(count):
-                    yield source.array(stored, shape, offset + k * step, nbytes)
+                if count >= _RUN and shape and nbytes:
+                    # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a
+                    # fifth. (Not of empty ones: the dimensions of all together may be more than numpy can count.)
+                    yield from source.array_of(count, step, stored, shape, offset, nbytes)
+                else:
+                    for k in range(count):
+                        yield source.array(stored, shape, offset + k * step, nbytes)
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
 
     def _check_open(self) -> None:
         if self._source.closed:

@@ -87,6 +87,8 @@ class RecordTable(Table):
         if not 1 <= ndim <= 4:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, ndim, 0))
         dtype = self._dtype(code, i)
+        if not size:
+            self._check_shape(i, shape, dtype)
         size = size * dtype.bits >> 3
         if offset > rules.data_size - size:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + size, rules.data_size))

@@ -140,12 +140,16 @@ class Table:
         self._names: StringTable | None = None
         self._finder: Callable[[object], int] | None = None
 
-    # Each kind supplies these three.
+    # Each kind supplies these, and `check`.
     def _load_names(self) -> StringTable:
         raise NotImplementedError
 
-    def _raw(self, row: int) -> tuple[int, tuple[int, ...], int]:
-        """Return dtype code, shape and relative offset of a row, unchecked."""
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        raise NotImplementedError
+
+    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
+        """Return columns of rows first to last - 1, copied: codes, ndims, dims (padded with 0), offsets."""
         raise NotImplementedError
 
     def position(self, row: int) -> int | None:
@@ -171,20 +175,6 @@ class Table:
             finder = self._finder = self.names.finder
         return finder(name)
 
-    def row(self, i: int) -> Row:
-        """Return row i, checked."""
-        code, shape, offset = self._raw(i)
-        rules = self.rules
-        dtype = self._dtype(code, i)
-        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
-        if offset > rules.data_size - nbytes or nbytes > _INT64_MAX:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
-        return Row(dtype, shape, rules.base + offset, nbytes)
-
-    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
-        """Return columns of rows first to last - 1, copied: codes, ndims, dims (padded with 0), offsets."""
-        raise NotImplementedError
-
     def runs(self) -> Iterator[Run]:
         """Yield all rows, checked, in file order: at once those of one dtype and shape at equal distances.
 
@@ -207,11 +197,21 @@ class Table:
         rules = self.rules
         dtype = self._dtype(code, i)
         nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
+        if not nbytes or len(shape) > rules.max_ndim:
+            self._check_shape(i, shape, dtype)
         highest = max(offset, last)
         if highest > rules.data_size - nbytes:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, highest + nbytes, rules.data_size))
         step = (last - offset) // (count - 1) if count > 1 else 0
         return dtype, shape, rules.base + offset, nbytes, count, step
+
+    def _check_shape(self, i: int, shape: tuple[int, ...], dtype: DType) -> None:
+        """Refuse what numpy refuses, where the table was not checked as a whole: its errors are not of our tree."""
+        if len(shape) > self.rules.max_ndim:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, len(shape), self.rules.max_ndim))
+        # An empty tensor takes no bytes, and its dimensions other than 0 must still have a product below 2^63.
+        if math.prod(dim or 1 for dim in shape) * dtype.bits > _INT64_MAX:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_OVERFLOW"], i, 0, 0, _INT64_MAX))
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in file order."""
@@ -275,8 +275,17 @@ class ColumnTable(Table):
         columns = self._columns
         return StringTable(columns.text(), columns.array(columns.bounds, self._count + 1, "<u4"), 0, "tensor name")
 
-    def _raw(self, row: int) -> tuple[int, tuple[int, ...], int]:
-        return self._columns.raw(row)
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        code, shape, offset = self._columns.raw(i)
+        rules = self.rules
+        dtype = self._dtype(code, i)
+        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
+        if offset > rules.data_size - nbytes or nbytes > _INT64_MAX:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
+        if not nbytes or len(shape) > rules.max_ndim:
+            self._check_shape(i, shape, dtype)
+        return Row(dtype, shape, rules.base + offset, nbytes)
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         columns, count = self._columns, last - first
