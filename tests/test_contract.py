@@ -22,6 +22,7 @@ from tests import builders
 from tests.support import address, exercise, mappings, run_child, same, survives
 
 import weightmap as wm
+from weightmap import source as sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -271,6 +272,18 @@ def test_close_is_idempotent_and_look_ups_then_fail(example: builders.Example, p
         assert isinstance(caught.value, ValueError)
     with pytest.raises(wm.ClosedError):
         f.verify()
+
+
+@every_example
+def test_a_closed_handle_does_not_claim_that_the_file_had_nothing(example: builders.Example, path: Path) -> None:
+    """What a closed handle no longer knows is a ClosedError with the path, and not a None that says "there is none"."""
+    f = wm.open(path)
+    repr(f.embeddings)  # once it was looked at, the handle has it
+    f.close()
+    for attribute in ("vocab", "config", "tokenizer", "embeddings", "metadata"):
+        with pytest.raises(wm.ClosedError) as caught:
+            getattr(f, attribute)
+        assert caught.value.path == str(path)
 
 
 @every_example
@@ -671,6 +684,37 @@ def test_closing_while_others_read_never_crashes(example: builders.Example, path
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("mode", ["mmap", "copy"])
+def test_a_handle_closed_while_it_maps_or_reads_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Closed by another thread at the moment of the first look-up, a handle lets go of what that look-up brought."""
+    path = tmp_path / "m.weights"
+    wm.save(path, {"w": np.arange(3000, dtype=np.float32)})
+    inner = sources.Source.from_path(str(path), mode)
+    module, function = {"mmap": (sources.kernels, "map_file"), "copy": (sources, "_aligned")}[mode]
+    original = getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *args, **options: (inner.close(), original(*args, **options))[1])
+    with pytest.raises(wm.ClosedError):
+        inner.array(np.dtype("<f4"), (3,), 0, 12)
+    assert not mappings(path)
+
+
+def test_two_first_look_ups_where_nothing_can_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file system cannot map, a look-up that another one overtakes finds the file that was read meanwhile."""
+    path = tmp_path / "m.weights"
+    wm.save(path, {"w": np.arange(3000, dtype=np.float32)})
+    inner = sources.Source.from_path(str(path), "copy")
+    load = sources.Source._load
+
+    def overtaken(self: sources.Source) -> Any:
+        load(self)  # as another thread does it, after this one saw that there was no memory yet
+        return load(self)
+
+    monkeypatch.setattr(sources.Source, "_load", overtaken)
+    assert inner.array(np.dtype("u1"), (4,), 0, 4).tobytes() == b"EMBD"
 
 
 CYCLES = """

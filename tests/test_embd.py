@@ -288,6 +288,18 @@ def vocabulary(tokens: Sequence[str | bytes], **options: Any) -> wm.TensorFile:
     return wm.open(memoryview(embd.Draft([("a", normal((2,)))], vocab=tokens, **options).seal()))
 
 
+def test_errors_of_late_reading_tell_the_file() -> None:
+    """A token that is not UTF-8, or metadata first looked at when it is used, is an error with path and format."""
+    f = vocabulary(["fine", b"\xff"])
+    damaged = embd.metadata_section([("key", b"\xff")])
+    data = embd.Draft([("a", normal((2,)))], metadata=damaged).seal()
+    g = wm.open(memoryview(data), verify="none")
+    for use in (lambda: f.vocab[1], lambda: list(f.vocab), lambda: g.metadata):
+        with pytest.raises(wm.FormatError, match="not UTF-8") as caught:
+            use()
+        assert (caught.value.path, caught.value.format) == ("<memoryview>", "embd")
+
+
 def test_the_vocabulary_is_a_sequence_of_str() -> None:
     """Indexing, negative indexing, slices, len, in, iteration, index and count behave as those of a tuple."""
     tokens = embd.TOKENS

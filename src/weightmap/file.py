@@ -224,7 +224,10 @@ class TensorFile(Mapping[str, Any]):
         """The metadata of the file: a read-only mapping, empty where there is none."""
         metadata = self._metadata
         if metadata is None:
-            metadata = self._metadata = MappingProxyType(self._content.load_metadata())
+            try:
+                metadata = self._metadata = MappingProxyType(self._content.load_metadata())
+            except TensorFileError as error:
+                raise error.located(path=self._source.name, format=self.format) from None
         return metadata
 
     @property
@@ -375,9 +378,8 @@ class TensorFile(Mapping[str, Any]):
         source.close()
         # The table and the vocabulary look into the mapping too.
         self._table = _ClosedTable(source, len(self._table))
-        self._content = Content(
-            self.layout, self._table, load_metadata=source.fail_closed, verify=lambda _: source.fail_closed()
-        )
+        self._content = _ClosedContent(source)
+        self._embeddings = False
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -421,6 +423,18 @@ class _ClosedTable(Table):
         self._source.fail_closed()
 
     find = row = runs = _load_names = _fail  # type: ignore[assignment]
+
+
+class _ClosedContent(Content):
+    """What a closed handle has for a content: a `ClosedError`, for None would say that the file had no such thing."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getattr__(self, _: str) -> NoReturn:
+        self._source.fail_closed()
 
 
 class _Values(ValuesView[Any]):

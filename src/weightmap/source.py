@@ -250,7 +250,10 @@ class Source:
         """Map or read the file. Where a file system cannot map, and the mode was not asked for by name, read."""
         file = self._file
         if file is None:
-            self.fail_closed()
+            octets = self._octets
+            if octets is None:
+                self.fail_closed()
+            return octets  # another thread has read the file in between
         if self.mode != "copy":
             try:
                 octets, memory = self._map(file.number)
@@ -265,11 +268,16 @@ class Source:
                 # In this order: a thread that finds no memory comes here itself.
                 self._memory = memory
                 self._octets = octets
-                return octets
+                return self._loaded(octets)
         if self._limits is not None:
             self._limits.check("max_copy_bytes", self.size, "size of the file to copy")
         octets = self._memory = self._octets = self._read(file.number)
         self._file = None
+        return self._loaded(octets)
+
+    def _loaded(self, octets: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if self.closed:  # by another thread in between: it has let go of what was there then
+            self.close()
         return octets
 
     def _map(self, fd: int) -> tuple[NDArray[np.uint8], Any]:

@@ -41,7 +41,7 @@ class StringTable:
         What a string is called in messages, such as "tensor name".
     """
 
-    __slots__ = ("_bounds", "_data", "_find", "_gap", "_slots", "_what")
+    __slots__ = ("_bounds", "_data", "_find", "_gap", "_slots", "_what", "format", "path")
 
     def __init__(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> None:
         self._data = data
@@ -50,6 +50,9 @@ class StringTable:
         self._what = what
         self._find: Callable[[object], int] | None = None
         self._slots: NDArray[np.uint32] | None = None
+        # Of the file, for messages, where they are known.
+        self.path: str | None = None
+        self.format: str | None = None
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -67,7 +70,7 @@ class StringTable:
             return str(raw, "utf-8")
         except UnicodeDecodeError as error:
             msg = f"{self._what} {i} is not UTF-8: {raw[:40]!r} ({error.reason})"
-            raise FormatError(msg, field=self._what) from None
+            raise FormatError(msg, path=self.path, format=self.format, field=self._what) from None
 
     def __iter__(self) -> Iterator[str]:
         # In pieces: a Python list of a million integers is larger than the strings.
@@ -178,9 +181,11 @@ class Vocabulary(Sequence[str]):
         table = self._table
         if table is None:
             try:
-                table = self._table = self._load()
+                table = self._load()
             except TensorFileError as error:
                 raise error.located(path=self.path, format=self.format) from None
+            table.path, table.format = self.path, self.format
+            self._table = table
         return table
 
     @property
