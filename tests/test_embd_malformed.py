@@ -466,3 +466,12 @@ def test_an_empty_record_of_large_dimensions_is_refused_when_it_is_used() -> Non
         with pytest.raises(wm.LayoutError, match="product of its shape") as caught:
             use()
         assert (caught.value.path, caught.value.format) == ("<memoryview>", "embd")
+
+
+def test_the_names_of_the_simple_layout_are_limited_together() -> None:
+    """Names are kept in memory, so many that are each below the limit are a LimitError when their sum is not."""
+    data = embd.simple([(f"{i}" * 40, normal((2,))) for i in range(5)])
+    assert len(wm.open(memoryview(data), limits=wm.Limits(max_header_bytes=200))) == 5
+    with pytest.raises(wm.LimitError, match="size of all names") as caught:
+        wm.open(memoryview(data), limits=wm.Limits(max_header_bytes=199))
+    assert caught.value.actual == 200

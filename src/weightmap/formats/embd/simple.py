@@ -60,11 +60,13 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     names: list[bytes] = []
     shapes: list[int] = []
     lengths, ndims, offsets, sizes = [0], [0], [], []
+    names_size = 0
     for i in range(count):
-        names.append(
-            reader.take(_bounded(reader, options, f"length of the name of tensor {i}"), f"the name of tensor {i}")
-        )
-        lengths.append(len(names[-1]))
+        length = reader.u32(f"length of the name of tensor {i}")
+        names_size += length  # all names are kept, so it is their sum that the limit is for
+        options.limits.check("max_header_bytes", names_size, "size of all names", offset=reader.position - 4)
+        names.append(reader.take(length, f"the name of tensor {i}"))
+        lengths.append(length)
         ndim = reader.u32(f"the number of dimensions of tensor {i}")
         if not 1 <= ndim <= MAX_NDIM:
             what = f"number of dimensions of tensor {i}"
@@ -111,12 +113,6 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
             verify_vocabulary(run, vocab)
 
     return Content("simple", table, load_metadata=dict, verify=verify, vocab=vocab, warnings=warnings)
-
-
-def _bounded(reader: _Reader, options: Options, what: str) -> int:
-    length = reader.u32(what)
-    options.limits.check("max_header_bytes", length, what, offset=reader.position - 4)
-    return length
 
 
 def _simple_vocabulary(reader: _Reader, options: Options) -> Vocabulary | None:
