@@ -16,6 +16,7 @@ from tests.builders import safetensors as st
 from tests.support import exercise, same
 
 import weightmap as wm
+from weightmap.formats import safetensors as safetensors_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,6 +281,15 @@ def test_escaped_names_are_one_with_their_text() -> None:
     with wm.open(memoryview(st.raw(header, b"\7"))) as f:
         assert list(f) == ["日🌎\n/"]
         assert f["日🌎\n/"].tolist() == [7]
+
+
+def test_large_metadata_is_forgotten_with_its_file() -> None:
+    """Small metadata, which many files share, is remembered after its file is gone; a megabyte of it is not."""
+    kept = safetensors_format._metadata.cache_info().currsize
+    text = "x" * 2**20
+    f = wm.open(st.raw(dumps({"__metadata__": {"key": text}})))
+    assert f.metadata == {"key": text}
+    assert safetensors_format._metadata.cache_info().currsize == kept
 
 
 # ------------------------------------------------------------------------------------------------- what numpy refuses

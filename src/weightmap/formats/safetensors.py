@@ -72,6 +72,8 @@ _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
 _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
 _LENGTH = struct.Struct("<Q")
 MAX_HEADER = 100_000_000
+# Metadata of at most this many bytes is worth remembering, and costs little memory.
+_REMEMBERED = 4096
 
 
 def sniff(head: bytes, size: int) -> bool:
@@ -113,7 +115,9 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         table.check()
     metadata = {}
     if found.metadata_begin:
-        metadata = _metadata(header[found.metadata_begin : found.metadata_end], _LENGTH.size + found.metadata_begin)
+        raw = header[found.metadata_begin : found.metadata_end]
+        parsed = _metadata if len(raw) <= _REMEMBERED else _metadata.__wrapped__
+        metadata = parsed(raw, _LENGTH.size + found.metadata_begin)
     seal = kernels.crc32(header)  # the header itself need not be kept
 
     def verify(run: Verification) -> None:
