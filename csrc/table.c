@@ -345,7 +345,8 @@ int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *
     enum { FEW = 64 };
     uint32_t few[2 * FEW + 1 + FEW], *start = few;
     if (count > len / 4 || len >= UINT32_MAX) return wm_fail(fault, WM_FAULT_NAME_RANGE, len / 4, len, count, len / 4);
-    if (count > FEW && !(start = malloc((3 * count + 1) * sizeof *start))) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, count, 0);
+    if (count > FEW && !(start = malloc((3 * count + 1) * sizeof *start)))
+        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, (3 * count + 1) * sizeof *start, 0);
     int result = -1;
     uint64_t pos = 0;
     for (uint64_t i = 0; i < count; i++) {

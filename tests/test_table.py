@@ -8,6 +8,8 @@ import struct
 import pytest
 
 from weightmap import kernels
+from weightmap._kernels import ffi, lib
+from weightmap.kernels import _tables
 
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])
@@ -230,3 +232,10 @@ def test_find_walks_the_stored_hashes():
     lying = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
     assert kernels.records_find(lying, len(rows), b"costarring") == -1
     assert kernels.records_find(lying[:63], 2, b"liquid") == -1
+
+
+def test_no_memory_is_no_fault_of_the_file():
+    """When C finds no memory for its own table, that is a MemoryError, and the file is not called damaged."""
+    fault = ffi.new("wm_fault *", {"code": lib.WM_FAULT_MEMORY, "actual": 4096})
+    with pytest.raises(MemoryError, match="4096 bytes"):
+        _tables._fault(fault)

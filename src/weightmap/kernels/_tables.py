@@ -36,6 +36,9 @@ FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib
 
 
 def _fault(fault: Any) -> Fault:
+    if fault.code == lib.WM_FAULT_MEMORY:  # nothing that the file could help
+        msg = f"no memory for a table of {fault.actual} bytes"
+        raise MemoryError(msg)
     return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)
 
 
