@@ -1,7 +1,7 @@
 /* Mapping a file, and noticing that it changed.
  *
- * Python's mmap module duplicates the descriptor of every file that it maps (until 3.13), so a thousand shards need a thousand
- * descriptors more, and cannot map without reserving swap. This maps with one system call and keeps nothing.
+ * Python's mmap module duplicates the descriptor of every file that it maps (until 3.13), so a thousand shards need a
+ * thousand descriptors more, and cannot map without reserving swap. This maps with one system call and keeps nothing.
  */
 #if !defined(_WIN32)
 #define _GNU_SOURCE

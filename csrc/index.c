@@ -29,12 +29,6 @@ enum { LINE = 16, PROBES_MOST = 16 * LINE, COMPARES_MOST = 64, CHUNK = 1024, AHE
 #define FREE 0xFFFFFFFFu
 #define GOLDEN 0x9E3779B9u
 
-#if defined(__GNUC__)
-#define PREFETCH(address) __builtin_prefetch(address)
-#else
-#define PREFETCH(address) ((void)(address))
-#endif
-
 typedef struct {
     const uint8_t *data;
     uint64_t len;

@@ -43,6 +43,13 @@ static inline uint32_t load_le32(const uint8_t *p) { uint32_t v; memcpy(&v, p, s
 static inline uint64_t load_le64(const uint8_t *p) { uint64_t v; memcpy(&v, p, sizeof v); return v; }
 #endif
 
+/* Asks for a line of memory that will be needed soon. */
+#if defined(__GNUC__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
+
 /* Fills *fault (when there is one) and returns -1, so that a check is one line: return wm_fail(...). */
 static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t at, uint64_t actual,
                           uint64_t expected) {

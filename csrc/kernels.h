@@ -38,7 +38,7 @@ uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
 
 /* Adds the built-in function crc32(data, value=0, *, threads=1) to the module weightmap._kernels: the one that is worth
  * a glue of its own, since for short inputs the call is the cost. It alone touches Python. To be called once, by
- * kernels.py; the text of the documentation, signature first, must stay. 0, or -1. */
+ * weightmap.kernels; the text of the documentation, signature first, must stay. 0, or -1. */
 int wm_python_functions(const char *crc32_doc);
 
 /* --------------------------------------------------------------------------------------------------- FNV-1a */
@@ -59,10 +59,6 @@ int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *
  * not NULL it has count + 1 entries and is filled as above with gap = width (needs len + width < 2^32: strings past that
  * do not fit). Returns the number of bytes walked, or -1 - i when string i does not fit. */
 int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds);
-/* Walks `count` pairs "u16 klen, u16 vlen, key, value". When bounds is not NULL it has 2*count + 1 entries: key i
- * begins at bounds[2i], its value at bounds[2i+1], and bounds[2*count] = end + 4: a value ends 4 bytes before the next
- * key begins (needs len + 4 < 2^32). Returns bytes walked, or -1 - i. */
-int64_t wm_walk_pairs(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds);
 /* Strict UTF-8 (no overlong forms, no surrogates, at most U+10FFFF) of each of the n strings by itself. Returns -1, or
  * the number of the first string that is not UTF-8 or whose bounds do not lie in data in rising order. */
 int64_t wm_utf8_strings(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap);
@@ -145,7 +141,7 @@ enum {
  * index into the list of dtype names below; its dimensions are dims[dim_bounds[i], dim_bounds[i+1]); begin[i] and end[i]
  * are its data_offsets. Keys of a tensor's object may come in any order, each once. "__metadata__" is stepped over (its
  * JSON syntax checked, nesting bounded) and its span given, for Python to parse. Duplicate tensor names are not looked
- * for here (see wm_index_build).
+ * for here (see wm_columns_check).
  *
  * `dtypes` holds the known names, n_dtypes of them, each in a field of 16 bytes padded with zero bytes.
  * Capacities: names `len` bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap. A tensor takes at
@@ -164,54 +160,29 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
                         uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
- * A table of n tensors by columns that may be strided, so that the fixed-size descriptors of a mapped file are a table as
- * they lie. Value i of a column is little-endian at data[i * stride]; `len` bytes are there from `data` on.
+ * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes
+ * without overflow, range within the data, alignment, rising order without overlap, holes of at most max_gap bytes;
+ * with `lax` not 0 order, overlap and holes are not looked at. `bits` has the bits of one element for each of n_dtypes
+ * dtype codes, 0 for no such code.
  */
-typedef struct {
-    const uint8_t *data;
-    uint64_t len, stride;
-} wm_column;
-typedef struct {
-    uint64_t n;
-    wm_column dtype;       /* u8: index into bits */
-    wm_column ndim;        /* u8; used when dim_bounds is NULL */
-    wm_column dims;        /* max_ndim values of dims_width bytes each; or, with dim_bounds, u64 values at stride 8 */
-    int32_t dims_width;    /* 4 or 8 */
-    const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
-    wm_column offset;      /* u64, relative to the data */
-    wm_column end;         /* u64, declared end, relative to the data; data NULL when not declared */
-    const uint8_t *bits;   /* bits of one element for each dtype code; 0: no such code */
-    uint64_t n_dtypes;
-    uint64_t min_ndim, max_ndim;
-    uint64_t data_size;
-    uint64_t alignment;    /* a power of two; every offset must be a multiple; 1 for none */
-    uint64_t max_gap;      /* bytes of padding allowed before a tensor and after the last: 0 back to back */
-    int32_t lax;           /* not 0: order, overlap and holes are not looked at */
-} wm_table;
-/* Checks every row: dtype known, ndim within bounds, unused dimensions 0, bytes without overflow, range within the data,
- * alignment, rising order without overlap, holes of at most max_gap bytes. Returns 0, or -1 with *fault filled. */
-int wm_table_check(const wm_table *table, wm_fault *fault);
-/* Checks n names that lie back to back from names[0] on, their u16 lengths in one column and their FNV-1a 32 hashes in
- * another: each within names[0, len), UTF-8, hashed right, and unique. *used is the bytes that they take. Returns 0, or -1
- * with *fault filled. */
-int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
-                   uint64_t *used, wm_fault *fault);
-/* Checks a table whose columns are arrays (see wm_safetensors_scan), and its names, which are names[bounds[i], bounds[i+1]):
- * every row as wm_table_check does, names unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
+/* Checks n tensors by columns as wm_safetensors_scan fills them, and that their names, names[bounds[i], bounds[i+1]), are
+ * unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
 int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
                      const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
                      const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
                      uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault);
-/* Both checks at once for an index as EMBD has it: n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
- * 4 x u32 shape, u64 offset), then their names, in index[0, len). */
+/* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
+ * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Every offset is a multiple
+ * of `alignment`, a power of two. *used is the bytes that the names take. Returns 0, or -1 with *fault filled. */
 int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
                      uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault);
 /* The first record of such an index whose stored hash, length and name are those of `name`, by one pass; or -1. */
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
 /* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end
  * where data ends. Returns 0, or -1 with *fault: NAME_RANGE (row: the pair that does not fit, or count when bytes are
- * left, at: where), NAME_UTF8, NAME_DUPLICATE. */
+ * left, at: where), NAME_UTF8, NAME_DUPLICATE, NAME_FLOOD (all but the uniqueness of the keys has been checked), MEMORY. */
 int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault);
+
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd: read-only and shared, or private and writable when `cow` is not 0. Keeps no
  * descriptor. Returns the address, or NULL with an errno in *error (ENOSYS on systems without mmap). */

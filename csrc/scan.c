@@ -40,23 +40,3 @@ int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int w
     if (bounds) bounds[count] = (uint32_t)(pos + gap);
     return (int64_t)pos;
 }
-
-int64_t wm_walk_pairs(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds) {
-    enum { PREFIX = 4 };
-    uint64_t pos = 0;
-    len = reach(len, PREFIX, bounds);
-    for (uint64_t i = 0; i < count; i++) {
-        if (len - pos < PREFIX) return -1 - (int64_t)i;
-        uint32_t lengths = read_once(load_le32(data + pos));
-        uint32_t key = lengths & 0xFFFF, value = lengths >> 16;
-        pos += PREFIX;
-        if (key + value > len - pos) return -1 - (int64_t)i; /* two u16: their sum does not wrap */
-        if (bounds) {
-            bounds[2 * i] = (uint32_t)pos;
-            bounds[2 * i + 1] = (uint32_t)(pos + key);
-        }
-        pos += key + value;
-    }
-    if (bounds) bounds[2 * count] = (uint32_t)(pos + PREFIX);
-    return (int64_t)pos;
-}

@@ -22,6 +22,29 @@
 
 #define LIMIT ((uint64_t)INT64_MAX)
 
+/* Value i of a column is little-endian at data[i * stride]; `len` bytes are there from `data` on. */
+typedef struct {
+    const uint8_t *data;
+    uint64_t len, stride;
+} column;
+
+typedef struct {
+    uint64_t n;
+    column dtype;               /* u8: index into bits */
+    column ndim;                /* u8; used when dim_bounds is NULL */
+    column dims;                /* max_ndim values of u32; or, with dim_bounds, u64 values at stride 8 */
+    const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
+    column offset;              /* u64, relative to the data */
+    column end;                 /* u64, declared end, relative to the data; data NULL when not declared */
+    const uint8_t *bits;        /* bits of one element for each dtype code; 0: no such code */
+    uint64_t n_dtypes;
+    uint64_t min_ndim, max_ndim;
+    uint64_t data_size;
+    uint64_t alignment; /* a power of two; every offset must be a multiple; 1 for none */
+    uint64_t max_gap;   /* bytes of padding allowed before a tensor and after the last: 0 back to back */
+    int lax;            /* not 0: order, overlap and holes are not looked at */
+} table;
+
 /* a * b for products that must stay below 2^63. Returns 0 when they do not. A division would say so too, and would be most
  * of what checking a row costs. */
 static inline int mul(uint64_t a, uint64_t b, uint64_t *product) {
@@ -35,20 +58,19 @@ static inline int mul(uint64_t a, uint64_t b, uint64_t *product) {
 }
 
 /* 1 when a column really holds n values of `width` bytes. */
-static int holds(const wm_column *c, uint64_t n, uint64_t width) {
+static int holds(const column *c, uint64_t n, uint64_t width) {
     if (n == 0) return 1;
     if (c->len < width) return 0;
     return n == 1 || (c->stride != 0 && n - 1 <= (c->len - width) / c->stride);
 }
 
-static inline uint64_t load_dim(const wm_table *t, uint64_t row, uint64_t k, uint64_t first) {
+static inline uint64_t load_dim(const table *t, uint64_t row, uint64_t k, uint64_t first) {
     if (t->dim_bounds) return load_le64(t->dims.data + 8 * (first + k));
-    const uint8_t *p = t->dims.data + row * t->dims.stride + k * (uint64_t)t->dims_width;
-    return t->dims_width == 4 ? load_le32(p) : load_le64(p);
+    return load_le32(t->dims.data + row * t->dims.stride + 4 * k);
 }
 
 /* Bytes of row's tensor by its shape and dtype. */
-static int shape_bytes(const wm_table *t, uint64_t row, uint64_t *nbytes, wm_fault *fault) {
+static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault *fault) {
     uint8_t code = t->dtype.data[row * t->dtype.stride];
     uint64_t bits = code < t->n_dtypes ? t->bits[code] : 0;
     if (bits == 0) return wm_fail(fault, WM_FAULT_TABLE_DTYPE, row, 0, code, t->n_dtypes);
@@ -86,7 +108,7 @@ static int shape_bytes(const wm_table *t, uint64_t row, uint64_t *nbytes, wm_fau
 
 /* The same for rows of up to four dimensions of 32 bits in a row of their own, none of which is 0: nearly all rows of such
  * tables. Returns 0 when it is not so simple, and the function above has to look. */
-static inline int simple_bytes(const wm_table *t, uint64_t row, uint64_t *nbytes) {
+static inline int simple_bytes(const table *t, uint64_t row, uint64_t *nbytes) {
     const uint8_t *p = t->dims.data + row * t->dims.stride;
     uint64_t ndim = t->ndim.data[row * t->ndim.stride], code = t->dtype.data[row * t->dtype.stride];
     uint64_t d0 = load_le32(p), d1 = load_le32(p + 4), d2 = load_le32(p + 8), d3 = load_le32(p + 12);
@@ -102,16 +124,17 @@ static inline int simple_bytes(const wm_table *t, uint64_t row, uint64_t *nbytes
     return 1;
 }
 
-int wm_table_check(const wm_table *given, wm_fault *fault) {
-    const wm_table table = *given, *t = &table; /* a copy: the compiler sees that nothing changes it */
+/* Checks every row. Returns 0, or -1 with *fault filled. */
+static int check_table(const table *given, wm_fault *fault) {
+    const table copy = *given, *t = &copy; /* the compiler sees that nothing changes it */
     if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->end.data && !holds(&t->end, t->n, 8)) ||
         (!t->dim_bounds && (t->max_ndim > 255 || !holds(&t->ndim, t->n, 1) ||
-                            !holds(&t->dims, t->n, t->max_ndim * (uint64_t)t->dims_width))))
+                            !holds(&t->dims, t->n, 4 * t->max_ndim))))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
     /* A remainder by a power of two is a mask; alignments are nothing else. */
     const uint64_t low = t->alignment ? t->alignment - 1 : 0;
     if (t->alignment & low) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, t->alignment, 0);
-    const int lax = t->lax, simple = !t->dim_bounds && t->dims_width == 4 && t->max_ndim == 4 && t->min_ndim == 1;
+    const int lax = t->lax, simple = !t->dim_bounds && t->max_ndim == 4 && t->min_ndim == 1;
     uint64_t previous = 0; /* where the tensor before this one ended */
     for (uint64_t row = 0; row < t->n; row++) {
         uint64_t nbytes, offset = load_le64(t->offset.data + row * t->offset.stride);
@@ -139,11 +162,14 @@ int wm_table_check(const wm_table *given, wm_fault *fault) {
  * to the stack, the chunk's names are hashed as one batch and compared with the stored hashes. A table of row numbers by
  * hash then finds duplicates; it is thrown away, so an open file keeps nothing per tensor.
  */
-enum { CHUNK = 1024, PROBES = 64 };
+enum { CHUNK = 1024, PROBES = 64, AHEAD = 16 };
 
-static uint16_t name_length(const wm_column *lengths, uint64_t row) {
+static uint16_t name_length(const column *lengths, uint64_t row) {
     return load_le16(lengths->data + row * lengths->stride);
 }
+
+/* The top bits of the hash times 2^64 divided by the golden ratio: they depend on all bits of the hash. */
+static inline uint64_t home_slot(uint32_t hash, int shift) { return hash * UINT64_C(0x9E3779B97F4A7C15) >> shift; }
 
 /* Duplicates among names: name i is names[position[step * i], position[step * i + 1]). Lengths are not read again from the
  * file, which may be changing underneath. */
@@ -159,8 +185,8 @@ static int find_duplicates(const uint8_t *names, uint64_t n, const uint32_t *has
     int shift = 64;
     for (uint64_t c = capacity; c > 1; c /= 2) shift--;
     for (uint64_t row = 0; row < n && result == 0; row++) {
-        if (row + 16 < n) __builtin_prefetch(&slots[hash[row + 16] * 0x9E3779B97F4A7C15u >> shift], 1);
-        uint64_t slot = hash[row] * 0x9E3779B97F4A7C15u >> shift;
+        if (row + AHEAD < n) PREFETCH(&slots[home_slot(hash[row + AHEAD], shift)]);
+        uint64_t slot = home_slot(hash[row], shift);
         int probes = 0;
         for (; slots[slot] != UINT32_MAX; slot = (slot + 1) & (capacity - 1)) {
             uint32_t other = slots[slot];
@@ -181,8 +207,10 @@ static int find_duplicates(const uint8_t *names, uint64_t n, const uint32_t *has
     return result;
 }
 
-int wm_names_check(const uint8_t *names, uint64_t len, uint64_t n, const wm_column *lengths, const wm_column *hashes,
-                   uint64_t *used, wm_fault *fault) {
+/* Checks n names that lie back to back from names[0] on, their u16 lengths in one column and their FNV-1a 32 hashes in
+ * another: each within names[0, len), UTF-8, hashed right, and unique. *used is the bytes that they take. */
+static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const column *lengths, const column *hashes,
+                       uint64_t *used, wm_fault *fault) {
     uint32_t chunk[CHUNK];
     *used = 0;
     if (n == 0) return 0;
@@ -241,11 +269,10 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
                      const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
                      const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
                      uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault) {
-    wm_table table = {
+    table t = {
         .n = n,
         .dtype = {dtype, n, 1},
         .dims = {(const uint8_t *)dims, 8 * n_dims, 8},
-        .dims_width = 8,
         .dim_bounds = dim_bounds,
         .offset = {(const uint8_t *)begin, 8 * n, 8},
         .end = {(const uint8_t *)end, 8 * n, 8},
@@ -258,7 +285,7 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
         .max_gap = max_gap,
         .lax = lax,
     };
-    if (wm_table_check(&table, fault)) return -1;
+    if (check_table(&t, fault)) return -1;
     if (n >= UINT32_MAX / 8) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / 8);
     for (uint64_t i = 0; i < n; i++)
         if (bounds[i + 1] < bounds[i] || bounds[i + 1] > names_len)
@@ -281,21 +308,20 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
 /* ------------------------------------------------------------------------------------------------ EMBD in one call */
 enum { RECORD = 32, HASH = 0, DTYPE = 4, NDIM = 5, LENGTH = 6, DIMS = 8, OFFSET = 24, MAX_NDIM = 4 };
 
-static wm_column column(const uint8_t *index, uint64_t n, uint64_t at) {
-    return n ? (wm_column){index + at, n * RECORD - at, RECORD} : (wm_column){index, 0, RECORD};
+static column field(const uint8_t *index, uint64_t n, uint64_t at) {
+    return n ? (column){index + at, n * RECORD - at, RECORD} : (column){index, 0, RECORD};
 }
 
 int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
                      uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault) {
     *used = 0;
     if (n > len / RECORD) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len / RECORD, n);
-    wm_table table = {
+    table t = {
         .n = n,
-        .dtype = column(index, n, DTYPE),
-        .ndim = column(index, n, NDIM),
-        .dims = column(index, n, DIMS),
-        .dims_width = 4,
-        .offset = column(index, n, OFFSET),
+        .dtype = field(index, n, DTYPE),
+        .ndim = field(index, n, NDIM),
+        .dims = field(index, n, DIMS),
+        .offset = field(index, n, OFFSET),
         .bits = bits,
         .n_dtypes = n_dtypes,
         .min_ndim = 1,
@@ -305,15 +331,15 @@ int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8
         .max_gap = max_gap,
         .lax = lax,
     };
-    if (wm_table_check(&table, fault)) return -1;
-    wm_column lengths = column(index, n, LENGTH), hashes = column(index, n, HASH);
-    return wm_names_check(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, used, fault);
+    if (check_table(&t, fault)) return -1;
+    column lengths = field(index, n, LENGTH), hashes = field(index, n, HASH);
+    return check_names(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, used, fault);
 }
 
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len) {
     if (n > len / RECORD) return -1;
-    /* One load brings hash (low half) and length of the name (top 16 bits). Sixteen rows at a time: is any hash the wanted one, and
-     * how long are the names together? Only a block with a hit is looked at row by row. */
+    /* One load brings hash (low half) and length of the name (top 16 bits). Sixteen rows at a time: is any hash the wanted
+     * one, and how long are the names together? Only a block with a hit is looked at row by row. */
     enum { BLOCK = 16 };
     const uint8_t *names = index + n * RECORD;
     const uint32_t wanted = wm_fnv1a32(name, name_len);

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scan_support import Arena, pack, u8, u32
 
+from weightmap import kernels
 from weightmap._kernels import ffi, lib
 
 ARENA = Arena(1 << 20)
@@ -37,17 +38,21 @@ def walk_oracle(data: bytes, count: int, width: int):
 
 
 def pairs_oracle(data: bytes, count: int):
-    """The same for pairs of a key and a value."""
-    bounds, pos = [], 0
+    """Return what is wrong with pairs of a key and a value, and with which, or None."""
+    if count > len(data) // 4:
+        return "NAME_RANGE", len(data) // 4
+    keys, pos = [], 0
     for i in range(count):
-        if pos + 4 > len(data):
-            return -1 - i, None
-        key, value = struct.unpack_from("<HH", data, pos)
+        key, value = struct.unpack_from("<HH", data, pos) if pos + 4 <= len(data) else (0, 0)
         if pos + 4 + key + value > len(data):
-            return -1 - i, None
-        bounds += [pos + 4, pos + 4 + key]
+            return "NAME_RANGE", i
+        keys.append(data[pos + 4 : pos + 4 + key])
         pos += 4 + key + value
-    return pos, [*bounds, pos + 4]
+        if not (is_utf8(keys[-1]) and is_utf8(data[pos - value : pos])):
+            return "NAME_UTF8", i
+    if pos != len(data):
+        return "NAME_RANGE", count
+    return next((("NAME_DUPLICATE", i) for i in range(count) if keys[i] in keys[:i]), None)
 
 
 def walk(data: bytes, count: int, width: int):
@@ -58,12 +63,12 @@ def walk(data: bytes, count: int, width: int):
     return walked, (bounds[: count + 1].tolist() if walked >= 0 else None)
 
 
-def walk_pairs(data: bytes, count: int):
-    """Walk pairs in C in the same way."""
-    bounds = np.zeros(2 * min(count, len(data)) + 1, np.uint32)
-    walked = lib.wm_walk_pairs(ARENA.put(data), len(data), count, u32(bounds))
-    assert lib.wm_walk_pairs(ARENA.put(data), len(data), count, ffi.NULL) == walked
-    return walked, (bounds[: 2 * count + 1].tolist() if walked >= 0 else None)
+def check_pairs(data: bytes, count: int):
+    """Check pairs in C, the data flush against a page that must not be touched."""
+    fault = ffi.new("wm_fault *")
+    if lib.wm_pairs_check(ARENA.put(data), len(data), count, fault) == 0:
+        return None
+    return next(word for word, code in kernels.FAULTS.items() if code == fault.code), fault.row
 
 
 def first_bad(strings: list[bytes], width: int = 0) -> int:
@@ -101,20 +106,11 @@ def test_walk_of_junk(data, count, width):
     assert walk(data, count, width) == walk_oracle(data, count, width)
 
 
-@given(st.binary(max_size=60), st.integers(0, 20))
-def test_walk_pairs_of_junk(data, count):
-    """On any bytes, the walk of pairs gives what struct gives, or the number of the pair that does not fit."""
-    assert walk_pairs(data, count) == pairs_oracle(data, count)
-
-
-@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=300)), max_size=20), st.binary(max_size=5))
-def test_walk_pairs_finds_each_pair(pairs, tail):
-    """The walk of pairs finds the bounds of every key and value."""
-    blob = b"".join(struct.pack("<HH", len(k), len(v)) + k + v for k, v in pairs)
-    walked, bounds = walk_pairs(blob + tail, len(pairs))
-    assert walked == len(blob)
-    found = [(blob[k:v], blob[v : end - 4]) for k, v, end in zip(bounds[::2], bounds[1::2], bounds[2::2], strict=False)]
-    assert found == pairs
+@given(st.one_of(st.binary(max_size=60), st.lists(st.sampled_from([0, 1, 2, 65]), max_size=40).map(bytes)), st.data())
+def test_pairs_of_junk(data, draw):
+    """On any bytes, the check of pairs finds what the plain definition finds, and reads nothing else."""
+    count = draw.draw(st.integers(0, len(data) // 4 + 1))
+    assert check_pairs(data, count) == pairs_oracle(data, count)
 
 
 @pytest.mark.parametrize("width", [2, 4])
@@ -128,14 +124,15 @@ def test_walk_truncated_at_every_byte(width):
         assert result[0] < 0
 
 
-def test_walk_pairs_truncated_at_every_byte():
-    """However many bytes are missing, the walk names the first pair that is not whole."""
-    pairs = [(b"", b""), (b"key", b"value"), (b"k", b"v" * 300), (b"", b"x"), (b"y", b"")]
+def test_pairs_truncated_at_every_byte():
+    """However many bytes are missing, the check names the first pair that is not whole; with all of them it passes."""
+    pairs = [(b"", b""), (b"key", b"value"), (b"k", b"v" * 300), (b"a", b"x"), (b"y", b"")]
     blob = b"".join(struct.pack("<HH", len(k), len(v)) + k + v for k, v in pairs)
+    assert check_pairs(blob, len(pairs)) is None
     for length in range(len(blob)):
-        result = walk_pairs(blob[:length], len(pairs))
-        assert result == pairs_oracle(blob[:length], len(pairs))
-        assert result[0] < 0
+        found = check_pairs(blob[:length], len(pairs))
+        assert found == pairs_oracle(blob[:length], len(pairs))
+        assert found[0] == "NAME_RANGE"
 
 
 def test_walk_with_absurd_counts_ends_at_the_end_of_the_data():
@@ -143,7 +140,7 @@ def test_walk_with_absurd_counts_ends_at_the_end_of_the_data():
     zeros = bytes(1000)
     assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 2, ffi.NULL) == -1 - 500
     assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 4, ffi.NULL) == -1 - 250
-    assert lib.wm_walk_pairs(u8(zeros), 1000, U64_MAX, ffi.NULL) == -1 - 250
+    assert lib.wm_pairs_check(u8(zeros), 1000, U64_MAX, ffi.NULL) == -1
 
 
 @pytest.mark.parametrize("length", [3, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1])
@@ -160,9 +157,8 @@ def test_walk_of_nothing():
         assert lib.wm_walk_strings(ffi.NULL, 0, 0, width, u32(bounds)) == 0
         assert bounds[0] == width
         assert lib.wm_walk_strings(ffi.NULL, 0, 1, width, ffi.NULL) == -1
-    assert lib.wm_walk_pairs(ffi.NULL, 0, 0, u32(bounds)) == 0
-    assert bounds[0] == 4
-    assert lib.wm_walk_pairs(ffi.NULL, 0, 1, ffi.NULL) == -1
+    assert lib.wm_pairs_check(ffi.NULL, 0, 0, ffi.NULL) == 0
+    assert lib.wm_pairs_check(ffi.NULL, 0, 1, ffi.NULL) == -1
 
 
 @pytest.mark.parametrize("width", [-2, 0, 1, 3, 8])
