@@ -283,6 +283,21 @@ def test_escaped_names_are_one_with_their_text() -> None:
         assert f["日🌎\n/"].tolist() == [7]
 
 
+def test_errors_of_copying_tell_the_file(tmp_path: Path) -> None:
+    """What may not be copied, or has no type in numpy, is an error with the path, of `read` and of `convert`."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(st.raw(dumps({"w": st.entry("F32", [2], 0, 8), "x": st.entry("F4", [2], 8, 9)}), bytes(9)))
+    tight = wm.Limits(max_copy_bytes=7)
+    for error, act in (
+        (wm.LimitError, lambda: wm.open(path, limits=tight).read("w")),
+        (wm.UnsupportedError, lambda: wm.open(path).read("x")),
+        (wm.LimitError, lambda: wm.convert(path, tmp_path / "n.safetensors", limits=tight)),
+    ):
+        with pytest.raises(error) as caught:
+            act()
+        assert caught.value.path == str(path)
+
+
 def test_large_metadata_is_forgotten_with_its_file() -> None:
     """Small metadata, which many files share, is remembered after its file is gone; a megabyte of it is not."""
     kept = safetensors_format._metadata.cache_info().currsize

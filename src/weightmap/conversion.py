@@ -132,7 +132,10 @@ def convert(
                 )
                 continue
             payloads.append(_payload(name, at, row, wanted))
-        limits.check("max_copy_bytes", sum(payload.nbytes for payload in payloads), "bytes of tensors to copy")
+        try:
+            limits.check("max_copy_bytes", sum(payload.nbytes for payload in payloads), "bytes of tensors to copy")
+        except TensorFileError as error:
+            raise error.located(path=source) from None
         extras, warnings = _extras(file, directory, found, chosen)
         request = Request(payloads, chosen, **extras)
         plan = plan_request(target, found, request)

@@ -294,6 +294,12 @@ class TensorFile(Mapping[str, Any]):
             When `out` has another shape, or cannot be written.
         """
         del threads
+        try:
+            return self._read(name, dtype, out)
+        except TensorFileError as error:
+            raise error.located(path=self._source.name, format=self.format) from None
+
+    def _read(self, name: str, dtype: DTypeLike, out: NDArray[Any] | None) -> NDArray[Any]:
         source, row = self.locate(name)
         if out is None:
             self._options.limits.check("max_copy_bytes", row.nbytes, f"size of tensor {name!r}")
