@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
-
 import numpy as np
+from tests import guard
 
 from weightmap._kernels import ffi
-
-PAGE = mmap.PAGESIZE
 
 
 class Arena:
@@ -20,13 +15,10 @@ class Arena:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = -(-max(size, 1) // PAGE) * PAGE
-        self._map = mmap.mmap(-1, self.size + PAGE)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        if os.name == "posix":
-            libc = ctypes.CDLL(None, use_errno=True)
-            libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-            assert libc.mprotect(self.address + self.size, PAGE, 0) == 0
+        self.size = -(-max(size, 1) // guard.PAGE) * guard.PAGE
+        blank = bytearray(self.size)
+        self._view = guard.guarded(blank) if guard.AVAILABLE else memoryview(blank)
+        self.address = np.frombuffer(self._view, np.uint8).ctypes.data
 
     def end(self, nbytes: int, ctype: str = "uint8_t *"):
         """Return a pointer to the last `nbytes` bytes."""
@@ -35,13 +27,13 @@ class Arena:
 
     def put(self, data: bytes):
         """Copy `data` to the end and return a pointer to it."""
-        self._map[self.size - len(data) : self.size] = data
+        self._view[self.size - len(data) : self.size] = data
         return self.end(len(data))
 
     def array(self, count: int, dtype) -> np.ndarray:
         """Return the last `count` elements as an array."""
         dtype = np.dtype(dtype)
-        return np.frombuffer(self._map, dtype, count, self.size - count * dtype.itemsize)
+        return np.frombuffer(self._view, dtype, count, self.size - count * dtype.itemsize)
 
 
 def u8(data: bytes):
