@@ -106,11 +106,7 @@ def diff(a: Any, b: Any) -> DiffReport:
     metadata = tuple(
         (key, a.metadata.get(key), b.metadata.get(key)) for key in keys if a.metadata.get(key) != b.metadata.get(key)
     )
-    return DiffReport(_label(a), _label(b), only_in_a, only_in_b, changed, metadata, _vocabularies(a.vocab, b.vocab))
-
-
-def _label(file: TensorFile) -> str:
-    return file.name
+    return DiffReport(a.name, b.name, only_in_a, only_in_b, changed, metadata, _vocabularies(a.vocab, b.vocab))
 
 
 def _compare(name: str, a: tuple[Source, Row], b: tuple[Source, Row]) -> TensorDiff | None:

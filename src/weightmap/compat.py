@@ -32,6 +32,7 @@ import numpy as np
 import weightmap as wm
 from weightmap.errors import ClosedError, EncodeError, TensorFileError, UnsupportedError
 from weightmap.formats import by_suffix
+from weightmap.formats.safetensors import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,22 +44,8 @@ SafetensorError = TensorFileError
 
 _FRAMEWORKS = {"np": "np", "numpy": "np", "pt": "pt", "torch": "pt", "pytorch": "pt"}
 
-_DTYPE_CODES = {
-    "bool": "BOOL",
-    "bfloat16": "BF16",
-    "complex64": "C64",
-    "float4_e2m1fn": "F4",
-    "float6_e2m3fn": "F6_E2M3",
-    "float6_e3m2fn": "F6_E3M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
-    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
-}
+# As safetensors spells the data types, by our names.
+_DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
 class safe_open:  # noqa: N801 - the name that safetensors gave it
