@@ -1,7 +1,7 @@
-/* Tables of tensors: every number of an index is checked here, in one pass over its columns, before Python makes an array.
+/* Tables of tensors: every number of an index is checked here, in one pass over its rows, before Python makes an array.
  *
  * A table is a set of columns that may be strided, so the 32-byte descriptors of a mapped EMBD file are checked where they
- * lie, and the private arrays that a JSON or varint scan has filled are checked by the same code. For each row:
+ * lie, and the private arrays that a scan of a JSON header has filled are checked by the same code. For each row:
  *
  *     dtype       is in the list                      ndim      lies within the format's bounds
  *     unused dims are 0                               bytes     product of the shape, times the bits of an element, rounded

@@ -72,6 +72,11 @@ class Source:
         In bytes.
     mode : str
         One of `MODES`.
+    closed : bool
+    absolute : str or None
+        The path from the root on; None for a descriptor or a buffer.
+    identity : tuple of int
+        Device, inode, size and modification time in ns of the opened file; empty for a buffer.
     """
 
     __slots__ = (
@@ -99,9 +104,9 @@ class Source:
         self.identity: tuple[int, ...] = ()
         self._file: _Descriptor | None = None
         self._octets: NDArray[np.uint8] | None = None
+        self._memory: Any = None  # the same, as arrays are made on it
         self._fallback = True
         self._limits: Limits | None = None
-        self._memory: Any = None  # the same, as arrays are made on it
 
     # ------------------------------------------------------------------------------------------------- opening
     @classmethod

@@ -1,10 +1,10 @@
 """The table of tensors of a file: where each lies, and the ONLY place where tensor ranges are validated.
 
-Two kinds of table share one interface. `ColumnTable` holds private columns, which a scan of a JSON or varint header has
-filled. `RecordTable` leaves fixed-size records where they are mapped, and keeps nothing per tensor; since a mapped file
-may change underneath, it copies each record and checks it again every time that it is used. Both are checked as a whole
-by one pass in C when the file is opened (`Table.check`), and both make no Python object per tensor until one is asked
-for.
+Two kinds of table share one interface. `ColumnTable` holds private columns, which a scan of a JSON header has filled.
+`RecordTable` (see records.py) leaves fixed-size records where they lie, and keeps nothing per tensor; since a mapped
+file may change underneath, it copies each record and checks it again every time that it is used. Both are checked as a
+whole by one pass in C when the file is opened (`Table.check`), and both make no Python object per tensor until one is
+asked for.
 """
 
 from __future__ import annotations
