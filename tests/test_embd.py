@@ -443,6 +443,11 @@ def test_a_vocabulary_and_one_matrix_are_embeddings(layout: str) -> None:
         assert e.get("absent", 5) == 5
         with pytest.raises(KeyError):
             e["absent"]
+        vector, norm = e.embedding_with_norm("日本")
+        np.testing.assert_array_equal(vector, MATRIX.array[6])
+        assert norm == pytest.approx(sum(float(x) ** 2 for x in MATRIX.array[6]) ** 0.5, rel=1e-6)
+        assert e.embedding_with_norm("absent") is None
+        assert e.vocab.ngram_indices("日本") == [], "this vocabulary has no subwords"
 
 
 def test_a_batch_of_words() -> None:
