@@ -32,7 +32,8 @@ typedef struct {
     uint64_t n;
     column dtype;               /* u8: index into bits */
     column ndim;                /* u8; used when dim_bounds is NULL */
-    column dims;                /* max_ndim values of u32; or, with dim_bounds, u64 values at stride 8 */
+    column dims;                /* max_ndim values of dims_width bytes each; or, with dim_bounds, u64 values at stride 8 */
+    int dims_width;             /* 4 or 8 */
     const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
     column offset;              /* u64, relative to the data */
     column end;                 /* u64, declared end, relative to the data; data NULL when not declared */
@@ -66,7 +67,8 @@ static int holds(const column *c, uint64_t n, uint64_t width) {
 
 static inline uint64_t load_dim(const table *t, uint64_t row, uint64_t k, uint64_t first) {
     if (t->dim_bounds) return load_le64(t->dims.data + 8 * (first + k));
-    return load_le32(t->dims.data + row * t->dims.stride + 4 * k);
+    const uint8_t *p = t->dims.data + row * t->dims.stride + k * (uint64_t)t->dims_width;
+    return t->dims_width == 4 ? load_le32(p) : load_le64(p);
 }
 
 /* Bytes of row's tensor by its shape and dtype. */
@@ -129,12 +131,12 @@ static int check_table(const table *given, wm_fault *fault) {
     const table copy = *given, *t = &copy; /* the compiler sees that nothing changes it */
     if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->end.data && !holds(&t->end, t->n, 8)) ||
         (!t->dim_bounds && (t->max_ndim > 255 || !holds(&t->ndim, t->n, 1) ||
-                            !holds(&t->dims, t->n, 4 * t->max_ndim))))
+                            !holds(&t->dims, t->n, t->max_ndim * (uint64_t)t->dims_width))))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
     /* A remainder by a power of two is a mask; alignments are nothing else. */
     const uint64_t low = t->alignment ? t->alignment - 1 : 0;
     if (t->alignment & low) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, t->alignment, 0);
-    const int lax = t->lax, simple = !t->dim_bounds && t->max_ndim == 4 && t->min_ndim == 1;
+    const int lax = t->lax, simple = !t->dim_bounds && t->dims_width == 4 && t->max_ndim == 4 && t->min_ndim == 1;
     uint64_t previous = 0; /* where the tensor before this one ended */
     for (uint64_t row = 0; row < t->n; row++) {
         uint64_t nbytes, offset = load_le64(t->offset.data + row * t->offset.stride);
@@ -273,6 +275,7 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
         .n = n,
         .dtype = {dtype, n, 1},
         .dims = {(const uint8_t *)dims, 8 * n_dims, 8},
+        .dims_width = 8,
         .dim_bounds = dim_bounds,
         .offset = {(const uint8_t *)begin, 8 * n, 8},
         .end = {(const uint8_t *)end, 8 * n, 8},
@@ -321,6 +324,7 @@ int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8
         .dtype = field(index, n, DTYPE),
         .ndim = field(index, n, NDIM),
         .dims = field(index, n, DIMS),
+        .dims_width = 4,
         .offset = field(index, n, OFFSET),
         .bits = bits,
         .n_dtypes = n_dtypes,
