@@ -75,5 +75,5 @@ def test_two_passes_by_zlib_ng(run, path):
 
 
 def test_two_passes_by_our_kernel(run, path):
-    """Two passes over the mapping with the kernel of `verify`: faster than reading, and a SIGBUS if the file shrinks."""
+    """Two passes over the mapping with the kernel of `verify`: faster than reading; a SIGBUS if the file shrinks."""
     run(f"verify/EMBD {MEGABYTES} MiB", "rival", two_passes, path, wm.kernels.crc32, rounds=10)
