@@ -7,6 +7,7 @@ import pickle
 import shutil
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from tests.builders import normal
 from tests.builders import safetensors as st
@@ -252,3 +253,27 @@ def test_limits_count_all_shards(index: Path) -> None:
         assert len(f) == 4
     with pytest.raises(wm.LimitError):
         wm.open(index, limits=wm.Limits(max_tensors=3))
+
+
+@pytest.mark.parametrize("names", [["model.index.json"], ["a.index.json", "model.index.json"], ["folder"]])
+def test_an_index_or_a_directory_is_no_shard(tmp_path, names):
+    """An index that names itself, another index or a directory as a shard is a LayoutError, never a recursion."""
+    (tmp_path / "folder").mkdir()
+    for path, shard in zip(["model.index.json", *names], names, strict=False):
+        (tmp_path / path).write_text(json.dumps({"weight_map": {"w": shard}}))
+    with pytest.raises(wm.LayoutError, match="is an index or a directory"):
+        wm.open(tmp_path / "model.index.json")
+
+
+def test_a_sharded_model_keeps_the_promises_of_a_mapping(tmp_path):
+    """Metadata are read-only, and what can be no name is a name that is not there, hashable or not."""
+    wm.save(tmp_path / "a.safetensors", {"w": np.ones(2, np.float32)})
+    index = {"metadata": {"author": "me"}, "weight_map": {"w": "a.safetensors"}}
+    (tmp_path / "model.index.json").write_text(json.dumps(index))
+    with wm.open(tmp_path) as f:
+        with pytest.raises(TypeError):
+            f.metadata["author"] = "you"
+        assert [] not in f
+        for look_up in (f.__getitem__, f.info):
+            with pytest.raises(wm.TensorNotFoundError):
+                look_up([])

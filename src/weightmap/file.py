@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import numpy_dtype
+from weightmap.dtypes import DTYPES, numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError
 from weightmap.formats import Content, Options, Verification
 from weightmap.table import Rules, Table, TensorInfo
@@ -229,6 +229,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def vocab(self) -> Vocabulary | None:
         """The vocabulary, where the file has one. Nothing of it is read before it is used."""
+        self._check_open()
         return self._content.vocab
 
     @property
@@ -244,6 +245,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def embeddings(self) -> Embeddings | None:
         """Word vectors: of a file with a vocabulary and one matrix that has a row for each of its tokens; else None."""
+        self._check_open()
         if self._embeddings is False:
             from weightmap.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
 
@@ -286,18 +288,26 @@ class TensorFile(Mapping[str, Any]):
         Raises
         ------
         TensorNotFoundError
+        FileChangedError
+            When the file is no longer the one that was opened.
         ValueError
             When `out` has another shape, or cannot be written.
         """
         del threads
         source, row = self.locate(name)
-        if out is None:
-            self._options.limits.check("max_copy_bytes", row.nbytes, f"size of tensor {name!r}")
-            out = np.empty(row.shape, dtype)
-        elif out.shape != row.shape:
+        try:
+            source.check_unchanged()
+            stored = numpy_dtype(row.dtype)
+            if out is None:
+                self._options.limits.check("max_copy_bytes", row.nbytes, f"size of tensor {name!r}")
+                # Names that only ml_dtypes gives a meaning, such as "bfloat16", are names here as well.
+                named = DTYPES.get(dtype) if isinstance(dtype, str) else None
+                out = np.empty(row.shape, dtype if named is None else numpy_dtype(named))
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
+        if out.shape != row.shape:
             msg = f"out has shape {out.shape}, tensor {name!r} has {row.shape}"
             raise ValueError(msg)
-        stored = numpy_dtype(row.dtype)
         flat = out.reshape(-1) if out.flags.c_contiguous else None
         target = np.empty(out.size, out.dtype) if flat is None else flat
         position = 0
