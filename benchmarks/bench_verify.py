@@ -40,7 +40,7 @@ def two_passes(path, crc32):
 
 
 def test_two_passes_by_reading(run, path):
-    """Two passes that read the file as `verify` does, so that a file that shrinks meanwhile is an error and no SIGBUS."""
+    """Two passes that read the file as `verify` does: a file that shrinks meanwhile is an error and no SIGBUS."""
 
     def passes():
         buffer = memoryview(bytearray(1 << 20))

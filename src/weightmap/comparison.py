@@ -78,6 +78,7 @@ def diff(a: Any, b: Any) -> DiffReport:
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
+        Of a model directory, what its tensor files hold is compared, not the configuration and vocabulary beside them.
 
     Returns
     -------

@@ -273,7 +273,7 @@ class TensorFile(Mapping[str, Any]):
         """Return a tensor as a new dense array of the wanted dtype.
 
         Unlike ``f[name]`` this copies: it reads the file (never through the mapping, so a file that shrinks meanwhile
-        is an exception) and converts, piece by piece.
+        is an exception) and converts, piece by piece. What was written to arrays in mode "cow" does not show here.
 
         Parameters
         ----------
@@ -319,18 +319,19 @@ class TensorFile(Mapping[str, Any]):
             out[...] = target.reshape(out.shape)
         return out
 
-    def prefetch(self, names: Sequence[str] | None = None) -> None:
+    def prefetch(self, names: str | Sequence[str] | None = None) -> None:
         """Ask the kernel to bring the pages of these tensors (default: all) into memory. Returns at once.
 
         Parameters
         ----------
-        names : sequence of str, optional
+        names : str or sequence of str, optional
 
         Raises
         ------
         TensorNotFoundError
         """
         self._check_open()
+        names = [names] if isinstance(names, str) else names
         located = self.located() if names is None else map(self.locate, names)
         wanted: dict[Source, list[tuple[int, int]]] = {}
         for source, row in located:

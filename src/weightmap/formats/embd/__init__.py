@@ -106,7 +106,7 @@ def _one_sign(header: Header, footer: tuple[Any, ...], size: int) -> FormatError
     if header.total_file_size < size:
         what = "there are bytes after the end that the header states: size"
         return field_error(LayoutError, "total_file_size", size, header.total_file_size, what)
-    what = "the footer's magic is missing (was the download complete?): last bytes"
+    what = "the footer's magic is missing (was the download complete?): magic_end"
     return TruncatedError(what, field="magic_end", offset=size - 8, actual=repr(footer[2]), expected=repr(MAGIC_END))
 
 
