@@ -62,6 +62,20 @@ def test_later_lookup(run, opened, who):
     assert array.shape == (16,)
 
 
+def test_later_lookup_by_memmap(run, model, sizes):
+    """What numpy offers: one numpy.memmap for each tensor, by somebody who knows where it lies."""
+    label, path = model("large", "weights")
+    names = list(sizes["large"][1])
+    with wm.open(path) as f:
+        info = f.info(names[len(names) // 2])
+    array = run(
+        f"look-up/{label}",
+        "rival",
+        lambda: np.memmap(path, info.dtype, mode="r", offset=info.offset, shape=info.shape),
+    )
+    assert array.shape == (16,)
+
+
 @pytest.mark.parametrize("who", OPENERS)
 def test_all_arrays(run, opened, who):
     """Open a file and make an array of every tensor: views for ours, copies for the rivals."""

@@ -592,3 +592,29 @@ def test_demo_passes_its_arguments_on(run, monkeypatch):
     assert run("demo", "--model", "m.weights", "one sentence", "another")[0] == 0
     assert run("demo")[0] == 0
     assert seen == [("m.weights", ["one sentence", "another"]), (None, [])]
+
+
+def test_export_never_replaces_a_device_or_a_fifo(write, run, tmp_path):
+    """Exporting to what is no regular file exits 4 and leaves it what it was."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    status, _, err = run("export", write(), "weight", fifo)
+    assert status == 4
+    assert "only a regular file can be replaced" in err
+    assert fifo.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")) == []
+
+
+def test_messages_name_the_target_and_no_temporary_file(write, run, tmp_path):
+    """A target in a folder that is not there is named as it was given."""
+    target = tmp_path / "missing" / "out.safetensors"
+    for command in (("convert", write(), target), ("export", write(), "weight", target)):
+        status, _, err = run(*command)
+        assert (status, err) == (4, f"weightmap: {target}: No such file or directory\n")
+
+
+def test_a_closed_standard_output_is_an_output_error(write):
+    """Started with standard output closed, the program says so and exits 4, without a traceback."""
+    command = f'"{sys.executable}" -m weightmap inspect "{write()}" >&-'
+    ended = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (4, "weightmap: standard output is closed\n")

@@ -943,3 +943,39 @@ def test_limits_are_enforced(example: builders.Example, path: Path) -> None:
     if count:
         with pytest.raises(wm.LimitError):
             wm.open(path, limits=wm.Limits(max_tensors=count - 1))
+
+
+# ------------------------------------------------------------------------------------------- found by a newcomer
+
+
+def test_read_takes_every_name_that_info_gives_and_checks_the_file(tmp_path: Path) -> None:
+    """`read` takes "bfloat16" for a dtype, refuses a file that was changed, and its limit error names the file."""
+    path = tmp_path / "model.safetensors"
+    wm.save(path, {"w": np.ones(3, np.float32)})
+    with wm.open(path) as f:
+        assert f.read("w", "bfloat16").dtype.name == "bfloat16"
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(wm.FileChangedError):
+            f.read("w")
+    with wm.open(path, limits=wm.Limits(max_copy_bytes=1)) as f, pytest.raises(wm.LimitError) as caught:
+        f.read("w")
+    assert caught.value.path == str(path)
+
+
+def test_a_closed_handle_does_not_deny_its_vocabulary(tmp_path: Path) -> None:
+    """After `close`, `vocab` and `embeddings` raise ClosedError: None would say that the file has none."""
+    path = tmp_path / "words.weights"
+    wm.save(path, {"e": np.eye(2, dtype=np.float32)}, vocab=["yes", "no"])
+    f = wm.open(path)
+    f.close()
+    for attribute in ("vocab", "embeddings"):
+        with pytest.raises(wm.ClosedError):
+            getattr(f, attribute)
+
+
+def test_a_token_id_that_is_no_integer_is_a_type_error(tmp_path: Path) -> None:
+    """`vocab["token"]` is a TypeError, as of any sequence."""
+    path = tmp_path / "words.weights"
+    wm.save(path, {"e": np.eye(2, dtype=np.float32)}, vocab=["yes", "no"])
+    with wm.open(path) as f, pytest.raises(TypeError):
+        f.vocab["yes"]  # type: ignore[index]

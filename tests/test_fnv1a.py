@@ -182,3 +182,13 @@ def test_guard_pages(at: str) -> None:
             names = [rng.randbytes(rng.choice([longest, longest, rng.randint(0, longest)])) for _ in range(count)]
             blob = guard.guarded(b"".join(names), at=at)
             assert hash_with_gap(names, 0, blob) == (-1, [by_definition(name) for name in names])
+
+
+def test_many_fills_out_and_returns_it():
+    """`out=` is filled and returned; one of another type, shape or order is a ValueError."""
+    out = np.empty(2, np.uint32)
+    assert kernels.fnv1a32_many(b"foobara", [6, 1], out=out) is out
+    assert out.tolist() == [0xBF9CF968, 0xE40C292C]
+    for wrong in (np.empty(2, np.uint64), np.empty(3, np.uint32), np.empty(4, np.uint32)[::2]):
+        with pytest.raises(ValueError, match="out is"):
+            kernels.fnv1a32_many(b"foobara", [6, 1], out=wrong)

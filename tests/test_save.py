@@ -659,3 +659,13 @@ for array in (a, a.T, a.astype(">f4")):
     peaks = [int(line) for line in run_child(code, tmp_path / "out.weights").stdout.split()]
     assert peaks[0] < 24 * 2**20
     assert max(peaks[1:]) < 48 * 2**20, peaks
+
+
+def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
+    """A matrix is saved as the array it is; a masked array, whose mask would be lost, is an EncodeError."""
+    path = tmp_path / "m.safetensors"
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3).view(np.matrix)
+    wm.save(path, {"m": matrix})
+    assert np.array_equal(wm.load(path)["m"], np.asarray(matrix))
+    with pytest.raises(wm.EncodeError, match="'masked'"):
+        wm.save(path, {"masked": np.ma.masked_array(np.ones(2, np.float32), [True, False])})

@@ -78,6 +78,7 @@ def diff(a: Any, b: Any) -> DiffReport:
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
+        Of a model directory, what its tensor files hold is compared, not the configuration and vocabulary beside them.
 
     Returns
     -------
@@ -146,7 +147,7 @@ def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:
 
 def _vocabularies(a: Vocabulary | None, b: Vocabulary | None) -> str | None:
     if a is None or b is None:
-        return None if a is b else f"only {'b' if a is None else 'a'} has one"
+        return None if a is b else f"only {'B' if a is None else 'A'} has one"
     if len(a) != len(b):
         return f"{len(a)} tokens and {len(b)} tokens"
     for i, (left, right) in enumerate(zip(a, b, strict=True)):

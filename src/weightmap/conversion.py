@@ -137,6 +137,8 @@ def convert(
         except TensorFileError as error:
             raise error.located(path=source) from None
         extras, warnings = _extras(file, directory, found, chosen)
+        if not payloads:
+            warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
         request = Request(payloads, chosen, **extras)
         plan = plan_request(target, found, request)
         write_plan(target, plan, progress=progress)
@@ -144,7 +146,10 @@ def convert(
 
 
 def _floating(dtype: DTypeLike | str) -> DType:
-    name = dtype if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype).name
+    try:
+        name = dtype if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
     if name not in _FLOATING:
         msg = f"dtype is {name}, expected one of {', '.join(_FLOATING)}"
         raise ValueError(msg)

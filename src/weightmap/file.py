@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import numpy_dtype
+from weightmap.dtypes import DTYPES, numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError
 from weightmap.formats import Content, Options, Verification
 from weightmap.table import Rules, Table, TensorInfo
@@ -233,6 +233,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def vocab(self) -> Vocabulary | None:
         """The vocabulary, where the file has one. Nothing of it is read before it is used."""
+        self._check_open()
         return self._content.vocab
 
     @property
@@ -248,6 +249,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def embeddings(self) -> Embeddings | None:
         """Word vectors: of a file with a vocabulary and one matrix that has a row for each of its tokens; else None."""
+        self._check_open()
         if self._embeddings is False:
             from weightmap.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
 
@@ -275,7 +277,7 @@ class TensorFile(Mapping[str, Any]):
         """Return a tensor as a new dense array of the wanted dtype.
 
         Unlike ``f[name]`` this copies: it reads the file (never through the mapping, so a file that shrinks meanwhile
-        is an exception) and converts, piece by piece.
+        is an exception) and converts, piece by piece. What was written to arrays in mode "cow" does not show here.
 
         Parameters
         ----------
@@ -290,6 +292,8 @@ class TensorFile(Mapping[str, Any]):
         Raises
         ------
         TensorNotFoundError
+        FileChangedError
+            When the file is no longer the one that was opened.
         ValueError
             When `out` has another shape, or cannot be written.
         """
@@ -301,13 +305,19 @@ class TensorFile(Mapping[str, Any]):
 
     def _read(self, name: str, dtype: DTypeLike, out: NDArray[Any] | None) -> NDArray[Any]:
         source, row = self.locate(name)
-        if out is None:
-            self._options.limits.check("max_copy_bytes", row.nbytes, f"size of tensor {name!r}")
-            out = np.empty(row.shape, dtype)
-        elif out.shape != row.shape:
+        try:
+            source.check_unchanged()
+            stored = numpy_dtype(row.dtype)
+            if out is None:
+                self._options.limits.check("max_copy_bytes", row.nbytes, f"size of tensor {name!r}")
+                # Names that only ml_dtypes gives a meaning, such as "bfloat16", are names here as well.
+                named = DTYPES.get(dtype) if isinstance(dtype, str) else None
+                out = np.empty(row.shape, dtype if named is None else numpy_dtype(named))
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
+        if out.shape != row.shape:
             msg = f"out has shape {out.shape}, tensor {name!r} has {row.shape}"
             raise ValueError(msg)
-        stored = numpy_dtype(row.dtype)
         flat = out.reshape(-1) if out.flags.c_contiguous else None
         target = np.empty(out.size, out.dtype) if flat is None else flat
         position = 0
@@ -319,18 +329,19 @@ class TensorFile(Mapping[str, Any]):
             out[...] = target.reshape(out.shape)
         return out
 
-    def prefetch(self, names: Sequence[str] | None = None) -> None:
+    def prefetch(self, names: str | Sequence[str] | None = None) -> None:
         """Ask the kernel to bring the pages of these tensors (default: all) into memory. Returns at once.
 
         Parameters
         ----------
-        names : sequence of str, optional
+        names : str or sequence of str, optional
 
         Raises
         ------
         TensorNotFoundError
         """
         self._check_open()
+        names = [names] if isinstance(names, str) else names
         located = self.located() if names is None else map(self.locate, names)
         wanted: dict[Source, list[tuple[int, int]]] = {}
         for source, row in located:

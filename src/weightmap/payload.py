@@ -68,7 +68,7 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
     """
     payloads, reasons = [], []
     for name, value in tensors.items():
-        array = value if isinstance(value, np.ndarray) else _asarray(value)
+        array = value if type(value) is np.ndarray else _asarray(value)
         dtype = None if array is None else dtype_of(array.dtype)
         if not isinstance(name, str):
             reasons.append(f"tensor {name!r}: its name is no string")
@@ -85,6 +85,8 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
 
 def _asarray(value: Any) -> NDArray[Any] | None:
     """Return what numpy makes of a scalar, a list, or a CPU tensor of another library; None for anything else."""
+    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost without a word
+        return None
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):

@@ -138,7 +138,11 @@ def write_plan(
     target = os.path.realpath(path)
     mode = _target_mode(target, path)
     folder, name = os.path.split(target)
-    fd, temporary = _create(folder, name)
+    try:
+        fd, temporary = _create(folder, name)
+    except OSError as error:
+        error.filename = path  # not the temporary name, which nobody has heard of
+        raise
     try:
         try:
             if mode is not None:

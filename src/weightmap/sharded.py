@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weightmap import strict_json
@@ -147,17 +148,17 @@ class ShardedTensorFile(TensorFile):
         self.format = found.pop() if len(found) == 1 else "mixed"
         self.layout = "sharded"
         self._nbytes = sum(shard.nbytes for shard in self._shards.values())
-        self._metadata = dict(metadata)
+        self._metadata = MappingProxyType(metadata)
         self._reopen = options
 
     def _open_shard(self, folder: str, name: str, options: dict[str, Any]) -> TensorFile:
         # verify="full" verifies the model as a whole, once it is open.
         options = {**options, "verify": "none" if options["verify"] == "none" else "header"}
         path = os.path.join(folder, name)
-        # Both would be opened as models of shards again, and could name themselves.
         if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
-            what = "name of a shard"
-            raise LayoutError(what, field="weight_map", actual=repr(name), expected="a file of tensors")
+            # An index that names an index could name itself, and would be opened for ever.
+            msg = f"shard {name!r} is an index or a directory, expected a model file"
+            raise LayoutError(msg, field="weight_map")
         try:
             return open_file(path, **options)
         except FileNotFoundError:
@@ -198,14 +199,17 @@ class ShardedTensorFile(TensorFile):
     # ---------------------------------------------------------------------------- what one file does otherwise
     def __getitem__(self, name: str) -> Any:
         self._check_open()
-        shard = self._where.get(name)
+        return self._shards[self._shard_of(name)][name]
+
+    def _shard_of(self, name: object) -> str:
+        shard = self._where.get(name) if isinstance(name, str) else None  # what is no string may not be hashable
         if shard is None:
             raise self._not_found(name)
-        return self._shards[shard][name]
+        return shard
 
     def __contains__(self, name: object) -> bool:
         self._check_open()
-        return name in self._where
+        return isinstance(name, str) and name in self._where
 
     def __len__(self) -> int:
         return len(self._where)
@@ -217,10 +221,7 @@ class ShardedTensorFile(TensorFile):
     def locate(self, name: str) -> tuple[Source, Row]:
         """Return the source of a tensor and its row within its shard."""
         self._check_open()
-        shard = self._where.get(name)
-        if shard is None:
-            raise self._not_found(name)
-        return self._shards[shard].locate(name)
+        return self._shards[self._shard_of(name)].locate(name)
 
     def located(self) -> Iterator[tuple[Source, Row]]:
         """Yield `locate` of every tensor, in file order."""

@@ -8,6 +8,7 @@ most eleven for the index.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -207,7 +208,7 @@ class Vocabulary(Sequence[str]):
         table = self.table
         if isinstance(i, slice):
             return [table[k] for k in range(*i.indices(self._count))]
-        k = i.__index__()
+        k = operator.index(i)
         k = k + self._count if k < 0 else k
         if not 0 <= k < self._count:
             msg = f"token id {i} is out of range for a vocabulary of {self._count}"

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from weightmap.cli import show
-from weightmap.cli.outcome import reason, status_of
+from weightmap.cli.outcome import INPUT_OUTPUT, reason, status_of
 from weightmap.cli.parser import build_parser
 from weightmap.errors import TensorFileError
 
@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         and a target format that cannot express the tensors) · 3 malformed or unsupported file · 4 input or output, or a
         missing optional dependency · 130 interrupted · 141 the reader of the output went away.
     """
+    if sys.stdout is None or sys.stderr is None:  # closed by whoever started this: nowhere to tell anything
+        if sys.stderr is not None:
+            sys.stderr.write("weightmap: standard output is closed\n")
+        return INPUT_OUTPUT
     try:
         args = build_parser().parse_args(argv)
         status: int = args.run(args)

@@ -5,7 +5,7 @@ Every command is a function from its arguments to an exit status; errors pass th
 
 from __future__ import annotations
 
-import os
+import io
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,14 @@ import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
 from weightmap.errors import TensorFileError
+from weightmap.formats import Plan
+from weightmap.payload import pieces
+from weightmap.save import write_plan
 
 if TYPE_CHECKING:
     import argparse
+
+    from weightmap.save import Sink
 
 
 def convert(args: argparse.Namespace) -> int:
@@ -135,7 +140,7 @@ def export(args: argparse.Namespace) -> int:
         # The types of ml_dtypes would be written as raw "void" records that numpy.load cannot interpret.
         native = isinstance(value, np.ndarray) and value.dtype.type.__module__ == "numpy"
         array = value if native else file.read(args.name, np.float32)
-        _save_npy(Path(args.out), array)
+        _save_npy(args.out, array)
     if not native:
         show.emit(f"{show.clean(repr(args.name))} is {info.dtype}, which .npy files lack: written as float32 values")
     size = show.sizes(Path(args.out).stat().st_size)
@@ -143,20 +148,22 @@ def export(args: argparse.Namespace) -> int:
     return OK
 
 
-def _save_npy(path: Path, array: np.ndarray[Any, Any]) -> None:
-    """Write `array` to a new file beside `path`, then move it there.
+def _save_npy(path: str, array: np.ndarray[Any, Any]) -> None:
+    """Write `array` to `path` as `wm.save` writes.
 
-    Never in place: `path` may be the very file that is mapped, and emptying that would end the process.
+    Never in place, since `path` may be the very file that is mapped, and emptying that would end the process; and never
+    over a device or a FIFO.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            np.save(stream, array)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    array = np.asarray(array, order="C")
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+
+    def write(sink: Sink) -> None:
+        sink.write(head.getvalue())
+        for piece in pieces(array):
+            sink.write(piece)
+
+    write_plan(path, Plan(len(head.getvalue()) + array.nbytes, write))
 
 
 def lookup(args: argparse.Namespace) -> int:

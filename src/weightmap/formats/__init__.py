@@ -133,7 +133,9 @@ def identify(source: Source, head: bytes) -> Format:
         raise UnknownFormatError(msg)
     start = head[:32].lower().lstrip()
     hint = next((text for magic, text in _HINTS if start.startswith(magic)), None)
-    if hint is None:
-        hint = "all of its first bytes are zero" if not any(head) else f"it begins with {head[:16]!r}"
-    msg = f"no format recognises this file: {hint}"
-    raise UnknownFormatError(msg, offset=0, expected=f"one of {', '.join(FORMATS)}")
+    if hint is not None:
+        msg = f"no format recognises this file: {hint}"
+        raise UnknownFormatError(msg, offset=0)
+    found = "nothing but zero bytes" if not any(head) else repr(head[:16])
+    what = "no format recognises this file: its beginning"
+    raise UnknownFormatError(what, offset=0, actual=found, expected=f"that of one of {', '.join(FORMATS)}")

@@ -188,7 +188,7 @@ def fnv1a64(data: Buffer) -> int:
     return value
 
 
-def fnv1a32_many(blob: Buffer, lengths: ArrayLike) -> NDArray[np.uint32]:
+def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
     """FNV-1a 32 of many names at once, much faster than name by name.
 
     Parameters
@@ -197,6 +197,8 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike) -> NDArray[np.uint32]:
         The names, one after another with nothing between them.
     lengths : array_like of int, shape (n,)
         Their lengths in bytes.
+    out : ndarray of uint32, shape (n,), optional
+        Filled and returned; contiguous and writeable.
 
     Returns
     -------
@@ -206,7 +208,8 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike) -> NDArray[np.uint32]:
     Raises
     ------
     ValueError
-        When a length is negative or not below 2**32, or the lengths add up to more than `blob` holds.
+        When a length is negative or not below 2**32, the lengths add up to more than `blob` holds, or `out` is not as
+        it has to be.
 
     Examples
     --------
@@ -225,7 +228,10 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike) -> NDArray[np.uint32]:
         msg = f"lengths has {counts.ndim} dimensions, expected 1"
         raise ValueError(msg)
     counts = np.ascontiguousarray(counts, np.uint32)
-    hashes = np.empty(len(counts), np.uint32)
+    hashes = np.empty(len(counts), np.uint32) if out is None else out
+    if hashes.dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
+        msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
+        raise ValueError(msg)
     buffer = as_input(blob)
     where = lib.wm_fnv1a32_many(
         buffer, len(buffer), from_buffer("uint32_t[]", counts), len(counts), 0, as_output(hashes, "uint32_t[]")

@@ -57,11 +57,10 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.errors import FormatError, LayoutError, TruncatedError
-from weightmap.formats._base import Content, Format, Options
+from weightmap.formats._base import Content, Format, Options, Plan, Request
 from weightmap.formats.embd.layout import DTYPE_NAMES, FOOTER, HEADER, MAGIC, MAGIC_END, Header, field_error
 from weightmap.formats.embd.simple import parse_simple
 from weightmap.formats.embd.spec import parse_spec
-from weightmap.formats.embd.write import plan
 
 if TYPE_CHECKING:
     from weightmap.source import Source
@@ -92,6 +91,13 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     return parse_simple(source, head, options)
 
 
+def plan(request: Request) -> Plan:
+    """Lay out a file in the wanted layout."""
+    from weightmap.formats.embd.write import plan as plan_layout  # noqa: PLC0415 - needed to write, not to open
+
+    return plan_layout(request)
+
+
 def _one_sign(header: Header, footer: tuple[Any, ...], size: int) -> FormatError:
     """Return what is wrong with a file that has one sign of the specification layout and not the others."""
     if header.total_file_size > size:
@@ -100,7 +106,7 @@ def _one_sign(header: Header, footer: tuple[Any, ...], size: int) -> FormatError
     if header.total_file_size < size:
         what = "there are bytes after the end that the header states: size"
         return field_error(LayoutError, "total_file_size", size, header.total_file_size, what)
-    what = "the footer's magic is missing (was the download complete?): last bytes"
+    what = "the footer's magic is missing (was the download complete?): magic_end"
     return TruncatedError(what, field="magic_end", offset=size - 8, actual=repr(footer[2]), expected=repr(MAGIC_END))
 
 

@@ -74,13 +74,14 @@ def _verify_data(
         run.checked("no data checksums: the file has none")
         return
     file_crc = kernels.crc32(tail, kernels.crc32_combine(prefix_crc, data_crc, size))
-    for what, field, offset, actual, expected in (
-        ("CRC-32 of the tensor data", "data_checksum", end - 16, data_crc, footer[0]),
-        ("CRC-32 of the file", "file_checksum", end - 12, file_crc, footer[1]),
+    for what, field, offset, stored, computed in (
+        ("CRC-32 of the tensor data", "data_checksum", end - 16, footer[0], data_crc),
+        ("CRC-32 of the file", "file_checksum", end - 12, footer[1], file_crc),
     ):
-        if actual != expected:
+        if stored != computed:
+            expected = f"{computed:#010x}, as computed: the bytes are not those that were written"
             raise ChecksumError(
-                what, field=field, offset=offset, actual=f"{actual:#010x}", expected=f"{expected:#010x}"
+                f"stored {what}", field=field, offset=offset, actual=f"{stored:#010x}", expected=expected
             )
         run.checked(what)
 
