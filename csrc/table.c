@@ -223,43 +223,38 @@ static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const col
     uint32_t *position = hash + n;
     int result = -1;
 
+    /* A chunk at a time, so that records and names are brought into the cache once for all that is asked of them. */
     uint64_t pos = 0;
     position[0] = 0;
-    for (uint64_t row = 0; row < n; row++) {
-        uint64_t length = name_length(lengths, row);
-        if (length > len - pos || pos + length >= UINT32_MAX) {
-            wm_fail(fault, WM_FAULT_NAME_RANGE, row, pos, length, len - pos);
-            goto done;
-        }
-        pos += length;
-        position[row + 1] = (uint32_t)pos;
-    }
-    *used = pos;
-
-    /* All names together being UTF-8 is not enough: a sequence may straddle two names, and then the second begins with a
-     * continuation byte. Where either is so, each name is looked at by itself. */
-    int whole = wm_utf8_valid(names, pos);
-    for (uint64_t row = 0; row < n && whole; row++)
-        whole = position[row + 1] == position[row] || (names[position[row]] & 0xC0) != 0x80;
-    for (uint64_t row = 0; row < n && !whole; row++)
-        if (!wm_utf8_valid(names + position[row], position[row + 1] - position[row])) {
-            wm_fail(fault, WM_FAULT_NAME_UTF8, row, position[row], 0, 0);
-            goto done;
-        }
-
-    for (uint64_t row = 0; row < n;) {
-        uint64_t count = n - row < CHUNK ? n - row : CHUNK;
-        for (uint64_t i = 0; i < count; i++) chunk[i] = position[row + i + 1] - position[row + i];
-        wm_fnv1a32_run(names + position[row], names + pos, chunk, 0, count, hash + row);
+    for (uint64_t first = 0; first < n; first += CHUNK) {
+        uint64_t count = n - first < CHUNK ? n - first : CHUNK, start = pos;
         for (uint64_t i = 0; i < count; i++) {
-            uint32_t stored = load_le32(hashes->data + (row + i) * hashes->stride);
-            if (stored != hash[row + i]) {
-                wm_fail(fault, WM_FAULT_NAME_HASH, row + i, position[row + i], stored, hash[row + i]);
+            uint64_t length = name_length(lengths, first + i);
+            if (length > len - pos || pos + length >= UINT32_MAX) {
+                wm_fail(fault, WM_FAULT_NAME_RANGE, first + i, pos, length, len - pos);
+                goto done;
+            }
+            pos += length;
+            chunk[i] = (uint32_t)length;
+            position[first + i + 1] = (uint32_t)pos;
+        }
+        /* Names together being UTF-8 would not be enough, for a sequence may straddle two; but being ASCII is. */
+        if (!wm_ascii(names + start, pos - start))
+            for (uint64_t i = first; i < first + count; i++)
+                if (!wm_utf8_valid(names + position[i], position[i + 1] - position[i])) {
+                    wm_fail(fault, WM_FAULT_NAME_UTF8, i, position[i], 0, 0);
+                    goto done;
+                }
+        wm_fnv1a32_run(names + start, names + len, chunk, 0, count, hash + first);
+        for (uint64_t i = first; i < first + count; i++) {
+            uint32_t stored = load_le32(hashes->data + i * hashes->stride);
+            if (stored != hash[i]) {
+                wm_fail(fault, WM_FAULT_NAME_HASH, i, position[i], stored, hash[i]);
                 goto done;
             }
         }
-        row += count;
     }
+    *used = pos;
     result = find_duplicates(names, n, hash, position, 1, fault);
 done:
     free(hash);

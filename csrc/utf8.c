@@ -18,8 +18,7 @@ static inline uint64_t or_of_64(const uint8_t *p) {
     return any;
 }
 
-/* 1 when no byte of p[0, len) has its high bit set. */
-static int is_ascii(const uint8_t *p, uint64_t len) {
+int wm_ascii(const uint8_t *p, uint64_t len) {
     uint64_t any = 0;
     for (; len >= 64; p += 64, len -= 64)
         if ((any |= or_of_64(p)) & SWAR_MARKS) return 0;
@@ -64,7 +63,7 @@ int64_t wm_utf8_strings(const uint8_t *data, uint64_t len, const uint32_t *bound
         const uint32_t *group = bounds + first;
         if (bounds_rise(group, count, len, gap)) {
             uint64_t bytes = group[count] - gap - group[0];
-            if (bytes == 0 || is_ascii(data + group[0], bytes)) continue;
+            if (bytes == 0 || wm_ascii(data + group[0], bytes)) continue;
         }
         for (uint64_t i = 0; i < count; i++) {
             if (!bounds_rise(group + i, 1, len, gap)) return (int64_t)(first + i);

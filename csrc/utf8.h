@@ -3,6 +3,9 @@
 #define WEIGHTMAP_UTF8_H
 #include "internal.h"
 
+/* 1 when no byte of p[0, len) has its high bit set. */
+int wm_ascii(const uint8_t *p, uint64_t len);
+
 /* 1 when p[0, len) is UTF-8 by the Unicode standard, 0 when not. */
 int wm_utf8_valid(const uint8_t *p, uint64_t len);
 

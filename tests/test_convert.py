@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -312,3 +313,33 @@ def test_the_result_is_usable_at_once(bert: Path, tmp_path: Path) -> None:
     with wm.open(out, verify="full") as f:
         assert all(same(f[name], value) for name, value in BERT.items())
         assert f.vocab.index("hello") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_fifo_in_a_model_directory_is_refused_at_once(tmp_path: Path) -> None:
+    """A FIFO called vocab.txt is an error that names it, and nothing waits for its writer."""
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 8) + b"{}      ")
+    os.mkfifo(tmp_path / "vocab.txt")
+    with pytest.raises(wm.NotRegularFileError, match=r"vocab\.txt"):
+        wm.convert(tmp_path, tmp_path / "out.weights")
+
+
+TIMES = [("86400", "1970"), ("9" * 30, "20"), ("-5", "20"), ("soon", "20"), ("", "20")]
+
+
+@pytest.mark.parametrize(("epoch", "year"), TIMES)
+def test_the_time_of_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: str, year: str) -> None:
+    """SOURCE_DATE_EPOCH sets created_at; what is no plausible time is passed over for that of the checkpoint."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 8) + b"{}      ")
+    (tmp_path / "config.json").write_text("{}")
+    wm.convert(tmp_path, tmp_path / "out.weights")
+    with wm.open(tmp_path / "out.weights") as f:
+        assert f.metadata["created_at"].startswith(year)
+        assert f.metadata["created_at"].endswith("Z")
+
+
+def test_a_descriptor_that_cannot_be_is_an_os_error() -> None:
+    """A number that no descriptor has is the error of a bad descriptor."""
+    with pytest.raises(OSError, match=r"[Bb]ad file descriptor"):
+        wm.open(2**40)

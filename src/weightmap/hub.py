@@ -9,6 +9,7 @@ from typing import Any
 from weightmap import strict_json
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.limits import Limits
+from weightmap.source import Source
 
 __all__ = ["ModelDirectory", "read_directory"]
 
@@ -69,13 +70,18 @@ def read_directory(folder: str, model: str) -> ModelDirectory:
 
 
 def _read(path: str) -> bytes | None:
+    """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
     try:
-        with open(path, "rb") as file:
-            limit = Limits().max_header_bytes
-            Limits().check("max_header_bytes", os.fstat(file.fileno()).st_size, "size of the file")
-            return file.read(limit)
+        source = Source.from_path(path, "copy")
     except FileNotFoundError:
         return None
+    try:
+        Limits().check("max_header_bytes", source.size, "size of the file")
+        return source.pread(0, source.size)
+    except TensorFileError as error:
+        raise error.located(path=path) from None
+    finally:
+        source.close()
 
 
 def _json(path: str) -> dict[str, Any] | None:
@@ -101,8 +107,11 @@ def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]
 
 def _created(model: str) -> str:
     """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    seconds = int(epoch) if epoch and epoch.isdecimal() else int(os.stat(model).st_mtime)
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    seconds = int(os.stat(model).st_mtime)
+    # Eleven digits reach the year 5138; a longer number is no time that anybody meant.
+    if epoch.isascii() and epoch.isdecimal() and len(epoch) <= 11:
+        seconds = int(epoch)
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -122,7 +122,10 @@ class Source:
     def from_fd(cls, fd: int, mode: str) -> Source:
         """Use the file behind a descriptor, which stays the caller's: it is duplicated, its offset is not moved."""
         self = cls(None, f"<file descriptor {fd}>", mode)
-        self._adopt(os.dup(fd))
+        try:
+            self._adopt(os.dup(fd))
+        except OverflowError:  # no descriptor has such a number
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
         return self
 
     @classmethod

@@ -156,6 +156,9 @@ def _encode_vocabulary(request: Request, reasons: list[str]) -> bytearray:
         return bytearray()
     ids = _special(request.special_ids, request.vocab, reasons)
     tokens = _encode_tokens(request.vocab, "<H", U16_MAX, reasons)
+    if len(tokens) > U32_MAX - VOCAB_HEADER.size - SPECIAL.size:
+        reasons.append(f"a vocabulary of {len(tokens)} bytes (it has fewer than 2**32)")
+        return bytearray()
     return bytearray(VOCAB_HEADER.pack(len(request.vocab), len(tokens), 0) + tokens + SPECIAL.pack(*ids))
 
 
