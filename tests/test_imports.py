@@ -20,7 +20,7 @@ LAYERS = [
     {"kernels"},
     {"dtypes", "faults", "quant", "records", "source", "strict_json", "strings", "table"},
     {"formats"},
-    {"embeddings", "file", "hub", "opening", "payload", "save", "sharded"},
+    {"embeddings", "file", "hub", "opening", "payload", "saving", "sharded"},
     {"comparison", "conversion"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "torch"},
@@ -41,7 +41,7 @@ TOP = {
     "demo",
     "hub",
     "opening",
-    "save",
+    "saving",
     "sharded",
     "torch",
 }

@@ -33,7 +33,6 @@ from weightmap.file import TensorFile, VerifyReport
 from weightmap.formats import formats
 from weightmap.limits import Limits
 from weightmap.opening import load, open
-from weightmap.save import save
 from weightmap.strings import Vocabulary
 from weightmap.table import TensorInfo
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from weightmap.comparison import DiffReport, TensorDiff, diff
     from weightmap.conversion import ConvertReport, convert
     from weightmap.embeddings import Embeddings
+    from weightmap.saving import save
 
 __version__ = "0.1.0"
 
@@ -86,6 +86,7 @@ _ON_DEMAND = {
     "TensorDiff": "comparison",
     "convert": "conversion",
     "diff": "comparison",
+    "save": "saving",
 }
 
 

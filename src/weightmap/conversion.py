@@ -14,7 +14,7 @@ from weightmap.errors import EncodeError, TensorFileError
 from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
 from weightmap.opening import open as open_file
-from weightmap.save import choose, plan_request, write_plan
+from weightmap.saving import choose, plan_request, write_plan
 from weightmap.sharded import find_model
 
 if TYPE_CHECKING:

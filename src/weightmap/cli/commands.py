@@ -18,12 +18,12 @@ from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
 from weightmap.errors import TensorFileError
 from weightmap.formats import Plan
 from weightmap.payload import pieces
-from weightmap.save import write_plan
+from weightmap.saving import write_plan
 
 if TYPE_CHECKING:
     import argparse
 
-    from weightmap.save import Sink
+    from weightmap.saving import Sink
 
 
 def convert(args: argparse.Namespace) -> int:

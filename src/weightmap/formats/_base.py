@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
     from weightmap.limits import Limits
-    from weightmap.save import Sink
+    from weightmap.saving import Sink
     from weightmap.source import Source
     from weightmap.strings import Vocabulary
     from weightmap.table import Table

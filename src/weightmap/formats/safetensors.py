@@ -37,7 +37,7 @@ from weightmap.formats._base import Content, Format, Options, Payload, Plan, Req
 from weightmap.table import ColumnTable, Rules, bits_of
 
 if TYPE_CHECKING:
-    from weightmap.save import Sink
+    from weightmap.saving import Sink
     from weightmap.source import Source
 
 # In the order of safetensors' own list, which is the order of size by which it sorts tensors.

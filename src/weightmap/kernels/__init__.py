@@ -218,18 +218,22 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
     """
     counts = np.asarray(lengths)
     if counts.dtype != np.uint32:
-        if counts.size == 0:
-            counts = counts.astype(np.uint32)
-        if counts.dtype.kind not in "ui" or int(counts.min(initial=0)) < 0 or int(counts.max(initial=0)) > U32_MAX:
+        if counts.size and counts.dtype.kind not in "ui":
+            msg = f"lengths must be integers, not {counts.dtype}"
+            raise ValueError(msg)
+        if int(counts.min(initial=0)) < 0 or int(counts.max(initial=0)) > U32_MAX:
             found = f"{counts.dtype} from {counts.min()} to {counts.max()}"
             msg = f"lengths must be integers from 0 to 2**32 - 1, not {found}"
             raise ValueError(msg)
+        counts = counts.astype(np.uint32)
     if counts.ndim != 1:
         msg = f"lengths has {counts.ndim} dimensions, expected 1"
         raise ValueError(msg)
-    counts = np.ascontiguousarray(counts, np.uint32)
-    hashes = np.empty(len(counts), np.uint32) if out is None else out
-    if hashes.dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
+    if not counts.flags.c_contiguous:
+        counts = np.ascontiguousarray(counts)
+    if out is None:
+        hashes = np.empty(len(counts), np.uint32)
+    elif (hashes := out).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
         msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
         raise ValueError(msg)
     buffer = as_input(blob)

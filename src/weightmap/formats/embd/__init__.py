@@ -78,7 +78,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
     if size >= HEADER.size + FOOTER.size:
-        header = Header._make(HEADER.unpack_from(head))
+        header = Header(head)
         footer = FOOTER.unpack(source.pread(size - FOOTER.size, FOOTER.size))
         sized, ended = header.total_file_size == size, footer[2] == MAGIC_END
         if sized and ended:

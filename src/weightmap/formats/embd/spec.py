@@ -20,7 +20,6 @@ from weightmap.formats.embd.layout import (
     field_error,
 )
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
-from weightmap.formats.embd.verify import verify_spec
 from weightmap.formats.embd.vocabulary import vocabulary
 from weightmap.records import RecordTable
 
@@ -35,6 +34,7 @@ READ_INDEX = 1 << 16
 def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options) -> Content:
     """Check header and index, and return the content."""
     warnings: list[str] = []
+    raw = head[: HEADER.size]
     check_header(source, head, header, footer, options, warnings)
     metadata_offset, start = header.metadata_offset, header.tensor_index_offset
     metadata = take(source, head, metadata_offset, header.metadata_size)
@@ -47,7 +47,9 @@ def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, .
         check_table(table, header)
 
     def verify(run: Verification) -> None:
-        verify_spec(run, header, footer)
+        from weightmap.formats.embd.verify import verify_spec  # noqa: PLC0415 - not needed to open
+
+        verify_spec(run, raw, header, footer)
 
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)

@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from weightmap.formats._base import Verification
 
 
-def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> None:
-    """Check the whole file: everything before the data again, on private bytes, then the data in one pass."""
+def verify_spec(run: Verification, raw: bytes, header: Header, footer: tuple[Any, ...]) -> None:
+    """Check the whole file: everything before the data again, on private bytes, then the data in one pass.
+
+    `raw` holds the bytes of the header, `footer` the fields of the footer, as they were when the file was opened.
+    """
     start = header.tensor_data_offset
     run.options.limits.check("max_header_bytes", start, "size of everything before the tensor data")
     prefix = run.read(0, start)
-    if Header._make(HEADER.unpack_from(prefix)) != header:
+    if prefix[: HEADER.size] != raw:
         msg = "the header changed after the file was opened"
         raise LayoutError(msg, offset=0)
     run.checked("header checksum")

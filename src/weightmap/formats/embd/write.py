@@ -31,7 +31,7 @@ from weightmap.formats.embd.layout import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightmap.save import Sink
+    from weightmap.saving import Sink
 
 _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
