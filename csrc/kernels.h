@@ -171,6 +171,9 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
                      const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
                      const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
                      uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault);
+/* The first of n strings names[bounds[i], bounds[i+1]) that is equal to `name`, by one pass; or -1. */
+int64_t wm_columns_find(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *name,
+                        uint64_t name_len);
 /* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
  * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Every offset is a multiple
  * of `alignment`, a power of two. *used is the bytes that the names take. Returns 0, or -1 with *fault filled. */

@@ -303,6 +303,18 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
     return result;
 }
 
+int64_t wm_columns_find(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *name,
+                        uint64_t name_len) {
+    /* Names of a model differ at their ends, which tell the number of a layer or a part, more than at their beginnings. */
+    uint8_t last = name_len ? name[name_len - 1] : 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t begin = bounds[i], end = bounds[i + 1];
+        if (end - begin != name_len || end < begin || end > names_len) continue;
+        if (name_len == 0 || (names[end - 1] == last && memcmp(names + begin, name, name_len) == 0)) return (int64_t)i;
+    }
+    return -1;
+}
+
 /* ------------------------------------------------------------------------------------------------ EMBD in one call */
 enum { RECORD = 32, HASH = 0, DTYPE = 4, NDIM = 5, LENGTH = 6, DIMS = 8, OFFSET = 24, MAX_NDIM = 4 };
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
+import numpy as np
 import pytest
 
 from weightmap import kernels
@@ -239,3 +240,24 @@ def test_no_memory_is_no_fault_of_the_file():
     fault = ffi.new("wm_fault *", {"code": lib.WM_FAULT_MEMORY, "actual": 4096})
     with pytest.raises(MemoryError, match="4096 bytes"):
         _tables._fault(fault)
+
+
+def columns_of(names):
+    """Columns of empty tensors with these names."""
+    count = len(names)
+    bounds = np.cumsum([0, *map(len, names)], dtype=np.uint32)
+    zeros = np.zeros(count, np.uint64)
+    dims = np.zeros(count, np.uint64)
+    dim_bounds = np.arange(count + 1, dtype=np.uint32)
+    return kernels.Columns(b"".join(names), bounds, np.zeros(count, np.uint8), dims, dim_bounds, zeros, zeros)
+
+
+def test_columns_find_by_one_pass():
+    """Without an index too every name is found at its first row, and what is not there, or is only similar, is not."""
+    names = [b"a", b"", b"layer.1.w", b"layer.2.w", b"a", b"costarring", b"liquid", "é".encode()]
+    columns = columns_of(names)
+    assert [columns.find(name) for name in names] == [names.index(name) for name in names]
+    for absent in (b"b", b"layer.3.w", b"layer.1.", b"layer.1.ww", b"\xc3"):
+        assert columns.find(absent) == -1
+    assert columns_of([]).find(b"a") == -1
+    assert columns_of([b"x"]).find(b"") == -1

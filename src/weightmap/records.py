@@ -32,7 +32,7 @@ class RecordTable(Table):
     rules : Rules
     """
 
-    __slots__ = ("_index", "_looked", "_start", "names_size")
+    __slots__ = ("_index", "_start", "names_size")
 
     RECORD = struct.Struct("<I2BH4IQ")
     _LENGTH_AT = 6
@@ -41,7 +41,6 @@ class RecordTable(Table):
         super().__init__(count, rules)
         self._index = index
         self._start = start
-        self._looked = False
         self.names_size = 0
 
     def _load_names(self) -> StringTable:
@@ -56,19 +55,8 @@ class RecordTable(Table):
             self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], count, 0, int(bounds[-1]), len(names)))
         return StringTable(names, bounds, 0, "tensor name")
 
-    def find(self, name: object) -> int:
-        """Return the row of the tensor called `name`, or -1.
-
-        The first look-up walks the stored hashes, which costs a fraction of building an index; the second builds the
-        index.
-        """
-        finder = self._finder
-        if finder is not None:
-            return finder(name)
-        if self._looked or not isinstance(name, str):
-            return super().find(name)
-        self._looked = True
-        return kernels.records_find(self._index, self._count, name.encode(errors="surrogatepass"))
+    def _scan(self, name: bytes) -> int:
+        return kernels.records_find(self._index, self._count, name)
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""

@@ -132,13 +132,14 @@ def bits_of(dtypes: Sequence[DType | None]) -> bytes:
 class Table:
     """What both kinds of table have in common."""
 
-    __slots__ = ("_count", "_finder", "_names", "rules")
+    __slots__ = ("_count", "_finder", "_looked", "_names", "rules")
 
     def __init__(self, count: int, rules: Rules) -> None:
         self._count = count
         self.rules = rules
         self._names: StringTable | None = None
         self._finder: Callable[[object], int] | None = None
+        self._looked = False
 
     # Each kind supplies these, and `check`.
     def _load_names(self) -> StringTable:
@@ -168,10 +169,20 @@ class Table:
             names = self._names = self._load_names()
         return names
 
+    def _scan(self, name: bytes) -> int:
+        """Return the row of the tensor called `name`, or -1, without an index."""
+        raise NotImplementedError
+
     def find(self, name: object) -> int:
-        """Return the row of the tensor called `name`, or -1."""
+        """Return the row of the tensor called `name`, or -1.
+
+        The first look-up is one pass over the names, which costs a fraction of building an index; the second builds it.
+        """
         finder = self._finder
         if finder is None:
+            if not self._looked and isinstance(name, str):
+                self._looked = True
+                return self._scan(name.encode(errors="surrogatepass"))
             finder = self._finder = self.names.finder
         return finder(name)
 
@@ -270,6 +281,9 @@ class ColumnTable(Table):
         super().__init__(columns.count, rules)
         self._columns = columns
         self._utf8 = utf8
+
+    def _scan(self, name: bytes) -> int:
+        return self._columns.find(name)
 
     def _load_names(self) -> StringTable:
         columns = self._columns

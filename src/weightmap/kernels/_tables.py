@@ -112,6 +112,11 @@ class Columns:
         bounds = self.dim_bounds
         return self.dtype[i], tuple(ffi.unpack(self.dims + bounds[i], bounds[i + 1] - bounds[i])), self.begin[i]
 
+    def find(self, name: bytes) -> int:
+        """Return the row of the tensor of this name, or -1, by one pass over the names."""
+        row: int = lib.wm_columns_find(self.names, self.names_len, self.bounds, self.count, name, len(name))
+        return row
+
     def check(
         self, bits: bytes, min_ndim: int, max_ndim: int, data_size: int, max_gap: int, *, lax: bool, utf8: bool
     ) -> Fault | None:
