@@ -356,16 +356,20 @@ int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const ui
     const uint32_t wanted = wm_fnv1a32(name, name_len);
     uint64_t names_len = len - n * RECORD, pos = 0;
     for (uint64_t row = 0; row < n; row += BLOCK) {
-        uint64_t end = n - row < BLOCK ? n : row + BLOCK, sum = 0;
-        uint32_t hit = 0;
-        for (uint64_t i = row; i < end; i++) {
-            uint64_t word = load_le64(index + i * RECORD);
-            hit |= (uint32_t)word == wanted;
-            sum += word >> 48;
-        }
-        if (!hit) {
-            pos += sum;
-            continue;
+        uint64_t end = n - row < BLOCK ? n : row + BLOCK;
+        if (end - row == BLOCK) { /* a number of turns that the compiler knows, so that it can write them out */
+            const uint8_t *block = index + row * RECORD;
+            uint64_t sum = 0;
+            uint32_t hit = 0;
+            for (int i = 0; i < BLOCK; i++) {
+                uint64_t word = load_le64(block + i * RECORD);
+                hit |= (uint32_t)word == wanted;
+                sum += word >> 48;
+            }
+            if (!hit) {
+                pos += sum;
+                continue;
+            }
         }
         for (uint64_t i = row; i < end; i++) {
             uint64_t word = load_le64(index + i * RECORD), size = word >> 48;
