@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from weightmap import kernels
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -15,6 +17,15 @@ if TYPE_CHECKING:
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on what the user's environment says about modes."""
     monkeypatch.delenv("WEIGHTMAP_MODE", raising=False)
+
+
+@pytest.fixture(params=kernels.available_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test once for each instruction set."""
+    before = kernels.isa()
+    kernels.use_isa(request.param)
+    yield
+    kernels.use_isa(before)
 
 
 @pytest.fixture

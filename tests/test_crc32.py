@@ -28,7 +28,7 @@ from tests.support import SOURCES
 from weightmap import kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import ModuleType
 
 CSRC = Path(__file__).parent.parent / "csrc"
@@ -46,15 +46,6 @@ LENGTHS = (
 )
 
 DATA = np.random.default_rng(20).integers(0, 256, 32 * MIB + 4097, np.uint8).tobytes()
-
-
-@pytest.fixture(params=kernels.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the test once for each instruction set."""
-    before = kernels.isa()
-    kernels.use_isa(request.param)
-    yield
-    kernels.use_isa(before)
 
 
 def by_definition(data: bytes, value: int = 0) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,9 +13,6 @@ from tests import guard
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 # From the authors' test vectors.
 VECTORS_32 = {
     b"": 0x811C9DC5,
@@ -26,15 +22,6 @@ VECTORS_32 = {
     b"\xff\x00\x00\x01": 0xC48FB86D,
 }
 VECTORS_64 = {b"": 0xCBF29CE484222325, b"a": 0xAF63DC4C8601EC8C, b"foobar": 0x85944171F73967E8}
-
-
-@pytest.fixture(params=kernels.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the test once for each instruction set."""
-    before = kernels.isa()
-    kernels.use_isa(request.param)
-    yield
-    kernels.use_isa(before)
 
 
 def by_definition(data: bytes, bits: int = 32) -> int:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
 from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError
 
 if TYPE_CHECKING:
+    from weightmap import kernels
     from weightmap.table import Table
 
 __all__ = ["table_error"]
 
 # numpy arrays have at most this many dimensions: no format's rule.
 NUMPY_MAX_NDIM = 64
-_KINDS = {code: name for name, code in kernels.FAULTS.items()}
 
 
 def table_error(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
     """Return the error that a fault deserves, with the name of the tensor where that can be read."""
-    kind = _KINDS.get(fault.code, "")
+    kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
     if kind == "TABLE_HOLE" and row == len(table):

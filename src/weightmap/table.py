@@ -323,6 +323,6 @@ class ColumnTable(Table):
         )
         if fault is None:
             return
-        if fault.code != kernels.FAULTS["NAME_FLOOD"]:
+        if fault.kind != "NAME_FLOOD":
             self.fail(fault)
         self.check_names()

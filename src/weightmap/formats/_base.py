@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightmap.dtypes import DType
+    from weightmap.errors import TensorFileError
     from weightmap.limits import Limits
     from weightmap.saving import Sink
     from weightmap.source import Source
@@ -50,6 +51,12 @@ class Options:
         self.checked = checked
         self.strict = strict
         self.limits = limits
+
+    def odd(self, error: TensorFileError, warnings: list[str]) -> None:
+        """Raise `error` in strict mode, else add it to `warnings`."""
+        if self.strict:
+            raise error
+        warnings.append(str(error))
 
 
 class Content:
@@ -132,11 +139,9 @@ class Verification:
             yield piece
             self._report(len(piece))
 
-    def odd(self, error: Exception, *, strict: bool | None = None) -> None:
+    def odd(self, error: TensorFileError) -> None:
         """Raise `error` in strict mode, else note it as a warning."""
-        if self.options.strict if strict is None else strict:
-            raise error
-        self.warn(str(error))
+        self.options.odd(error, self.warnings)
 
 
 class Payload:
@@ -283,9 +288,7 @@ def trailing(source: Source, end: int, options: Options, warnings: list[str]) ->
             actual=source.size,
             expected=f"{end}: there are trailing bytes",
         )
-        if options.strict:
-            raise error
-        warnings.append(str(error))
+        options.odd(error, warnings)
 
 
 def take(source: Source, head: bytes, offset: int, size: int) -> bytes:

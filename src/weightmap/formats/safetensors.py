@@ -100,7 +100,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header = head[8:base] if base <= len(head) else source.pread(8, length)
     scanned = kernels.safetensors_scan(header, _FIELDS, options.limits.max_tensors + 1)
     if isinstance(scanned, kernels.Fault):
-        if scanned.code == kernels.FAULTS["CAPACITY"]:
+        if scanned.kind == "CAPACITY":
             options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
         raise _scan_error(scanned, header)
     columns, found = scanned
@@ -122,7 +122,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
     def verify(run: Verification) -> None:
         if kernels.crc32(run.read(0, base)[_LENGTH.size :]) != seal:
-            run.odd(LayoutError("the header changed after the file was opened", offset=8), strict=True)
+            msg = "the header changed after the file was opened"
+            raise LayoutError(msg, offset=8)
         run.checked("header")
         if "" in table.names:
             run.warn("a tensor has an empty name")
@@ -150,9 +151,7 @@ def _check_extent(
         expected = f"{last}: there are trailing bytes"
         what = "bytes of data"
         error = LayoutError(what, field="data_offsets", offset=base + last, actual=data_size, expected=expected)
-        if options.strict:
-            raise error
-        warnings.append(str(error))
+        options.odd(error, warnings)
 
 
 def _sorted(columns: kernels.Columns) -> kernels.Columns:
@@ -203,11 +202,10 @@ _WORDS = {
     "CAPACITY": "the header lists more tensors or dimensions than its size allows",
     "DIMS": "a tensor has more than 255 dimensions",
 }
-_KINDS = {code: name for name, code in kernels.FAULTS.items()}
 
 
 def _scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
-    kind = _KINDS.get(fault.code, "")
+    kind = fault.kind
     if kind == "JSON_DTYPE":
         found = header[fault.at : fault.at + 24].split(b'"')[1:2]
         actual = repr(found[0].decode(errors="replace")) if found else "unknown"

@@ -31,8 +31,14 @@ class Fault:
         self.actual = actual
         self.expected = expected
 
+    @property
+    def kind(self) -> str:
+        """The name of its code, such as "TABLE_RANGE"."""
+        return _KINDS.get(self.code, "")
+
 
 FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
+_KINDS = {code: name for name, code in FAULTS.items()}
 
 
 def _fault(fault: Any) -> Fault:

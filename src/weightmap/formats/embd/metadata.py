@@ -23,7 +23,7 @@ def check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
         raise field_error(LayoutError, "metadata_size", len(raw), expected)
     count, total = PAIR.unpack_from(raw)
     fault = kernels.pairs_check(raw[PAIR.size :], count)
-    if fault is not None and fault.code == kernels.FAULTS["NAME_FLOOD"]:
+    if fault is not None and fault.kind == "NAME_FLOOD":
         # Everything else has been checked. Somebody made the hashes collide, or there are very many keys: Python's dict
         # tells them apart, with a secret in its hash.
         keys: set[bytes] = set()
@@ -40,12 +40,12 @@ def check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
 
 def _metadata_error(fault: kernels.Fault, count: int, raw: bytes, offset: int) -> FormatError:
     at = offset + PAIR.size + fault.at
-    if fault.code == kernels.FAULTS["NAME_UTF8"]:
+    if fault.kind == "NAME_UTF8":
         return FormatError(f"metadata entry {fault.row} is not UTF-8", field="metadata", offset=at)
-    if fault.code == kernels.FAULTS["NAME_RANGE"] and fault.row == count:
+    if fault.kind == "NAME_RANGE" and fault.row == count:
         expected = f"{fault.at + PAIR.size}: the {count} entries end there"
         return field_error(LayoutError, "metadata_size", len(raw), expected)
-    if fault.code == kernels.FAULTS["NAME_RANGE"]:
+    if fault.kind == "NAME_RANGE":
         expected = f"fewer, or a section longer than {len(raw)} bytes: entry {fault.row} runs past its end"
         what = "metadata entry_count"
         return TruncatedError(what, field="entry_count", offset=offset, actual=count, expected=expected)

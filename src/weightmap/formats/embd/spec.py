@@ -104,10 +104,7 @@ def _check_odd(source: Source, header: Header, footer: tuple[Any, ...], options:
         warnings.append(f"version_minor is {header.version_minor}: written by a newer version of the format")
     for field, value, offset in (("reserved", header.reserved, 60), ("footer reserved", footer[3], source.size - 4)):
         if value:
-            error = FormatError(field, field=field, offset=offset, actual=value, expected=0)
-            if options.strict:
-                raise error
-            warnings.append(str(error))
+            options.odd(FormatError(field, field=field, offset=offset, actual=value, expected=0), warnings)
 
 
 def _check_section(field: str, start: int, size: int, end: int, limit: int, *, names: bool = False) -> int:
