@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,17 @@ def test_pickling(index: Path) -> None:
     (index.parent / TWO).write_bytes(st.build(SECOND | {"more": normal((1,))}))
     with pytest.raises(wm.TensorFileError):
         dict(pickle.loads(blob))
+
+
+@pytest.mark.parametrize("name", [ONE, TWO, "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", [b"", b"no model at all"], ids=["empty", "junk"])
+def test_unpickling_notices_another_file(index: Path, name: str, content: bytes) -> None:
+    """A shard or an index that is another file now is a FileChangedError, even where that file is no model."""
+    with wm.open(index) as f:
+        blob = pickle.dumps(f)
+    (index.parent / name).write_bytes(content)
+    with pytest.raises(wm.FileChangedError, match=re.escape(name)):
+        pickle.loads(blob)
 
 
 def test_linked_shards_are_followed(index: Path, tmp_path: Path) -> None:

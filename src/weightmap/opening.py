@@ -213,9 +213,14 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
 
 def reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
     """Open a file for a pickled handle. Raises `FileChangedError` when it is no longer the same."""
-    source = Source.from_path(path, _mode(options["mode"]))
+    return _open_source(source_of(path, _mode(options["mode"]), identity), options)
+
+
+def source_of(path: str, mode: str, identity: tuple[int, ...]) -> Source:
+    """Open the file that had this `Source.identity`. Raises `FileChangedError` when another one is there now."""
+    source = Source.from_path(path, mode)
     if source.identity != identity:
         source.close()
         msg = "the file is no longer the one that the pickled handle was opened on"
         raise FileChangedError(msg, path=path)
-    return _open_source(source, options)
+    return source

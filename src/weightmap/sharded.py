@@ -18,6 +18,7 @@ from weightmap.errors import (
 from weightmap.file import TensorFile, VerifyReport
 from weightmap.formats import FORMATS, Options
 from weightmap.opening import open as open_file
+from weightmap.opening import source_of
 from weightmap.source import Source
 
 if TYPE_CHECKING:
@@ -256,6 +257,12 @@ class ShardedTensorFile(TensorFile):
         """The files of the model, by name."""
         return dict(self._shards)
 
+    @property
+    def identities(self) -> Mapping[str, tuple[int, ...]]:
+        """Device, inode, size and modification time of the index and of every shard, by name."""
+        index = os.path.basename(self._source.absolute or "")
+        return {index: self._source.identity} | {name: shard.identity for name, shard in self._shards.items()}
+
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Verify every shard: see `TensorFile.verify`."""
         self._check_open()
@@ -287,11 +294,7 @@ class ShardedTensorFile(TensorFile):
             shard.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (
-            self._source.absolute,
-            self._reopen,
-            {name: shard.identity for name, shard in self._shards.items()},
-        )
+        return _reopen, (self._source.absolute, self._reopen, self.identities)
 
     def __repr__(self) -> str:
         state = "closed " if self._closed else ""
@@ -299,13 +302,13 @@ class ShardedTensorFile(TensorFile):
         return f"<{state}TensorFile {self._source.name!r}: {counts}>"
 
 
-def _reopen(path: str, options: dict[str, Any], identities: dict[str, tuple[int, ...]]) -> TensorFile:
+def _reopen(path: str, options: dict[str, Any], identities: Mapping[str, tuple[int, ...]]) -> TensorFile:
+    # Compared before anything is parsed, for another file may be no model at all; and once more when all are open.
+    for name, identity in identities.items():
+        source_of(os.path.join(os.path.dirname(path), name), "mmap", identity).close()
     file = open_sharded(path, options)
-    if (
-        not isinstance(file, ShardedTensorFile)
-        or {name: shard.identity for name, shard in file.shards.items()} != identities
-    ):
+    if not isinstance(file, ShardedTensorFile) or file.identities != identities:
         file.close()
-        msg = "a shard is no longer the one that the pickled handle was opened on"
+        msg = "a file of the model is no longer the one that the pickled handle was opened on"
         raise FileChangedError(msg, path=path)
     return file
