@@ -28,10 +28,6 @@
 #include "crc32_tables.h"
 #include "internal.h"
 
-#if !defined(_WIN32)
-#include <pthread.h>
-#endif
-
 /* What four bytes contribute, with `after` more bytes behind them. */
 static inline uint32_t slice4(uint32_t four, int after) {
     return (slices[after + 3][four & 255] ^ slices[after + 2][four >> 8 & 255]) ^
@@ -78,55 +74,27 @@ uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2) {
 }
 
 /* -------------------------------------------------------------------------------------------------- threads */
-#if !defined(_WIN32)
-enum { MAX_THREADS = 64 };
-/* Starting a thread and waiting for it was measured at 20 microseconds, in which one thread does half a mebibyte. */
+/* In the time that a thread takes to start and to end, one thread does half a mebibyte. */
 static const uint64_t BYTES_A_THREAD = 1 << 20;
 
 typedef struct {
-    pthread_t thread;
     wm_crc32_fn *crc32;
     const uint8_t *data;
-    size_t len;
-    uint32_t crc;
-} part;
+    uint32_t crc[WM_MAX_PARTS];
+    uint64_t len[WM_MAX_PARTS];
+} parts;
 
-static void *run_part(void *arg) {
-    part *p = arg;
-    p->crc = ~p->crc32(~0u, p->data, p->len);
-    return NULL;
+static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
+    parts *p = context;
+    p->len[part] = end - begin;
+    p->crc[part] = ~p->crc32(~0u, p->data + begin, (size_t)(end - begin));
 }
-
-static uint32_t crc32_threads(wm_crc32_fn *crc32, uint32_t crc, const uint8_t *data, size_t len, int threads) {
-    part parts[MAX_THREADS];
-    int started[MAX_THREADS];
-    uint64_t most = len / BYTES_A_THREAD;
-    int n = threads > MAX_THREADS ? MAX_THREADS : threads;
-    if ((uint64_t)n > most) n = (int)most;
-    if (n < 2) return ~crc32(~crc, data, len);
-
-    size_t size = len / (size_t)n & ~(size_t)4095; /* whole pages; the last part takes the rest */
-    for (int i = 1; i < n; i++) {
-        size_t begin = size * (size_t)i;
-        parts[i] = (part){.crc32 = crc32, .data = data + begin, .len = i == n - 1 ? len - begin : size};
-        started[i] = pthread_create(&parts[i].thread, NULL, run_part, &parts[i]) == 0;
-    }
-    crc = ~crc32(~crc, data, size);
-    for (int i = 1; i < n; i++) {
-        if (started[i])
-            pthread_join(parts[i].thread, NULL);
-        else
-            run_part(&parts[i]); /* no thread to be had: the caller does its work */
-        crc = wm_crc32_combine(crc, parts[i].crc, parts[i].len);
-    }
-    return crc;
-}
-#endif
 
 uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads) {
     wm_crc32_fn *crc32 = wm_variants_in_use()->crc32;
-#if !defined(_WIN32)
-    if (threads > 1) return crc32_threads(crc32, crc, data, (size_t)len, threads);
-#endif
-    return ~crc32(~crc, data, (size_t)len);
+    if (threads < 2 || len < 2 * BYTES_A_THREAD) return ~crc32(~crc, data, (size_t)len);
+    parts p = {.crc32 = crc32, .data = data};
+    int n = wm_run_parts(run_part, &p, len, 4096, BYTES_A_THREAD, threads); /* parts of whole pages */
+    for (int i = 0; i < n; i++) crc = wm_crc32_combine(crc, p.crc[i], p.len[i]);
+    return crc;
 }

@@ -97,6 +97,15 @@ static inline void wm_fnv1a32_run(const uint8_t *first, const uint8_t *end, cons
     wm_variants_in_use()->fnv1a32(first, end, lengths, gap, n, out);
 }
 
+/* ------------------------------------------------------------------------------------------------ threads
+ * Divides the work [0, n) into at most `threads` parts (and WM_MAX_PARTS), each of at least `least` and beginning at a
+ * multiple of `align`, and calls run(context, part, begin, end) for each, in threads of their own where there are any.
+ * Returns the number of parts when all are done: 1 when dividing is not worth while.
+ */
+enum { WM_MAX_PARTS = 64 };
+typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
+int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads);
+
 /* The variants; a name states what the function requires. */
 wm_crc32_fn crc32_portable;
 wm_fnv1a32_fn fnv1a32_portable;

@@ -351,7 +351,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes | memo
         pytest.skip("this CPU lacks AVX-512")
     compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
     library = tmp_path_factory.mktemp("emulated") / "kernel.so"
-    sources = [CSRC / "crc32.c", CSRC / "fnv1a.c", CSRC / "cpu.c", CSRC / "select.c", *(CSRC / "x86").glob("*.c")]
+    sources = [*(path for path in CSRC.glob("*.c") if path.name != "python.c"), *(CSRC / "x86").glob("*.c")]
     subprocess.run(
         [compiler, *FLAGS, f"-I{CSRC}", *map(str, sources), "-pthread", "-o", str(library)],
         check=True,
