@@ -17,14 +17,14 @@ static inline void store32(float *out, uint32_t bits) { memcpy(out, &bits, sizeo
 
 /* Without branches, so that compilers make vector code of a loop over it. */
 static inline uint32_t float_of_half(uint32_t half) {
-    const uint32_t magnitude = half & 0x7FFF;
-    uint32_t bits = (magnitude << 13) + (112u << 23);
-    bits += magnitude >= 0x7C00 ? 112u << 23 : 0;
-    bits |= magnitude > 0x7C00 ? 1u << 22 : 0;
-    float multiple = (float)(int32_t)magnitude * 0x1p-24f; /* exact in every mode of the CPU: no operand is subnormal */
-    uint32_t small;
-    memcpy(&small, &multiple, sizeof small);
-    return (magnitude < 0x0400 ? small : bits) | (half & 0x8000) << 16;
+    const int32_t magnitude = (int32_t)(half & 0x7FFF);
+    const uint32_t special = 0u - (uint32_t)(magnitude >= 0x7C00), nan = 0u - (uint32_t)(magnitude > 0x7C00);
+    const uint32_t small = 0u - (uint32_t)(magnitude < 0x0400); /* all ones, or zero */
+    const float product = (float)magnitude * 0x1p-24f; /* exact in every mode of the CPU: no operand is subnormal */
+    uint32_t multiple;
+    memcpy(&multiple, &product, sizeof multiple);
+    const uint32_t moved = ((uint32_t)magnitude << 13) + (112u << 23) + (special & (112u << 23));
+    return (small & multiple) | (~small & (moved | (nan & (1u << 22)))) | (half & 0x8000) << 16;
 }
 
 void f16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream) {
