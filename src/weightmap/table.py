@@ -273,14 +273,28 @@ class ColumnTable(Table):
     rules : Rules
     utf8 : bool
         Whether names are still to be checked for UTF-8.
+    locate : callable, optional
+        Returns where the entry of a row lies in the file, for messages; None where that is not known.
     """
 
-    __slots__ = ("_columns", "_utf8")
+    __slots__ = ("_columns", "_locate", "_utf8")
 
-    def __init__(self, columns: kernels.Columns, rules: Rules, *, utf8: bool) -> None:
+    def __init__(
+        self,
+        columns: kernels.Columns,
+        rules: Rules,
+        *,
+        utf8: bool,
+        locate: Callable[[int], int | None] | None = None,
+    ) -> None:
         super().__init__(columns.count, rules)
         self._columns = columns
         self._utf8 = utf8
+        self._locate = locate
+
+    def position(self, row: int) -> int | None:
+        """Return where the entry of a row lies in the file, where the format says so."""
+        return self._locate(row) if self._locate is not None and row < self._count else None
 
     def _scan(self, name: bytes) -> int:
         return self._columns.find(name)
