@@ -198,7 +198,18 @@ typedef struct {
     uint64_t end;                          /* where padding begins */
     uint64_t wide;                         /* where an integer takes more bytes than it needs; len when none does */
     int32_t layout;
+    int32_t part;                          /* with a fault: the part of the header that was being read */
+    int32_t keys_in_doubt;                 /* 1 when keys of the metadata repeat, or their hashes collide too much to tell */
 } wm_bintensors;
+enum {
+    WM_BIN_METADATA = 0,
+    WM_BIN_TENSORS = 1, /* the number of tensors */
+    WM_BIN_NAME = 2,
+    WM_BIN_DTYPE = 3,
+    WM_BIN_SHAPE = 4,
+    WM_BIN_OFFSETS = 5,
+    WM_BIN_MAP = 6
+};
 int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
                        wm_bintensors *out, wm_fault *fault);
 

@@ -206,14 +206,14 @@ def _extras(
         if directory.vocab is not None:
             vocab, special_ids = directory.vocab, directory.special_ids
     have = {
-        "metadata": metadata,
+        "metadata": metadata if metadata or file.has_metadata else None,
         "vocab": vocab,
         "special_ids": special_ids,
         "config": file.config,
         "tokenizer": file.tokenizer,
     }
     carried = found.carries[layout]
-    extras = {name: value for name, value in have.items() if name in carried and value not in (None, {})}
+    extras = {name: value for name, value in have.items() if name in carried and value is not None}
     words = {
         "metadata": f"{len(metadata)} metadata entries",
         "config": "the configuration",

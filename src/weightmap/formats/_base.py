@@ -69,6 +69,8 @@ class Content:
     table : Table
     load_metadata : callable
         Returns the metadata; called at the first use.
+    has_metadata : bool
+        Whether the file has metadata, be it empty: some formats tell that from none.
     vocab : Vocabulary or None
     config, tokenizer
         None in formats that have none.
@@ -78,7 +80,17 @@ class Content:
         What is odd and was let pass.
     """
 
-    __slots__ = ("config", "layout", "load_metadata", "table", "tokenizer", "verify", "vocab", "warnings")
+    __slots__ = (
+        "config",
+        "has_metadata",
+        "layout",
+        "load_metadata",
+        "table",
+        "tokenizer",
+        "verify",
+        "vocab",
+        "warnings",
+    )
 
     def __init__(
         self,
@@ -86,6 +98,7 @@ class Content:
         table: Table,
         *,
         load_metadata: Callable[[], dict[str, Any]],
+        has_metadata: bool = False,
         verify: Callable[[Verification], None],
         vocab: Vocabulary | None = None,
         config: Mapping[str, Any] | None = None,
@@ -95,6 +108,7 @@ class Content:
         self.layout = layout
         self.table = table
         self.load_metadata = load_metadata
+        self.has_metadata = has_metadata
         self.verify = verify
         self.vocab = vocab
         self.config = config
@@ -276,6 +290,15 @@ def refuse(what: str, reasons: Sequence[str]) -> NoReturn:
     shown = "; ".join(reasons[:100]) + (f"; and {len(reasons) - 100} more" if len(reasons) > 100 else "")
     msg = f"{what} cannot express this: {shown}"
     raise EncodeError(msg)
+
+
+def encodable(text: str) -> bool:
+    """Say whether a text can be UTF-8: a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def trailing(source: Source, end: int, options: Options, warnings: list[str]) -> None:
