@@ -26,6 +26,8 @@ int wm_isa_selected(void);              /* the tier in use; the best available o
 int wm_isa_select(int tier);            /* use this tier from now on, in all threads; 0, or -1 when not available */
 const char *wm_crc32_variant(void);     /* name of the function in use for long inputs: "crc32_x86_pclmulqdq", ... */
 const char *wm_fnv1a32_variant(void);   /* the same for batches of names */
+const char *wm_f16_to_f32_variant(void);
+const char *wm_bf16_to_f32_variant(void);
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
  * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
@@ -50,6 +52,16 @@ uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len);
  * (hashes before it are written). */
 int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
                         uint32_t *out);
+
+/* --------------------------------------------------------------------------------------------------- halves
+ * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n), which lie elsewhere.
+ * Uses up to `threads` threads, fewer when there is little to do. Every bit of the result is fixed, whatever the CPU.
+ */
+/* IEEE 754 binary16. Exact: zeros, subnormal numbers and infinities too. A NaN keeps its sign and the bits of its fraction,
+ * moved up by 13, and becomes quiet: bit 22 is set. */
+void wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+/* bfloat16. The bits moved up by 16 and nothing else: a signalling NaN stays one. */
+void wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 
 /* ------------------------------------------------------------------------------- length-prefixed strings
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries
