@@ -133,6 +133,16 @@ enum {
     WM_FAULT_NAME_FLOOD = 45,      /* hashes collide too much to tell duplicates quickly */
     WM_FAULT_MEMORY = 46,          /* no memory for the scan's own table */
     WM_FAULT_COLUMN = 47,          /* a column is shorter than the table: an error of the caller */
+    /* headers in the encoding of bincode; at: where the integer, string, tag or count begins */
+    WM_FAULT_BIN_END = 48,         /* the header ends within an integer; actual: bytes left, expected: bytes needed */
+    WM_FAULT_BIN_INTEGER = 49,     /* actual: a first byte of 254 or 255 */
+    WM_FAULT_BIN_OPTION = 50,      /* actual: a tag that is neither 0 nor 1 */
+    WM_FAULT_BIN_COUNT = 51,       /* actual: a count or length, expected: the most that the bytes left could hold */
+    WM_FAULT_BIN_UTF8 = 52,        /* a string of the metadata */
+    WM_FAULT_BIN_DTYPE = 53,       /* row, actual: the code, expected: number of codes */
+    WM_FAULT_BIN_INDEX = 54,       /* row: entry of the map, actual: its index, expected: number of tensors */
+    WM_FAULT_BIN_ALIAS = 55,       /* row: entry of the map, actual: an index that an earlier entry has */
+    WM_FAULT_BIN_MAP = 56,         /* actual: entries of the map, expected: number of tensors */
     /* layers of CNN v2 */
     WM_FAULT_LAYER_ZERO = 64       /* row, at: kernel_size, in_channels or out_channels that is 0 */
 };
@@ -160,6 +170,39 @@ typedef struct {
 int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, uint64_t cap,
                         uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
                         uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------------------- BinTensors
+ * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1 the specification's, 2 the current
+ * one, 3: the first of them that fits) and turns it into columns as wm_safetensors_scan has them, rows in the order of the
+ * file's list of tensors. dtype[i] is the format's code, 0 to 14. Structure alone is checked, not ranges, uniqueness of names
+ * or their UTF-8 (see wm_columns_check); strings of the metadata are UTF-8. The bytes must not change meanwhile.
+ *
+ * Capacities: names names_cap >= len bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap, below
+ * 2^32 - 1, as is len. A tensor takes at least 5 bytes, so cap = len / 5 + 1 and dims_cap = len are always enough. A file with
+ * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled and
+ * out->layout the layout that it is about: of two, that which fitted further.
+ */
+typedef struct {
+    uint64_t cap, dims_cap, names_cap;
+    uint8_t *names;
+    uint32_t *bounds;
+    uint8_t *dtype;
+    uint64_t *dims;
+    uint32_t *dim_bounds;
+    uint64_t *begin, *end;
+} wm_bintensors_columns;
+typedef struct {
+    uint64_t n_tensors, n_dims, names_len;
+    uint64_t metadata_count;               /* pairs of the metadata */
+    uint64_t metadata_begin, metadata_end; /* where they lie; begin 0 when there is no metadata, not even an empty one */
+    uint64_t map_begin;                    /* where the map of names begins; 0 in the current layout */
+    uint64_t data_end;                     /* the largest end */
+    uint64_t end;                          /* where padding begins */
+    uint64_t wide;                         /* where an integer takes more bytes than it needs; len when none does */
+    int32_t layout;
+} wm_bintensors;
+int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
+                       wm_bintensors *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------------------- CNN v2
  * Turns n layer records of 20 bytes, which lie in records[0, len), into columns as wm_safetensors_scan fills them: names

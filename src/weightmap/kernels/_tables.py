@@ -1,4 +1,4 @@
-"""Tables of tensors in C: columns, records, the headers of safetensors and of CNN v2. Used by weightmap.table and the formats."""
+"""Tables of tensors in C: columns, records, the header of safetensors. Used by weightmap.table and the formats."""
 
 from __future__ import annotations
 
@@ -238,6 +238,53 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Co
         return _fault(fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found
+
+
+# Fewest bytes that one tensor takes in a header: an empty name, dtype, no dimensions, start, end.
+_BINTENSORS_ENTRY = 5
+
+
+def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Columns, Any, Fault | None]:
+    """Turn the header of a BinTensors file into columns, and say what is wrong with it.
+
+    Parameters
+    ----------
+    header : bytes
+        With its padding.
+    layouts : int
+        1 the specification's, 2 the current one, 3 the first of them that fits.
+    max_tensors : int
+        No more are read: a fault CAPACITY, which says where the next one begins.
+
+    Returns
+    -------
+    columns : Columns
+        In the order of the file's list.
+    found : wm_bintensors
+        See kernels.h.
+    fault : Fault or None
+    """
+    size = len(header)
+    columns = Columns.scratch(size, min(size // _BINTENSORS_ENTRY + 1, max_tensors), size)
+    filled = ffi.new(
+        "wm_bintensors_columns *",
+        (
+            columns.count,
+            size,
+            size,
+            columns.names,
+            columns.bounds,
+            columns.dtype,
+            columns.dims,
+            columns.dim_bounds,
+            columns.begin,
+            columns.end,
+        ),
+    )
+    found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    failed = lib.wm_bintensors_scan(header, size, layouts, filled, found, fault)
+    columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
+    return columns, found, _fault(fault) if failed else None
 
 
 # Bytes of room for the name of a layer, and of its record.
