@@ -1,4 +1,4 @@
-"""Tables of tensors in C: columns, records, the header of safetensors. Used by weightmap.table and the formats."""
+"""Tables of tensors in C: columns, records, the headers that need a scan. Used by weightmap.table and the formats."""
 
 from __future__ import annotations
 
