@@ -154,7 +154,9 @@ enum {
     WM_FAULT_BIN_DTYPE = 53,       /* row, actual: the code, expected: number of codes */
     WM_FAULT_BIN_INDEX = 54,       /* row: entry of the map, actual: its index, expected: number of tensors */
     WM_FAULT_BIN_ALIAS = 55,       /* row: entry of the map, actual: an index that an earlier entry has */
-    WM_FAULT_BIN_MAP = 56          /* actual: entries of the map, expected: number of tensors */
+    WM_FAULT_BIN_MAP = 56,         /* actual: entries of the map, expected: number of tensors */
+    /* layers of CNN v2 */
+    WM_FAULT_LAYER_ZERO = 64       /* row, at: kernel_size, in_channels or out_channels that is 0 */
 };
 
 /* ------------------------------------------------------------------------------------------------ safetensors
@@ -224,6 +226,22 @@ enum {
 };
 int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
                        wm_bintensors *out, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------------------------- CNN v2
+ * Turns n layer records of 20 bytes, which lie in records[0, len), into columns as wm_safetensors_scan fills them: names
+ * "layer.<i>.weight", dtype 0, dims out, in, k, k, and offsets in bytes from the first weight on, without wrapping around.
+ * No dimension is 0; whether the rest agrees is for wm_columns_check to say. Capacities: names_cap bytes of names, at least
+ * 32 for each layer; bounds and dim_bounds n + 1, dims 4 * n, the others n. Returns 0, or -1 with *fault filled: LAYER_ZERO,
+ * CAPACITY (more layers than the bounds can count), COLUMN. names must not overlap records.
+ */
+typedef struct {
+    uint64_t names_len;
+    uint64_t counted; /* sum of weight_count */
+    uint64_t needed;  /* sum of out * in * k * k, or 2^64 - 1 where it is more */
+} wm_cnn;
+int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t names_cap, uint8_t *names, uint32_t *bounds,
+                  uint8_t *dtype, uint64_t *dims, uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_cnn *out,
+                  wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes

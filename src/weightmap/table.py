@@ -10,6 +10,7 @@ asked for.
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -20,7 +21,7 @@ from weightmap.faults import NUMPY_MAX_NDIM, table_error
 from weightmap.strings import StringTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ColumnTable", "Row", "Rules", "Table", "TensorInfo"]
 
 _INT64_MAX = (1 << 63) - 1
+_NO_FIELDS: Mapping[str, tuple[str, int]] = MappingProxyType({})
 # Rows that are turned into Python objects at once, when all are asked for.
 _BATCH = 4096
 
@@ -83,9 +85,26 @@ class Rules:
         Bytes of padding allowed before a tensor and after the last one.
     lax : bool
         Order, overlap and holes are not looked at.
+    fields : mapping of str to (str, int)
+        What the format calls the fields that messages name, and where each lies in the entry of a row, in bytes; by our
+        names: "data_offset", "data_size", "dtype", "name", "ndim", "shape". Those that are missing are called as here.
+    unit : int
+        Bytes that the format's own offsets and sizes count in; for messages.
     """
 
-    __slots__ = ("alignment", "base", "bits", "data_size", "dtypes", "lax", "max_gap", "max_ndim", "min_ndim")
+    __slots__ = (
+        "alignment",
+        "base",
+        "bits",
+        "data_size",
+        "dtypes",
+        "fields",
+        "lax",
+        "max_gap",
+        "max_ndim",
+        "min_ndim",
+        "unit",
+    )
 
     def __init__(
         self,
@@ -99,6 +118,8 @@ class Rules:
         max_gap: int = 0,
         *,
         lax: bool = False,
+        fields: Mapping[str, tuple[str, int]] = _NO_FIELDS,
+        unit: int = 1,
     ) -> None:
         self.dtypes = dtypes
         self.bits = bits
@@ -109,6 +130,8 @@ class Rules:
         self.alignment = alignment
         self.max_gap = max_gap
         self.lax = lax
+        self.fields = fields
+        self.unit = unit
 
 
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any) -> NDArray[np.intp]:

@@ -256,9 +256,30 @@ class Format:
         What every file begins with, at least four printable characters; empty where the format has no such thing.
     dtypes : mapping of str to frozenset
         By layout: the canonical names of the data types that it can hold.
+    metadata_keys : frozenset of str or None
+        The only metadata keys that it has a place for: `save` refuses others, `convert` leaves them behind. None: any.
+    text_metadata : bool
+        Metadata values are strings and nothing else: `convert` writes integers as decimal strings.
+    layout_for : callable or None
+        ``layout_for(metadata)``: which layout the metadata calls for, where the caller asked for none; None for the
+        first. Raises `EncodeError` for a layout that does not exist.
     """
 
-    __slots__ = ("carries", "dtypes", "layouts", "magic", "name", "parse", "plan", "sniff", "suffixes", "title")
+    __slots__ = (
+        "carries",
+        "dtypes",
+        "layout_for",
+        "layouts",
+        "magic",
+        "metadata_keys",
+        "name",
+        "parse",
+        "plan",
+        "sniff",
+        "suffixes",
+        "text_metadata",
+        "title",
+    )
 
     def __init__(
         self,
@@ -272,6 +293,10 @@ class Format:
         carries: Mapping[str, frozenset[str]],
         dtypes: Mapping[str, frozenset[str]],
         magic: bytes = b"",
+        *,
+        metadata_keys: frozenset[str] | None = None,
+        text_metadata: bool = False,
+        layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None,
     ) -> None:
         self.name = name
         self.title = title
@@ -283,6 +308,9 @@ class Format:
         self.carries = carries
         self.dtypes = dtypes
         self.magic = magic
+        self.metadata_keys = metadata_keys
+        self.text_metadata = text_metadata
+        self.layout_for = layout_for
 
 
 def refuse(what: str, reasons: Sequence[str]) -> NoReturn:

@@ -215,4 +215,5 @@ FORMAT = Format(
     plan=plan,
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(_CODE)},
+    text_metadata=True,
 )

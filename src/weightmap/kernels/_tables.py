@@ -1,4 +1,4 @@
-"""Tables of tensors in C: columns, records, the header of safetensors. Used by weightmap.table and the formats."""
+"""Tables of tensors in C: columns, records, the headers that need a scan. Used by weightmap.table and the formats."""
 
 from __future__ import annotations
 
@@ -312,3 +312,46 @@ def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Colu
     failed = lib.wm_bintensors_scan(header, size, layouts, filled, found, fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found, _fault(fault) if failed else None
+
+
+# Bytes of room for the name of a layer, and of its record.
+_LAYER_NAME, _LAYER_RECORD = 32, 20
+
+
+def cnn_layers(records: bytes) -> tuple[Columns, Any] | Fault:
+    """Turn the layer records of a CNN v2 file into columns, or say what is wrong with one.
+
+    Parameters
+    ----------
+    records : bytes
+        20 for each layer.
+
+    Returns
+    -------
+    columns : Columns
+        Offsets in bytes, relative to the weights.
+    found : wm_cnn
+        See kernels.h.
+    """
+    count = len(records) // _LAYER_RECORD
+    columns = Columns.scratch(_LAYER_NAME * count, count, 4 * count)
+    found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
+    failed = lib.wm_cnn_layers(
+        records,
+        len(records),
+        count,
+        columns.names_len,
+        columns.names,
+        columns.bounds,
+        columns.dtype,
+        columns.dims,
+        columns.dim_bounds,
+        columns.begin,
+        columns.end,
+        found,
+        fault,
+    )
+    if failed:
+        return _fault(fault)
+    columns.names_len = found.names_len
+    return columns, found
