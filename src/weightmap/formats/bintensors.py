@@ -79,6 +79,7 @@ DTYPE_NAMES = (
 _DTYPES = tuple(DTYPES[name] for name in DTYPE_NAMES)
 _BITS = bits_of(_DTYPES)
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
+_FIELDS = {"data_offset": ("data_offsets", 0)}
 LAYOUTS = {"spec": 1, "current": 2}
 _EITHER = 3
 # A length of this many bytes is not written in four printable characters, as the magic bytes of other formats are.
@@ -147,7 +148,7 @@ class _Reading:
             options.limits.check("max_tensors", columns.count, "number of tensors")
         self._check_padding()
         check_end(found.data_end, base, source.size, options, warnings)
-        rules = Rules(_DTYPES, _BITS, base, found.data_end, 0, NUMPY_MAX_NDIM, 1, 0, lax=aliased)
+        rules = Rules(_DTYPES, _BITS, base, found.data_end, 0, NUMPY_MAX_NDIM, 1, 0, lax=aliased, fields=_FIELDS)
         table = ColumnTable(columns, rules, utf8=True, locate=None if aliased else self._locator())
         table.check()
         metadata = self._metadata()
@@ -365,4 +366,5 @@ FORMAT = Format(
     plan=plan,
     carries={layout: frozenset({"metadata"}) for layout in LAYOUTS},
     dtypes={layout: frozenset(DTYPE_NAMES) for layout in LAYOUTS},
+    text_metadata=True,
 )
