@@ -67,6 +67,8 @@ DTYPES: dict[str, DType] = {
     **{name: DType(name, bits) for name, bits in (_ML_DTYPES | _PACKED).items()},
 }
 _loaded: dict[str, np.dtype[Any]] = {}
+_known: dict[np.dtype[Any], DType | None] = {}
+_KNOWN_MOST = 256
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -102,4 +104,12 @@ def _load(dtype: DType) -> np.dtype[Any]:
 
 def dtype_of(dtype: DTypeLike) -> DType | None:
     """Return the `DType` of a numpy dtype in either byte order, or None when no format has it."""
-    return DTYPES.get(np.dtype(dtype).name)
+    key = np.dtype(dtype)
+    try:
+        return _known[key]
+    except KeyError:
+        # numpy makes the name anew each time, which takes longer than all else that is asked of a small array.
+        found = DTYPES.get(key.name)
+        if len(_known) < _KNOWN_MOST:  # structured dtypes are without number
+            _known[key] = found
+        return found
