@@ -247,8 +247,10 @@ int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t nam
  * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes
  * without overflow, range within the data, alignment, rising order without overlap, holes of at most max_gap bytes;
  * with `lax` not 0 order, overlap and holes are not looked at. `bits` has the bits of one element for each of n_dtypes
- * dtype codes, 0 for no such code.
+ * dtype codes, 0 for no such code, and WM_BITS_DECLARED where a tensor takes the bytes from its begin to its end, whatever
+ * its shape: so do quantised ones.
  */
+enum { WM_BITS_DECLARED = 255 };
 /* Checks n tensors by columns as wm_safetensors_scan fills them, and that their names, names[bounds[i], bounds[i+1]), are
  * unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
 int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,

@@ -103,6 +103,13 @@ static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault 
             if (dim != 0) return wm_fail(fault, WM_FAULT_TABLE_UNUSED_DIM, row, 0, dim, 0);
         }
     uint64_t total;
+    if (bits == WM_BITS_DECLARED && t->end.data) { /* the shape is legal, and says nothing of the bytes */
+        uint64_t offset = load_le64(t->offset.data + row * t->offset.stride);
+        uint64_t end = load_le64(t->end.data + row * t->end.stride);
+        if (end < offset || end > LIMIT) return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
+        *nbytes = end - offset;
+        return 0;
+    }
     if (!mul(count, bits, &total)) return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
     *nbytes = empty ? 0 : (total + 7) / 8;
     return 0;

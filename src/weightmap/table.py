@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap import kernels
+from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError
 from weightmap.faults import NUMPY_MAX_NDIM, table_error
 from weightmap.strings import StringTable
@@ -134,13 +135,18 @@ class Rules:
         self.unit = unit
 
 
-def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any) -> NDArray[np.intp]:
-    """Return where runs begin: where dtype or shape changes, or the distance to the row before does."""
+def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:
+    """Return where runs begin: where dtype or shape changes, or the distance to the row before does.
+
+    Rows of the codes in `declared`, whose bytes do not follow from their shape, are runs of their own.
+    """
     breaks = np.ones(len(codes), np.bool_)
     if len(codes) > 1:
         alike = (codes[1:] == codes[:-1]) & (ndims[1:] == ndims[:-1]) & (dims[1:] == dims[:-1]).all(1)
         # Backwards is not a run: distances are unsigned here, and rows may be in any order in lax mode.
         alike &= offsets[1:] >= offsets[:-1]
+        if declared:
+            alike &= ~np.isin(codes[1:], declared)
         steps = offsets[1:] - offsets[:-1]
         breaks[1:] = ~alike
         breaks[2:] |= alike[1:] & alike[:-1] & (steps[1:] != steps[:-1])
@@ -215,9 +221,10 @@ class Table:
         Each run is dtype, shape, offset and bytes of its first row, the number of its rows, and the bytes from one to
         the next.
         """
+        declared = [code for code, bits in enumerate(self.rules.bits) if bits == DECLARED]
         for first in range(0, self._count, _BATCH):
             codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self._count))
-            starts = _starts(codes, ndims, dims, offsets)
+            starts = _starts(codes, ndims, dims, offsets, declared)
             count = len(codes)
             columns = (part[starts].tolist() for part in (codes, ndims, dims, offsets))
             for start, end, code, ndim, shape, offset in zip(
@@ -230,14 +237,18 @@ class Table:
         """Check the rows from i on that lie from `offset` to `last`."""
         rules = self.rules
         dtype = self._dtype(code, i)
-        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
-        if not nbytes or len(shape) > rules.max_ndim:
+        nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
+        if not nbytes or len(shape) > rules.max_ndim or dtype.quantized:
             self._check_shape(i, shape, dtype)
         highest = max(offset, last)
         if highest > rules.data_size - nbytes:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, highest + nbytes, rules.data_size))
         step = (last - offset) // (count - 1) if count > 1 else 0
         return dtype, shape, rules.base + offset, nbytes, count, step
+
+    def _declared(self, i: int) -> int:
+        """Return the bytes that row i has by its own statement. Only a table that knows schemes is asked."""
+        raise NotImplementedError
 
     def _check_shape(self, i: int, shape: tuple[int, ...], dtype: DType) -> None:
         """Refuse what numpy refuses, where the table was not checked as a whole: its errors are not of our tree."""
@@ -331,12 +342,17 @@ class ColumnTable(Table):
         code, shape, offset = self._columns.raw(i)
         rules = self.rules
         dtype = self._dtype(code, i)
-        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
+        nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
         if offset > rules.data_size - nbytes or nbytes > _INT64_MAX:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
         if not nbytes or len(shape) > rules.max_ndim:
             self._check_shape(i, shape, dtype)
         return Row(dtype, shape, rules.base + offset, nbytes)
+
+    def _declared(self, i: int) -> int:
+        columns = self._columns
+        nbytes: int = columns.end[i] - columns.begin[i]
+        return nbytes
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         columns, count = self._columns, last - first
