@@ -82,12 +82,19 @@ typedef uint32_t wm_crc32_fn(uint32_t state, const uint8_t *data, size_t len);
 /* Hashes n names that lie back to back, `gap` bytes between two, all within [first, end). Reads nothing outside. */
 typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
                            uint32_t *out);
+/* Converts n halves to floats. `in` may lie anywhere, `out` where a float may. With `stream` not 0 the output goes past
+ * the caches. */
+typedef void wm_half_fn(const uint8_t *in, float *out, uint64_t n, int stream);
 
 typedef struct {
     wm_crc32_fn *crc32;
     const char *crc32_name;
     wm_fnv1a32_fn *fnv1a32;
     const char *fnv1a32_name;
+    wm_half_fn *f16_to_f32;
+    const char *f16_to_f32_name;
+    wm_half_fn *bf16_to_f32;
+    const char *bf16_to_f32_name;
 } wm_variants;
 const wm_variants *wm_variants_in_use(void); /* select.c */
 
@@ -106,18 +113,34 @@ enum { WM_MAX_PARTS = 64 };
 typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads);
 
+/* table.c: 0 when no two of n strings data[position[2 * i], position[2 * i + 1]) are equal; or -1 with *fault: NAME_DUPLICATE,
+ * NAME_FLOOD, MEMORY. The caller has checked that they lie in data. */
+int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------------------ streaming
+ * Whether an output of so many bytes, over all threads, is better stored past the caches.
+ */
+static inline int wm_stream_worthwhile(uint64_t bytes) { return bytes >= (uint64_t)32 << 20; }
+/* So far ahead, in bytes, a kernel that streams its output asks for its input: the loads between the stores come too
+ * irregularly for the CPU to do it by itself. */
+enum { WM_STREAM_AHEAD = 1024 };
+
 /* The variants; a name states what the function requires. */
 wm_crc32_fn crc32_portable;
 wm_fnv1a32_fn fnv1a32_portable;
+wm_half_fn f16_to_f32_portable, bf16_to_f32_portable;
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
 wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
+wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;
+wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;
 wm_crc32_fn crc32_arm_pmull;
+wm_half_fn f16_to_f32_arm_neon, bf16_to_f32_arm_neon;
 #endif
 
 #endif

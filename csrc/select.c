@@ -30,7 +30,8 @@ static const tier tiers[] = {
 };
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
-#define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable"}
+#define PORTABLE_HALF f16_to_f32_portable, "f16_to_f32_portable", bf16_to_f32_portable, "bf16_to_f32_portable"
+#define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_HALF}
 #if defined(_MSC_VER) && !defined(__clang__)
 #define ATOMIC volatile /* there a volatile pointer is read and written whole and in order */
 #else
@@ -59,6 +60,11 @@ static wm_variants choose(uint32_t features) {
         USE(fnv1a32, fnv1a32_x86_avx512);
     else if (HAS(WM_AVX2))
         USE(fnv1a32, fnv1a32_x86_avx2);
+
+    if (HAS(WM_AVX512))
+        USE(f16_to_f32, f16_to_f32_x86_avx512), USE(bf16_to_f32, bf16_to_f32_x86_avx512);
+    else if (HAS(WM_AVX2))
+        USE(f16_to_f32, f16_to_f32_x86_avx2), USE(bf16_to_f32, bf16_to_f32_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
 #if defined(__APPLE__)
@@ -66,6 +72,7 @@ static wm_variants choose(uint32_t features) {
 #else
         USE(crc32, crc32_arm_crc_pmull);
 #endif
+        USE(f16_to_f32, f16_to_f32_arm_neon), USE(bf16_to_f32, bf16_to_f32_arm_neon);
     }
 #endif
     (void)features;
@@ -110,3 +117,5 @@ int wm_isa_select(int t) {
 
 const char *wm_crc32_variant(void) { return wm_variants_in_use()->crc32_name; }
 const char *wm_fnv1a32_variant(void) { return wm_variants_in_use()->fnv1a32_name; }
+const char *wm_f16_to_f32_variant(void) { return wm_variants_in_use()->f16_to_f32_name; }
+const char *wm_bf16_to_f32_variant(void) { return wm_variants_in_use()->bf16_to_f32_name; }

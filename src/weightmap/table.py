@@ -10,6 +10,7 @@ asked for.
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -20,7 +21,7 @@ from weightmap.faults import NUMPY_MAX_NDIM, table_error
 from weightmap.strings import StringTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ColumnTable", "Row", "Rules", "Table", "TensorInfo"]
 
 _INT64_MAX = (1 << 63) - 1
+_NO_FIELDS: Mapping[str, tuple[str, int]] = MappingProxyType({})
 # Rows that are turned into Python objects at once, when all are asked for.
 _BATCH = 4096
 
@@ -83,9 +85,26 @@ class Rules:
         Bytes of padding allowed before a tensor and after the last one.
     lax : bool
         Order, overlap and holes are not looked at.
+    fields : mapping of str to (str, int)
+        What the format calls the fields that messages name, and where each lies in the entry of a row, in bytes; by our
+        names: "data_offset", "data_size", "dtype", "name", "ndim", "shape". Those that are missing are called as here.
+    unit : int
+        Bytes that the format's own offsets and sizes count in; for messages.
     """
 
-    __slots__ = ("alignment", "base", "bits", "data_size", "dtypes", "lax", "max_gap", "max_ndim", "min_ndim")
+    __slots__ = (
+        "alignment",
+        "base",
+        "bits",
+        "data_size",
+        "dtypes",
+        "fields",
+        "lax",
+        "max_gap",
+        "max_ndim",
+        "min_ndim",
+        "unit",
+    )
 
     def __init__(
         self,
@@ -99,6 +118,8 @@ class Rules:
         max_gap: int = 0,
         *,
         lax: bool = False,
+        fields: Mapping[str, tuple[str, int]] = _NO_FIELDS,
+        unit: int = 1,
     ) -> None:
         self.dtypes = dtypes
         self.bits = bits
@@ -109,6 +130,8 @@ class Rules:
         self.alignment = alignment
         self.max_gap = max_gap
         self.lax = lax
+        self.fields = fields
+        self.unit = unit
 
 
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any) -> NDArray[np.intp]:
@@ -273,14 +296,28 @@ class ColumnTable(Table):
     rules : Rules
     utf8 : bool
         Whether names are still to be checked for UTF-8.
+    locate : callable, optional
+        Returns where the entry of a row lies in the file, for messages; None where that is not known.
     """
 
-    __slots__ = ("_columns", "_utf8")
+    __slots__ = ("_columns", "_locate", "_utf8")
 
-    def __init__(self, columns: kernels.Columns, rules: Rules, *, utf8: bool) -> None:
+    def __init__(
+        self,
+        columns: kernels.Columns,
+        rules: Rules,
+        *,
+        utf8: bool,
+        locate: Callable[[int], int | None] | None = None,
+    ) -> None:
         super().__init__(columns.count, rules)
         self._columns = columns
         self._utf8 = utf8
+        self._locate = locate
+
+    def position(self, row: int) -> int | None:
+        """Return where the entry of a row lies in the file, where the format says so."""
+        return self._locate(row) if self._locate is not None and row < self._count else None
 
     def _scan(self, name: bytes) -> int:
         return self._columns.find(name)
