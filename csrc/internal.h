@@ -114,6 +114,10 @@ enum { WM_MAX_PARTS = 64 };
 typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads);
 
+/* table.c: 0 when no two of n strings data[position[2 * i], position[2 * i + 1]) are equal; or -1 with *fault: NAME_DUPLICATE,
+ * NAME_FLOOD, MEMORY. The caller has checked that they lie in data. */
+int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
+
 /* ----------------------------------------------------------------------------------------------- large outputs
  * Whether an output of so many bytes, over all threads, is better streamed: stored past the caches, whole lines at a
  * time, so that memory need not be read before it is written. select.c tells when.

@@ -144,7 +144,19 @@ enum {
     WM_FAULT_NAME_DUPLICATE = 44,  /* row, expected: the earlier row */
     WM_FAULT_NAME_FLOOD = 45,      /* hashes collide too much to tell duplicates quickly */
     WM_FAULT_MEMORY = 46,          /* no memory for the scan's own table */
-    WM_FAULT_COLUMN = 47           /* a column is shorter than the table: an error of the caller */
+    WM_FAULT_COLUMN = 47,          /* a column is shorter than the table: an error of the caller */
+    /* headers in the encoding of bincode; at: where the integer, string, tag or count begins */
+    WM_FAULT_BIN_END = 48,         /* the header ends within an integer; actual: bytes left, expected: bytes needed */
+    WM_FAULT_BIN_INTEGER = 49,     /* actual: a first byte of 254 or 255 */
+    WM_FAULT_BIN_OPTION = 50,      /* actual: a tag that is neither 0 nor 1 */
+    WM_FAULT_BIN_COUNT = 51,       /* actual: a count or length, expected: the most that the bytes left could hold */
+    WM_FAULT_BIN_UTF8 = 52,        /* a string of the metadata */
+    WM_FAULT_BIN_DTYPE = 53,       /* row, actual: the code, expected: number of codes */
+    WM_FAULT_BIN_INDEX = 54,       /* row: entry of the map, actual: its index, expected: number of tensors */
+    WM_FAULT_BIN_ALIAS = 55,       /* row: entry of the map, actual: an index that an earlier entry has */
+    WM_FAULT_BIN_MAP = 56,         /* actual: entries of the map, expected: number of tensors */
+    /* layers of CNN v2 */
+    WM_FAULT_LAYER_ZERO = 64       /* row, at: kernel_size, in_channels or out_channels that is 0 */
 };
 
 /* ------------------------------------------------------------------------------------------------ safetensors
@@ -171,12 +183,74 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
                         uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
                         uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault);
 
+/* ------------------------------------------------------------------------------------------------- BinTensors
+ * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1 the specification's, 2 the current
+ * one, 3: the first of them that fits) and turns it into columns as wm_safetensors_scan has them, rows in the order of the
+ * file's list of tensors. dtype[i] is the format's code, 0 to 14. Structure alone is checked, not ranges, uniqueness of names
+ * or their UTF-8 (see wm_columns_check); strings of the metadata are UTF-8. The bytes must not change meanwhile.
+ *
+ * Capacities: names names_cap >= len bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap, below
+ * 2^32 - 1, as is len. A tensor takes at least 5 bytes, so cap = len / 5 + 1 and dims_cap = len are always enough. A file with
+ * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled and
+ * out->layout the layout that it is about: of two, that which fitted further.
+ */
+typedef struct {
+    uint64_t cap, dims_cap, names_cap;
+    uint8_t *names;
+    uint32_t *bounds;
+    uint8_t *dtype;
+    uint64_t *dims;
+    uint32_t *dim_bounds;
+    uint64_t *begin, *end;
+} wm_bintensors_columns;
+typedef struct {
+    uint64_t n_tensors, n_dims, names_len;
+    uint64_t metadata_count;               /* pairs of the metadata */
+    uint64_t metadata_begin, metadata_end; /* where they lie; begin 0 when there is no metadata, not even an empty one */
+    uint64_t map_begin;                    /* where the map of names begins; 0 in the current layout */
+    uint64_t data_end;                     /* the largest end */
+    uint64_t end;                          /* where padding begins */
+    uint64_t wide;                         /* where an integer takes more bytes than it needs; len when none does */
+    int32_t layout;
+    int32_t part;                          /* with a fault: the part of the header that was being read */
+    int32_t keys_in_doubt;                 /* 1 when keys of the metadata repeat, or their hashes collide too much to tell */
+} wm_bintensors;
+enum {
+    WM_BIN_METADATA = 0,
+    WM_BIN_TENSORS = 1, /* the number of tensors */
+    WM_BIN_NAME = 2,
+    WM_BIN_DTYPE = 3,
+    WM_BIN_SHAPE = 4,
+    WM_BIN_OFFSETS = 5,
+    WM_BIN_MAP = 6
+};
+int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
+                       wm_bintensors *out, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------------------------- CNN v2
+ * Turns n layer records of 20 bytes, which lie in records[0, len), into columns as wm_safetensors_scan fills them: names
+ * "layer.<i>.weight", dtype 0, dims out, in, k, k, and offsets in bytes from the first weight on, without wrapping around.
+ * No dimension is 0; whether the rest agrees is for wm_columns_check to say. Capacities: names_cap bytes of names, at least
+ * 32 for each layer; bounds and dim_bounds n + 1, dims 4 * n, the others n. Returns 0, or -1 with *fault filled: LAYER_ZERO,
+ * CAPACITY (more layers than the bounds can count), COLUMN. names must not overlap records.
+ */
+typedef struct {
+    uint64_t names_len;
+    uint64_t counted; /* sum of weight_count */
+    uint64_t needed;  /* sum of out * in * k * k, or 2^64 - 1 where it is more */
+} wm_cnn;
+int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t names_cap, uint8_t *names, uint32_t *bounds,
+                  uint8_t *dtype, uint64_t *dims, uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_cnn *out,
+                  wm_fault *fault);
+
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes
  * without overflow, range within the data, alignment, rising order without overlap, holes of at most max_gap bytes;
  * with `lax` not 0 order, overlap and holes are not looked at. `bits` has the bits of one element for each of n_dtypes
- * dtype codes, 0 for no such code.
+ * dtype codes, 0 for no such code, and WM_BITS_DECLARED where a tensor takes the bytes from its begin to its end, whatever
+ * its shape: so do quantised ones.
  */
+enum { WM_BITS_DECLARED = 255 };
 /* Checks n tensors by columns as wm_safetensors_scan fills them, and that their names, names[bounds[i], bounds[i+1]), are
  * unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
 int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,

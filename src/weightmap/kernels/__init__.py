@@ -31,6 +31,8 @@ from weightmap.kernels._strings import walk_strings as walk_strings
 from weightmap.kernels._tables import FAULTS as FAULTS
 from weightmap.kernels._tables import Columns as Columns
 from weightmap.kernels._tables import Fault as Fault
+from weightmap.kernels._tables import bintensors_scan as bintensors_scan
+from weightmap.kernels._tables import cnn_layers as cnn_layers
 from weightmap.kernels._tables import pairs_check as pairs_check
 from weightmap.kernels._tables import records_check as records_check
 from weightmap.kernels._tables import records_find as records_find

@@ -1,0 +1,233 @@
+/* The header of a BinTensors file, in the encoding of bincode 2 ("standard" configuration).
+ *
+ * An unsigned integer takes one byte up to 250; otherwise a byte of 251, 252 or 253 announces two, four or eight bytes,
+ * little-endian. 254 and 255 announce nothing that a header may hold. A string is its length and its bytes, a list its
+ * length and its elements, a map its length and its pairs; an optional value is a byte of 0, or a byte of 1 and the value.
+ *
+ * Two layouts are in use, and nothing in a file says which it has:
+ *
+ *     spec      Option<Map<String, String>>,  Vec<(dtype, shape, start, end)>,  Map<name, index into the Vec>
+ *     current   Option<Map<String, String>>,  Vec<(name, dtype, shape, start, end)>
+ *
+ * Both are walked by the same loop, from left to right. In the spec layout names follow in the order of the map. The walk
+ * notes for each tensor where its name begins, and the names are copied in the order of the tensors when it is over.
+ *
+ * A count is compared with the bytes that are left before anything is done with it, so a walk takes as many steps as
+ * there are bytes, whatever the counts say.
+ */
+#include <stdlib.h>
+
+#include "internal.h"
+#include "utf8.h"
+
+/* The fewest bytes that these take: a tensor without a name, a name, a pair of the map, a pair of the metadata. */
+enum { TENSOR_LEAST = 4, NAME_LEAST = 1, ENTRY_LEAST = 2, PAIR_LEAST = 2, DTYPES = 15 };
+enum { SPEC = 1, CURRENT = 2 };
+
+typedef struct {
+    const uint8_t *data;
+    uint64_t len, pos;
+    uint64_t wide; /* where the first integer stands that takes more bytes than it needs; len when there is none */
+    uint64_t row;  /* for faults: the tensor, or pair of a map, that is being read, */
+    int32_t part;  /* and the part of it */
+    wm_fault *fault;
+} reader;
+
+static int fail(const reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t expected) {
+    wm_fail(r->fault, code, r->row, at, actual, expected);
+    return 0;
+}
+
+/* Integers of more than one byte, and what is none. */
+static int read_wide(reader *r, uint64_t *value) {
+    uint64_t at = r->pos, least;
+    uint8_t first = r->data[at];
+    if (first > 253) return fail(r, WM_FAULT_BIN_INTEGER, at, first, 253);
+    unsigned size = 2u << (first - 251);
+    if (r->len - at - 1 < size) return fail(r, WM_FAULT_BIN_END, at, r->len - at - 1, size);
+    const uint8_t *p = r->data + at + 1;
+    if (size == 2)
+        *value = load_le16(p), least = 251;
+    else if (size == 4)
+        *value = load_le32(p), least = UINT64_C(1) << 16;
+    else
+        *value = load_le64(p), least = UINT64_C(1) << 32;
+    if (*value < least && at < r->wide) r->wide = at;
+    r->pos = at + 1 + size;
+    return 1;
+}
+
+static inline int read_integer(reader *r, uint64_t *value) {
+    if (r->pos >= r->len) return fail(r, WM_FAULT_BIN_END, r->len, 0, 1);
+    uint8_t first = r->data[r->pos];
+    if (first > 250) return read_wide(r, value);
+    *value = first;
+    r->pos++;
+    return 1;
+}
+
+/* A count of things that take at least `least` bytes each. */
+static inline int read_count(reader *r, uint64_t least, uint64_t *count) {
+    uint64_t at = r->pos;
+    if (!read_integer(r, count)) return 0;
+    return *count <= (r->len - r->pos) / least || fail(r, WM_FAULT_BIN_COUNT, at, *count, (r->len - r->pos) / least);
+}
+
+/* A string, which lies at data[pos - length] afterwards. */
+static inline int read_string(reader *r, uint64_t *length) {
+    if (!read_count(r, 1, length)) return 0;
+    r->pos += *length;
+    return 1;
+}
+
+/* Whether a key of the metadata comes twice. Where the pairs lie is known to be within the header. */
+static int repeats_key(reader r, uint64_t count, wm_bintensors *out) {
+    if (count < 2) return 1;
+    uint32_t *key = malloc(2 * count * sizeof *key); /* begin and end of each */
+    if (!key) return fail(&r, WM_FAULT_MEMORY, 0, 2 * count * sizeof *key, 0);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t length = 0;
+        read_string(&r, &length);
+        key[2 * i] = (uint32_t)(r.pos - length);
+        key[2 * i + 1] = (uint32_t)r.pos;
+        read_string(&r, &length);
+    }
+    wm_fault fault = {0};
+    wm_keys_unique(r.data, count, key, &fault);
+    free(key);
+    if (fault.code == WM_FAULT_MEMORY) return fail(&r, WM_FAULT_MEMORY, 0, fault.actual, 0);
+    out->keys_in_doubt = fault.code != WM_FAULT_NONE;
+    return 1;
+}
+
+static int read_metadata(reader *r, wm_bintensors *out) {
+    r->part = WM_BIN_METADATA;
+    if (r->pos >= r->len) return fail(r, WM_FAULT_BIN_END, r->len, 0, 1);
+    uint8_t tag = r->data[r->pos];
+    if (tag > 1) return fail(r, WM_FAULT_BIN_OPTION, r->pos, tag, 1);
+    r->pos++;
+    if (tag == 0) return 1;
+    if (!read_count(r, PAIR_LEAST, &out->metadata_count)) return 0;
+    out->metadata_begin = r->pos;
+    const reader pairs = *r;
+    for (uint64_t i = 0; i < 2 * out->metadata_count; i++) {
+        uint64_t at = r->pos, length;
+        r->row = i / 2;
+        if (!read_string(r, &length)) return 0;
+        if (!wm_utf8_valid(r->data + r->pos - length, length)) return fail(r, WM_FAULT_BIN_UTF8, at, 0, 0);
+    }
+    out->metadata_end = r->pos;
+    return repeats_key(pairs, out->metadata_count, out);
+}
+
+/* The dtype and shape of tensor `row` and where its data lies. */
+static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_t *n_dims) {
+    uint64_t at = r->pos, code, ndim;
+    r->part = WM_BIN_DTYPE;
+    if (!read_integer(r, &code)) return 0;
+    if (code >= DTYPES) return fail(r, WM_FAULT_BIN_DTYPE, at, code, DTYPES);
+    c->dtype[r->row] = (uint8_t)code;
+    at = r->pos;
+    r->part = WM_BIN_SHAPE;
+    if (!read_count(r, 1, &ndim)) return 0;
+    if (ndim > c->dims_cap - *n_dims) return fail(r, WM_FAULT_CAPACITY, at, ndim, c->dims_cap - *n_dims);
+    uint64_t *dims = c->dims + *n_dims;
+    for (uint64_t k = 0; k < ndim; k++)
+        if (!read_integer(r, &dims[k])) return 0;
+    *n_dims += ndim;
+    c->dim_bounds[r->row + 1] = (uint32_t)*n_dims;
+    r->part = WM_BIN_OFFSETS;
+    return read_integer(r, &c->begin[r->row]) && read_integer(r, &c->end[r->row]);
+}
+
+/* The map from names to tensors: bounds[i] becomes the place of the name of tensor i, its length in front. */
+static int read_map(reader *r, const wm_bintensors_columns *c, uint64_t n, wm_bintensors *out) {
+    uint64_t at = r->pos, count;
+    r->row = n;
+    r->part = WM_BIN_MAP;
+    out->map_begin = at;
+    if (!read_count(r, ENTRY_LEAST, &count)) return 0;
+    if (count != n) return fail(r, WM_FAULT_BIN_MAP, at, count, n);
+    for (uint64_t i = 0; i < n; i++) c->bounds[i] = UINT32_MAX;
+    for (r->row = 0; r->row < n; r->row++) {
+        uint64_t name = r->pos, length, index;
+        if (!read_string(r, &length)) return 0;
+        at = r->pos;
+        if (!read_integer(r, &index)) return 0;
+        if (index >= n) return fail(r, WM_FAULT_BIN_INDEX, at, index, n);
+        if (c->bounds[index] != UINT32_MAX) return fail(r, WM_FAULT_BIN_ALIAS, at, index, n);
+        c->bounds[index] = (uint32_t)name;
+    }
+    /* n entries, no index twice: each tensor has a name. The bytes are private, so lengths are what they were. */
+    uint64_t names_len = 0;
+    reader again = *r;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t length = 0;
+        again.pos = c->bounds[i];
+        read_string(&again, &length);
+        memcpy(c->names + names_len, r->data + again.pos - length, length);
+        c->bounds[i] = (uint32_t)names_len;
+        names_len += length;
+    }
+    out->names_len = names_len;
+    return 1;
+}
+
+static int read_header(reader *r, const wm_bintensors_columns *c, int layout, wm_bintensors *out) {
+    uint64_t n = 0, n_dims = 0, names_len = 0;
+    *out = (wm_bintensors){.layout = layout};
+    if (!read_metadata(r, out)) return 0;
+    r->row = 0;
+    r->part = WM_BIN_TENSORS;
+    if (!read_count(r, layout == SPEC ? TENSOR_LEAST : NAME_LEAST + TENSOR_LEAST, &n)) return 0;
+    c->bounds[0] = c->dim_bounds[0] = 0;
+    for (; r->row < n; r->row++) {
+        uint64_t at = r->pos, length;
+        if (r->row >= c->cap) return fail(r, WM_FAULT_CAPACITY, at, n, c->cap);
+        if (layout == CURRENT) {
+            r->part = WM_BIN_NAME;
+            if (!read_string(r, &length)) return 0;
+            memcpy(c->names + names_len, r->data + r->pos - length, length);
+            names_len += length;
+            c->bounds[r->row + 1] = (uint32_t)names_len;
+        }
+        if (!read_tensor(r, c, &n_dims)) return 0;
+    }
+    out->n_tensors = n;
+    out->n_dims = n_dims;
+    out->names_len = names_len;
+    if (layout == SPEC && !read_map(r, c, n, out)) return 0;
+    c->bounds[n] = (uint32_t)out->names_len;
+    out->end = r->pos;
+    out->wide = r->wide;
+    for (uint64_t i = 0; i < n; i++)
+        if (c->end[i] > out->data_end) out->data_end = c->end[i];
+    return 1;
+}
+
+int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
+                       wm_bintensors *out, wm_fault *fault) {
+    wm_fault first = {0};
+    int32_t part = 0, listed = 0;
+    *out = (wm_bintensors){0};
+    wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    /* Positions are kept in 32 bits; the format allows headers of 100 MB. */
+    if (len >= UINT32_MAX || columns->names_cap < len || columns->dims_cap >= UINT32_MAX)
+        return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len, columns->names_cap);
+    for (int layout = SPEC; layout <= CURRENT; layout++) {
+        if (!(layouts & layout)) continue;
+        reader r = {.data = header, .len = len, .wide = len, .fault = fault};
+        if (read_header(&r, columns, layout, out)) return 0;
+        /* Of two layouts that do not fit, the fault is that of the one that fitted further. Tensors that all read well, up to
+         * the map of names, are hardly there by chance. */
+        out->part = r.part;
+        if (layouts == (SPEC | CURRENT) && layout == SPEC)
+            first = *fault, part = r.part, listed = r.part == WM_BIN_MAP && out->n_tensors > 0;
+    }
+    if (first.code && (listed || first.at > fault->at)) {
+        *fault = first;
+        out->layout = SPEC;
+        out->part = part;
+    }
+    return -1;
+}
