@@ -53,15 +53,19 @@ static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
     w->convert(w->in + 2 * begin, w->out + begin, end - begin, w->stream);
 }
 
-static void convert_all(wm_half_fn *convert, const uint8_t *in, float *out, uint64_t n, int threads) {
+static int convert_all(wm_half_fn *convert, const uint8_t *in, float *out, uint64_t n, int threads) {
+    const uintptr_t read = (uintptr_t)in, written = (uintptr_t)out;
+    if (n == 0) return 0; /* there may be no pointers */
+    if (read < written + n * sizeof *out && written < read + 2 * n) return -1;
     work w = {convert, in, out, wm_stream_worthwhile(n * sizeof *out)};
     wm_run_parts(run_part, &w, n, 1024, FLOATS_A_THREAD, threads); /* parts of whole pages */
+    return 0;
 }
 
-void wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
-    convert_all(wm_variants_in_use()->f16_to_f32, in, out, n, threads);
+int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
+    return convert_all(wm_variants_in_use()->f16_to_f32, in, out, n, threads);
 }
 
-void wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
-    convert_all(wm_variants_in_use()->bf16_to_f32, in, out, n, threads);
+int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
+    return convert_all(wm_variants_in_use()->bf16_to_f32, in, out, n, threads);
 }

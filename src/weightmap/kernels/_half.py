@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,9 +154,9 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
     dtype : str
         "float16" or "bfloat16".
     data : buffer
-        Little-endian numbers, at any address. It must not overlap `out`.
+        Little-endian numbers, at any address.
     out : ndarray of float32
-        As many elements; C-contiguous, aligned and writeable.
+        As many elements; C-contiguous, writeable, apart from `data` in memory.
     threads : int
         At most this many threads share the work.
 
@@ -166,27 +166,35 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
         When `data` has not two bytes for each element of `out`, or `out` is not as it has to be.
     """
     source = as_input(data)
-    if len(source) != 2 * out.size or out.dtype != np.float32 or not out.flags.carray:
-        msg = f"out is {out.dtype} {out.shape}, expected {len(source) / 2:g} of float32, contiguous and writeable"
+    if len(source) != 2 * out.size:
+        msg = f"{len(source)} bytes are not the elements of 2 bytes of an output of {out.size}"
         raise ValueError(msg)
-    _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, threads)
+    _run(dtype, source, out.shape, out, threads)
 
 
 def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) -> NDArray[np.float32]:
     """Convert an array or a buffer of `dtype` or of its bits."""
     if isinstance(a, np.ndarray):
-        # By name: ml_dtypes need not be imported to tell. The name of the type, since that of a dtype of ml_dtypes is
-        # another when its bytes are swapped.
-        if a.dtype.type.__name__ not in {dtype, "uint16"}:
-            msg = f"the array is {a.dtype}, expected {dtype} or uint16"
-            raise ValueError(msg)
-        bits = a.view(np.dtype(np.uint16).newbyteorder(a.dtype.byteorder))
-        return _run(dtype, as_input(np.asarray(bits, "<u2", order="C")), a.shape, out, threads)
+        return _run(dtype, as_input(_little_endian(a, dtype)), a.shape, out, threads)
     source = as_input(a)
     if len(source) % 2:
         msg = f"{len(source)} bytes are no whole number of elements of 2 bytes"
         raise ValueError(msg)
     return _run(dtype, source, (len(source) // 2,), out, threads)
+
+
+def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return the elements of `a` as C wants them: a copy only where they lie otherwise."""
+    # By name: ml_dtypes need not be imported to tell. That of the type, since a dtype of ml_dtypes is called otherwise
+    # when its bytes are swapped.
+    name = a.dtype.type.__name__
+    if name not in {dtype, "uint16"}:
+        msg = f"the array is {a.dtype}, expected {dtype} or uint16"
+        raise ValueError(msg)
+    if a.flags.c_contiguous and a.dtype.isnative and sys.byteorder == "little":
+        return a.view(np.uint16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
+    bits = a.view(np.dtype(np.uint16).newbyteorder(a.dtype.byteorder))
+    return np.asarray(bits, "<u2", order="C")
 
 
 def _run(
@@ -201,11 +209,7 @@ def _run(
     elif out.dtype != np.float32 or out.shape != shape or not out.flags.carray:
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
-    target = as_output(out, "float[]")
-    n = prod(shape)
-    read, written = int(ffi.cast("uintptr_t", source)), int(ffi.cast("uintptr_t", target))
-    if read < written + 4 * n and written < read + 2 * n:
+    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, threads):
         msg = "out overlaps what is converted"
         raise ValueError(msg)
-    _CONVERSIONS[dtype](source, target, n, threads)
     return out
