@@ -346,7 +346,7 @@ def compare(layout: str, verdicts: Iterator[tuple[bytes, Tensors | None]]) -> tu
 
 
 def check_lax(layout: str, verdicts: Iterator[tuple[bytes, Tensors | None]]) -> int:
-    """With strict=False all that bintensors reads is read, but the impossible. How many files that opens is returned."""
+    """With strict=False all that bintensors reads is read, but the impossible. Returns how many files that opens."""
     gained = 0
     another = "current" if layout == "spec" else "spec"
     # What strict=False lets pass in the other layout, which may be the one that a file is read in.
