@@ -414,8 +414,9 @@ def test_the_last_of_two_metadata_values_wins(layout: str) -> None:
         ([("a", 1), ("b", 1)], {"a": BODY[8:], "b": BODY[8:]}),
         ([("a", 0), ("b", 1), ("a", 1)], {"a": BODY[8:], "b": BODY[8:]}),
         ([("a", 1), ("b", 1), ("a", 0)], {"a": BODY[:8], "b": BODY[8:]}),
+        ([("a", 17), ("b", 1), ("a", 0)], {"a": BODY[:8], "b": BODY[8:]}),
     ],
-    ids=["both the first", "both the second", "a second time", "a second time, then right"],
+    ids=["both the first", "both the second", "a second time", "a second time, then right", "past the end, then right"],
 )
 def test_index_maps_that_only_0_0_5_accepts(index: list[tuple[str, int]], found: dict[str, bytes]) -> None:
     """Two names for one tensor are a LayoutError; with strict=False each name is what 0.0.5 takes it for."""

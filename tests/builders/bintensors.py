@@ -351,7 +351,8 @@ def examples() -> list[Example]:
         whole = build(tensors, metadata, layout, **options) if data is None else data
         return Example(f"{layout}-{name}", FORMAT, SUFFIX, whole, tensors, metadata or {}, layout=layout)
 
-    many = {f"n{number:03}": noise("uint8", (number % 3,), number) for number in range(251)}
+    many = {"longest.name": noise("uint8", (3,))}
+    many |= {f"n{number:03}": noise("uint8", (number % 3,), number) for number in range(250)}
     long = {"k" * 251: "v" * 300, "clé": "ñ", "": ""}
     backwards = dict(reversed(SMALL.items()))
     return [

@@ -40,6 +40,7 @@ Ours, where the specification is silent or its implementations differ
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,11 +85,16 @@ LAYOUTS = {"spec": 1, "current": 2}
 _EITHER = 3
 # A length of this many bytes is not written in four printable characters, as the magic bytes of other formats are.
 _PRINTABLE = 0x20202020
+# gzip and ZIP, for which the caller has a better word: as a length, 559,903 (no multiple of 8) and 67,324,752.
+_ARCHIVES = (b"\x1f\x8b\x08", b"PK\3\4")
 
 
 def sniff(head: bytes, size: int) -> bool:
     """Say whether this looks like BinTensors: a length that a header may have, then the tag of an optional value."""
-    return size >= 10 and head[8] <= 1 and 2 <= LENGTH.unpack_from(head)[0] < _PRINTABLE
+    if size < 10 or head[8] > 1 or head.startswith(_ARCHIVES):
+        return False
+    length: int = LENGTH.unpack_from(head)[0]
+    return 2 <= length < _PRINTABLE
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
@@ -96,21 +102,23 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header = read_header(source, head, options)
     strict = options if options.strict else Options(checked=options.checked, strict=True, limits=options.limits)
     # What reads as the specification's layout and then turns out wrong may still be of the current one.
-    readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
-    if not options.strict:
-        readings += [(number, options) for number in LAYOUTS.values()]
-    misfits: list[_Misfit] = []
-    for layouts, how in readings:
-        reading = _Reading(source, header, layouts, how)
+    for layouts in (_EITHER, LAYOUTS["current"]):
+        with contextlib.suppress(FormatError):
+            return _Reading(source, header, layouts, strict).content()
+    misfits = []
+    for number in LAYOUTS.values():
+        reading = _Reading(source, header, number, options)
         try:
             return reading.content()
         except FormatError as error:
-            misfits.append(_Misfit(reading.progress, error))
-    # Of two reasons, that of the reading which went further.
-    raise max(misfits[-2:], key=lambda misfit: misfit.progress).error
+            misfits.append(_Misfit(reading.progress > len(header), reading.likely() == number, reading.progress, error))
+    # Of two reasons, that of the reading which a writer most probably meant.
+    raise max(misfits, key=lambda misfit: misfit[:3]).error
 
 
 class _Misfit(NamedTuple):
+    complete: bool
+    likely: bool
     progress: int
     error: FormatError
 
@@ -121,7 +129,7 @@ class _Reading:
     Attributes
     ----------
     progress : int
-        How far it went: a position within the header, its length when all of it could be read.
+        How far it went: a position within the header, or more than its length when all of it could be read.
     """
 
     def __init__(self, source: Source, header: bytes, layouts: int, options: Options) -> None:
@@ -132,7 +140,20 @@ class _Reading:
         limit = options.limits.max_tensors + 1
         self._columns, self._found, self._fault = kernels.bintensors_scan(header, layouts, limit)
         listed = self._found.part == _MAP and self._found.n_tensors > 0
-        self.progress = len(header) if self._fault is None or listed else self._fault.at
+        self.progress = len(header) + 1 if self._fault is None or listed else self._fault.at
+
+    def likely(self) -> int:
+        """Return the layout that the first tensor looks like, 0 when there is none.
+
+        Its second byte is a number of dimensions in the one layout, and in the other the first character of a name.
+        """
+        try:
+            count, position = _integer(self._header, self._found.metadata_end or 1)
+            _, position = _integer(self._header, position)
+        except TruncatedError:
+            return 0
+        second = self._header[position : position + 1]
+        return 0 if not count or not second else LAYOUTS["spec" if second < b" " else "current"]
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` that the first thing wrong with it deserves."""
@@ -245,16 +266,17 @@ class _Reading:
         position = found.map_begin
         entries, position = _integer(self._header, position)
         names: dict[bytes, int] = {}
-        for row in range(entries):
+        for _ in range(entries):
             length, position = _integer(self._header, position)
             name, position = self._header[position : position + length], position + length
             index, position = _integer(self._header, position)
-            if index >= count:
-                what = f"the map of names: index of a tensor in entry {row}"
-                raise LayoutError(what, field="index_map", actual=index, expected=f"less than {count}")
             names[name] = index
         if len(names) != count:
             raise self._error(fault)
+        highest = max(names.values())  # of a name that is there twice, the last index counts
+        if highest >= count:
+            what = "the map of names: index of a tensor"
+            raise LayoutError(what, field="index_map", actual=highest, expected=f"less than {count}")
         begin, end = columns.array(columns.begin, count, "<u8"), columns.array(columns.end, count, "<u8")
         if begin[0] or (begin[1:] != end[:-1]).any():  # in the table itself tensors may overlap now
             what = "the tensors do not lie one after another"
@@ -262,7 +284,7 @@ class _Reading:
         ordered = sorted(names, key=names.__getitem__)
         self._columns = columns.take(np.array([names[name] for name in ordered]), ordered)
         found.end, found.wide, found.data_end = position, position, int(end[-1])
-        self.progress = len(self._header)
+        self.progress = len(self._header) + 1
         self._warnings.append("the map of names has more than one name for a tensor, and none for another")
 
 
