@@ -69,7 +69,8 @@ enum {
     WM_GFNI = 1 << 5,
     WM_VBMI = 1 << 6,
     WM_ARM_CRC32 = 1 << 8,
-    WM_ARM_PMULL = 1 << 9
+    WM_ARM_PMULL = 1 << 9,
+    WM_STREAMING = 1 << 10 /* not an instruction: one core streams as fast as memory takes it */
 };
 uint32_t wm_cpu_features(void); /* cpu.c: what this CPU has; asks the CPU at every call */
 
@@ -117,13 +118,15 @@ int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uin
  * NAME_FLOOD, MEMORY. The caller has checked that they lie in data. */
 int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
 
-/* ------------------------------------------------------------------------------------------------ streaming
- * Whether an output of so many bytes, over all threads, is better stored past the caches.
+/* ----------------------------------------------------------------------------------------------- large outputs
+ * Whether an output of so many bytes, over all threads, is better streamed: stored past the caches, whole lines at a
+ * time, so that memory need not be read before it is written. select.c tells when.
  */
-static inline int wm_stream_worthwhile(uint64_t bytes) { return bytes >= (uint64_t)32 << 20; }
-/* So far ahead, in bytes, a kernel that streams its output asks for its input: the loads between the stores come too
- * irregularly for the CPU to do it by itself. */
-enum { WM_STREAM_AHEAD = 1024 };
+int wm_stream_worthwhile(uint64_t bytes);
+/* How far ahead, in bytes, a kernel prefetches. One that streams prefetches its input: the loads between the stores come
+ * too irregularly for the CPU to do so by itself. One that does not prefetches its output, since a store to a line that
+ * no cache has waits for it: that alone is worth a third beyond the caches. An address past the end does no harm. */
+enum { WM_AHEAD = 2048 };
 
 /* The variants; a name states what the function requires. */
 wm_crc32_fn crc32_portable;

@@ -54,14 +54,15 @@ int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *
                         uint32_t *out);
 
 /* --------------------------------------------------------------------------------------------------- halves
- * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n), which lie elsewhere.
- * Uses up to `threads` threads, fewer when there is little to do. Every bit of the result is fixed, whatever the CPU.
+ * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n). Uses up to `threads`
+ * threads, fewer when there is little to do. Every bit of the result is fixed, whatever the CPU. Returns 0, or -1 when `in`
+ * and `out` overlap.
  */
 /* IEEE 754 binary16. Exact: zeros, subnormal numbers and infinities too. A NaN keeps its sign and the bits of its fraction,
  * moved up by 13, and becomes quiet: bit 22 is set. */
-void wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 /* bfloat16. The bits moved up by 16 and nothing else: a signalling NaN stays one. */
-void wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 
 /* ------------------------------------------------------------------------------- length-prefixed strings
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries
