@@ -82,12 +82,27 @@ typedef uint32_t wm_crc32_fn(uint32_t state, const uint8_t *data, size_t len);
 /* Hashes n names that lie back to back, `gap` bytes between two, all within [first, end). Reads nothing outside. */
 typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
                            uint32_t *out);
+/* Decodes `runs` runs of `len` >= 1 codes of 4, 5 or 8 bits each: out[r * len + i] = scale r * code i of those that begin at
+ * codes + r * stride. Scale r lies at scales + r * scale_stride. Reads nothing at or past `end`, where the data ends. */
+typedef struct {
+    const uint8_t *scales, *codes, *end;
+    uint64_t scale_stride, stride, runs, len;
+    int scale_type, bits;
+    int stream; /* store past the caches: `out` is aligned to 64 bytes, and so is where each run goes */
+} wm_runs;
+typedef void wm_intblock_fn(const wm_runs *runs, float *out);
+/* Rounds n floats to float16, of two equally near ones to the even one; `out` may lie anywhere. */
+typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 
 typedef struct {
     wm_crc32_fn *crc32;
     const char *crc32_name;
     wm_fnv1a32_fn *fnv1a32;
     const char *fnv1a32_name;
+    wm_intblock_fn *intblock;
+    const char *intblock_name;
+    wm_narrow_fn *narrow;
+    const char *narrow_name;
 } wm_variants;
 const wm_variants *wm_variants_in_use(void); /* select.c */
 
@@ -106,18 +121,29 @@ enum { WM_MAX_PARTS = 64 };
 typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads);
 
+/* ------------------------------------------------------------------------------------------------ streaming
+ * Whether an output of so many bytes, over all threads, is better stored past the caches.
+ */
+static inline int wm_stream_worthwhile(uint64_t bytes) { return bytes >= (uint64_t)32 << 20; }
+
 /* The variants; a name states what the function requires. */
 wm_crc32_fn crc32_portable;
 wm_fnv1a32_fn fnv1a32_portable;
+wm_intblock_fn intblock_portable;
+wm_narrow_fn narrow_portable;
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
 wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
+wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
+wm_narrow_fn narrow_x86_avx2;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;
 wm_crc32_fn crc32_arm_pmull;
+wm_intblock_fn intblock_arm_neon;
+wm_narrow_fn narrow_arm_neon;
 #endif
 
 #endif

@@ -30,7 +30,8 @@ static const tier tiers[] = {
 };
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
-#define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable"}
+#define PORTABLE_BLOCKS intblock_portable, "intblock_portable", narrow_portable, "narrow_portable"
+#define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_BLOCKS}
 #if defined(_MSC_VER) && !defined(__clang__)
 #define ATOMIC volatile /* there a volatile pointer is read and written whole and in order */
 #else
@@ -59,6 +60,11 @@ static wm_variants choose(uint32_t features) {
         USE(fnv1a32, fnv1a32_x86_avx512);
     else if (HAS(WM_AVX2))
         USE(fnv1a32, fnv1a32_x86_avx2);
+
+    if (HAS(WM_AVX512))
+        USE(intblock, intblock_x86_avx512), USE(narrow, narrow_x86_avx2);
+    else if (HAS(WM_AVX2))
+        USE(intblock, intblock_x86_avx2), USE(narrow, narrow_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
 #if defined(__APPLE__)
@@ -66,6 +72,7 @@ static wm_variants choose(uint32_t features) {
 #else
         USE(crc32, crc32_arm_crc_pmull);
 #endif
+        USE(intblock, intblock_arm_neon), USE(narrow, narrow_arm_neon);
     }
 #endif
     (void)features;
@@ -110,3 +117,4 @@ int wm_isa_select(int t) {
 
 const char *wm_crc32_variant(void) { return wm_variants_in_use()->crc32_name; }
 const char *wm_fnv1a32_variant(void) { return wm_variants_in_use()->fnv1a32_name; }
+const char *wm_intblock_variant(void) { return wm_variants_in_use()->intblock_name; }
