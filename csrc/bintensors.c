@@ -15,6 +15,8 @@
  * A count is compared with the bytes that are left before anything is done with it, so a walk takes as many steps as
  * there are bytes, whatever the counts say.
  */
+#include <stdlib.h>
+
 #include "internal.h"
 #include "utf8.h"
 
@@ -26,7 +28,8 @@ typedef struct {
     const uint8_t *data;
     uint64_t len, pos;
     uint64_t wide; /* where the first integer stands that takes more bytes than it needs; len when there is none */
-    uint64_t row;  /* for faults */
+    uint64_t row;  /* for faults: the tensor, or pair of a map, that is being read, */
+    int32_t part;  /* and the part of it */
     wm_fault *fault;
 } reader;
 
@@ -77,7 +80,28 @@ static inline int read_string(reader *r, uint64_t *length) {
     return 1;
 }
 
+/* Whether a key of the metadata comes twice. Where the pairs lie is known to be within the header. */
+static int repeats_key(reader r, uint64_t count, wm_bintensors *out) {
+    if (count < 2) return 1;
+    uint32_t *key = malloc(2 * count * sizeof *key); /* begin and end of each */
+    if (!key) return fail(&r, WM_FAULT_MEMORY, 0, 2 * count * sizeof *key, 0);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t length = 0;
+        read_string(&r, &length);
+        key[2 * i] = (uint32_t)(r.pos - length);
+        key[2 * i + 1] = (uint32_t)r.pos;
+        read_string(&r, &length);
+    }
+    wm_fault fault = {0};
+    wm_keys_unique(r.data, count, key, &fault);
+    free(key);
+    if (fault.code == WM_FAULT_MEMORY) return fail(&r, WM_FAULT_MEMORY, 0, fault.actual, 0);
+    out->keys_in_doubt = fault.code != WM_FAULT_NONE;
+    return 1;
+}
+
 static int read_metadata(reader *r, wm_bintensors *out) {
+    r->part = WM_BIN_METADATA;
     if (r->pos >= r->len) return fail(r, WM_FAULT_BIN_END, r->len, 0, 1);
     uint8_t tag = r->data[r->pos];
     if (tag > 1) return fail(r, WM_FAULT_BIN_OPTION, r->pos, tag, 1);
@@ -85,22 +109,26 @@ static int read_metadata(reader *r, wm_bintensors *out) {
     if (tag == 0) return 1;
     if (!read_count(r, PAIR_LEAST, &out->metadata_count)) return 0;
     out->metadata_begin = r->pos;
+    const reader pairs = *r;
     for (uint64_t i = 0; i < 2 * out->metadata_count; i++) {
         uint64_t at = r->pos, length;
+        r->row = i / 2;
         if (!read_string(r, &length)) return 0;
         if (!wm_utf8_valid(r->data + r->pos - length, length)) return fail(r, WM_FAULT_BIN_UTF8, at, 0, 0);
     }
     out->metadata_end = r->pos;
-    return 1;
+    return repeats_key(pairs, out->metadata_count, out);
 }
 
 /* The dtype and shape of tensor `row` and where its data lies. */
 static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_t *n_dims) {
     uint64_t at = r->pos, code, ndim;
+    r->part = WM_BIN_DTYPE;
     if (!read_integer(r, &code)) return 0;
     if (code >= DTYPES) return fail(r, WM_FAULT_BIN_DTYPE, at, code, DTYPES);
     c->dtype[r->row] = (uint8_t)code;
     at = r->pos;
+    r->part = WM_BIN_SHAPE;
     if (!read_count(r, 1, &ndim)) return 0;
     if (ndim > c->dims_cap - *n_dims) return fail(r, WM_FAULT_CAPACITY, at, ndim, c->dims_cap - *n_dims);
     uint64_t *dims = c->dims + *n_dims;
@@ -108,6 +136,7 @@ static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_
         if (!read_integer(r, &dims[k])) return 0;
     *n_dims += ndim;
     c->dim_bounds[r->row + 1] = (uint32_t)*n_dims;
+    r->part = WM_BIN_OFFSETS;
     return read_integer(r, &c->begin[r->row]) && read_integer(r, &c->end[r->row]);
 }
 
@@ -115,6 +144,7 @@ static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_
 static int read_map(reader *r, const wm_bintensors_columns *c, uint64_t n, wm_bintensors *out) {
     uint64_t at = r->pos, count;
     r->row = n;
+    r->part = WM_BIN_MAP;
     out->map_begin = at;
     if (!read_count(r, ENTRY_LEAST, &count)) return 0;
     if (count != n) return fail(r, WM_FAULT_BIN_MAP, at, count, n);
@@ -147,12 +177,15 @@ static int read_header(reader *r, const wm_bintensors_columns *c, int layout, wm
     uint64_t n = 0, n_dims = 0, names_len = 0;
     *out = (wm_bintensors){.layout = layout};
     if (!read_metadata(r, out)) return 0;
+    r->row = 0;
+    r->part = WM_BIN_TENSORS;
     if (!read_count(r, layout == SPEC ? TENSOR_LEAST : NAME_LEAST + TENSOR_LEAST, &n)) return 0;
     c->bounds[0] = c->dim_bounds[0] = 0;
     for (; r->row < n; r->row++) {
         uint64_t at = r->pos, length;
         if (r->row >= c->cap) return fail(r, WM_FAULT_CAPACITY, at, n, c->cap);
         if (layout == CURRENT) {
+            r->part = WM_BIN_NAME;
             if (!read_string(r, &length)) return 0;
             memcpy(c->names + names_len, r->data + r->pos - length, length);
             names_len += length;
@@ -175,6 +208,7 @@ static int read_header(reader *r, const wm_bintensors_columns *c, int layout, wm
 int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
                        wm_bintensors *out, wm_fault *fault) {
     wm_fault first = {0};
+    int32_t part = 0, listed = 0;
     *out = (wm_bintensors){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     /* Positions are kept in 32 bits; the format allows headers of 100 MB. */
@@ -184,13 +218,16 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
         if (!(layouts & layout)) continue;
         reader r = {.data = header, .len = len, .wide = len, .fault = fault};
         if (read_header(&r, columns, layout, out)) return 0;
-        /* Of two layouts that do not fit, the fault is that of the one that fitted further. */
-        if (layouts == (SPEC | CURRENT) && layout == SPEC) first = *fault;
-        out->layout = layout;
+        /* Of two layouts that do not fit, the fault is that of the one that fitted further. Tensors that all read well, up to
+         * the map of names, are hardly there by chance. */
+        out->part = r.part;
+        if (layouts == (SPEC | CURRENT) && layout == SPEC)
+            first = *fault, part = r.part, listed = r.part == WM_BIN_MAP && out->n_tensors > 0;
     }
-    if (first.code && first.at > fault->at) {
+    if (first.code && (listed || first.at > fault->at)) {
         *fault = first;
         out->layout = SPEC;
+        out->part = part;
     }
     return -1;
 }

@@ -26,6 +26,8 @@ int wm_isa_selected(void);              /* the tier in use; the best available o
 int wm_isa_select(int tier);            /* use this tier from now on, in all threads; 0, or -1 when not available */
 const char *wm_crc32_variant(void);     /* name of the function in use for long inputs: "crc32_x86_pclmulqdq", ... */
 const char *wm_fnv1a32_variant(void);   /* the same for batches of names */
+const char *wm_f16_to_f32_variant(void);
+const char *wm_bf16_to_f32_variant(void);
 const char *wm_intblock_variant(void);  /* and for quantised blocks */
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
@@ -52,6 +54,16 @@ uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len);
 int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
                         uint32_t *out);
 
+/* --------------------------------------------------------------------------------------------------- halves
+ * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n). Uses up to `threads`
+ * threads, fewer when there is little to do. Every bit of the result is fixed, whatever the CPU. Returns 0, or -1 when `in`
+ * and `out` overlap.
+ */
+/* IEEE 754 binary16. Exact: zeros, subnormal numbers and infinities too. A NaN keeps its sign and the bits of its fraction,
+ * moved up by 13, and becomes quiet: bit 22 is set. */
+int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+/* bfloat16. The bits moved up by 16 and nothing else: a signalling NaN stays one. */
+int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 /* ------------------------------------------------------------------------------------------ quantised blocks
  * Integers q of `bits` bits, two's complement, of which value = scale * q, one multiplication of float32; the scale of type 0
  * is a float32, of type 1 a float16, widened exactly. Codes lie back to back, the first in the lowest bits of byte 0.
@@ -64,7 +76,7 @@ int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *
 int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n);
 /* Decodes elements [first, first + count) of the n elements in data[0, size), whatever its alignment, to `count` elements:
  * float32 or, with `half` not 0, float16 rounded from it to nearest, ties to even. `out` is aligned for its type. Uses up to
- * `threads` threads. 0, or -1 when the size is not that of wm_blocks_size or the range is not within the n elements. */
+ * `threads` threads. 0, -1 when the size is not that of wm_blocks_size or the range not within the n elements, -2 when data and out overlap. */
 int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_type, uint64_t block_size, uint64_t n,
                      uint64_t first, void *out, uint64_t count, int half, int threads);
 
@@ -159,7 +171,9 @@ enum {
     WM_FAULT_BIN_DTYPE = 53,       /* row, actual: the code, expected: number of codes */
     WM_FAULT_BIN_INDEX = 54,       /* row: entry of the map, actual: its index, expected: number of tensors */
     WM_FAULT_BIN_ALIAS = 55,       /* row: entry of the map, actual: an index that an earlier entry has */
-    WM_FAULT_BIN_MAP = 56          /* actual: entries of the map, expected: number of tensors */
+    WM_FAULT_BIN_MAP = 56,         /* actual: entries of the map, expected: number of tensors */
+    /* layers of CNN v2 */
+    WM_FAULT_LAYER_ZERO = 64       /* row, at: kernel_size, in_channels or out_channels that is 0 */
 };
 
 /* ------------------------------------------------------------------------------------------------ safetensors
@@ -215,16 +229,45 @@ typedef struct {
     uint64_t end;                          /* where padding begins */
     uint64_t wide;                         /* where an integer takes more bytes than it needs; len when none does */
     int32_t layout;
+    int32_t part;                          /* with a fault: the part of the header that was being read */
+    int32_t keys_in_doubt;                 /* 1 when keys of the metadata repeat, or their hashes collide too much to tell */
 } wm_bintensors;
+enum {
+    WM_BIN_METADATA = 0,
+    WM_BIN_TENSORS = 1, /* the number of tensors */
+    WM_BIN_NAME = 2,
+    WM_BIN_DTYPE = 3,
+    WM_BIN_SHAPE = 4,
+    WM_BIN_OFFSETS = 5,
+    WM_BIN_MAP = 6
+};
 int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
                        wm_bintensors *out, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------------------------- CNN v2
+ * Turns n layer records of 20 bytes, which lie in records[0, len), into columns as wm_safetensors_scan fills them: names
+ * "layer.<i>.weight", dtype 0, dims out, in, k, k, and offsets in bytes from the first weight on, without wrapping around.
+ * No dimension is 0; whether the rest agrees is for wm_columns_check to say. Capacities: names_cap bytes of names, at least
+ * 32 for each layer; bounds and dim_bounds n + 1, dims 4 * n, the others n. Returns 0, or -1 with *fault filled: LAYER_ZERO,
+ * CAPACITY (more layers than the bounds can count), COLUMN. names must not overlap records.
+ */
+typedef struct {
+    uint64_t names_len;
+    uint64_t counted; /* sum of weight_count */
+    uint64_t needed;  /* sum of out * in * k * k, or 2^64 - 1 where it is more */
+} wm_cnn;
+int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t names_cap, uint8_t *names, uint32_t *bounds,
+                  uint8_t *dtype, uint64_t *dims, uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_cnn *out,
+                  wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes
  * without overflow, range within the data, alignment, rising order without overlap, holes of at most max_gap bytes;
  * with `lax` not 0 order, overlap and holes are not looked at. `bits` has the bits of one element for each of n_dtypes
- * dtype codes, 0 for no such code.
+ * dtype codes, 0 for no such code, and WM_BITS_DECLARED where a tensor takes the bytes from its begin to its end, whatever
+ * its shape: so do quantised ones.
  */
+enum { WM_BITS_DECLARED = 255 };
 /* Checks n tensors by columns as wm_safetensors_scan fills them, and that their names, names[bounds[i], bounds[i+1]), are
  * unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
 int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,

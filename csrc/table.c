@@ -103,6 +103,13 @@ static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault 
             if (dim != 0) return wm_fail(fault, WM_FAULT_TABLE_UNUSED_DIM, row, 0, dim, 0);
         }
     uint64_t total;
+    if (bits == WM_BITS_DECLARED && t->end.data) { /* the shape is legal, and says nothing of the bytes */
+        uint64_t offset = load_le64(t->offset.data + row * t->offset.stride);
+        uint64_t end = load_le64(t->end.data + row * t->end.stride);
+        if (end < offset || end > LIMIT) return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
+        *nbytes = end - offset;
+        return 0;
+    }
     if (!mul(count, bits, &total)) return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
     *nbytes = empty ? 0 : (total + 7) / 8;
     return 0;
@@ -382,12 +389,24 @@ int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const ui
     return -1;
 }
 
+int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault) {
+    enum { FEW = 64 };
+    uint32_t few[FEW], *hash = few;
+    if (n < 2) return 0;
+    if (n >= UINT32_MAX / 8) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / 8);
+    if (n > FEW && !(hash = malloc(n * sizeof *hash))) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, n * sizeof *hash, 0);
+    for (uint64_t i = 0; i < n; i++) hash[i] = wm_fnv1a32(data + position[2 * i], position[2 * i + 1] - position[2 * i]);
+    int result = find_duplicates(data, n, hash, position, 2, fault);
+    if (hash != few) free(hash);
+    return result;
+}
+
 int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault) {
     enum { FEW = 64 };
-    uint32_t few[2 * FEW + 1 + FEW], *start = few;
+    uint32_t few[2 * FEW], *start = few;
     if (count > len / 4 || len >= UINT32_MAX) return wm_fail(fault, WM_FAULT_NAME_RANGE, len / 4, len, count, len / 4);
-    if (count > FEW && !(start = malloc((3 * count + 1) * sizeof *start)))
-        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, (3 * count + 1) * sizeof *start, 0);
+    if (count > FEW && !(start = malloc(2 * count * sizeof *start)))
+        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, 2 * count * sizeof *start, 0);
     int result = -1;
     uint64_t pos = 0;
     for (uint64_t i = 0; i < count; i++) {
@@ -408,9 +427,7 @@ int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *
         wm_fail(fault, WM_FAULT_NAME_RANGE, count, pos, pos, len);
         goto done;
     }
-    uint32_t *hash = start + 2 * count;
-    for (uint64_t i = 0; i < count; i++) hash[i] = wm_fnv1a32(data + start[2 * i], start[2 * i + 1] - start[2 * i]);
-    result = find_duplicates(data, count, hash, start, 2, fault);
+    result = wm_keys_unique(data, count, start, fault);
 done:
     if (start != few) free(start);
     return result;

@@ -805,8 +805,8 @@ def test_opening_takes_little_memory(example: builders.Example, path: Path) -> N
 
 @every_example
 def test_truncation_at_every_byte_is_an_error(example: builders.Example) -> None:
-    """Each proper prefix of a file is refused with a FormatError, never accepted, never another exception."""
-    for size in range(len(example.data)):
+    """Each proper prefix that is no file itself is refused with a FormatError, never with another exception."""
+    for size in set(range(len(example.data))) - example.prefixes:
         with pytest.raises(wm.FormatError):
             wm.open(memoryview(example.data[:size]))
 
@@ -814,7 +814,7 @@ def test_truncation_at_every_byte_is_an_error(example: builders.Example) -> None
 @every_small
 def test_truncated_files_on_disk_are_errors_too(example: builders.Example, put: Callable[..., Path]) -> None:
     """The same for files, in every mode; the error names the file."""
-    for size in range(0, len(example.data), 7):
+    for size in set(range(0, len(example.data), 7)) - example.prefixes:
         path = put(example.data[:size])
         for mode in ("mmap", "cow", "copy"):
             with pytest.raises(wm.FormatError) as caught:

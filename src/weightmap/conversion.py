@@ -14,7 +14,7 @@ from weightmap.errors import EncodeError, TensorFileError
 from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
 from weightmap.opening import open as open_file
-from weightmap.saving import choose, plan_request, write_plan
+from weightmap.saving import choose, choose_layout, plan_request, write_plan
 from weightmap.sharded import find_model
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def convert(
     model = find_model(source) if os.path.isdir(source) else source
     directory = hub.read_directory(source, model) if os.path.isdir(source) else None
     try:
-        found, chosen = choose(target, format, layout)
+        found = choose(target, format, layout)
         if quantize is not None or block_size is not None:
             msg = f"format {found.name} holds no quantised tensors"
             raise EncodeError(msg)
@@ -121,6 +121,11 @@ def convert(
         raise error.located(path=target) from None
     # Mode "mmap" touches no page: tensors are read by pread.
     with open_file(model, limits=limits) as file:
+        metadata = _metadata(file, directory)
+        try:
+            chosen = choose_layout(found, layout, metadata)
+        except TensorFileError as error:
+            raise error.located(path=target, format=found.name) from None
         dropped: list[tuple[str, str]] = []
         payloads = []
         for name, (at, row) in zip(file, file.located(), strict=True):
@@ -136,7 +141,7 @@ def convert(
             limits.check("max_copy_bytes", sum(payload.nbytes for payload in payloads), "bytes of tensors to copy")
         except TensorFileError as error:
             raise error.located(path=source) from None
-        extras, warnings = _extras(file, directory, found, chosen)
+        extras, warnings = _extras(file, directory, metadata, found, chosen)
         if not payloads:
             warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
         request = Request(payloads, chosen, **extras)
@@ -192,28 +197,36 @@ def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
             yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))
 
 
-def _extras(
-    file: TensorFile, directory: hub.ModelDirectory | None, found: Format, layout: str
-) -> tuple[dict[str, Any], list[str]]:
-    """Return what goes along with the tensors, and what has to stay behind."""
+def _metadata(file: TensorFile, directory: hub.ModelDirectory | None) -> dict[str, Any]:
+    """Return the metadata of a model: of its file, and of the directory that it lies in."""
     metadata = dict(file.metadata)
     if file.layout == "sharded":
         metadata.pop("total_size", None)  # of the shards, not of what is written
+    return metadata if directory is None else metadata | directory.metadata
+
+
+def _extras(
+    file: TensorFile, directory: hub.ModelDirectory | None, metadata: dict[str, Any], found: Format, layout: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what goes along with the tensors, and what has to stay behind."""
+    keys = found.metadata_keys
+    homeless = [key for key in metadata if keys is not None and key not in keys]
+    metadata = {key: value for key, value in metadata.items() if keys is None or key in keys}
+    if found.text_metadata:
+        metadata = {key: str(value) if type(value) is int else value for key, value in metadata.items()}
     vocab: Sequence[str] | None = file.vocab
     special_ids = None if file.vocab is None else file.vocab.special_ids
-    if directory is not None:
-        metadata |= directory.metadata
-        if directory.vocab is not None:
-            vocab, special_ids = directory.vocab, directory.special_ids
+    if directory is not None and directory.vocab is not None:
+        vocab, special_ids = directory.vocab, directory.special_ids
     have = {
-        "metadata": metadata,
+        "metadata": metadata if metadata or file.has_metadata else None,
         "vocab": vocab,
         "special_ids": special_ids,
         "config": file.config,
         "tokenizer": file.tokenizer,
     }
     carried = found.carries[layout]
-    extras = {name: value for name, value in have.items() if name in carried and value not in (None, {})}
+    extras = {name: value for name, value in have.items() if name in carried and value is not None}
     words = {
         "metadata": f"{len(metadata)} metadata entries",
         "config": "the configuration",
@@ -221,4 +234,7 @@ def _extras(
     }
     words["vocab"] = f"the vocabulary of {0 if vocab is None else len(vocab)} tokens"
     lost = [words[name] for name in words if name not in carried and have[name] not in (None, {})]
+    if homeless:
+        some = ", ".join(repr(key) for key in homeless[:5]) + (", ..." if len(homeless) > 5 else "")
+        lost.insert(0, f"{len(homeless)} metadata entries ({some})")
     return extras, [f"{found.title} has no place for {what}: left behind" for what in lost]

@@ -2,6 +2,8 @@
 
 The canonical name of a type is the one that numpy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn". Formats
 have codes or names of their own and translate them to these. All values in files are little-endian.
+
+Quantised tensors have a scheme in the place of a type: see `weightmap.quant`.
 """
 
 from __future__ import annotations
@@ -15,23 +17,42 @@ from weightmap.errors import MissingDependencyError, UnsupportedError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["DTYPES", "DType", "dtype_of", "numpy_dtype"]
+__all__ = ["DECLARED", "DTYPES", "SCHEMES", "DType", "dtype_of", "numpy_dtype"]
 
 
 class DType:
-    """A data type: canonical name, bits of one element in a file, and the numpy dtype where numpy itself has it."""
+    """A data type, or a scheme of quantisation.
 
-    __slots__ = ("bits", "name", "numpy")
+    Attributes
+    ----------
+    name : str
+        Canonical name.
+    bits : int
+        Of one element in a file; `DECLARED` for a scheme, where a tensor takes the bytes that the file says.
+    numpy : dtype or None
+        The numpy dtype, where numpy itself has it.
+    quantized : bool
+        Whether this is a scheme.
+    """
+
+    __slots__ = ("bits", "name", "numpy", "quantized")
 
     def __init__(
         self,
         name: str,
         bits: int,
         numpy: np.dtype[Any] | None = None,
+        *,
+        quantized: bool = False,
     ) -> None:
         self.name = name
         self.bits = bits
         self.numpy = numpy
+        self.quantized = quantized
+
+
+# More than any element has; kernels.h knows this number too.
+DECLARED = 255
 
 
 # bool is a byte; any value but 0 is true (bytes 2 to 255 are legal in files and kept as they are).
@@ -66,7 +87,14 @@ DTYPES: dict[str, DType] = {
     **{name: DType(name, np.dtype(code).itemsize * 8, np.dtype(code)) for name, code in _NUMPY.items()},
     **{name: DType(name, bits) for name, bits in (_ML_DTYPES | _PACKED).items()},
 }
+# Apart from the types, since there is an int8 of either kind.
+SCHEMES: dict[str, DType] = {
+    name: DType(name, DECLARED, quantized=True)
+    for name in ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "pq")
+}
 _loaded: dict[str, np.dtype[Any]] = {}
+_known: dict[np.dtype[Any], DType | None] = {}
+_KNOWN_MOST = 256
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -88,6 +116,9 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
 
 def _load(dtype: DType) -> np.dtype[Any]:
+    if dtype.quantized:
+        msg = f"dtype {dtype.name} is a scheme of quantisation, which numpy cannot view"
+        raise UnsupportedError(msg, field="dtype")
     if dtype.name not in _ML_DTYPES:
         msg = f"dtype {dtype.name} packs elements of {dtype.bits} bits, which numpy cannot view"
         raise UnsupportedError(msg, field="dtype")
@@ -102,4 +133,12 @@ def _load(dtype: DType) -> np.dtype[Any]:
 
 def dtype_of(dtype: DTypeLike) -> DType | None:
     """Return the `DType` of a numpy dtype in either byte order, or None when no format has it."""
-    return DTYPES.get(np.dtype(dtype).name)
+    key = np.dtype(dtype)
+    try:
+        return _known[key]
+    except KeyError:
+        # numpy makes the name anew each time, which takes longer than all else that is asked of a small array.
+        found = DTYPES.get(key.name)
+        if len(_known) < _KNOWN_MOST:  # structured dtypes are without number
+            _known[key] = found
+        return found

@@ -14,10 +14,24 @@ __all__ = ["table_error"]
 
 # numpy arrays have at most this many dimensions: no format's rule.
 NUMPY_MAX_NDIM = 64
+# What messages call these fields where a format has no name of its own for them.
+_WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
 
 
-def table_error(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
-    """Return the error that a fault deserves, with the name of the tensor where that can be read."""
+def table_error(table: Table, fault: kernels.Fault) -> FormatError:
+    """Return the error that a fault deserves, with the name of the tensor where that can be read.
+
+    The field is the one that the format calls it by, and the offset that of the field, where the format's rules say so.
+    """
+    error = _describe(table, fault)
+    named = table.rules.fields.get(error.field or "")
+    if named is not None:
+        error.field, within = named
+        error.offset = None if error.offset is None else error.offset + within
+    return error
+
+
+def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
@@ -40,20 +54,22 @@ def table_error(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR
         return FormatError(f"{label}: unused dimension", field="shape", offset=at, actual=fault.actual, expected=0)
     if kind == "TABLE_OVERFLOW":
         return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field="shape", offset=at)
+    # Offsets and sizes, in the words and units of the format.
+    actual, bound = fault.actual // rules.unit, fault.expected // rules.unit
+    offset_word, size_word = (rules.fields.get(*pair)[0] for pair in _WORDS)
     if kind == "TABLE_RANGE":
-        what, expected = f"{label}: end of its data", f"at most {fault.expected}, the size of the data section"
-        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
+        what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
+        return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
     if kind == "TABLE_ALIGN":
-        what, expected = f"{label}: data offset", f"a multiple of {fault.expected}"
-        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
+        what, expected = f"{label}: {offset_word}", f"a multiple of {bound}"
+        return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
     if kind in ("TABLE_OVERLAP", "TABLE_HOLE"):
         problem = "overlaps the tensor before it" if kind == "TABLE_OVERLAP" else "leaves a hole"
-        what = f"{label}: it {problem}: data offset"
-        expected = f"{fault.expected}, where the tensor before it ends"
-        return LayoutError(what, field="data_offset", offset=at, actual=fault.actual, expected=expected)
+        what, expected = f"{label}: it {problem}: {offset_word}", f"{bound}, where the tensor before it ends"
+        return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
     if kind == "TABLE_SIZE":
-        what, expected = f"{label}: bytes of data", f"{fault.expected} by its shape and dtype"
-        return LayoutError(what, field="data_size", offset=at, actual=fault.actual, expected=expected)
+        what, expected = f"{label}: {size_word}", f"{bound} by its shape and dtype"
+        return LayoutError(what, field="data_size", offset=at, actual=actual, expected=expected)
     if kind == "NAME_HASH":
         what = f"{label}: stored FNV-1a hash of its name"
         return ChecksumError(

@@ -231,6 +231,11 @@ class TensorFile(Mapping[str, Any]):
         return metadata
 
     @property
+    def has_metadata(self) -> bool:
+        """Whether the file has metadata, be it empty: safetensors and BinTensors tell that from none."""
+        return self._content.has_metadata or bool(self.metadata)
+
+    @property
     def vocab(self) -> Vocabulary | None:
         """The vocabulary, where the file has one. Nothing of it is read before it is used."""
         self._check_open()

@@ -227,17 +227,26 @@ def _flush_folder(folder: str) -> None:
         raise
 
 
-def choose(path: str, format_: str | None, layout: str | None) -> tuple[Format, str]:
-    """Return format and layout to be written. Raises `EncodeError` or ValueError when there is none of this name."""
+def choose(path: str, format_: str | None, layout: str | None) -> Format:
+    """Return the format to be written. Raises `EncodeError` or ValueError when there is none, or no such layout."""
     found = by_suffix(path) if format_ is None else by_name(format_)
     if found.plan is None:
         msg = f"format {found.name} can be read and not written"
         raise EncodeError(msg, path=path, format=found.name)
-    layout = found.layouts[0] if layout is None else layout
-    if layout not in found.layouts:
+    if layout is not None and layout not in found.layouts:
         msg = f"layout is {layout!r}, expected one of {', '.join(found.layouts)}"
         raise ValueError(msg)
-    return found, layout
+    return found
+
+
+def choose_layout(found: Format, layout: str | None, metadata: Mapping[str, Any] | None) -> str:
+    """Return the layout to be written: the one that was asked for, else that of the metadata, else the first.
+
+    Raises `EncodeError` when the metadata asks for one that does not exist.
+    """
+    if layout is None and found.layout_for is not None:
+        layout = found.layout_for(metadata)
+    return found.layouts[0] if layout is None else layout
 
 
 def plan_request(path: str, found: Format, request: Request) -> Plan:
@@ -247,6 +256,11 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
     try:
         if foreign:
             msg = f"{found.title} has no place for {', '.join(foreign)}"
+            raise EncodeError(msg)
+        keys = found.metadata_keys
+        homeless = [] if keys is None else [repr(key)[:80] for key in request.metadata or () if key not in keys]
+        if homeless:
+            msg = f"{found.title} has no place for the metadata entries {', '.join(homeless[:100])}"
             raise EncodeError(msg)
         assert found.plan is not None  # noqa: S101 - `choose` has seen to it
         return found.plan(request)
@@ -280,10 +294,11 @@ def save(
     format : str, optional
         One of `formats()` that can be written; by default the suffix tells: ``.weights``, ``.safetensors``, ...
     layout : str, optional
-        One of the format's layouts (EMBD: "spec", "simple").
+        One of the format's layouts (EMBD: "spec", "simple"; CNN v2: "v2", "v1", by default as `metadata` has its
+        ``version``).
     metadata : mapping, optional
         What may stand there depends on the format: strings in safetensors and EMBD, which takes integers too and writes
-        them as decimal strings.
+        them as decimal strings; ``version`` and ``mip_level`` in CNN v2.
     vocab : sequence of str, optional
         Tokens by id.
     special_ids : mapping of str to int, optional
@@ -313,8 +328,9 @@ def save(
     """
     name = os.fsdecode(os.fspath(path))
     try:
-        found, chosen = choose(name, format, layout)
+        found = choose(name, format, layout)
         payloads = from_arrays(tensors)
+        chosen = choose_layout(found, layout, metadata)
     except TensorFileError as error:
         raise error.located(path=name) from None
     request = Request(payloads, chosen, metadata, vocab, special_ids, config, tokenizer, checksums=checksums)

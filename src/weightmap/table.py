@@ -10,17 +10,19 @@ asked for.
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from weightmap import kernels
+from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError
 from weightmap.faults import NUMPY_MAX_NDIM, table_error
 from weightmap.strings import StringTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ColumnTable", "Row", "Rules", "Table", "TensorInfo"]
 
 _INT64_MAX = (1 << 63) - 1
+_NO_FIELDS: Mapping[str, tuple[str, int]] = MappingProxyType({})
 # Rows that are turned into Python objects at once, when all are asked for.
 _BATCH = 4096
 
@@ -83,9 +86,26 @@ class Rules:
         Bytes of padding allowed before a tensor and after the last one.
     lax : bool
         Order, overlap and holes are not looked at.
+    fields : mapping of str to (str, int)
+        What the format calls the fields that messages name, and where each lies in the entry of a row, in bytes; by our
+        names: "data_offset", "data_size", "dtype", "name", "ndim", "shape". Those that are missing are called as here.
+    unit : int
+        Bytes that the format's own offsets and sizes count in; for messages.
     """
 
-    __slots__ = ("alignment", "base", "bits", "data_size", "dtypes", "lax", "max_gap", "max_ndim", "min_ndim")
+    __slots__ = (
+        "alignment",
+        "base",
+        "bits",
+        "data_size",
+        "dtypes",
+        "fields",
+        "lax",
+        "max_gap",
+        "max_ndim",
+        "min_ndim",
+        "unit",
+    )
 
     def __init__(
         self,
@@ -99,6 +119,8 @@ class Rules:
         max_gap: int = 0,
         *,
         lax: bool = False,
+        fields: Mapping[str, tuple[str, int]] = _NO_FIELDS,
+        unit: int = 1,
     ) -> None:
         self.dtypes = dtypes
         self.bits = bits
@@ -109,15 +131,22 @@ class Rules:
         self.alignment = alignment
         self.max_gap = max_gap
         self.lax = lax
+        self.fields = fields
+        self.unit = unit
 
 
-def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any) -> NDArray[np.intp]:
-    """Return where runs begin: where dtype or shape changes, or the distance to the row before does."""
+def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:
+    """Return where runs begin: where dtype or shape changes, or the distance to the row before does.
+
+    Rows of the codes in `declared`, whose bytes do not follow from their shape, are runs of their own.
+    """
     breaks = np.ones(len(codes), np.bool_)
     if len(codes) > 1:
         alike = (codes[1:] == codes[:-1]) & (ndims[1:] == ndims[:-1]) & (dims[1:] == dims[:-1]).all(1)
         # Backwards is not a run: distances are unsigned here, and rows may be in any order in lax mode.
         alike &= offsets[1:] >= offsets[:-1]
+        if declared:
+            alike &= ~np.isin(codes[1:], declared)
         steps = offsets[1:] - offsets[:-1]
         breaks[1:] = ~alike
         breaks[2:] |= alike[1:] & alike[:-1] & (steps[1:] != steps[:-1])
@@ -192,9 +221,10 @@ class Table:
         Each run is dtype, shape, offset and bytes of its first row, the number of its rows, and the bytes from one to
         the next.
         """
+        declared = [code for code, bits in enumerate(self.rules.bits) if bits == DECLARED]
         for first in range(0, self._count, _BATCH):
             codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self._count))
-            starts = _starts(codes, ndims, dims, offsets)
+            starts = _starts(codes, ndims, dims, offsets, declared)
             count = len(codes)
             columns = (part[starts].tolist() for part in (codes, ndims, dims, offsets))
             for start, end, code, ndim, shape, offset in zip(
@@ -207,14 +237,18 @@ class Table:
         """Check the rows from i on that lie from `offset` to `last`."""
         rules = self.rules
         dtype = self._dtype(code, i)
-        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
-        if not nbytes or len(shape) > rules.max_ndim:
+        nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
+        if not nbytes or len(shape) > rules.max_ndim or dtype.quantized:
             self._check_shape(i, shape, dtype)
         highest = max(offset, last)
         if highest > rules.data_size - nbytes:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, highest + nbytes, rules.data_size))
         step = (last - offset) // (count - 1) if count > 1 else 0
         return dtype, shape, rules.base + offset, nbytes, count, step
+
+    def _declared(self, i: int) -> int:
+        """Return the bytes that row i has by its own statement. Only a table that knows schemes is asked."""
+        raise NotImplementedError
 
     def _check_shape(self, i: int, shape: tuple[int, ...], dtype: DType) -> None:
         """Refuse what numpy refuses, where the table was not checked as a whole: its errors are not of our tree."""
@@ -308,12 +342,17 @@ class ColumnTable(Table):
         code, shape, offset = self._columns.raw(i)
         rules = self.rules
         dtype = self._dtype(code, i)
-        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
+        nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
         if offset > rules.data_size - nbytes or nbytes > _INT64_MAX:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
         if not nbytes or len(shape) > rules.max_ndim:
             self._check_shape(i, shape, dtype)
         return Row(dtype, shape, rules.base + offset, nbytes)
+
+    def _declared(self, i: int) -> int:
+        columns = self._columns
+        nbytes: int = columns.end[i] - columns.begin[i]
+        return nbytes
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         columns, count = self._columns, last - first

@@ -51,6 +51,7 @@ class Example:
     """A file of some format and everything that a right reader says of it.
 
     `tensors` is in file order; `vocab` is None when the file has none, `special_ids` when the format leaves them open.
+    `prefixes` has the sizes of those of its beginnings that are valid files too.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Example:
     vocab: tuple[str, ...] | None = None
     special_ids: Mapping[str, int] | None = None
     layout: str | None = None
+    prefixes: frozenset[int] = frozenset()
 
 
 def noise(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:

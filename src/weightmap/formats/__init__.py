@@ -103,6 +103,7 @@ _HINTS = (
     (b"\x93numpy", "this is a .npy file: numpy.load reads it"),
     (b"%pdf", "this is a PDF document"),
     (b"dmbe", "this looks like EMBD with swapped bytes"),
+    (b"2nnc", "this looks like CNN v2 with swapped bytes"),
     (b"gguf", "this is GGUF"),
 )
 

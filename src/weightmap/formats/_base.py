@@ -69,6 +69,8 @@ class Content:
     table : Table
     load_metadata : callable
         Returns the metadata; called at the first use.
+    has_metadata : bool
+        Whether the file has metadata, be it empty: some formats tell that from none.
     vocab : Vocabulary or None
     config, tokenizer
         None in formats that have none.
@@ -78,7 +80,17 @@ class Content:
         What is odd and was let pass.
     """
 
-    __slots__ = ("config", "layout", "load_metadata", "table", "tokenizer", "verify", "vocab", "warnings")
+    __slots__ = (
+        "config",
+        "has_metadata",
+        "layout",
+        "load_metadata",
+        "table",
+        "tokenizer",
+        "verify",
+        "vocab",
+        "warnings",
+    )
 
     def __init__(
         self,
@@ -86,6 +98,7 @@ class Content:
         table: Table,
         *,
         load_metadata: Callable[[], dict[str, Any]],
+        has_metadata: bool = False,
         verify: Callable[[Verification], None],
         vocab: Vocabulary | None = None,
         config: Mapping[str, Any] | None = None,
@@ -95,6 +108,7 @@ class Content:
         self.layout = layout
         self.table = table
         self.load_metadata = load_metadata
+        self.has_metadata = has_metadata
         self.verify = verify
         self.vocab = vocab
         self.config = config
@@ -242,9 +256,30 @@ class Format:
         What every file begins with, at least four printable characters; empty where the format has no such thing.
     dtypes : mapping of str to frozenset
         By layout: the canonical names of the data types that it can hold.
+    metadata_keys : frozenset of str or None
+        The only metadata keys that it has a place for: `save` refuses others, `convert` leaves them behind. None: any.
+    text_metadata : bool
+        Metadata values are strings and nothing else: `convert` writes integers as decimal strings.
+    layout_for : callable or None
+        ``layout_for(metadata)``: which layout the metadata calls for, where the caller asked for none; None for the
+        first. Raises `EncodeError` for a layout that does not exist.
     """
 
-    __slots__ = ("carries", "dtypes", "layouts", "magic", "name", "parse", "plan", "sniff", "suffixes", "title")
+    __slots__ = (
+        "carries",
+        "dtypes",
+        "layout_for",
+        "layouts",
+        "magic",
+        "metadata_keys",
+        "name",
+        "parse",
+        "plan",
+        "sniff",
+        "suffixes",
+        "text_metadata",
+        "title",
+    )
 
     def __init__(
         self,
@@ -258,6 +293,10 @@ class Format:
         carries: Mapping[str, frozenset[str]],
         dtypes: Mapping[str, frozenset[str]],
         magic: bytes = b"",
+        *,
+        metadata_keys: frozenset[str] | None = None,
+        text_metadata: bool = False,
+        layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None,
     ) -> None:
         self.name = name
         self.title = title
@@ -269,6 +308,9 @@ class Format:
         self.carries = carries
         self.dtypes = dtypes
         self.magic = magic
+        self.metadata_keys = metadata_keys
+        self.text_metadata = text_metadata
+        self.layout_for = layout_for
 
 
 def refuse(what: str, reasons: Sequence[str]) -> NoReturn:
@@ -276,6 +318,15 @@ def refuse(what: str, reasons: Sequence[str]) -> NoReturn:
     shown = "; ".join(reasons[:100]) + (f"; and {len(reasons) - 100} more" if len(reasons) > 100 else "")
     msg = f"{what} cannot express this: {shown}"
     raise EncodeError(msg)
+
+
+def encodable(text: str) -> bool:
+    """Say whether a text can be UTF-8: a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def trailing(source: Source, end: int, options: Options, warnings: list[str]) -> None:

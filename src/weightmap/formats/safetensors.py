@@ -24,20 +24,19 @@ from __future__ import annotations
 
 import functools
 import json
-import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap import kernels, strict_json
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, UnsupportedError
 from weightmap.faults import NUMPY_MAX_NDIM
-from weightmap.formats._base import Content, Format, Options, Payload, Plan, Request, Verification, refuse
+from weightmap.formats._base import Content, Format, Options, Plan, Request, encodable, refuse
+from weightmap.formats._framed import LENGTH, MAX_HEADER, check_end, read_header, verifier, writer
 from weightmap.table import ColumnTable, Rules, bits_of
 
 if TYPE_CHECKING:
-    from weightmap.saving import Sink
     from weightmap.source import Source
 
 # In the order of safetensors' own list, which is the order of size by which it sorts tensors.
@@ -70,8 +69,6 @@ _BITS = bits_of(_DTYPES)
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
 _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
-_LENGTH = struct.Struct("<Q")
-MAX_HEADER = 100_000_000
 # Metadata of at most this many bytes is worth remembering, and costs little memory.
 _REMEMBERED = 4096
 
@@ -80,24 +77,14 @@ def sniff(head: bytes, size: int) -> bool:
     """Say whether this looks like safetensors: a plausible length, then a JSON object."""
     if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':
         return False
-    length: int = _LENGTH.unpack_from(head)[0]
+    length: int = LENGTH.unpack_from(head)[0]
     return 2 <= length <= MAX_HEADER
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
     """Check the header and return the table of tensors."""
-    if len(head) < _LENGTH.size:
-        msg = "the file ends within the length of its header"
-        raise TruncatedError(msg, offset=len(head), expected="at least 8 bytes")
-    (length,) = _LENGTH.unpack_from(head)
-    options.limits.check("max_header_bytes", length, "length of the header", offset=0)
-    if length > MAX_HEADER:
-        raise FormatError("length of the header", field="n", offset=0, actual=length, expected=f"at most {MAX_HEADER}")
-    base = _LENGTH.size + length
-    if base > source.size:
-        msg = "the file ends within its header: its size"
-        raise TruncatedError(msg, field="n", offset=source.size, actual=source.size, expected=f"at least {base}")
-    header = head[8:base] if base <= len(head) else source.pread(8, length)
+    header = read_header(source, head, options)
+    base = LENGTH.size + len(header)
     scanned = kernels.safetensors_scan(header, _FIELDS, options.limits.max_tensors + 1)
     if isinstance(scanned, kernels.Fault):
         if scanned.kind == "CAPACITY":
@@ -107,76 +94,42 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if columns.count > options.limits.max_tensors:
         options.limits.check("max_tensors", columns.count, "number of tensors")
     warnings: list[str] = []
-    _check_extent(columns, found, base, source.size - base, options, warnings)
+    if found.backwards < columns.count:
+        raise _backwards(columns, found.backwards)
+    check_end(found.data_end, base, source.size, options, warnings)
     rules = Rules(_DTYPES, _BITS, base, source.size - base, 0, NUMPY_MAX_NDIM, 1, 0, lax=not options.strict)
+
+    def locate(row: int) -> int | None:
+        again = kernels.safetensors_scan(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
+        return LENGTH.size + again.at if isinstance(again, kernels.Fault) else None
+
     # The order of a file is that of its data; the header may list it otherwise.
-    table = ColumnTable(columns if found.ordered else _sorted(columns), rules, utf8=False)
+    ordered = found.ordered
+    table = ColumnTable(columns if ordered else _sorted(columns), rules, utf8=False, locate=locate if ordered else None)
     if options.checked:
         table.check()
     metadata = {}
     if found.metadata_begin:
         raw = header[found.metadata_begin : found.metadata_end]
         parsed = _metadata if len(raw) <= _REMEMBERED else _metadata.__wrapped__
-        metadata = parsed(raw, _LENGTH.size + found.metadata_begin)
-    seal = kernels.crc32(header)  # the header itself need not be kept
-
-    def verify(run: Verification) -> None:
-        if kernels.crc32(run.read(0, base)[_LENGTH.size :]) != seal:
-            msg = "the header changed after the file was opened"
-            raise LayoutError(msg, offset=8)
-        run.checked("header")
-        if "" in table.names:
-            run.warn("a tensor has an empty name")
-        for _ in run.chunks(base, source.size - base):
-            pass
-        run.checked("every byte is readable (safetensors has no checksums)")
-
-    return Content("safetensors", table, load_metadata=metadata.copy, verify=verify, warnings=warnings)
+        metadata = parsed(raw, LENGTH.size + found.metadata_begin)
+    verify = verifier(header, table, "safetensors")
+    has, load = found.metadata_begin != 0, metadata.copy
+    return Content("safetensors", table, load_metadata=load, has_metadata=has, verify=verify, warnings=warnings)
 
 
-def _check_extent(
-    columns: kernels.Columns, found: Any, base: int, data_size: int, options: Options, warnings: list[str]
-) -> None:
-    """Check that the tensors end where the file does."""
-    row, last = found.backwards, found.data_end
-    if row < columns.count:
-        first, end = columns.bounds[row], columns.bounds[row + 1]
-        what = f"tensor {columns.text()[first:end].decode()!r}: data_offsets"
-        actual = [columns.begin[row], columns.end[row]]
-        raise LayoutError(what, field="data_offsets", actual=actual, expected="begin <= end")
-    if last > data_size:
-        what, at = "the file ends before its tensors do: bytes of data", base + data_size
-        raise TruncatedError(what, field="data_offsets", offset=at, actual=data_size, expected=last)
-    if last < data_size:
-        expected = f"{last}: there are trailing bytes"
-        what = "bytes of data"
-        error = LayoutError(what, field="data_offsets", offset=base + last, actual=data_size, expected=expected)
-        options.odd(error, warnings)
+def _backwards(columns: kernels.Columns, row: int) -> LayoutError:
+    first, end = columns.bounds[row], columns.bounds[row + 1]
+    what = f"tensor {columns.text()[first:end].decode()!r}: data_offsets"
+    actual = [columns.begin[row], columns.end[row]]
+    return LayoutError(what, field="data_offsets", actual=actual, expected="begin <= end")
 
 
 def _sorted(columns: kernels.Columns) -> kernels.Columns:
     """Return the columns in the order of the data."""
     n = columns.count
     begin, end = columns.array(columns.begin, n, "<u8"), columns.array(columns.end, n, "<u8")
-    order = np.lexsort((end, begin))
-    dims, dim_bounds = _reorder(
-        columns.array(columns.dims, columns.n_dims, "<u8"), columns.array(columns.dim_bounds, n + 1, "<u4"), order
-    )
-    names, bounds = _reorder(
-        np.frombuffer(columns.text(), np.uint8), columns.array(columns.bounds, n + 1, "<u4"), order
-    )
-    dtype = columns.array(columns.dtype, n, "u1")[order]
-    return kernels.Columns(names.tobytes(), bounds, dtype, dims, dim_bounds, begin[order], end[order])
-
-
-def _reorder(values: Any, bounds: Any, order: Any) -> tuple[Any, Any]:
-    """Put the runs values[bounds[i]:bounds[i + 1]] into another order."""
-    lengths = np.diff(bounds)[order].astype(np.int64)
-    new = np.zeros_like(bounds)
-    np.cumsum(lengths, out=new[1:])
-    # Position k of the result lies in run r, k - new[r] after that run's old start.
-    source = np.repeat(bounds[:-1][order].astype(np.int64) - new[:-1], lengths) + np.arange(int(new[-1]))
-    return values[source], new
+    return columns.take(np.lexsort((end, begin)))
 
 
 @functools.lru_cache(maxsize=32)
@@ -225,12 +178,12 @@ def plan(request: Request) -> Plan:
             reasons.append(f"tensor {tensor.name!r}: dtype {tensor.dtype.name}")
         if tensor.name == "__metadata__":
             reasons.append("tensor '__metadata__': the name is taken")
-        if not _encodable(tensor.name):
+        if not encodable(tensor.name):
             reasons.append(f"tensor {tensor.name!r}: its name is not Unicode text")
     metadata = request.metadata
     if metadata is not None:
         for key, value in metadata.items():
-            if not (isinstance(key, str) and isinstance(value, str) and _encodable(key) and _encodable(value)):
+            if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
                 reasons.append(f"metadata {key!r}: keys and values must be strings")
     if reasons:
         refuse("safetensors", reasons)
@@ -249,23 +202,7 @@ def plan(request: Request) -> Plan:
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
         refuse("safetensors", [f"a header of {len(text)} bytes, more than {MAX_HEADER}"])
-    return Plan(_LENGTH.size + len(text) + offset, lambda sink: _write(sink, text, ordered))
-
-
-def _write(sink: Sink, header: bytes, tensors: list[Payload]) -> None:
-    sink.write(_LENGTH.pack(len(header)))
-    sink.write(header)
-    for tensor in tensors:
-        for chunk in tensor.chunks():
-            sink.write(chunk)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return Plan(LENGTH.size + len(text) + offset, writer(text, ordered))
 
 
 FORMAT = Format(
@@ -278,4 +215,5 @@ FORMAT = Format(
     plan=plan,
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(_CODE)},
+    text_metadata=True,
 )

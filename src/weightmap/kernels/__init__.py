@@ -1,4 +1,4 @@
-"""Kernels in C: checksums, hashes, scans, quantised blocks. Arrays in, arrays out.
+"""Kernels in C: checksums, hashes, scans, conversions, quantised blocks. Arrays in, arrays out.
 
 Every kernel takes any C-contiguous buffer (bytes, bytearray, memoryview, mmap, numpy array), releases the GIL while it
 works, and gives to the bit what its plain definition gives, whatever the instruction set in use. A buffer that is not
@@ -22,6 +22,9 @@ from weightmap.kernels._files import map_file as map_file
 from weightmap.kernels._files import stamp as stamp
 from weightmap.kernels._files import unchanged as unchanged
 from weightmap.kernels._files import will_need as will_need
+from weightmap.kernels._half import bf16_to_f32, f16_to_f32, unpack_f16_pairs
+from weightmap.kernels._half import half_variants as half_variants
+from weightmap.kernels._half import widen as widen
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
 from weightmap.kernels._native import U32_MAX as U32_MAX
 from weightmap.kernels._strings import index_build as index_build
@@ -33,6 +36,7 @@ from weightmap.kernels._tables import FAULTS as FAULTS
 from weightmap.kernels._tables import Columns as Columns
 from weightmap.kernels._tables import Fault as Fault
 from weightmap.kernels._tables import bintensors_scan as bintensors_scan
+from weightmap.kernels._tables import cnn_layers as cnn_layers
 from weightmap.kernels._tables import pairs_check as pairs_check
 from weightmap.kernels._tables import records_check as records_check
 from weightmap.kernels._tables import records_find as records_find
@@ -45,14 +49,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "available_isas",
+    "bf16_to_f32",
     "crc32",
     "crc32_combine",
     "dequantize_int4",
     "dequantize_int5",
+    "f16_to_f32",
     "fnv1a32",
     "fnv1a32_many",
     "fnv1a64",
     "isa",
+    "unpack_f16_pairs",
     "use_isa",
 ]
 

@@ -1,4 +1,4 @@
-"""Tables of tensors in C: columns, records, the header of safetensors. Used by weightmap.table and the formats."""
+"""Tables of tensors in C: columns, records, the headers that need a scan. Used by weightmap.table and the formats."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 from weightmap.kernels._native import ffi, from_buffer, lib
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -113,6 +115,21 @@ class Columns:
         """Return the names, one after another."""
         return bytes(ffi.buffer(self.names, self.names_len))
 
+    def take(self, order: NDArray[np.intp], names: Sequence[bytes] | None = None) -> Columns:
+        """Return the rows of these numbers, in this order, as new columns; with new names when they are given."""
+        n = self.count
+        dims, dim_bounds = _runs(
+            self.array(self.dims, self.n_dims, "<u8"), self.array(self.dim_bounds, n + 1, "<u4"), order
+        )
+        if names is None:
+            old = np.frombuffer(self.text(), np.uint8)
+            taken, bounds = _runs(old, self.array(self.bounds, n + 1, "<u4"), order)
+            text = taken.tobytes()
+        else:
+            text, bounds = b"".join(names), np.cumsum([0, *map(len, names)], dtype=np.uint32)
+        begin, end = self.array(self.begin, n, "<u8")[order], self.array(self.end, n, "<u8")[order]
+        return Columns(text, bounds, self.array(self.dtype, n, "u1")[order], dims, dim_bounds, begin, end)
+
     def raw(self, i: int) -> tuple[int, tuple[int, ...], int]:
         """Return dtype code, shape and begin of row i."""
         bounds = self.dim_bounds
@@ -150,6 +167,16 @@ class Columns:
             fault,
         )
         return _fault(fault) if failed else None
+
+
+def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple[NDArray[Any], NDArray[np.uint32]]:
+    """Put the runs values[bounds[i]:bounds[i + 1]] into another order."""
+    lengths = np.diff(bounds)[order].astype(np.int64)
+    new = np.zeros(len(order) + 1, bounds.dtype)
+    np.cumsum(lengths, out=new[1:])
+    # Position k of the result lies in run r, k - new[r] after that run's old start.
+    source = np.repeat(bounds[:-1][order].astype(np.int64) - new[:-1], lengths) + np.arange(int(new[-1]))
+    return values[source], new
 
 
 def pairs_check(data: bytes, count: int) -> Fault | None:
@@ -285,3 +312,46 @@ def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Colu
     failed = lib.wm_bintensors_scan(header, size, layouts, filled, found, fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found, _fault(fault) if failed else None
+
+
+# Bytes of room for the name of a layer, and of its record.
+_LAYER_NAME, _LAYER_RECORD = 32, 20
+
+
+def cnn_layers(records: bytes) -> tuple[Columns, Any] | Fault:
+    """Turn the layer records of a CNN v2 file into columns, or say what is wrong with one.
+
+    Parameters
+    ----------
+    records : bytes
+        20 for each layer.
+
+    Returns
+    -------
+    columns : Columns
+        Offsets in bytes, relative to the weights.
+    found : wm_cnn
+        See kernels.h.
+    """
+    count = len(records) // _LAYER_RECORD
+    columns = Columns.scratch(_LAYER_NAME * count, count, 4 * count)
+    found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
+    failed = lib.wm_cnn_layers(
+        records,
+        len(records),
+        count,
+        columns.names_len,
+        columns.names,
+        columns.bounds,
+        columns.dtype,
+        columns.dims,
+        columns.dim_bounds,
+        columns.begin,
+        columns.end,
+        found,
+        fault,
+    )
+    if failed:
+        return _fault(fault)
+    columns.names_len = found.names_len
+    return columns, found

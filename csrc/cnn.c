@@ -1,0 +1,63 @@
+/* The layers of a CNN v2 file: n records of five u32,
+ *
+ *     kernel_size | in_channels | out_channels | weight_offset | weight_count
+ *
+ * which become the columns that every table of tensors has. Layer i gets the name "layer.<i>.weight" and the shape
+ * [out_channels, in_channels, kernel_size, kernel_size]; offsets and counts are of halves (float16), columns are in bytes.
+ *
+ * All arithmetic is in 64 bits, where the sums and products of u32 that the format's own checks let wrap around cannot.
+ * What the numbers mean together (a count for each shape, layer after layer, all within the data) is checked where it is
+ * for every format, by wm_columns_check. Only what columns cannot tell is looked at here: a dimension of 0 would make an
+ * empty tensor, which other formats have and this one does not.
+ */
+#include "internal.h"
+
+enum { RECORD = 20, NAME_MOST = 32, DIMS = 4, HALF = 2 };
+
+/* Writes "layer.<number>.weight", at most NAME_MOST bytes, and returns how many they are. */
+static uint64_t write_name(uint8_t *to, uint32_t number) {
+    uint8_t digits[10]; /* of the largest u32 */
+    int first = (int)sizeof digits;
+    do digits[--first] = (uint8_t)('0' + number % 10);
+    while (number /= 10);
+    uint64_t count = sizeof digits - (uint64_t)first;
+    memcpy(to, "layer.", 6);
+    memcpy(to + 6, digits + first, count);
+    memcpy(to + 6 + count, ".weight", 7);
+    return 6 + count + 7;
+}
+
+/* a + b and a * b, which stay at the largest value where they would wrap around: no sum of u32 comes near it. */
+static inline uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
+static inline uint64_t mul(uint64_t a, uint64_t b) { return b && a > UINT64_MAX / b ? UINT64_MAX : a * b; }
+
+int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t names_cap, uint8_t *names, uint32_t *bounds,
+                  uint8_t *dtype, uint64_t *dims, uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_cnn *out,
+                  wm_fault *fault) {
+    *out = (wm_cnn){0};
+    wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    if (n > len / RECORD || n > names_cap / NAME_MOST) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, len / RECORD);
+    if (n > UINT32_MAX / NAME_MOST) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / NAME_MOST);
+    bounds[0] = 0;
+    dim_bounds[0] = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const uint8_t *record = records + RECORD * i;
+        uint64_t kernel = load_le32(record), in = load_le32(record + 4), channels = load_le32(record + 8);
+        uint64_t offset = load_le32(record + 12), count = load_le32(record + 16);
+        if (!kernel || !in || !channels)
+            return wm_fail(fault, WM_FAULT_LAYER_ZERO, i, RECORD * i + (!kernel ? 0 : !in ? 4 : 8), 0, 1);
+        dims[0] = channels;
+        dims[1] = in;
+        dims[2] = dims[3] = kernel;
+        dims += DIMS;
+        dim_bounds[i + 1] = (uint32_t)(DIMS * (i + 1));
+        dtype[i] = 0;
+        begin[i] = HALF * offset;
+        end[i] = HALF * (offset + count);
+        out->counted = add(out->counted, count);
+        out->needed = add(out->needed, mul(mul(channels, in), kernel * kernel));
+        out->names_len += write_name(names + out->names_len, (uint32_t)i);
+        bounds[i + 1] = (uint32_t)out->names_len;
+    }
+    return 0;
+}

@@ -1,0 +1,71 @@
+/* Halves to floats: the entry points, and the conversions in plain C.
+ *
+ *              sign  exponent (bias)  fraction
+ *   float16       1        5   (15)         10
+ *   bfloat16      1        8  (127)          7
+ *   float32       1        8  (127)         23
+ *
+ * bfloat16 is the upper half of float32, so it is moved there and nothing else. float16 is a format of its own. Its sign
+ * goes to the top, exponent and fraction together move up by 13, and the exponent, whose bias was 15, grows by 112. Two
+ * exponents are special: 31 means infinity or NaN and becomes 255, by another 112; 0 means a multiple of 2^-24, which
+ * float32 has as an ordinary number. A NaN keeps its bits and becomes quiet, that is, gets the highest bit of its
+ * fraction: so do the instructions of all CPUs, and so IEEE 754 wants it of a conversion.
+ */
+#include "internal.h"
+
+static inline void store32(float *out, uint32_t bits) { memcpy(out, &bits, sizeof bits); }
+
+/* Without branches, so that compilers make vector code of a loop over it. */
+static inline uint32_t float_of_half(uint32_t half) {
+    const int32_t magnitude = (int32_t)(half & 0x7FFF);
+    const uint32_t special = 0u - (uint32_t)(magnitude >= 0x7C00), nan = 0u - (uint32_t)(magnitude > 0x7C00);
+    const uint32_t small = 0u - (uint32_t)(magnitude < 0x0400); /* all ones, or zero */
+    const float product = (float)magnitude * 0x1p-24f; /* exact in every mode of the CPU: no operand is subnormal */
+    uint32_t multiple;
+    memcpy(&multiple, &product, sizeof multiple);
+    const uint32_t moved = ((uint32_t)magnitude << 13) + (112u << 23) + (special & (112u << 23));
+    return (small & multiple) | (~small & (moved | (nan & (1u << 22)))) | (half & 0x8000) << 16;
+}
+
+void f16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream) {
+    (void)stream; /* standard C knows no stores past the caches */
+    for (uint64_t i = 0; i < n; i++) store32(out + i, float_of_half(load_le16(in + 2 * i)));
+}
+
+void bf16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream) {
+    (void)stream;
+    for (uint64_t i = 0; i < n; i++) store32(out + i, (uint32_t)load_le16(in + 2 * i) << 16);
+}
+
+/* ---------------------------------------------------------------------------------------------- entry points */
+enum { FLOATS_A_THREAD = 1 << 20 }; /* 4 MiB of output */
+
+typedef struct {
+    wm_half_fn *convert;
+    const uint8_t *in;
+    float *out;
+    int stream;
+} work;
+
+static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
+    const work *w = context;
+    (void)part;
+    w->convert(w->in + 2 * begin, w->out + begin, end - begin, w->stream);
+}
+
+static int convert_all(wm_half_fn *convert, const uint8_t *in, float *out, uint64_t n, int threads) {
+    const uintptr_t read = (uintptr_t)in, written = (uintptr_t)out;
+    if (n == 0) return 0; /* there may be no pointers */
+    if (read < written + n * sizeof *out && written < read + 2 * n) return -1;
+    work w = {convert, in, out, wm_stream_worthwhile(n * sizeof *out)};
+    wm_run_parts(run_part, &w, n, 1024, FLOATS_A_THREAD, threads); /* parts of whole pages */
+    return 0;
+}
+
+int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
+    return convert_all(wm_variants_in_use()->f16_to_f32, in, out, n, threads);
+}
+
+int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
+    return convert_all(wm_variants_in_use()->bf16_to_f32, in, out, n, threads);
+}

@@ -1,0 +1,86 @@
+"""What formats share that frame a header by its length: ``u64 n | header of n bytes | data``, without checksums."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.errors import FormatError, LayoutError, TruncatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from weightmap.formats._base import Options, Payload, Verification
+    from weightmap.saving import Sink
+    from weightmap.source import Source
+    from weightmap.table import Table
+
+__all__ = ["LENGTH", "MAX_HEADER", "check_end", "read_header", "verifier", "writer"]
+
+LENGTH = struct.Struct("<Q")
+# What the reference implementations of both formats allow.
+MAX_HEADER = 100_000_000
+
+
+def read_header(source: Source, head: bytes, options: Options) -> bytes:
+    """Return the header, as private bytes. Its length is bounded before anything is read."""
+    if len(head) < LENGTH.size:
+        msg = "the file ends within the length of its header"
+        raise TruncatedError(msg, offset=len(head), expected="at least 8 bytes")
+    (length,) = LENGTH.unpack_from(head)
+    options.limits.check("max_header_bytes", length, "length of the header", offset=0)
+    if length > MAX_HEADER:
+        raise FormatError("length of the header", field="n", offset=0, actual=length, expected=f"at most {MAX_HEADER}")
+    base = LENGTH.size + length
+    if base > source.size:
+        msg = "the file ends within its header: its size"
+        raise TruncatedError(msg, field="n", offset=source.size, actual=source.size, expected=f"at least {base}")
+    return head[8:base] if base <= len(head) else source.pread(8, length)
+
+
+def check_end(last: int, base: int, size: int, options: Options, warnings: list[str]) -> None:
+    """Check that a file of `size` bytes ends where its tensors do: at `last`, counted from `base`."""
+    data_size = size - base
+    if last > data_size:
+        what = "the file ends before its tensors do: bytes of data"
+        raise TruncatedError(what, field="data_offsets", offset=size, actual=data_size, expected=last)
+    if last < data_size:
+        expected = f"{last}: there are trailing bytes"
+        what = "bytes of data"
+        error = LayoutError(what, field="data_offsets", offset=base + last, actual=data_size, expected=expected)
+        options.odd(error, warnings)
+
+
+def verifier(header: bytes, table: Table, title: str) -> Callable[[Verification], None]:
+    """Return what `verify` does for such a file. Of the header only a checksum is kept."""
+    seal, base = kernels.crc32(header), LENGTH.size + len(header)
+
+    def verify(run: Verification) -> None:
+        if kernels.crc32(run.read(0, base)[LENGTH.size :]) != seal:
+            msg = "the header changed after the file was opened"
+            raise LayoutError(msg, offset=LENGTH.size)
+        run.checked("header")
+        if "" in table.names:
+            run.warn("a tensor has an empty name")
+        for _ in run.chunks(base, run.source.size - base):
+            pass
+        run.checked(f"every byte is readable ({title} has no checksums)")
+
+    return verify
+
+
+def writer(header: bytes, tensors: list[Payload]) -> Callable[[Sink], None]:
+    """Return the function that writes such a file."""
+
+    def parts() -> Iterator[bytes]:
+        yield LENGTH.pack(len(header))
+        yield header
+        for tensor in tensors:
+            yield from tensor.chunks()
+
+    def write(sink: Sink) -> None:
+        for part in parts():
+            sink.write(part)
+
+    return write

@@ -1,0 +1,107 @@
+"""CNN v2 files: a header, layer records of five numbers, halves; `build` puts any numbers before any weights."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from . import Example, Tensor, noise, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FORMAT = "cnn_v2"
+SUFFIX = ".bin"
+FIELDS = ("kernel_size", "in_channels", "out_channels", "weight_offset", "weight_count")
+
+
+def header(layers: int, total: int, mip_level: int = 0, version: int = 2, magic: bytes = b"CNN2") -> bytes:
+    """A header with these numbers; version 1 has no mip_level."""
+    start = magic + struct.pack("<3I", version, layers, total)
+    return start if version == 1 else start + struct.pack("<I", mip_level)
+
+
+def record(kernel: int, inputs: int, outputs: int, offset: int, count: int | None = None) -> bytes:
+    """A layer record; the count is that of its shape, unless another is given."""
+    count = outputs * inputs * kernel**2 if count is None else count
+    return struct.pack("<5I", kernel, inputs, outputs, offset, count)
+
+
+def records(tensors: Sequence[Tensor]) -> tuple[bytes, int]:
+    """The records of layers that lie one after another, and the number of their weights."""
+    parts, offset = [], 0
+    for value in tensors:
+        outputs, inputs, kernel, _ = value.shape
+        parts.append(record(kernel, inputs, outputs, offset))
+        offset += len(value.data) // 2
+    return b"".join(parts), offset
+
+
+def build(tensors: Sequence[Tensor], mip_level: int = 0, version: int = 2, *, pad: bool = True) -> bytes:
+    """A valid file; `pad` completes the last pair of an odd number of weights with zero."""
+    parts, total = records(tensors)
+    data = b"".join(value.data for value in tensors)
+    spare = bytes(2) if pad and total % 2 else b""
+    return header(len(tensors), total, mip_level, version) + parts + data + spare
+
+
+def parse(data: bytes) -> tuple[list[Tensor], dict[str, int]]:
+    """Read a valid file, asserting what the format demands of a writer; layers in the order of the file."""
+    assert data[:4] == b"CNN2"
+    version, count, total = struct.unpack_from("<3I", data, 4)
+    assert version in {1, 2}
+    start = {1: 16, 2: 20}[version]
+    mip_level = struct.unpack_from("<I", data, 16)[0] if version == 2 else 0
+    base, offset, tensors = start + 20 * count, 0, []
+    for number in range(count):
+        kernel, inputs, outputs, first, weights = struct.unpack_from("<5I", data, start + 20 * number)
+        assert (first, weights) == (offset, outputs * inputs * kernel**2)
+        values = data[base + 2 * first : base + 2 * (first + weights)]
+        tensors.append(Tensor("float16", (outputs, inputs, kernel, kernel), values))
+        offset += weights
+    assert offset == total
+    assert data[base + 2 * total :] == bytes(2 * (total % 2))
+    return tensors, {"version": version, "mip_level": mip_level}
+
+
+def layer(outputs: int, inputs: int, kernel: int, seed: int = 0) -> Tensor:
+    """A layer of ordinary numbers."""
+    return normal((outputs, inputs, kernel, kernel), seed, "float16")
+
+
+def names(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The layers under the names that a reader gives them."""
+    return {f"layer.{number}.weight": value for number, value in enumerate(tensors)}
+
+
+# Layers of 9, 2, 9 and 25 weights begin at halves 0, 9, 11 and 20, even and odd; the 45 together are odd in number.
+ODD = (layer(1, 1, 3, 1), layer(2, 1, 1, 2), layer(1, 1, 3, 3), layer(1, 1, 5, 4))
+
+
+def examples() -> list[Example]:
+    """Files from no layer to the specification's example, both versions, odd numbers of weights in both sizes."""
+    network = [layer(4, 12, 3, seed) for seed in range(3)]
+    bits = [noise("float16", (3, 1, 1, 1), 7), noise("float16", (2, 3, 3, 3), 8)]
+
+    def example(name: str, tensors: Sequence[Tensor], mip_level: int = 0, version: int = 2, **options: Any) -> Example:
+        data = build(tensors, mip_level, version, **options)
+        metadata = {"version": version, "mip_level": mip_level}
+        spare = len(data) - len(header(0, 0, 0, version)) - sum(20 + len(value.data) for value in tensors)
+        # Without the spare half of its last pair, a file with an odd number of weights is a file as well.
+        also = frozenset({len(data) - spare} if spare else ())
+        layout = f"v{version}"
+        return Example(name, FORMAT, SUFFIX, data, names(tensors), metadata, layout=layout, prefixes=also)
+
+    return [
+        example("network", network),
+        example("version-1", network[:1], version=1),
+        example("mip-level", [layer(2, 12, 1)], mip_level=3),
+        example("no-layers", []),
+        example("no-layers-version-1", [], version=1),
+        example("one-weight", [layer(1, 1, 1)]),
+        example("odd-padded", ODD),
+        example("odd-unpadded", ODD, pad=False),
+        example("odd-padded-version-1", ODD[:2], version=1),
+        example("any-bits", bits, mip_level=1),
+        example("eleven-layers", [layer(1, 1, 1, seed) for seed in range(11)]),
+    ]

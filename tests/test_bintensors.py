@@ -1,0 +1,489 @@
+"""BinTensors files that are right: ground truth, the reference implementation, both layouts, what is written."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, noise, normal, tensor
+from tests.builders import bintensors as bt
+from tests.builders import safetensors as st
+from tests.support import DATA, address, same
+
+import weightmap as wm
+from weightmap import demo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+TRUTH = DATA / "bintensors"
+RECORDED = [
+    *(("v0.0.5", name) for name in ("all_dtypes", "mixed_order", "metadata_some_empty", "empty")),
+    *(("v0.2.0", name) for name in ("all_dtypes", "scalars", "zero_dims", "unicode_names", "empty")),
+    *(("v0.2.0", name) for name in ("spec_example", "upstream_doc_example")),
+]
+
+every_layout = pytest.mark.parametrize("layout", bt.LAYOUTS)
+
+
+def reference() -> Any:
+    """The reference implementation. A test run that claims to be complete (CI is set) must not go without."""
+    if importlib.util.find_spec("bintensors") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs bintensors")
+    import bintensors
+
+    return bintensors
+
+
+def their_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """What the reference implementation writes for these tensors and metadata."""
+    items = {name: {"dtype": value.dtype, "shape": value.shape, "data": value.data} for name, value in tensors.items()}
+    return bytes(reference().serialize(items, metadata))
+
+
+def our_bytes(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, layout: str | None = None
+) -> bytes:
+    """What weightmap writes for them."""
+    arrays = {name: value.array for name, value in tensors.items()}
+    wm.save(path, arrays, format="bintensors", layout=layout, metadata=metadata)
+    return path.read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------- ground truth
+
+
+@pytest.mark.parametrize(("version", "name"), RECORDED)
+def test_ground_truth(version: str, name: str) -> None:
+    """Files of bintensors 0.0.5 and 0.2.0 read as their recorded values say: order, offsets, bits and metadata."""
+    path = TRUTH / version / f"{name}.bt"
+    truth = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    arrays = np.load(path.with_suffix(".npz"))
+    with wm.open(path) as f:
+        assert (f.format, f.layout) == ("bintensors", "spec" if version == "v0.0.5" else "current")
+        assert f.nbytes == truth["file_size"]
+        assert list(f) == [item["name"] for item in truth["tensors_in_buffer_order"]]
+        assert dict(f.metadata) == (truth["metadata"] or {})
+        for number, item in enumerate(truth["tensors_in_buffer_order"]):
+            info, array = f.info(item["name"]), f[item["name"]]
+            begin, end = item["data_offsets"]
+            assert bt.THEIRS[info.dtype] == item["dtype"]
+            assert (list(info.shape), info.offset, info.nbytes) == (item["shape"], item["file_offset"], end - begin)
+            assert array.tobytes().hex() == item["hex"]
+            assert hashlib.sha256(array.tobytes()).hexdigest() == item["sha256"]
+            if f"arr_{number}" in arrays:
+                expected = arrays[f"arr_{number}"]
+                assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+                assert array.tobytes() == expected.tobytes()
+        f.verify()
+
+
+def test_ground_truth_with_a_count_of_two_bytes() -> None:
+    """The file of 252 tensors that 0.0.5 wrote, index map in random order, gives each name its own array."""
+    path = TRUTH / "v0.0.5" / "count_252.bt"
+    arrays = np.load(path.with_suffix(".npz"))
+    found = bt.dissect(path.read_bytes(), "spec")
+    names = [name for name, _ in sorted(found.index, key=lambda pair: pair[1])]
+    assert [name for name, _ in found.index] != names
+    with wm.open(path) as f:
+        assert list(f) == names
+        assert len(f) == 252
+        for number, name in enumerate(names):
+            np.testing.assert_array_equal(f[name], arrays[f"arr_{number}"])
+
+
+@pytest.mark.parametrize("name", ["all_dtypes", "scalars", "zero_dims", "unicode_names", "empty", "spec_example"])
+def test_what_0_2_0_wrote_is_written_again(name: str, tmp_path: Path) -> None:
+    """A file of the current layout, converted to the current layout, is the same file byte for byte."""
+    path, again = TRUTH / "v0.2.0" / f"{name}.bt", tmp_path / "again.bt"
+    wm.convert(path, again, layout="current")
+    assert again.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["all_dtypes", "mixed_order", "metadata_some_empty", "empty", "count_252"])
+def test_what_0_0_5_wrote_is_written_again(name: str, tmp_path: Path) -> None:
+    """A file of the specification's layout converts to the same bytes, but that the index map is in order."""
+    data = (TRUTH / "v0.0.5" / f"{name}.bt").read_bytes()
+    wm.convert(TRUTH / "v0.0.5" / f"{name}.bt", tmp_path / "again.bt")
+    again = (tmp_path / "again.bt").read_bytes()
+    old, new = bt.dissect(data, "spec"), bt.dissect(again, "spec")
+    assert new.index == sorted(old.index, key=lambda pair: pair[0].encode())
+    assert (new.metadata, new.rows, new.data, len(again)) == (old.metadata, old.rows, old.data, len(data))
+    bt.parse(again, "spec")
+
+
+# ------------------------------------------------------------------------------------------------- the specification
+
+
+def test_the_example_of_the_specification() -> None:
+    """The bytes that the specification takes apart hold I32 [1, 4] named "test", sixteen zero bytes."""
+    with wm.open(memoryview(bt.SPECIFICATION_BYTES)) as f:
+        assert (f.format, f.layout) == ("bintensors", "spec")
+        assert {info.name: (info.dtype, info.shape, info.offset, info.nbytes) for info in f.infos()} == {
+            "test": ("int32", (1, 4), 24, 16)
+        }
+        assert f["test"].tolist() == [[0, 0, 0, 0]]
+        assert f.metadata == {}
+        assert list(f.verify().warnings) == []
+
+
+def test_the_writer_reproduces_the_example_of_the_specification(tmp_path: Path) -> None:
+    """By default, for this one tensor, weightmap writes the very bytes that the specification prints."""
+    wm.save(tmp_path / "m.bt", {"test": np.zeros((1, 4), np.int32)})
+    assert (tmp_path / "m.bt").read_bytes() == bt.SPECIFICATION_BYTES
+
+
+@every_layout
+def test_integers_of_every_width_in_a_header(layout: str) -> None:
+    """250, 251, 65,535, 65,536, 2^32 - 1 and 2^32 as dimensions: each takes the form of its size and reads back."""
+    sizes = (250, 251, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**60)
+    assert [len(bt.varint(size)) for size in sizes] == [1, 3, 3, 5, 5, 9, 9]
+    values = {f"d{size}": noise("uint8", (size, 0)) for size in sizes}
+    with wm.open(memoryview(bt.build(values, layout=layout))) as f:
+        assert [info.shape for info in f.infos()] == [(size, 0) for size in sizes]
+        assert list(f.verify().warnings) == []
+
+
+# ------------------------------------------------------------------------------------------------- what is written
+
+DISORDER = {
+    "b": noise("uint8", (3,)),
+    "é": normal((2,), 1),
+    "z": noise("float64", (1, 1)),
+    "Z": normal((1,), 2),
+    "e\u0301": normal((3,), 3),
+    "": noise("bfloat16", ()),
+    "a": noise("uint8", (2,)),
+    "aa": noise("bool", (2,)),
+    "\U0001f30e": normal((), 4),
+    "\uffff": normal((), 5),
+}
+METADATA: dict[str, dict[str, str] | None] = {
+    "none": None,
+    "empty": {},
+    "entries": {"z": "1", "a": "", "": "no key", "Z": "x" * 300, "é": "ключ", "\U0001f30e": "\0", "\uffff": "\n"},
+}
+
+
+@every_layout
+@pytest.mark.parametrize("metadata", METADATA)
+def test_order_and_padding(layout: str, metadata: str, tmp_path: Path) -> None:
+    """Tensors by falling code of their dtype, then by the bytes of their name; keys sorted; spaces to eight bytes."""
+    data = our_bytes(tmp_path / "m.bt", DISORDER, METADATA[metadata], layout)
+    tensors, found = bt.parse(data, layout)
+    assert list(tensors.items()) == list(bt.ordered(DISORDER).items())
+    assert found == METADATA[metadata]
+    assert data == bt.build(bt.ordered(DISORDER), METADATA[metadata], layout)
+
+
+@every_layout
+@pytest.mark.parametrize("content", ["EVERY", "RANKS", "SMALL"])
+def test_both_layouts_are_written_as_the_builder_builds_them(layout: str, content: str, tmp_path: Path) -> None:
+    """Every dtype, scalars, empty tensors and odd names: the file is the builder's byte for byte and loads again."""
+    tensors = getattr(bt, content)
+    data = our_bytes(tmp_path / "m.bt", dict(reversed(tensors.items())), {"k": "v"}, layout)
+    assert data == bt.build(tensors, {"k": "v"}, layout)
+    with wm.open(tmp_path / "m.bt") as f:
+        assert f.layout == layout
+        assert list(f) == list(tensors)
+        assert all(same(f[name], value) for name, value in tensors.items())
+
+
+def test_the_specification_is_the_default_layout(tmp_path: Path) -> None:
+    """Without layout= it is the specification's that is written, by suffix or by format."""
+    wm.save(tmp_path / "m.bt", {"a": np.ones(3)})
+    wm.save(tmp_path / "n.bin", {"a": np.ones(3)}, format="bintensors")
+    expected = bt.build({"a": tensor(np.ones(3))})
+    assert (tmp_path / "m.bt").read_bytes() == (tmp_path / "n.bin").read_bytes() == expected
+
+
+@every_layout
+def test_arrays_are_aligned_whatever_order_they_come_in(layout: str, tmp_path: Path) -> None:
+    """What weightmap writes lies at multiples of its item size."""
+    our_bytes(tmp_path / "m.bt", DISORDER, layout=layout)
+    with wm.open(tmp_path / "m.bt") as f:
+        assert all(f[name].flags.aligned for name in f)
+
+
+@every_layout
+def test_none_and_nothing_differ_and_stay(layout: str, tmp_path: Path) -> None:
+    """metadata=None writes no metadata, {} writes metadata of no entries; from .bt to .bt the difference is kept."""
+    value = {"a": normal((2,))}
+    for metadata, tag in ((None, b"\0\1"), ({}, b"\1\0")):
+        data = our_bytes(tmp_path / "m.bt", value, metadata, layout)
+        assert data[8:10] == tag
+        assert dict(wm.open(memoryview(data)).metadata) == {}
+        for target in bt.LAYOUTS:
+            wm.convert(tmp_path / "m.bt", tmp_path / "n.bt", layout=target)
+            assert (tmp_path / "n.bt").read_bytes() == bt.build(value, metadata, target)
+
+
+def test_conversion_between_the_layouts(put: Callable[..., Path], tmp_path: Path) -> None:
+    """spec → current → spec gives the same file, with metadata, empty tensors, scalars and every name."""
+    path = put(bt.build(bt.RANKS, {"k": "v"}), "m.bt")
+    wm.convert(path, tmp_path / "c.bt", layout="current")
+    assert (tmp_path / "c.bt").read_bytes() == bt.build(bt.RANKS, {"k": "v"}, "current")
+    wm.convert(tmp_path / "c.bt", tmp_path / "s.bt", layout="spec")
+    assert (tmp_path / "s.bt").read_bytes() == path.read_bytes()
+
+
+def test_what_the_format_cannot_say_is_refused_before_a_file(tmp_path: Path) -> None:
+    """complex64 and a name that is no Unicode are named in one EncodeError, and nothing is created."""
+    arrays = {"good": np.ones(2), "c": np.ones(2, np.complex64), "\ud800": np.ones(2)}
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.save(tmp_path / "m.bt", arrays)
+    assert "'c'" in str(caught.value)
+    assert r"\ud800" in str(caught.value)
+    assert "'good'" not in str(caught.value)
+    with pytest.raises(wm.EncodeError):
+        wm.save(tmp_path / "m.bt", {"a": np.ones(2)}, metadata={"k": 5})
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------- with the reference
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+@pytest.mark.parametrize("content", ["every dtype", "ranks", "names", "nothing"])
+def test_the_current_layout_is_what_0_2_0_writes(content: str, metadata: str, tmp_path: Path) -> None:
+    """layout="current" is byte-identical to bintensors 0.2.0: dtypes, scalars, empty tensors, names, metadata."""
+    tensors = {"every dtype": bt.EVERY, "ranks": bt.RANKS, "names": DISORDER, "nothing": {}}[content]
+    ours = our_bytes(tmp_path / "m.bt", tensors, METADATA[metadata], "current")
+    assert ours == their_bytes(tensors, METADATA[metadata])
+
+
+@pytest.mark.parametrize("dtype", bt.CODES)
+def test_each_dtype_is_what_0_2_0_writes(dtype: str, tmp_path: Path) -> None:
+    """One tensor of each dtype: its code, and its values, are those of bintensors 0.2.0, which loads the file."""
+    values = {"m": noise(dtype, (3, 5)), "s": noise(dtype, ()), "e": noise(dtype, (0, 2))}
+    ours = our_bytes(tmp_path / "m.bt", values, layout="current")
+    assert ours == their_bytes(values)
+    found = {
+        name: (item["dtype"], tuple(item["shape"]), bytes(item["data"])) for name, item in reference().deserialize(ours)
+    }
+    assert found == {name: (bt.THEIRS[dtype], value.shape, value.data) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("count", [0, 1, 250, 251, 2**16 - 1, 2**16])
+def test_counts_of_every_width_are_what_0_2_0_writes(count: int, tmp_path: Path) -> None:
+    """250, 251, 65,535 and 65,536 tensors: the same bytes, and each tensor is found again."""
+    values = {f"t{number}": Tensor("uint8", (1,), bytes([number & 255])) for number in range(count)}
+    ours = our_bytes(tmp_path / "m.bt", values, layout="current")
+    assert ours == their_bytes(values)
+    with wm.open(tmp_path / "m.bt") as f:
+        assert len(f) == count
+        for name in list(values)[:: max(count // 50, 1)]:
+            assert same(f[name], values[name])
+
+
+@pytest.mark.parametrize("size", [250, 251, 2**16 - 1, 2**16, 2**20])
+def test_sizes_of_every_width_are_what_0_2_0_writes(size: int, tmp_path: Path) -> None:
+    """Data, names and metadata of lengths around the width of each integer: the same bytes."""
+    values = {"n" * min(size, 2**17): noise("uint8", (size,)), "b": noise("int8", (3,))}
+    metadata = {"k" * size: "v" * size}
+    ours = our_bytes(tmp_path / "m.bt", values, metadata, "current")
+    assert ours == their_bytes(values, metadata)
+    with wm.open(tmp_path / "m.bt") as f:
+        assert dict(f.metadata) == metadata
+        assert all(same(f[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("size", [2**32 - 1, 2**32, 2**33, 2**59])
+def test_dimensions_of_nine_bytes_are_what_0_2_0_writes(size: int, tmp_path: Path) -> None:
+    """Dimensions that need four and eight bytes, on tensors without elements: the same bytes."""
+    values = {"a": noise("uint8", (size, 0)), "b": noise("float32", (0, size))}
+    assert our_bytes(tmp_path / "m.bt", values, layout="current") == their_bytes(values)
+
+
+@every_layout
+def test_offsets_of_nine_bytes(layout: str, tmp_path: Path) -> None:
+    """A sparse file whose second tensor begins at 5 GiB: offset and data of both ends are right."""
+    size = 5 * 2**30
+    head = bt.padded(bt.header([bt.Row("a", 1, (size,), 0, size), bt.Row("z", 0, (2,), size, size + 2)], layout=layout))
+    path = tmp_path / "sparse.bt"
+    with path.open("wb") as file:
+        file.write(bt.raw(head))
+        file.seek(size, os.SEEK_CUR)
+        file.write(b"\0\1")
+    with wm.open(path) as f:
+        assert f.layout == layout
+        assert f.info("z").offset == 8 + len(head) + size
+        assert f["z"].tolist() == [False, True]
+        assert f["a"].shape == (size,)
+        assert f["a"][-1] == 0
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+def test_files_of_0_2_0_are_read(metadata: str, tmp_path: Path) -> None:
+    """What bintensors 0.2.0 writes is read with equal arrays, order and metadata, from memory and from a path."""
+    values = {**bt.EVERY, **bt.RANKS}
+    path = tmp_path / "m.bt"
+    path.write_bytes(their_bytes(values, METADATA[metadata]))
+    for source in (path, path.read_bytes()):
+        with wm.open(source) as f:
+            assert f.layout == "current"
+            assert list(f) == list(bt.ordered(values))
+            assert all(same(f[name], value) for name, value in values.items())
+            assert dict(f.metadata) == (METADATA[metadata] or {})
+
+
+def test_the_numpy_interface_of_0_2_0_agrees(tmp_path: Path) -> None:
+    """Arrays saved by `bintensors.numpy` and by weightmap are the same file, and either loads that of the other."""
+    reference()
+    from bintensors import numpy as theirs
+
+    numpy_has = [name for name in bt.CODES if not name.startswith(("bfloat", "float8"))]
+    arrays = {f"w.{name}": noise(name, (2, 3), 9).array for name in numpy_has}
+    wm.save(tmp_path / "m.bt", arrays, layout="current", metadata={"a": "b"})
+    assert (tmp_path / "m.bt").read_bytes() == theirs.save(arrays, {"a": "b"})
+    for loaded in (theirs.load_file(tmp_path / "m.bt"), wm.load(tmp_path / "m.bt")):
+        assert set(loaded) == set(arrays)
+        for name, array in arrays.items():
+            assert loaded[name].dtype == array.dtype
+            assert loaded[name].tobytes() == array.tobytes()
+
+
+# ------------------------------------------------------------------------------------------------- which layout
+
+
+def test_a_file_that_is_valid_in_both_layouts_is_the_specification_s() -> None:
+    """Bytes that a strict reader of either layout accepts are read in the specification's, always."""
+    assert bt.valid(bt.BOTH, "spec")
+    assert bt.valid(bt.BOTH, "current")
+    for strict in (True, False):
+        with wm.open(memoryview(bt.BOTH), strict=strict) as f:
+            assert f.layout == "spec"
+            assert [(info.name, info.dtype, info.shape) for info in f.infos()] == [("x\x0b\1\0\0", "float16", (0,))]
+
+
+def test_the_old_file_that_0_2_0_misreads() -> None:
+    """{"mask": bool[1, 3]} of 0.0.5, which 0.2.0 takes for {"": int8[3]}, is what it says it is."""
+    value = Tensor("bool", (1, 3), b"\1\0\1")
+    data = bt.build({"mask": value})
+    theirs = reference().deserialize(data)
+    assert [(name, item["dtype"], item["shape"]) for name, item in theirs] == [("", "I8", [3])]
+    for strict in (True, False):
+        with wm.open(memoryview(data), strict=strict) as f:
+            assert f.layout == "spec"
+            assert list(f) == ["mask"]
+            assert same(f["mask"], value)
+
+
+@pytest.mark.parametrize("layout", bt.LAYOUTS)
+@pytest.mark.parametrize("metadata", [None, {}, {"": ""}, {"\x01": "\x01"}])
+def test_empty_files_have_a_layout(layout: str, metadata: dict[str, str] | None) -> None:
+    """Files of no tensors are told apart: the specification's has one more zero byte."""
+    with wm.open(memoryview(bt.build({}, metadata, layout))) as f:
+        assert (f.layout, len(f), dict(f.metadata)) == (layout, 0, metadata or {})
+
+
+# ------------------------------------------------------------------------------------------------- views
+
+
+@every_layout
+def test_arrays_are_views_of_the_file(layout: str, put: Callable[..., Path]) -> None:
+    """Each array, a scalar included, lies in the one mapping at its offset, is read-only and owns nothing."""
+    path = put(bt.build(bt.RANKS, layout=layout), "m.bt")
+    with wm.open(path) as f:
+        base = address(f["\u540d\u524d"]) - f.info("\u540d\u524d").offset
+        for info in f.infos():
+            array = f[info.name]
+            assert same(array, bt.RANKS[info.name])
+            assert not array.flags.writeable
+            assert not array.flags.owndata
+            if info.nbytes:
+                assert address(array) == base + info.offset
+        assert f["scalar"].shape == ()
+
+
+@every_layout
+def test_unaligned_data_is_served_where_it_lies(layout: str, put: Callable[..., Path]) -> None:
+    """A header of odd length and small tensors first put float64 at an odd address: a view all the same."""
+    values = {"b": noise("uint8", (3,)), "d": normal((2, 2), 1, "float64"), "h": noise("bfloat16", (3,))}
+    data = bt.build(values, {"": "x"}, layout, pad=False)
+    if len(data) % 2 == 0:
+        data = bt.build(values, {"": "xy"}, layout, pad=False)
+    with wm.open(put(data, "m.bt")) as f:
+        assert list(f) == list(values)
+        assert (f.info("d").offset % 8, f.info("h").offset % 2) != (0, 0)
+        assert not f["d"].flags.aligned
+        assert all(same(f[name], value) for name, value in values.items())
+        np.testing.assert_array_equal(f.read("h"), values["h"].array.astype(np.float32))
+
+
+def test_metadata_is_read_only() -> None:
+    """The metadata is a mapping that cannot be changed, never None."""
+    for metadata in (None, {}, {"a": "b"}):
+        with wm.open(memoryview(bt.build(bt.SMALL, metadata))) as f:
+            assert dict(f.metadata) == (metadata or {})
+            with pytest.raises(TypeError):
+                f.metadata["a"] = "c"  # type: ignore[index]
+
+
+def test_what_is_odd_but_legal_is_a_warning() -> None:
+    """A header of another length than a multiple of eight, a long form of an integer, an empty name: verify says so."""
+    value = {"a": noise("uint8", (3,))}
+    long = bt.header([bt.Row("a", 1, (bt.varint(3, 253),), 0, 3)])
+    cases = {
+        "plain": (bt.build(value), False),
+        "odd length": (bt.build(value, pad=False), True),
+        "long form": (bt.raw(bt.padded(long), value["a"].data), True),
+        "empty name": (bt.build({"": value["a"]}), True),
+    }
+    assert len(bt.header(bt.rows_of(value))) % 8
+    for case, (data, odd) in cases.items():
+        with wm.open(memoryview(data)) as f:
+            assert same(next(iter(f.values())), value["a"])
+            assert bool(f.verify().warnings) == odd, case
+
+
+# ------------------------------------------------------------------------------------------------- a real model
+
+
+def test_a_real_model_goes_through_three_formats(tmp_path: Path) -> None:
+    """MiniLM from safetensors to .weights to .bt to safetensors: equal at the end, but for what EMBD cannot hold."""
+    checkpoint = demo.find_checkpoint()
+    if checkpoint is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs the checkpoint")
+    path = next(checkpoint.glob("*.safetensors"))
+    with wm.open(path) as f:
+        lost = [info.name for info in f.infos() if info.dtype == "int64"]
+    steps = [tmp_path / name for name in ("m.weights", "m.bt", "back.safetensors")]
+    wm.convert(path, steps[0], exclude=lost)
+    wm.convert(steps[0], steps[1])
+    wm.convert(steps[1], steps[2])
+    report = wm.diff(path, steps[2])
+    assert list(report.only_in_a) == lost
+    assert report.only_in_b == ()
+    assert report.changed == ()
+    with wm.open(path) as f, wm.open(steps[2]) as g:
+        assert len(g) == len(f) - len(lost) > 90
+    # From safetensors to .bt and back nothing is lost at all, in either layout.
+    for layout in bt.LAYOUTS:
+        wm.convert(path, steps[1], layout=layout)
+        wm.convert(steps[1], steps[2])
+        assert wm.diff(path, steps[2]).equal
+
+
+def test_metadata_survives_the_way_through_safetensors(put: Callable[..., Path], tmp_path: Path) -> None:
+    """safetensors → .bt → safetensors keeps tensors, bits and metadata of every dtype that both have."""
+    source = put(st.build(bt.EVERY, {"format": "pt", "ключ": "値"}), "a.safetensors")
+    wm.convert(source, tmp_path / "b.bt")
+    assert bt.parse((tmp_path / "b.bt").read_bytes()) == (bt.EVERY, {"format": "pt", "ключ": "値"})
+    wm.convert(tmp_path / "b.bt", tmp_path / "c.safetensors")
+    assert st.parse((tmp_path / "c.safetensors").read_bytes()) == (dict(bt.EVERY), {"format": "pt", "ключ": "値"})
+
+
+def test_pieces_of_the_header_are_where_the_format_says() -> None:
+    """The first eight bytes count the header with its padding: the data begins there, whatever the header holds."""
+    data = bt.build(bt.SMALL, {"k": "v"})
+    (length,) = struct.unpack_from("<Q", data)
+    with wm.open(memoryview(data)) as f:
+        assert min(info.offset for info in f.infos()) == 8 + length

@@ -1,0 +1,658 @@
+"""CNN v2: the specification's example and its checks, one lie at a time; what is written, and what cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import cnn_v2 as cnn
+from tests.builders import noise, normal
+from tests.builders import safetensors as st
+from tests.support import DATA, listing, run_child, same
+
+import weightmap as wm
+from weightmap import cli, kernels
+from weightmap._kernels import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TRUTH = DATA / "cnn_v2" / "ourreading" / "spec_example_v2.bin"
+MALFORMED = DATA / "malformed" / "cnn_v2_ourreading"
+VERDICTS = [line.split("\t") for line in (MALFORMED / "_recommended.tsv").read_text(encoding="utf-8").splitlines()]
+
+
+# ------------------------------------------------------------------------------------------------- files of others
+
+
+def test_the_specifications_example_has_its_recorded_values() -> None:
+    """The file built by hand from the specification holds the recorded layers, offsets, metadata and halves."""
+    recorded = json.loads(TRUTH.with_name(TRUTH.name + ".json").read_text(encoding="utf-8"))
+    arrays = np.load(TRUTH.with_name(TRUTH.name + ".npz"))
+    data = TRUTH.read_bytes()
+    assert hashlib.sha256(data).hexdigest() == recorded["sha256"]
+    with wm.open(TRUTH, verify="full") as f:
+        assert (f.format, f.layout, f.nbytes) == ("cnn_v2", "v2", recorded["file_size"])
+        assert dict(f.metadata) == {"version": recorded["version"], "mip_level": recorded["mip_level"]}
+        assert len(f) == len(recorded["layers"])
+        for number, layer in enumerate(recorded["layers"]):
+            name = f"layer.{number}.weight"
+            k = layer["kernel_size"]
+            assert f.info(name).shape == (layer["out_channels"], layer["in_channels"], k, k)
+            assert f.info(name).offset == recorded["weights_file_offset"] + 2 * layer["weight_offset"]
+            assert f.info(name).nbytes == 2 * layer["weight_count"]
+            np.testing.assert_array_equal(f[name].view(np.uint16), arrays[f"layer{number}"].view(np.uint16))
+
+
+def test_saving_the_specifications_example_again_gives_its_bytes(tmp_path: Path) -> None:
+    """What is read from the example and saved is the same file, byte for byte."""
+    path = tmp_path / "again.bin"
+    with wm.open(TRUTH) as f:
+        wm.save(path, f, metadata=f.metadata)
+    assert path.read_bytes() == TRUTH.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "verdict"), VERDICTS)
+def test_malformed_files_get_their_verdicts(name: str, verdict: str) -> None:
+    """Each malformed file of the collection is refused, under its own name and when the format is named."""
+    assert verdict == "reject"
+    for options in ({}, {"format": "cnn_v2"}):
+        with pytest.raises(wm.FormatError) as caught:
+            wm.open(MALFORMED / f"{name}.bin", **options)
+        assert f"{name}.bin" in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------- the index formula
+
+
+def element(packed: np.ndarray[Any, Any], number: int) -> int:
+    """The bits of one weight, by the C snippet of the specification."""
+    word = int(packed[number // 2])
+    return word & 0xFFFF if number % 2 == 0 else word >> 16
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("pad", [True, False])
+def test_every_element_is_the_half_that_the_specification_takes(version: int, *, pad: bool) -> None:
+    """Element (o, i, y, x) of layers at even and odd halves is the one that the specification finds in packed u32s."""
+    layers = [cnn.layer(1, 1, 3), cnn.layer(3, 2, 3, 1), cnn.layer(1, 3, 1, 2), cnn.layer(2, 3, 5, 3)]
+    data = cnn.build(layers, version=version, pad=pad)
+    base = {1: 16, 2: 20}[version] + 20 * len(layers)
+    body = data[base:] + (b"" if pad else bytes(2))
+    packed = np.frombuffer(body[: len(body) // 4 * 4], "<u4")
+    starts = []
+    with wm.open(memoryview(data)) as f:
+        for number in range(len(layers)):
+            view, info = f[f"layer.{number}.weight"], f.info(f"layer.{number}.weight")
+            _, inputs, k, _ = view.shape
+            first = (info.offset - base) // 2
+            starts.append(first)
+            for o, i, y, x in np.ndindex(view.shape):
+                weight = o * (inputs * k**2) + i * k**2 + (y * k + x)
+                assert view[o, i, y, x].view(np.uint16) == element(packed, first + weight)
+    assert {first % 2 for first in starts} == {0, 1}
+
+
+def test_layers_at_odd_halves_are_views_in_place(put: Callable[..., Path]) -> None:
+    """A layer that begins in the middle of a u32 is an aligned view of the file, and reads as float32 too."""
+    path = put(cnn.build(cnn.ODD), "odd.bin")
+    with wm.open(path) as f:
+        view = f["layer.1.weight"]
+        assert f.info("layer.1.weight").offset % 4 == 2
+        assert view.flags.aligned
+        assert not view.flags.owndata
+        assert same(view, cnn.ODD[1])
+        np.testing.assert_array_equal(f.read("layer.1.weight"), cnn.ODD[1].array.astype(np.float32))
+
+
+# ------------------------------------------------------------------------------------------------- one lie each
+
+SHAPES = ((3, 12, 4), (3, 12, 4), (1, 4, 2))  # kernel, in, out: 432, 432 and 8 weights
+TOTAL = 872
+U32 = 2**32 - 1
+
+
+def lie(layer: int = 0, version: int = 2, **changes: Any) -> bytes:
+    """A sound file of three layers with one number changed: of its header, of a layer, or its size (by `extra`)."""
+    top = {"magic": b"CNN2", "version": version, "num_layers": 3, "total_weights": TOTAL}
+    rows, offset = [], 0
+    for kernel, inputs, outputs in SHAPES:
+        count = outputs * inputs * kernel**2
+        rows.append(dict(zip(cnn.FIELDS, (kernel, inputs, outputs, offset, count), strict=True)))
+        offset += count
+    extra = changes.pop("extra", 0)
+    for field, value in changes.items():
+        (rows[layer] if field in cnn.FIELDS else top)[field] = value
+    start = top["magic"] + struct.pack("<3I", top["version"], top["num_layers"], top["total_weights"])
+    start += struct.pack("<I", 0) if version == 2 else b""
+    data = start + b"".join(struct.pack("<5I", *row.values()) for row in rows) + bytes(2 * TOTAL)
+    return data[:extra] if extra < 0 else data + bytes(extra)
+
+
+def place(field: str, layer: int = 0, version: int = 2) -> int:
+    """Where a field lies in the file."""
+    if field in cnn.FIELDS:
+        return {1: 16, 2: 20}[version] + 20 * layer + 4 * cnn.FIELDS.index(field)
+    return 4 * ("magic", "version", "num_layers", "total_weights").index(field)
+
+
+# What is changed; the error; the field that it names.
+LIES: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "magic": ({"magic": b"CNN3"}, wm.FormatError, "magic"),
+    "version 0": ({"version": 0}, wm.UnsupportedError, "version"),
+    "version 3": ({"version": 3}, wm.UnsupportedError, "version"),
+    "version 2**31": ({"version": 2**31}, wm.UnsupportedError, "version"),
+    "one layer more": ({"num_layers": 4}, wm.TruncatedError, "total_weights"),
+    "one layer less": ({"num_layers": 2}, wm.LayoutError, "size"),
+    "no layers": ({"num_layers": 0}, wm.LayoutError, "size"),
+    "all layers there are": ({"num_layers": U32}, wm.TruncatedError, "num_layers"),
+    "one weight more": ({"total_weights": TOTAL + 1}, wm.TruncatedError, "total_weights"),
+    "one weight more, and there": ({"total_weights": TOTAL + 1, "extra": 2}, wm.LayoutError, "total_weights"),
+    "one weight less, and a spare half": ({"total_weights": TOTAL - 1}, wm.LayoutError, "total_weights"),
+    "one pair less, and gone": ({"total_weights": TOTAL - 2, "extra": -4}, wm.LayoutError, "total_weights"),
+    "no weights": ({"total_weights": 0}, wm.LayoutError, "size"),
+    "8 GiB of weights": ({"total_weights": U32}, wm.TruncatedError, "total_weights"),
+    "half a weight short": ({"extra": -1}, wm.TruncatedError, "total_weights"),
+    "a byte behind the end": ({"extra": 1}, wm.LayoutError, "size"),
+    "a half behind the end": ({"extra": 2}, wm.LayoutError, "size"),
+    "a pair behind the end": ({"extra": 4}, wm.LayoutError, "size"),
+    "no kernel": ({"kernel_size": 0, "layer": 1}, wm.LayoutError, "kernel_size"),
+    "no inputs": ({"in_channels": 0, "layer": 2}, wm.LayoutError, "in_channels"),
+    "no outputs": ({"out_channels": 0}, wm.LayoutError, "out_channels"),
+    "no outputs, no weights": ({"out_channels": 0, "weight_count": 0}, wm.LayoutError, "out_channels"),
+    "another kernel": ({"kernel_size": 5}, wm.LayoutError, "weight_count"),
+    "another input": ({"in_channels": 13, "layer": 1}, wm.LayoutError, "weight_count"),
+    "one output less": ({"out_channels": 1, "layer": 2}, wm.LayoutError, "weight_count"),
+    "count one more": ({"weight_count": 433}, wm.LayoutError, "weight_count"),
+    "count one less": ({"weight_count": 7, "layer": 2}, wm.LayoutError, "weight_count"),
+    "count of none": ({"weight_count": 0, "layer": 1}, wm.LayoutError, "weight_count"),
+    "count of all": ({"weight_count": U32, "layer": 1}, wm.LayoutError, "weight_count"),
+    "a shape beyond 2**63": ({"kernel_size": U32, "in_channels": U32}, wm.LayoutError, "weight_count"),
+    "offset not 0": ({"weight_offset": 1}, wm.LayoutError, "weight_offset"),
+    "offset with a hole": ({"weight_offset": 433, "layer": 1}, wm.LayoutError, "weight_offset"),
+    "offset with an overlap": ({"weight_offset": 431, "layer": 1}, wm.LayoutError, "weight_offset"),
+    "offset of the first again": ({"weight_offset": 0, "layer": 1}, wm.LayoutError, "weight_offset"),
+    "offset past the end": ({"weight_offset": TOTAL, "layer": 2}, wm.LayoutError, "weight_offset"),
+    "offset that wraps around": ({"weight_offset": U32, "layer": 1}, wm.LayoutError, "weight_offset"),
+}
+
+
+def test_the_file_without_a_lie_opens() -> None:
+    """The lies below are told of a file that is sound, in both versions."""
+    for version in (1, 2):
+        with wm.open(memoryview(lie(version=version)), verify="full") as f:
+            assert [info.shape for info in f.infos()] == [(4, 12, 3, 3), (4, 12, 3, 3), (2, 4, 1, 1)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("case", LIES)
+def test_each_lie_is_found_in_its_field(case: str, version: int, put: Callable[..., Path]) -> None:
+    """Any one number that is wrong is an error of its kind, with the format's own name of the field and its place."""
+    changes, error, field = LIES[case]
+    changed = {"version": version, **changes}
+    path = put(lie(**changed), "lie.bin")
+    with pytest.raises(error) as caught:
+        wm.open(path, format="cnn_v2")
+    assert caught.value.path == str(path)
+    assert caught.value.format == "cnn_v2"
+    assert caught.value.field == field
+    if field != "size":
+        assert caught.value.offset == place(field, changes.get("layer", 0), version)
+    with pytest.raises(wm.FormatError):
+        wm.open(path)
+
+
+def test_messages_count_in_halves_as_the_format_does() -> None:
+    """A wrong offset and a wrong count are told in the format's own words and units, with the name of the layer."""
+    for changes, words in (
+        ({"weight_offset": 433, "layer": 1}, "'layer.1.weight': it leaves a hole: weight_offset is 433, expected 432"),
+        ({"weight_count": 431, "layer": 1}, "'layer.1.weight': weight_count is 431, expected 432"),
+        ({"weight_offset": 500, "layer": 1}, "'layer.1.weight': end of its data is 932, expected at most 872"),
+    ):
+        with pytest.raises(wm.LayoutError) as caught:
+            wm.open(memoryview(lie(**changes)))
+        assert words in str(caught.value)
+
+
+def test_a_version_1_file_has_no_mip_level() -> None:
+    """A version 2 file that calls itself version 1 is refused: its mip_level is then the kernel size of a layer."""
+    with pytest.raises(wm.LayoutError) as caught:
+        wm.open(memoryview(lie(version=2, num_layers=3)[:4] + struct.pack("<I", 1) + lie()[8:]))
+    assert caught.value.field in {"kernel_size", "size"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "inputs", "outputs"),
+    [(65536, 1, 1), (65536, 65536, 1), (65536, 65537, 3), (2**16, 2**16, 2**16), (2**31, 2, 1), (3, 2**31, 2)],
+)
+def test_counts_do_not_wrap_around(kernel: int, inputs: int, outputs: int) -> None:
+    """A weight_count that is right modulo 2**32 only is refused, however the u32 arithmetic of other readers ends."""
+    wrapped = kernel * kernel * inputs * outputs % 2**32
+    assert wrapped != kernel * kernel * inputs * outputs
+    count = wrapped if wrapped < 1000 else 0
+    data = cnn.header(1, count) + cnn.record(kernel, inputs, outputs, 0, count) + bytes(2 * count)
+    with pytest.raises(wm.LayoutError) as caught:
+        wm.open(memoryview(data))
+    assert (caught.value.field, caught.value.offset) == ("weight_count", place("weight_count"))
+
+
+def test_sums_do_not_wrap_around() -> None:
+    """Offsets and counts whose sums are right modulo 2**32 only are refused."""
+    # 2**32 - 1 and 9 weights are 8 together, when a u32 counts them.
+    huge = cnn.record(1, U32, 1, 0) + cnn.record(3, 1, 1, U32)
+    with pytest.raises(wm.LayoutError):
+        wm.open(memoryview(cnn.header(2, 8) + huge + bytes(16)))
+    # The third layer begins at 18, and by such counting at 18 + 2**32.
+    parts = [cnn.record(3, 1, 1, 9 * number) for number in range(2)] + [cnn.record(1, 1, 1, U32)]
+    with pytest.raises(wm.LayoutError) as caught:
+        wm.open(memoryview(cnn.header(3, 19) + b"".join(parts) + bytes(40)))
+    assert (caught.value.field, caught.value.offset) == ("weight_offset", place("weight_offset", 2))
+
+
+BOMB = """
+import resource, sys, weightmap as wm
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    wm.open(bytes.fromhex(sys.argv[1]))
+except wm.TruncatedError as error:
+    print(error.field, error.offset)
+"""
+
+
+def test_four_billion_layers_take_no_memory() -> None:
+    """A header that declares 2**32 - 1 layers is refused at once, in a process that may have 1 GiB of address space."""
+    data = cnn.header(U32, U32)
+    assert run_child(BOMB, data.hex()).stdout.split() == ["num_layers", "8"]
+
+
+def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path: Path) -> None:
+    """In a sparse file that has room for ten million records, limits refuse them before any is read."""
+    path = tmp_path / "many.bin"
+    with path.open("wb") as file:
+        file.write(cnn.header(10_000_000, 0))
+        file.truncate(20 + 20 * 10_000_000)
+    with pytest.raises(wm.LimitError, match="max_tensors"):
+        wm.open(path)
+    with pytest.raises(wm.LimitError, match="max_header_bytes"):
+        wm.open(path, limits=wm.Limits(max_tensors=10_000_000))
+
+
+def test_a_hundred_thousand_layers(tmp_path: Path) -> None:
+    """A file of many layers opens, and each is found under its number."""
+    count = 100_000
+    parts = b"".join(cnn.record(1, 1, 1, number) for number in range(count))
+    values = np.arange(count) % 1000
+    path = tmp_path / "many.bin"
+    path.write_bytes(cnn.header(count, count) + parts + values.astype("<f2").tobytes())
+    with wm.open(path, verify="full") as f:
+        assert len(f) == count
+        for number in (0, 9, 10, 99, 1000, 12_345, count - 1):
+            assert f[f"layer.{number}.weight"].item() == number % 1000
+        assert list(f)[-1] == f"layer.{count - 1}.weight"
+        assert f"layer.{count}.weight" not in f
+
+
+def test_the_largest_layer_that_can_be(tmp_path: Path) -> None:
+    """One layer of 2**32 - 1 weights, 8 GiB in a sparse file, opens; its last weight is the last half of the file."""
+    path = tmp_path / "huge.bin"
+    with path.open("wb") as file:
+        file.write(cnn.header(1, U32) + cnn.record(1, 65537, 65535, 0))
+        file.seek(40 + 2 * (U32 - 1))
+        file.write(np.float16(1.5).tobytes())
+    if path.stat().st_blocks > 2**16:
+        pytest.skip("this file system keeps no sparse files")
+    with wm.open(path) as f:
+        array = f["layer.0.weight"]
+        assert array.shape == (65535, 65537, 1, 1)
+        assert array[-1, -1, 0, 0] == 1.5
+        assert array[0, 0, 0, 0] == 0
+
+
+# ------------------------------------------------------------------------------------------------- the scan in C
+
+
+def test_the_scan_refuses_columns_that_are_too_short() -> None:
+    """Called with fewer records or less room for names than layers, the C function writes nothing and says so."""
+    found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
+    records = cnn.record(1, 1, 1, 0) * 2
+    for length, n, room in ((39, 2, 64), (40, 3, 96), (40, 2, 63), (40, 2**61, 2**63), (0, 1, 32)):
+        nothing = [ffi.NULL] * 7
+        assert lib.wm_cnn_layers(records, length, n, room, *nothing, found, fault) == -1
+        assert fault.code == kernels.FAULTS["COLUMN"]
+
+
+def test_the_scan_reads_records_alone() -> None:
+    """Bytes after the last whole record are no layer."""
+    columns, found = kernels.cnn_layers(cnn.record(3, 12, 4, 5) + bytes(19))
+    assert (columns.count, found.counted, found.needed) == (1, 432, 432)
+    assert columns.raw(0) == (0, (4, 12, 3, 3), 10)
+    assert columns.text() == b"layer.0.weight"
+
+
+# ------------------------------------------------------------------------------------------------- verify
+
+
+def test_verify_warns_of_what_is_odd_and_legal() -> None:
+    """A high mip_level, many output channels and even kernels open, and `verify` names the layers that have them."""
+    layers = [cnn.layer(9, 1, 1), cnn.layer(8, 1, 3), cnn.layer(1, 1, 2), cnn.layer(12, 2, 4)]
+    with wm.open(memoryview(cnn.build(layers, 4))) as f:
+        warnings = f.verify().warnings
+    assert len(warnings) == 3
+    assert "mip_level is 4" in warnings[0]
+    assert "2 layers with more than 8 out_channels: 0, 3" in warnings[1]
+    assert "2 layers with an even kernel_size: 2, 3" in warnings[2]
+    with wm.open(memoryview(cnn.build([cnn.layer(8, 1, 3)], 3))) as f:
+        assert not f.verify().warnings
+
+
+def test_verify_names_a_few_of_many_layers() -> None:
+    """A warning about thousands of layers stays one short line."""
+    with wm.open(memoryview(cnn.build([cnn.layer(1, 1, 2)] * 1000))) as f:
+        [warning] = f.verify().warnings
+    assert warning == "1000 layers with an even kernel_size: 0, 1, 2, 3, 4, ..."
+
+
+def test_a_spare_half_that_is_not_zero_is_found_by_verify(put: Callable[..., Path]) -> None:
+    """Opening reads no data; `verify` refuses junk in the spare half, and with strict=False warns of it."""
+    path = put(cnn.build(cnn.ODD)[:-2] + b"\0\1", "odd.bin")
+    place = path.stat().st_size - 2
+    with wm.open(path) as f, pytest.raises(wm.LayoutError) as caught:
+        f.verify()
+    assert (caught.value.field, caught.value.offset) == ("padding", place)
+    with pytest.raises(wm.LayoutError):
+        wm.open(path, verify="full")
+    with wm.open(path, strict=False, verify="full") as f:
+        [warning] = f.verify().warnings
+        assert "spare half" in warning
+
+
+def test_records_that_change_under_a_handle_are_noticed() -> None:
+    """`verify` compares header and records with what was opened."""
+    data = bytearray(lie())
+    with wm.open(data) as f:
+        data[20] = 5
+        with pytest.raises(wm.LayoutError, match="changed"):
+            f.verify()
+        assert f["layer.0.weight"].shape == (4, 12, 3, 3)
+
+
+# What strict=False lets pass, and a word of the warning.
+LAX: dict[str, tuple[dict[str, Any], str]] = {
+    "trailing": ({"extra": 7}, "trailing"),
+    "weights of no layer": ({"total_weights": TOTAL + 4, "extra": 8}, "total_weights"),
+    "hole": ({"total_weights": TOTAL + 4, "extra": 8, "weight_offset": 868, "layer": 2}, "total_weights"),
+    "overlap": ({"weight_offset": 5, "layer": 2}, ""),
+}
+
+
+@pytest.mark.parametrize("case", LAX)
+def test_strict_false_lets_harmless_defects_pass(case: str) -> None:
+    """Trailing bytes, holes, overlaps and unclaimed weights are errors, and with strict=False files that work."""
+    changes, word = LAX[case]
+    data = memoryview(lie(**changes))
+    with pytest.raises(wm.LayoutError):
+        wm.open(data)
+    with wm.open(data, strict=False) as f:
+        assert [array.size for array in f.values()] == [432, 432, 8]
+        warnings = f.verify().warnings
+    assert not word or any(word in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("case", ["offset past the end", "count one more", "no kernel", "one weight more", "version 3"])
+def test_strict_false_lets_nothing_else_pass(case: str) -> None:
+    """Layers outside of the data, wrong counts, empty dimensions and missing bytes are errors in either case."""
+    changes, error, _ = LIES[case]
+    with pytest.raises(error):
+        wm.open(memoryview(lie(**changes)), strict=False)
+
+
+def test_verify_none_checks_a_layer_when_it_is_looked_up() -> None:
+    """With verify="none" the file opens, sound layers are served, and one that lies outside of it is refused."""
+    with wm.open(memoryview(lie(weight_offset=TOTAL, layer=1)), verify="none") as f:
+        assert f["layer.0.weight"].size == 432
+        with pytest.raises(wm.LayoutError) as caught:
+            f["layer.1.weight"]
+    assert caught.value.field == "weight_offset"
+
+
+def test_swapped_bytes_get_a_hint() -> None:
+    """A file of a big-endian writer is no file of ours, and the message says what it looks like."""
+    swapped = np.frombuffer(lie(), "<u4").astype(">u4").tobytes()
+    with pytest.raises(wm.UnknownFormatError, match="CNN v2 with swapped bytes"):
+        wm.open(memoryview(swapped))
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def arrays(layers: Any) -> dict[str, Any]:
+    """What `save` is given for these layers."""
+    return {name: value.array for name, value in cnn.names(layers).items()}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_writers_bytes_are_those_of_the_specification(tmp_path: Path, version: int) -> None:
+    """Even and odd totals, one layer, none and eleven give the very bytes that the specification prescribes."""
+    path = tmp_path / "out.bin"
+    eleven = [noise("float16", (1, 2, 1, 1), seed) for seed in range(11)]
+    for layers in ([cnn.layer(4, 12, 3, seed) for seed in range(3)], cnn.ODD, cnn.ODD[:1], [], eleven):
+        mip_level = 0 if version == 1 else 2
+        wm.save(path, arrays(layers), layout=f"v{version}", metadata={"mip_level": mip_level})
+        assert path.read_bytes() == cnn.build(layers, mip_level, version)
+
+
+def test_layers_are_sorted_by_number(tmp_path: Path) -> None:
+    """However the mapping is ordered, layer 2 comes before layer 10."""
+    path = tmp_path / "out.bin"
+    layers = [cnn.layer(1, 1, 1, seed) for seed in range(12)]
+    wm.save(path, dict(sorted(arrays(layers).items())))
+    wm.save(tmp_path / "reversed.bin", dict(reversed(arrays(layers).items())))
+    assert path.read_bytes() == (tmp_path / "reversed.bin").read_bytes() == cnn.build(layers)
+
+
+def test_arrays_of_any_strides_and_byte_order(tmp_path: Path) -> None:
+    """Transposed, strided, Fortran-order and big-endian arrays are written row-major and little-endian."""
+    base = np.random.default_rng(3).standard_normal((3, 3, 8, 10)).astype(np.float16)
+    given = {
+        "layer.0.weight": base.transpose(2, 3, 0, 1),
+        "layer.1.weight": base.transpose(2, 3, 0, 1)[::2, 1::3],
+        "layer.2.weight": np.asfortranarray(base.transpose(3, 2, 1, 0)),
+        "layer.3.weight": base.transpose(2, 3, 0, 1).astype(">f2"),
+        "layer.4.weight": np.broadcast_to(np.float16(1.5), (2, 2, 1, 1)),
+    }
+    path = tmp_path / "out.bin"
+    wm.save(path, given)
+    layers, _ = cnn.parse(path.read_bytes())
+    for value, array in zip(layers, given.values(), strict=True):
+        np.testing.assert_array_equal(value.array, array)
+
+
+def test_the_layout_follows_the_metadata_unless_it_is_given(tmp_path: Path) -> None:
+    """Version 1 of the metadata is layout v1, as number or as text; layout= wins; otherwise it is v2."""
+    path = tmp_path / "out.bin"
+    for options, expected in (
+        ({}, 2),
+        ({"metadata": {}}, 2),
+        ({"metadata": {"version": 1}}, 1),
+        ({"metadata": {"version": "1", "mip_level": "0"}}, 1),
+        ({"metadata": {"version": np.int64(2)}}, 2),
+        ({"metadata": {"version": 1}, "layout": "v2"}, 2),
+        ({"metadata": {"version": "4.30"}, "layout": "v1"}, 1),
+    ):
+        wm.save(path, arrays(cnn.ODD), **options)
+        _, metadata = cnn.parse(path.read_bytes())
+        assert metadata["version"] == expected, options
+
+
+HALF = np.zeros((1, 1, 1, 1), np.float16)
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "dtypes": (
+        {"layer.0.weight": HALF.astype(np.float32), "layer.1.weight": HALF, "layer.2.weight": HALF.astype(np.int16)},
+        {},
+        ["layer.0.weight", "float32", "dtype='float16'", "layer.2.weight", "int16"],
+    ),
+    "other names": (
+        {"conv.weight": HALF, "layer.0.weight": HALF, "layer.00.weight": HALF},
+        {},
+        ["'conv.weight'", "'layer.00.weight'", "from 0 to 2"],
+    ),
+    "a gap": ({"layer.0.weight": HALF, "layer.2.weight": HALF}, {}, ["'layer.2.weight'", "from 0 to 1"]),
+    "counting from 1": ({"layer.1.weight": HALF}, {}, ["'layer.1.weight'", "from 0 to 0"]),
+    "other digits": ({"layer.\u0660.weight": HALF}, {}, ["its name"]),
+    "dimensions": (
+        {"layer.0.weight": HALF[0], "layer.1.weight": np.float16(3)},
+        {},
+        ["layer.0.weight", "3 dimensions", "layer.1.weight", "0 dimensions"],
+    ),
+    "no square": ({"layer.0.weight": np.zeros((1, 1, 3, 5), np.float16)}, {}, ["layer.0.weight", "square"]),
+    "empty": ({"layer.0.weight": np.zeros((0, 1, 3, 3), np.float16)}, {}, ["layer.0.weight", "no dimension is 0"]),
+    "too many weights in one": (
+        {"layer.0.weight": np.broadcast_to(HALF, (2**16, 2**16, 1, 1))},
+        {},
+        ["layer.0.weight", "4294967296 weights"],
+    ),
+    "too many weights in all": (
+        {
+            "layer.0.weight": np.broadcast_to(HALF, (2**16, 2**15, 1, 1)),
+            "layer.1.weight": np.broadcast_to(HALF, (2**31, 1, 1, 1)),
+        },
+        {},
+        ["layer.1.weight", "4294967296 weights"],
+    ),
+    "a dimension beyond u32": (
+        {"layer.0.weight": np.broadcast_to(HALF, (2**32, 1, 1, 1))},
+        {},
+        ["layer.0.weight", "a dimension is below 2**32"],
+    ),
+    "other metadata": ({"layer.0.weight": HALF}, {"metadata": {"author": "me", "mip_level": 0}}, ["'author'"]),
+    "a version of its own": ({"layer.0.weight": HALF}, {"metadata": {"version": 3}}, ["version", "'3'"]),
+    "a version that is text": ({"layer.0.weight": HALF}, {"metadata": {"version": "new"}}, ["version", "'new'"]),
+    "a version that is true": ({"layer.0.weight": HALF}, {"metadata": {"version": True}}, ["version"]),
+    "a negative mip_level": ({"layer.0.weight": HALF}, {"metadata": {"mip_level": -1}}, ["mip_level"]),
+    "a large mip_level": ({"layer.0.weight": HALF}, {"metadata": {"mip_level": 2**32}}, ["mip_level"]),
+    "a fractional mip_level": ({"layer.0.weight": HALF}, {"metadata": {"mip_level": 1.5}}, ["mip_level"]),
+    "a mip_level in words": ({"layer.0.weight": HALF}, {"metadata": {"mip_level": "half"}}, ["mip_level"]),
+    "a mip_level in version 1": (
+        {"layer.0.weight": HALF},
+        {"layout": "v1", "metadata": {"mip_level": 1}},
+        ["mip_level"],
+    ),
+    "a vocabulary": ({"layer.0.weight": HALF}, {"vocab": ["a"]}, ["vocab"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_expressed_is_refused(case: str, tmp_path: Path) -> None:
+    """Saving what the format has no place for names every reason, and creates no file."""
+    tensors, options, words = REFUSED[case]
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.save(tmp_path / "out.bin", tensors, **options)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert caught.value.path == str(tmp_path / "out.bin")
+    assert listing(tmp_path) == []
+
+
+def test_an_unknown_layout_is_a_value_error(tmp_path: Path) -> None:
+    """A layout that the format does not have is refused by name."""
+    with pytest.raises(ValueError, match="v2, v1"):
+        wm.save(tmp_path / "out.bin", {}, layout="v3")
+
+
+# ------------------------------------------------------------------------------------------------- converting
+
+
+def test_from_version_1_to_2_and_back(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Layouts convert into each other and back to the same bytes; without layout= the version stays."""
+    old = put(cnn.build(cnn.ODD, version=1), "old.bin")
+    report = wm.convert(old, tmp_path / "new.bin", layout="v2")
+    assert (report.format, report.layout, report.warnings) == ("cnn_v2", "v2", ())
+    assert (tmp_path / "new.bin").read_bytes() == cnn.build(cnn.ODD, 0, 2)
+    wm.convert(tmp_path / "new.bin", tmp_path / "back.bin", layout="v1")
+    assert (tmp_path / "back.bin").read_bytes() == old.read_bytes()
+    assert wm.convert(old, tmp_path / "same.bin").layout == "v1"
+    assert (tmp_path / "same.bin").read_bytes() == old.read_bytes()
+    wm.convert(put(cnn.build(cnn.ODD, 1, pad=False)), tmp_path / "padded.bin")
+    assert (tmp_path / "padded.bin").read_bytes() == cnn.build(cnn.ODD, 1)
+
+
+def test_a_mip_level_does_not_get_lost_in_version_1(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A file with a mip_level is not made into a version 1 file, which has no place for it."""
+    with pytest.raises(wm.EncodeError, match="mip_level"):
+        wm.convert(put(cnn.build(cnn.ODD, 2)), tmp_path / "out.bin", layout="v1")
+    assert not (tmp_path / "out.bin").exists()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_through_safetensors_and_back(put: Callable[..., Path], tmp_path: Path, version: int) -> None:
+    """CNN v2 → safetensors → CNN v2 is the same file: version and mip_level go along as decimal strings."""
+    first = put(cnn.build(cnn.ODD, 3 * (version - 1), version), "first.bin")
+    middle, last = tmp_path / "middle.safetensors", tmp_path / "last.bin"
+    assert wm.convert(first, middle).warnings == ()
+    tensors, metadata = st.parse(middle.read_bytes())
+    assert tensors == cnn.names(cnn.ODD)
+    assert metadata == {"version": str(version), "mip_level": str(3 * (version - 1))}
+    assert wm.convert(middle, last).warnings == ()
+    assert last.read_bytes() == first.read_bytes()
+
+
+def test_metadata_without_a_place_stays_behind_with_a_warning(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Converting from safetensors takes the keys that the format knows, and the report names the others."""
+    others = {f"key{number}": "value" for number in range(7)}
+    source = put(st.build(cnn.names(cnn.ODD), {"mip_level": "2", **others}), "in.safetensors")
+    report = wm.convert(source, tmp_path / "out.bin")
+    assert (tmp_path / "out.bin").read_bytes() == cnn.build(cnn.ODD, 2)
+    [warning] = report.warnings
+    assert "7 metadata entries ('key0', 'key1', 'key2', 'key3', 'key4', ...)" in warning
+    assert "left behind" in warning
+
+
+def test_a_foreign_version_needs_a_layout(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A `version` that means something else is refused with a hint, and layout= is the way out."""
+    source, out = put(st.build(cnn.names(cnn.ODD), {"version": "4.30.2"}), "in.safetensors"), tmp_path / "out.bin"
+    with pytest.raises(wm.EncodeError, match="layout=") as caught:
+        wm.convert(source, out)
+    assert caught.value.path == str(out)
+    wm.convert(source, out, layout="v2")
+    assert out.read_bytes() == cnn.build(cnn.ODD)
+
+
+def test_float32_sources_need_a_dtype(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A float32 model is refused, and converted when dtype="float16" is asked for."""
+    value = normal((2, 3, 3, 3), 5)
+    source, out = put(st.build({"layer.0.weight": value}), "in.safetensors"), tmp_path / "out.bin"
+    with pytest.raises(wm.EncodeError, match="float32"):
+        wm.convert(source, out)
+    assert not out.exists()
+    wm.convert(source, out, dtype="float16")
+    [layer], _ = cnn.parse(out.read_bytes())
+    np.testing.assert_array_equal(layer.array, value.array.astype(np.float16))
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+def test_inspect_shows_layers_and_metadata(put: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """`weightmap inspect` tells format, layout, metadata and the shape of each layer, for people and in JSON."""
+    path = put(cnn.build([cnn.layer(4, 12, 3)] * 2, 1), "network.bin")
+    assert cli.main(["inspect", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("cnn_v2", "v2", "mip_level", "layer.1.weight", "float16"))
+    assert cli.main(["inspect", "--json", str(path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["format"], document["layout"]) == ("cnn_v2", "v2")
+    assert document["metadata"] == {"version": 2, "mip_level": 1}
+    assert [entry["shape"] for entry in document["tensors"]] == [[4, 12, 3, 3]] * 2
+    assert [entry["offset"] for entry in document["tensors"]] == [60, 60 + 864]
+
+
+def test_the_command_line_converts_and_verifies(put: Callable[..., Path], tmp_path: Path) -> None:
+    """`weightmap convert` to another layout and `weightmap verify` of the outcome both succeed."""
+    path, out = put(cnn.build(cnn.ODD), "in.bin"), tmp_path / "out.bin"
+    assert cli.main(["convert", str(path), str(out), "--layout", "v1"]) == 0
+    assert out.read_bytes() == cnn.build(cnn.ODD, version=1)
+    assert cli.main(["verify", str(out)]) == 0
