@@ -1,4 +1,4 @@
-"""Decoding of quantised blocks against a definition in plain Python and numpy, on every instruction set that this CPU has."""
+"""Decoding of quantised blocks against a definition in plain Python and numpy, on every instruction set there is."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_any_range(isa, bits):
 @pytest.mark.parametrize("at", ["start", "end"])
 @pytest.mark.parametrize("bits", [4, 5, 8])
 def test_nothing_outside_is_touched(isa, bits, at):
-    """With forbidden pages right before or behind both buffers, at whatever alignment, all is decoded and nothing faults."""
+    """With forbidden pages right before or behind both buffers all is decoded and nothing faults."""
     rng = np.random.default_rng(7)
     for size, n in itertools.product((0, 8, 16, 32, 40, 128), (1, 8, 31, 32, 33, 100, 160, 640)):
         for scale_type in SCALES:
@@ -165,13 +165,15 @@ def test_float16_output(isa, bits):
 
 
 def test_rounding_of_every_float16_neighbourhood(isa):
-    """At, just below and just above every float16, and half-way between two, float16 output is rounded as numpy rounds."""
+    """At and beside every float16, and half-way between two, float16 output is rounded as numpy rounds."""
     halves = np.arange(0x7C00, dtype="<u2").view("<e").astype(np.float32)
     middles = (halves[:-1] + halves[1:]) / 2
     points = np.concatenate([halves, middles, [65519.996, 65520, 65536, 1e30, 3.4e38, 1e-45]]).astype("<f4")
     points = np.concatenate([points, np.nextafter(points, np.float32(0)), np.nextafter(points, np.float32(3e38))])
     points = np.concatenate([points, -points]).astype("<f4")
-    data = np.hstack([points.view(np.uint8).reshape(-1, 4), np.tile(np.uint8([1, 0, 0, 0, 0, 0, 0, 0]), (len(points), 1))])
+    data = np.hstack(
+        [points.view(np.uint8).reshape(-1, 4), np.tile(np.uint8([1, 0, 0, 0, 0, 0, 0, 0]), (len(points), 1))]
+    )
     got = decode(data, 8 * len(points), 8, 8, "fp32", dtype=np.float16)[::8]
     with np.errstate(over="ignore"):
         assert got.view(np.uint16).tolist() == points.astype(np.float16).view(np.uint16).tolist()
@@ -239,7 +241,7 @@ def test_anything_legal(data):
     ],
 )
 def test_what_does_not_fit_is_a_quant_error(bits, n, size, scale_type, missing, match):
-    """A wrong size of the data, an impossible block size, an unknown scale type: a QuantError that says what it is."""
+    """A wrong size of the data, an impossible block size or an unknown scale type is a QuantError."""
     width = {"fp16": 2, "fp32": 4}.get(scale_type, 2)
     blocks = -(-n // size) if 0 < size < 1 << 20 and 0 < n < 1 << 20 else 1
     data = bytes(max(0, blocks * (width + bits * max(0, min(size, 64)) // 8) - missing))
@@ -265,7 +267,13 @@ def test_an_unfit_out_is_a_value_error(out):
 
 
 def test_other_misuse():
-    """A range outside the elements and a dtype that is not written are ValueErrors, gaps in the data a TypeError."""
+    """A range outside the elements, another dtype, an overlap are ValueErrors; gaps and a list TypeErrors."""
+    memory = np.zeros(300, np.uint8)
+    with pytest.raises(ValueError, match="overlaps"):
+        kernels.dequantize_int4(memory[264:], 64, 32, out=memory[12:268].view(np.float32))
+    kernels.dequantize_int4(memory[264:], 64, 32, out=memory[8:264].view(np.float32))
+    with pytest.raises(TypeError, match="out must be an array"):
+        kernels.dequantize_int4(bytes(36), 64, 32, out=[])
     with pytest.raises(ValueError, match="range 3 to 65"):
         decode(bytes(36), 64, 4, 32, "fp16", start=3, stop=65)
     with pytest.raises(ValueError, match="dtype is"):
@@ -276,11 +284,15 @@ def test_other_misuse():
 
 def test_the_variant_in_use_has_a_name():
     """Each tier uses the variant that its instructions allow."""
-    expected = {"portable": "portable", "sse4": "portable", "avx2": "x86_avx2", "avx512": "x86_avx512", "neon": "arm_neon"}
+    expected = {
+        "portable": "portable",
+        "sse4": "portable",
+        "avx2": "x86_avx2",
+        "avx512": "x86_avx512",
+        "neon": "arm_neon",
+    }
     before = kernels.isa()
     for name in kernels.available_isas():
         kernels.use_isa(name)
         assert kernels.intblock_variant() == f"intblock_{expected[name.removesuffix('icl')]}"
     kernels.use_isa(before)
-
-
