@@ -40,7 +40,6 @@ Ours, where the specification is silent or its implementations differ
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,23 +101,21 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header = read_header(source, head, options)
     strict = options if options.strict else Options(checked=options.checked, strict=True, limits=options.limits)
     # What reads as the specification's layout and then turns out wrong may still be of the current one.
-    for layouts in (_EITHER, LAYOUTS["current"]):
-        with contextlib.suppress(FormatError):
-            return _Reading(source, header, layouts, strict).content()
-    misfits = []
-    for number in LAYOUTS.values():
-        reading = _Reading(source, header, number, options)
+    readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
+    if not options.strict:
+        readings += [(number, options) for number in LAYOUTS.values()]
+    misfits: list[_Misfit] = []
+    for layouts, how in readings:
+        reading = _Reading(source, header, layouts, how)
         try:
             return reading.content()
         except FormatError as error:
-            misfits.append(_Misfit(reading.progress > len(header), reading.likely() == number, reading.progress, error))
-    # Of two reasons, that of the reading which a writer most probably meant.
-    raise max(misfits, key=lambda misfit: misfit[:3]).error
+            misfits.append(_Misfit(reading.progress, error))
+    # Of two reasons, that of the reading which went further.
+    raise max(misfits[-2:], key=lambda misfit: misfit.progress).error
 
 
 class _Misfit(NamedTuple):
-    complete: bool
-    likely: bool
     progress: int
     error: FormatError
 
@@ -129,7 +126,7 @@ class _Reading:
     Attributes
     ----------
     progress : int
-        How far it went: a position within the header, or more than its length when all of it could be read.
+        How far it went, for comparison with other attempts.
     """
 
     def __init__(self, source: Source, header: bytes, layouts: int, options: Options) -> None:
@@ -139,21 +136,7 @@ class _Reading:
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
         self._columns, self._found, self._fault = kernels.bintensors_scan(header, layouts, limit)
-        listed = self._found.part == _MAP and self._found.n_tensors > 0
-        self.progress = len(header) + 1 if self._fault is None or listed else self._fault.at
-
-    def likely(self) -> int:
-        """Return the layout that the first tensor looks like, 0 when there is none.
-
-        Its second byte is a number of dimensions in the one layout, and in the other the first character of a name.
-        """
-        try:
-            count, position = _integer(self._header, self._found.metadata_end or 1)
-            _, position = _integer(self._header, position)
-        except TruncatedError:
-            return 0
-        second = self._header[position : position + 1]
-        return 0 if not count or not second else LAYOUTS["spec" if second < b" " else "current"]
+        self.progress: int = self._found.progress
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` that the first thing wrong with it deserves."""
@@ -283,8 +266,7 @@ class _Reading:
             raise LayoutError(what, field="data_offsets")
         ordered = sorted(names, key=names.__getitem__)
         self._columns = columns.take(np.array([names[name] for name in ordered]), ordered)
-        found.end, found.wide, found.data_end = position, position, int(end[-1])
-        self.progress = len(self._header) + 1
+        found.end, found.wide = position, position
         self._warnings.append("the map of names has more than one name for a tensor, and none for another")
 
 
@@ -298,7 +280,6 @@ _PARTS = (
     ("the data offsets of tensor {row}", "data_offsets"),
     ("the map of names", "index_map"),
 )
-_MAP = 6
 
 
 def _integer(data: bytes, position: int) -> tuple[int, int]:
