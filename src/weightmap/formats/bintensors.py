@@ -40,6 +40,7 @@ Ours, where the specification is silent or its implementations differ
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,21 +102,23 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header = read_header(source, head, options)
     strict = options if options.strict else Options(checked=options.checked, strict=True, limits=options.limits)
     # What reads as the specification's layout and then turns out wrong may still be of the current one.
-    readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
-    if not options.strict:
-        readings += [(number, options) for number in LAYOUTS.values()]
-    misfits: list[_Misfit] = []
-    for layouts, how in readings:
-        reading = _Reading(source, header, layouts, how)
+    for layouts in (_EITHER, LAYOUTS["current"]):
+        with contextlib.suppress(FormatError):
+            return _Reading(source, header, layouts, strict).content()
+    misfits = []
+    for layout in LAYOUTS.values():
+        reading = _Reading(source, header, layout, options)
         try:
             return reading.content()
         except FormatError as error:
-            misfits.append(_Misfit(reading.progress, error))
-    # Of two reasons, that of the reading which went further.
-    raise max(misfits[-2:], key=lambda misfit: misfit.progress).error
+            misfits.append(_Misfit(reading.whole, reading.likely() == layout, reading.progress, error))
+    # Of two reasons, that of the layout which the writer probably meant.
+    raise max(misfits, key=lambda misfit: misfit[:3]).error
 
 
 class _Misfit(NamedTuple):
+    whole: bool
+    likely: bool
     progress: int
     error: FormatError
 
@@ -127,6 +130,8 @@ class _Reading:
     ----------
     progress : int
         How far it went, for comparison with other attempts.
+    whole : bool
+        Whether all of it reads like a header, the padding included.
     """
 
     def __init__(self, source: Source, header: bytes, layouts: int, options: Options) -> None:
@@ -137,6 +142,23 @@ class _Reading:
         limit = options.limits.max_tensors + 1
         self._columns, self._found, self._fault = kernels.bintensors_scan(header, layouts, limit)
         self.progress: int = self._found.progress
+        self.whole = self._fault is None and self._found.complete == 1
+
+    def likely(self) -> int:
+        """Return the layout that the first tensor looks like, 0 when there is none.
+
+        Its second byte is a number of dimensions in the one layout, and in the other the first character of a name.
+        """
+        try:
+            count, position = _integer(self._header, self._found.metadata_end or 1)
+            _, position = _integer(self._header, position)
+        except TruncatedError:
+            return 0
+        second = self._header[position : position + 1]
+        if not count or not second:
+            return 0
+        # A control character, or what UTF-8 does not begin with: hardly a name.
+        return LAYOUTS["spec" if second < b" " or second > b"\xf4" else "current"]
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` that the first thing wrong with it deserves."""
