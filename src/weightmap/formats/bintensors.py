@@ -40,7 +40,6 @@ Ours, where the specification is silent or its implementations differ
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,16 +84,11 @@ LAYOUTS = {"spec": 1, "current": 2}
 _EITHER = 3
 # A length of this many bytes is not written in four printable characters, as the magic bytes of other formats are.
 _PRINTABLE = 0x20202020
-# gzip and ZIP, for which the caller has a better word: as a length, 559,903 (no multiple of 8) and 67,324,752.
-_ARCHIVES = (b"\x1f\x8b\x08", b"PK\3\4")
 
 
 def sniff(head: bytes, size: int) -> bool:
     """Say whether this looks like BinTensors: a length that a header may have, then the tag of an optional value."""
-    if size < 10 or head[8] > 1 or head.startswith(_ARCHIVES):
-        return False
-    length: int = LENGTH.unpack_from(head)[0]
-    return 2 <= length < _PRINTABLE
+    return size >= 10 and head[8] <= 1 and 2 <= LENGTH.unpack_from(head)[0] < _PRINTABLE
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
@@ -102,23 +96,21 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     header = read_header(source, head, options)
     strict = options if options.strict else Options(checked=options.checked, strict=True, limits=options.limits)
     # What reads as the specification's layout and then turns out wrong may still be of the current one.
-    for layouts in (_EITHER, LAYOUTS["current"]):
-        with contextlib.suppress(FormatError):
-            return _Reading(source, header, layouts, strict).content()
-    misfits = []
-    for layout in LAYOUTS.values():
-        reading = _Reading(source, header, layout, options)
+    readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
+    if not options.strict:
+        readings += [(number, options) for number in LAYOUTS.values()]
+    misfits: list[_Misfit] = []
+    for layouts, how in readings:
+        reading = _Reading(source, header, layouts, how)
         try:
             return reading.content()
         except FormatError as error:
-            misfits.append(_Misfit(reading.whole, reading.likely() == layout, reading.progress, error))
-    # Of two reasons, that of the layout which the writer probably meant.
-    raise max(misfits, key=lambda misfit: misfit[:3]).error
+            misfits.append(_Misfit(reading.progress, error))
+    # Of two reasons, that of the reading which went further.
+    raise max(misfits[-2:], key=lambda misfit: misfit.progress).error
 
 
 class _Misfit(NamedTuple):
-    whole: bool
-    likely: bool
     progress: int
     error: FormatError
 
@@ -130,8 +122,6 @@ class _Reading:
     ----------
     progress : int
         How far it went, for comparison with other attempts.
-    whole : bool
-        Whether all of it reads like a header, the padding included.
     """
 
     def __init__(self, source: Source, header: bytes, layouts: int, options: Options) -> None:
@@ -142,30 +132,13 @@ class _Reading:
         limit = options.limits.max_tensors + 1
         self._columns, self._found, self._fault = kernels.bintensors_scan(header, layouts, limit)
         self.progress: int = self._found.progress
-        self.whole = self._fault is None and self._found.complete == 1
-
-    def likely(self) -> int:
-        """Return the layout that the first tensor looks like, 0 when there is none.
-
-        Its second byte is a number of dimensions in the one layout, and in the other the first character of a name.
-        """
-        try:
-            count, position = _integer(self._header, self._found.metadata_end or 1)
-            _, position = _integer(self._header, position)
-        except TruncatedError:
-            return 0
-        second = self._header[position : position + 1]
-        if not count or not second:
-            return 0
-        # A control character, or what UTF-8 does not begin with: hardly a name.
-        return LAYOUTS["spec" if second < b" " or second > b"\xf4" else "current"]
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` that the first thing wrong with it deserves."""
         source, header, options, found = self._source, self._header, self._options, self._found
         warnings, base, aliased = self._warnings, LENGTH.size + len(header), False
         if self._fault is not None:
-            aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_MAP")
+            aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_INDEX", "BIN_MAP")
             if not aliased:
                 raise self._error(self._fault)
             self._read_aliases(self._fault)
