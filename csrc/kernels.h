@@ -202,8 +202,9 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
  *
  * Capacities: names names_cap >= len bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap, below
  * 2^32 - 1, as is len. A tensor takes at least 5 bytes, so cap = len / 5 + 1 and dims_cap = len are always enough. A file with
- * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled and
- * out->layout the layout that it is about: of two, that which fitted further.
+ * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled, the first
+ * one of the layout that could be read further; that is out->layout. After the faults BIN_ALIAS and BIN_MAP the columns of
+ * layout 1, read alone, are filled but for the names.
  */
 typedef struct {
     uint64_t cap, dims_cap, names_cap;
@@ -224,6 +225,8 @@ typedef struct {
     uint64_t wide;                         /* where an integer takes more bytes than it needs; len when none does */
     int32_t layout;
     int32_t part;                          /* with a fault: the part of the header that was being read */
+    int32_t complete;                      /* 1 when nothing but a proper padding follows what was read */
+    uint64_t progress;                     /* how far the reading went, for comparisons */
     int32_t keys_in_doubt;                 /* 1 when keys of the metadata repeat, or their hashes collide too much to tell */
 } wm_bintensors;
 enum {

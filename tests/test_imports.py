@@ -121,7 +121,7 @@ def test_no_imports_go_in_a_circle():
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("formats.")])
 def test_no_format_imports_another(module):
-    """A format shares with other formats only what modules with an underscore hold; its own folder is its own affair."""
+    """A format shares with other formats only modules with an underscore; its own folder is its own affair."""
     own = ".".join(module.split(".")[:2])
     others = {other for other in imports(module) if part(other) == "formats" and not other.startswith(own)}
     assert all(other.startswith("formats._") for other in others)

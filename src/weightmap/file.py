@@ -233,7 +233,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def has_metadata(self) -> bool:
         """Whether the file has metadata, be it empty: safetensors and BinTensors tell that from none."""
-        return self._content.has_metadata or bool(self.metadata)
+        return self._content.has_metadata
 
     @property
     def vocab(self) -> Vocabulary | None:

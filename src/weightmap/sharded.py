@@ -241,6 +241,11 @@ class ShardedTensorFile(TensorFile):
         return self._nbytes
 
     @property
+    def has_metadata(self) -> bool:
+        """Whether the index has metadata."""
+        return bool(self.metadata)
+
+    @property
     def vocab(self) -> None:
         """None: shards have no vocabulary."""
 

@@ -121,7 +121,7 @@ class _Reading:
     Attributes
     ----------
     progress : int
-        How far it went: a position within the header, its length when all of it could be read.
+        How far it went, for comparison with other attempts.
     """
 
     def __init__(self, source: Source, header: bytes, layouts: int, options: Options) -> None:
@@ -131,8 +131,7 @@ class _Reading:
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
         self._columns, self._found, self._fault = kernels.bintensors_scan(header, layouts, limit)
-        listed = self._found.part == _MAP and self._found.n_tensors > 0
-        self.progress = len(header) if self._fault is None or listed else self._fault.at
+        self.progress: int = self._found.progress
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` that the first thing wrong with it deserves."""
@@ -261,8 +260,7 @@ class _Reading:
             raise LayoutError(what, field="data_offsets")
         ordered = sorted(names, key=names.__getitem__)
         self._columns = columns.take(np.array([names[name] for name in ordered]), ordered)
-        found.end, found.wide, found.data_end = position, position, int(end[-1])
-        self.progress = len(self._header)
+        found.end, found.wide = position, position
         self._warnings.append("the map of names has more than one name for a tensor, and none for another")
 
 
@@ -276,7 +274,6 @@ _PARTS = (
     ("the data offsets of tensor {row}", "data_offsets"),
     ("the map of names", "index_map"),
 )
-_MAP = 6
 
 
 def _integer(data: bytes, position: int) -> tuple[int, int]:
