@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import strict_json
 from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats import _base
 from weightmap.table import bits_of
 
@@ -96,9 +96,9 @@ def read_header(source: Source, head: bytes, options: Options, warnings: list[st
 TOKENIZER_LEAST = 11
 
 
-def read_json(source: Source, head: bytes, what: str, start: int, end: int) -> dict[str, Any]:
-    """Return the JSON object of a section; an empty section is an empty object."""
-    return strict_json.loads(_base.take(source, head, start, end - start), what, offset=start) if end > start else {}
+def read_json(prefix: bytes, what: str, start: int, end: int) -> dict[str, Any]:
+    """Return the JSON object of a section of the bytes before the tokenizer; an empty section is an empty object."""
+    return strict_json.loads(prefix[start:end], what, offset=start) if end > start else {}
 
 
 def bare_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -113,8 +113,3 @@ def bare_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
     if not isinstance(scale_type, str) or scale_type not in SCALE_SIZES:
         return None
     return block_size, SCALE_SIZES[scale_type]
-
-
-def section_changed(what: str, offset: int) -> LayoutError:
-    """Return the error for a section that is no longer what it was."""
-    return LayoutError(f"{what} changed after the file was opened", offset=offset)
