@@ -17,14 +17,14 @@ static inline void store32(float *out, uint32_t bits) { memcpy(out, &bits, sizeo
 
 /* Without branches, so that compilers make vector code of a loop over it. */
 static inline uint32_t float_of_half(uint32_t half) {
-    const uint32_t magnitude = half & 0x7FFF;
-    uint32_t bits = (magnitude << 13) + (112u << 23);
-    bits += magnitude >= 0x7C00 ? 112u << 23 : 0;
-    bits |= magnitude > 0x7C00 ? 1u << 22 : 0;
-    float multiple = (float)(int32_t)magnitude * 0x1p-24f; /* exact in every mode of the CPU: no operand is subnormal */
-    uint32_t small;
-    memcpy(&small, &multiple, sizeof small);
-    return (magnitude < 0x0400 ? small : bits) | (half & 0x8000) << 16;
+    const int32_t magnitude = (int32_t)(half & 0x7FFF);
+    const uint32_t special = 0u - (uint32_t)(magnitude >= 0x7C00), nan = 0u - (uint32_t)(magnitude > 0x7C00);
+    const uint32_t small = 0u - (uint32_t)(magnitude < 0x0400); /* all ones, or zero */
+    const float product = (float)magnitude * 0x1p-24f; /* exact in every mode of the CPU: no operand is subnormal */
+    uint32_t multiple;
+    memcpy(&multiple, &product, sizeof multiple);
+    const uint32_t moved = ((uint32_t)magnitude << 13) + (112u << 23) + (special & (112u << 23));
+    return (small & multiple) | (~small & (moved | (nan & (1u << 22)))) | (half & 0x8000) << 16;
 }
 
 void f16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream) {
@@ -53,15 +53,19 @@ static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
     w->convert(w->in + 2 * begin, w->out + begin, end - begin, w->stream);
 }
 
-static void convert_all(wm_half_fn *convert, const uint8_t *in, float *out, uint64_t n, int threads) {
+static int convert_all(wm_half_fn *convert, const uint8_t *in, float *out, uint64_t n, int threads) {
+    const uintptr_t read = (uintptr_t)in, written = (uintptr_t)out;
+    if (n == 0) return 0; /* there may be no pointers */
+    if (read < written + n * sizeof *out && written < read + 2 * n) return -1;
     work w = {convert, in, out, wm_stream_worthwhile(n * sizeof *out)};
     wm_run_parts(run_part, &w, n, 1024, FLOATS_A_THREAD, threads); /* parts of whole pages */
+    return 0;
 }
 
-void wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
-    convert_all(wm_variants_in_use()->f16_to_f32, in, out, n, threads);
+int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
+    return convert_all(wm_variants_in_use()->f16_to_f32, in, out, n, threads);
 }
 
-void wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
-    convert_all(wm_variants_in_use()->bf16_to_f32, in, out, n, threads);
+int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
+    return convert_all(wm_variants_in_use()->bf16_to_f32, in, out, n, threads);
 }

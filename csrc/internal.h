@@ -69,7 +69,8 @@ enum {
     WM_GFNI = 1 << 5,
     WM_VBMI = 1 << 6,
     WM_ARM_CRC32 = 1 << 8,
-    WM_ARM_PMULL = 1 << 9
+    WM_ARM_PMULL = 1 << 9,
+    WM_STREAMING = 1 << 10 /* not an instruction: one core streams as fast as memory takes it */
 };
 uint32_t wm_cpu_features(void); /* cpu.c: what this CPU has; asks the CPU at every call */
 
@@ -85,6 +86,17 @@ typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint3
 /* Converts n halves to floats. `in` may lie anywhere, `out` where a float may. With `stream` not 0 the output goes past
  * the caches. */
 typedef void wm_half_fn(const uint8_t *in, float *out, uint64_t n, int stream);
+/* Decodes `runs` runs of `len` >= 1 codes of 4, 5 or 8 bits each: out[r * len + i] = scale r * code i of those that begin at
+ * codes + r * stride. Scale r lies at scales + r * scale_stride. Reads nothing at or past `end`, where the data ends. */
+typedef struct {
+    const uint8_t *scales, *codes, *end;
+    uint64_t scale_stride, stride, runs, len;
+    int scale_type, bits;
+    int stream; /* store past the caches: `out` is aligned to 64 bytes, and so is where each run goes */
+} wm_runs;
+typedef void wm_intblock_fn(const wm_runs *runs, float *out);
+/* Rounds n floats to float16, of two equally near ones to the even one; `out` may lie anywhere. */
+typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 
 typedef struct {
     wm_crc32_fn *crc32;
@@ -95,6 +107,10 @@ typedef struct {
     const char *f16_to_f32_name;
     wm_half_fn *bf16_to_f32;
     const char *bf16_to_f32_name;
+    wm_intblock_fn *intblock;
+    const char *intblock_name;
+    wm_narrow_fn *narrow;
+    const char *narrow_name;
 } wm_variants;
 const wm_variants *wm_variants_in_use(void); /* select.c */
 
@@ -117,18 +133,22 @@ int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uin
  * NAME_FLOOD, MEMORY. The caller has checked that they lie in data. */
 int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
 
-/* ------------------------------------------------------------------------------------------------ streaming
- * Whether an output of so many bytes, over all threads, is better stored past the caches.
+/* ----------------------------------------------------------------------------------------------- large outputs
+ * Whether an output of so many bytes, over all threads, is better streamed: stored past the caches, whole lines at a
+ * time, so that memory need not be read before it is written. select.c tells when.
  */
-static inline int wm_stream_worthwhile(uint64_t bytes) { return bytes >= (uint64_t)32 << 20; }
-/* So far ahead, in bytes, a kernel that streams its output asks for its input: the loads between the stores come too
- * irregularly for the CPU to do it by itself. */
-enum { WM_STREAM_AHEAD = 1024 };
+int wm_stream_worthwhile(uint64_t bytes);
+/* How far ahead, in bytes, a kernel prefetches. One that streams prefetches its input: the loads between the stores come
+ * too irregularly for the CPU to do so by itself. One that does not prefetches its output, since a store to a line that
+ * no cache has waits for it: that alone is worth a third beyond the caches. An address past the end does no harm. */
+enum { WM_AHEAD = 2048 };
 
 /* The variants; a name states what the function requires. */
 wm_crc32_fn crc32_portable;
 wm_fnv1a32_fn fnv1a32_portable;
 wm_half_fn f16_to_f32_portable, bf16_to_f32_portable;
+wm_intblock_fn intblock_portable;
+wm_narrow_fn narrow_portable;
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
@@ -137,10 +157,14 @@ wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;
 wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
+wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
+wm_narrow_fn narrow_x86_avx2;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;
 wm_crc32_fn crc32_arm_pmull;
 wm_half_fn f16_to_f32_arm_neon, bf16_to_f32_arm_neon;
+wm_intblock_fn intblock_arm_neon;
+wm_narrow_fn narrow_arm_neon;
 #endif
 
 #endif

@@ -28,6 +28,7 @@ const char *wm_crc32_variant(void);     /* name of the function in use for long 
 const char *wm_fnv1a32_variant(void);   /* the same for batches of names */
 const char *wm_f16_to_f32_variant(void);
 const char *wm_bf16_to_f32_variant(void);
+const char *wm_intblock_variant(void);  /* and for quantised blocks */
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
  * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
@@ -54,14 +55,31 @@ int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *
                         uint32_t *out);
 
 /* --------------------------------------------------------------------------------------------------- halves
- * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n), which lie elsewhere.
- * Uses up to `threads` threads, fewer when there is little to do. Every bit of the result is fixed, whatever the CPU.
+ * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n). Uses up to `threads`
+ * threads, fewer when there is little to do. Every bit of the result is fixed, whatever the CPU. Returns 0, or -1 when `in`
+ * and `out` overlap.
  */
 /* IEEE 754 binary16. Exact: zeros, subnormal numbers and infinities too. A NaN keeps its sign and the bits of its fraction,
  * moved up by 13, and becomes quiet: bit 22 is set. */
-void wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 /* bfloat16. The bits moved up by 16 and nothing else: a signalling NaN stays one. */
-void wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+
+/* ------------------------------------------------------------------------------------------ quantised blocks
+ * Integers q of `bits` bits, two's complement, of which value = scale * q, one multiplication of float32; the scale of type 0
+ * is a float32, of type 1 a float16, widened exactly. Codes lie back to back, the first in the lowest bits of byte 0.
+ *   block_size > 0   [scale][codes] for each block_size elements, the last block whole; even for 4 bits, a multiple of 8 for 5,
+ *                    at most 2^32
+ *   block_size 0     one scale, then the codes of all elements
+ * A value that is no number, as of a NaN scale or of infinity times 0, is the float32 0x7FC00000, of whatever CPU.
+ */
+/* Bytes that n elements take so, bits being 4, 5 or 8; or -1 when there is no such thing, or n exceeds 2^56. */
+int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n);
+/* Decodes elements [first, first + count) of the n elements in data[0, size), whatever its alignment, to `count` elements:
+ * float32 or, with `half` not 0, float16 rounded from it to nearest, ties to even. `out` is aligned for its type. Uses up to
+ * `threads` threads. 0, or -1 when the size is not that of wm_blocks_size or the range is not within the n elements. */
+int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_type, uint64_t block_size, uint64_t n,
+                     uint64_t first, void *out, uint64_t count, int half, int threads);
 
 /* ------------------------------------------------------------------------------- length-prefixed strings
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries

@@ -3,8 +3,9 @@
  * VCVTPH2PS is the conversion that half.c writes out, with the same bits for every input. It looks neither at the CPU's
  * rounding mode nor at its modes that take subnormal numbers for zero.
  *
- * An output that streams past the caches goes out in whole lines: memory takes a line in one piece only when all of it
- * was written. So the elements before the first boundary of a line are done one by one.
+ * Vectors are stored where lines of the cache begin: one that lies across two costs two stores, and when streaming,
+ * memory takes a line in one piece only when all of it was written. So the elements before the first such place are done
+ * one by one.
  */
 #include "../internal.h"
 
@@ -27,7 +28,10 @@ TARGET WM_INLINE void convert(const uint8_t *in, float *out, uint64_t n, int kin
     (kind == F16 ? f16_to_f32_portable : bf16_to_f32_portable)(in, out, head, 0);
     in += 2 * head, out += head, n -= head;
     for (; n >= STEP; in += 2 * STEP, out += STEP, n -= STEP) {
-        if (stream) _mm_prefetch((const char *)in + WM_STREAM_AHEAD, _MM_HINT_T0); /* may lie outside: it is a hint */
+        if (stream)
+            PREFETCH(in + WM_AHEAD); /* this and the next may lie outside: a prefetch is a hint and never faults */
+        else
+            for (int line = 0; line < 4 * STEP; line += LINE) PREFETCH((const uint8_t *)out + WM_AHEAD + line);
         for (int i = 0; i < STEP; i += LANES) {
             if (stream)
                 _mm256_stream_ps(out + i, widen(in + 2 * i, kind));

@@ -30,14 +30,16 @@ TARGET WM_INLINE void convert(const uint8_t *in, float *out, uint64_t n, int kin
     in += 2 * head, out += head, n -= head;
     for (; n >= STEP; in += 2 * STEP, out += STEP, n -= STEP) {
         if (stream) {
-            _mm_prefetch((const char *)in + WM_STREAM_AHEAD, _MM_HINT_T0);
-            _mm_prefetch((const char *)in + WM_STREAM_AHEAD + LINE, _MM_HINT_T0);
+            PREFETCH(in + WM_AHEAD);
+            PREFETCH(in + WM_AHEAD + LINE);
         }
         for (int i = 0; i < STEP; i += LANES) {
-            if (stream)
+            if (stream) {
                 _mm512_stream_ps(out + i, widen(load(in + 2 * i), kind));
-            else
+            } else {
+                PREFETCH((const uint8_t *)(out + i) + WM_AHEAD);
                 _mm512_store_ps(out + i, widen(load(in + 2 * i), kind));
+            }
         }
     }
     for (; n >= LANES; in += 2 * LANES, out += LANES, n -= LANES) _mm512_store_ps(out, widen(load(in), kind));

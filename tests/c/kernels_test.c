@@ -1,4 +1,4 @@
-/* Compares every CRC-32 and FNV-1a kernel of this architecture with the definitions, bit by bit. Needs no Python, so
+/* Compares every CRC-32, FNV-1a and half kernel of this architecture with the definitions, bit by bit. Needs no Python, so
  * that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
  * allocation of their own, where a sanitiser sees a read too far.
  */
@@ -108,10 +108,84 @@ static void test_fnv(const char *name, wm_fnv1a32_fn *fnv1a32) {
     printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
+/* By powers of two, in double, which holds every value exactly; a NaN by its bits. */
+static uint32_t f16_by_definition(uint32_t half) {
+    uint32_t exponent = half >> 10 & 31, fraction = half & 1023, sign = half >> 15 << 31;
+    if (exponent == 31) return sign | 0x7F800000u | fraction << 13 | (fraction ? 0x00400000u : 0);
+    double value = exponent ? 1024 + fraction : fraction;
+    for (uint32_t i = 1; i < exponent; i++) value *= 2;
+    float single = (float)(value / 16777216);
+    uint32_t bits;
+    memcpy(&bits, &single, sizeof bits);
+    return sign | bits;
+}
+
+static uint32_t bf16_by_definition(uint32_t half) { return half << 16; }
+
+/* n halves, of which the first is `first` and each is 40503 more than the one before, an odd step that comes by all of
+ * them: to lie `shift` bytes into an allocation that they end, the output `skew` floats into one that it ends. */
+static void test_halves(const char *name, wm_half_fn *convert, uint32_t (*definition)(uint32_t), uint32_t first, size_t n,
+                        size_t shift, size_t skew, int stream) {
+    size_t in_len = shift + 2 * n, out_len = (skew + n) * sizeof(float);
+    uint8_t *in = malloc(in_len ? in_len : 1);
+    float *out = malloc(out_len ? out_len : 1);
+    if (!in || !out) exit(2);
+    memset(out, 0xA5, out_len);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t half = (first + (uint32_t)i * 40503u) & 0xFFFF;
+        in[shift + 2 * i] = (uint8_t)half;
+        in[shift + 2 * i + 1] = (uint8_t)(half >> 8);
+    }
+    convert(in + shift, out + skew, n, stream);
+    for (size_t i = 0; i < skew + n; i++) {
+        uint32_t bits;
+        memcpy(&bits, out + i, sizeof bits);
+        check(bits == (i < skew ? 0xA5A5A5A5u : definition((first + (uint32_t)(i - skew) * 40503u) & 0xFFFF)), name, i);
+    }
+    free(in);
+    free(out);
+}
+
+static void test_half(const char *name, wm_half_fn *convert, uint32_t (*definition)(uint32_t)) {
+    int before = failures;
+    for (int stream = 0; stream < 2; stream++) {
+        test_halves(name, convert, definition, 0, 65536, 0, 0, stream);
+        for (size_t n = 0; n <= 300; n++) /* shift and skew take every value beside many lengths */
+            test_halves(name, convert, definition, next_random(), n, n % 5, n * 7 % 16, stream);
+        for (size_t shift = 0; shift < 64; shift++)
+            for (size_t skew = 0; skew < 16; skew++)
+                test_halves(name, convert, definition, next_random(), 140 + shift, shift, skew, stream);
+    }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+/* The entry points, at sizes that are divided among threads. */
+static void test_half_threads(void) {
+    enum { N = (3 << 20) + 77 };
+    int before = failures;
+    uint8_t *in = random_bytes(2 * (size_t)N);
+    float *one = malloc(N * sizeof *one), *many = malloc(N * sizeof *many);
+    if (!one || !many) exit(2);
+    for (int threads = -1; threads <= 5; threads++) {
+        wm_f16_to_f32(in, one, N, 1);
+        wm_f16_to_f32(in, many, N, threads);
+        check(!memcmp(one, many, N * sizeof *one), "f16_to_f32 threads", (uint64_t)threads);
+        wm_bf16_to_f32(in, one, N, 1);
+        wm_bf16_to_f32(in, many, N, threads);
+        check(!memcmp(one, many, N * sizeof *one), "bf16_to_f32 threads", (uint64_t)threads);
+    }
+    free(in);
+    free(one);
+    free(many);
+    printf("%-34s %s\n", "halves and threads", failures == before ? "ok" : "FAILED");
+}
+
 int main(void) {
     uint32_t cpu = wm_cpu_features();
     test_crc("crc32_portable", crc32_portable);
     test_fnv("fnv1a32_portable", fnv1a32_portable);
+    test_half("f16_to_f32_portable", f16_to_f32_portable, f16_by_definition);
+    test_half("bf16_to_f32_portable", bf16_to_f32_portable, bf16_by_definition);
 #if WM_X86
     if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
@@ -122,7 +196,13 @@ int main(void) {
 #endif
     if (cpu & WM_AVX2) test_fnv("fnv1a32_x86_avx2", fnv1a32_x86_avx2);
     if (cpu & WM_AVX512) test_fnv("fnv1a32_x86_avx512", fnv1a32_x86_avx512);
+    if (cpu & WM_AVX2) test_half("f16_to_f32_x86_avx2", f16_to_f32_x86_avx2, f16_by_definition);
+    if (cpu & WM_AVX2) test_half("bf16_to_f32_x86_avx2", bf16_to_f32_x86_avx2, bf16_by_definition);
+    if (cpu & WM_AVX512) test_half("f16_to_f32_x86_avx512", f16_to_f32_x86_avx512, f16_by_definition);
+    if (cpu & WM_AVX512) test_half("bf16_to_f32_x86_avx512", bf16_to_f32_x86_avx512, bf16_by_definition);
 #elif WM_ARM
+    test_half("f16_to_f32_arm_neon", f16_to_f32_arm_neon, f16_by_definition);
+    test_half("bf16_to_f32_arm_neon", bf16_to_f32_arm_neon, bf16_by_definition);
     if (cpu & WM_ARM_CRC32 && cpu & WM_ARM_PMULL) {
         test_crc("crc32_arm_crc_pmull", crc32_arm_crc_pmull);
         test_crc("crc32_arm_pmull", crc32_arm_pmull);
@@ -133,8 +213,10 @@ int main(void) {
     for (int tier = 0; wm_isa_name(tier); tier++) {
         if (wm_isa_select(tier)) continue;
         check(wm_isa_selected() == tier, "select", (uint64_t)tier);
-        printf("tier %s: %s, %s\n", wm_isa_name(tier), wm_crc32_variant(), wm_fnv1a32_variant());
+        printf("tier %s: %s, %s, %s, %s\n", wm_isa_name(tier), wm_crc32_variant(), wm_fnv1a32_variant(),
+               wm_f16_to_f32_variant(), wm_bf16_to_f32_variant());
         test_combine();
+        test_half_threads();
     }
     if (failures) {
         printf("%d checks failed\n", failures);

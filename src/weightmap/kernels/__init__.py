@@ -1,4 +1,4 @@
-"""Kernels in C: checksums, hashes, scans. Arrays in, arrays out.
+"""Kernels in C: checksums, hashes, scans, conversions, quantised blocks. Arrays in, arrays out.
 
 Every kernel takes any C-contiguous buffer (bytes, bytearray, memoryview, mmap, numpy array), releases the GIL while it
 works, and gives to the bit what its plain definition gives, whatever the instruction set in use. A buffer that is not
@@ -17,10 +17,17 @@ import numpy as np
 from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
 from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
+from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
+from weightmap.kernels._blocks import blocks_size as blocks_size
+from weightmap.kernels._blocks import decode_blocks as decode_blocks
+from weightmap.kernels._blocks import dequantize_int4, dequantize_int5
 from weightmap.kernels._files import map_file as map_file
 from weightmap.kernels._files import stamp as stamp
 from weightmap.kernels._files import unchanged as unchanged
 from weightmap.kernels._files import will_need as will_need
+from weightmap.kernels._half import bf16_to_f32, f16_to_f32, unpack_f16_pairs
+from weightmap.kernels._half import half_variants as half_variants
+from weightmap.kernels._half import widen as widen
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
 from weightmap.kernels._native import U32_MAX as U32_MAX
 from weightmap.kernels._strings import index_build as index_build
@@ -45,12 +52,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "available_isas",
+    "bf16_to_f32",
     "crc32",
     "crc32_combine",
+    "dequantize_int4",
+    "dequantize_int5",
+    "f16_to_f32",
     "fnv1a32",
     "fnv1a32_many",
     "fnv1a64",
     "isa",
+    "unpack_f16_pairs",
     "use_isa",
 ]
 
@@ -109,6 +121,12 @@ def crc32_variant() -> str:
 def fnv1a32_variant() -> str:
     """Return the name of the C function that `fnv1a32_many` uses."""
     name: str = ffi.string(lib.wm_fnv1a32_variant()).decode()
+    return name
+
+
+def intblock_variant() -> str:
+    """Return the name of the C function that decodes quantised blocks."""
+    name: str = ffi.string(lib.wm_intblock_variant()).decode()
     return name
 
 

@@ -85,5 +85,5 @@ FORMAT = Format(
     carries={"amb": frozenset({"metadata", "config", "tokenizer"})},
     dtypes={"amb": frozenset(DENSE)},
     magic=MAGIC,
-    schemes={"amb": frozenset(SCHEME_CODES)},
+    # schemes={"amb": frozenset(SCHEME_CODES)},
 )

@@ -1,0 +1,215 @@
+"""Numbers of 16 bits made float32: float16, bfloat16, and pairs of float16 that a file keeps in words of 32 bits."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.kernels._native import Buffer
+
+__all__ = ["bf16_to_f32", "f16_to_f32", "half_variants", "unpack_f16_pairs", "widen"]
+
+_CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
+_FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
+
+
+def half_variants() -> tuple[str, str]:
+    """Return the names of the C functions in use for float16 and for bfloat16."""
+    return ffi.string(lib.wm_f16_to_f32_variant()).decode(), ffi.string(lib.wm_bf16_to_f32_variant()).decode()
+
+
+def f16_to_f32(
+    a: NDArray[np.float16 | np.uint16] | Buffer, *, out: NDArray[np.float32] | None = None, threads: int = 1
+) -> NDArray[np.float32]:
+    """Convert IEEE 754 binary16 to float32, exactly.
+
+    Every number, zero and infinity keeps its value and its sign. A NaN keeps its sign and the bits of its fraction,
+    moved up by 13, and becomes quiet (bit 22 set). The bits are the same on every instruction set.
+
+    Parameters
+    ----------
+    a : ndarray of float16 or uint16, or buffer
+        An array of any shape, strides and byte order; uint16 stands for the bits. Anything else with a C-contiguous
+        buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any address.
+    out : ndarray of float32, shape of `a`, optional
+        Filled and returned; C-contiguous, writeable, apart from `a` in memory.
+    threads : int
+        At most this many threads share the work; each gets at least 4 MiB of output.
+
+    Returns
+    -------
+    ndarray of float32, shape of `a`
+        `out`, or a new array.
+
+    Raises
+    ------
+    ValueError
+        When `a` is an array of another dtype or a buffer of an odd number of bytes, or `out` is not as it has to be.
+    TypeError
+        When `a` has no contiguous buffer, or `out` is no array.
+
+    Examples
+    --------
+    >>> f16_to_f32(bytes.fromhex("003c00fc"))
+    array([  1., -inf], dtype=float32)
+    """
+    return _convert("float16", a, out, threads)
+
+
+def bf16_to_f32(
+    a: NDArray[Any] | Buffer, *, out: NDArray[np.float32] | None = None, threads: int = 1
+) -> NDArray[np.float32]:
+    """Convert bfloat16 to float32: the bits moved up by 16, and nothing else. A signalling NaN stays one.
+
+    Parameters
+    ----------
+    a : ndarray of ml_dtypes.bfloat16 or uint16, or buffer
+        An array of any shape, strides and byte order; uint16 stands for the bits. Anything else with a C-contiguous
+        buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any address.
+    out : ndarray of float32, shape of `a`, optional
+        Filled and returned; C-contiguous, writeable, apart from `a` in memory.
+    threads : int
+        At most this many threads share the work; each gets at least 4 MiB of output.
+
+    Returns
+    -------
+    ndarray of float32, shape of `a`
+        `out`, or a new array.
+
+    Raises
+    ------
+    ValueError
+        When `a` is an array of another dtype or a buffer of an odd number of bytes, or `out` is not as it has to be.
+    TypeError
+        When `a` has no contiguous buffer, or `out` is no array.
+
+    Examples
+    --------
+    >>> bf16_to_f32(bytes.fromhex("803f80ff"))
+    array([  1., -inf], dtype=float32)
+    """
+    return _convert("bfloat16", a, out, threads)
+
+
+def unpack_f16_pairs(
+    u32_array: NDArray[np.uint32] | Buffer, *, out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """Take two numbers of float16 out of each word of 32 bits, and convert them to float32 as `f16_to_f32` does.
+
+    The low 16 bits of a word come first, then the high ones, whatever the byte order of the array or of the machine.
+
+    Parameters
+    ----------
+    u32_array : ndarray of uint32, shape (..., n), or buffer
+        An array of any shape, strides and byte order. Anything else with a C-contiguous buffer (bytes, memoryview,
+        mmap) is taken as little-endian words in one dimension, at any address.
+    out : ndarray of float32, shape (..., 2 * n), optional
+        Filled and returned; C-contiguous, writeable, apart from the words in memory.
+
+    Returns
+    -------
+    ndarray of float32, shape (..., 2 * n)
+        `out`, or a new array: the last dimension is twice as long. Of an array without dimensions, shape (2,).
+
+    Raises
+    ------
+    ValueError
+        When `u32_array` is an array of another dtype or a buffer whose size is no multiple of 4, or `out` is not as it
+        has to be.
+    TypeError
+        When `u32_array` has no contiguous buffer, or `out` is no array.
+
+    Examples
+    --------
+    >>> unpack_f16_pairs(np.array([0xC0003C00], np.uint32))
+    array([ 1., -2.], dtype=float32)
+    """
+    source: Any
+    if isinstance(u32_array, np.ndarray):
+        if (u32_array.dtype.kind, u32_array.dtype.itemsize) != ("u", 4):
+            msg = f"the words are {u32_array.dtype}, expected uint32"
+            raise ValueError(msg)
+        *rest, last = u32_array.shape or (1,)
+        source, shape = as_input(np.asarray(u32_array, "<u4", order="C")), (*rest, 2 * last)
+    else:
+        source = as_input(u32_array)
+        shape = (len(source) // 2,)
+        if len(source) % 4:
+            msg = f"{len(source)} bytes are no whole number of words of 4 bytes"
+            raise ValueError(msg)
+    return _run("float16", source, shape, out, 1)
+
+
+def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) -> None:
+    """Convert a piece of a file: what `f16_to_f32` and `bf16_to_f32` do, with little around it.
+
+    Parameters
+    ----------
+    dtype : str
+        "float16" or "bfloat16".
+    data : buffer
+        Little-endian numbers, at any address.
+    out : ndarray of float32
+        As many elements; C-contiguous, writeable, apart from `data` in memory.
+    threads : int
+        At most this many threads share the work.
+
+    Raises
+    ------
+    ValueError
+        When `data` has not two bytes for each element of `out`, or `out` is not as it has to be.
+    """
+    source = as_input(data)
+    if len(source) != 2 * out.size:
+        msg = f"{len(source)} bytes are not the elements of 2 bytes of an output of {out.size}"
+        raise ValueError(msg)
+    _run(dtype, source, out.shape, out, threads)
+
+
+def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) -> NDArray[np.float32]:
+    """Convert an array or a buffer of `dtype` or of its bits."""
+    if isinstance(a, np.ndarray):
+        return _run(dtype, from_buffer("uint8_t[]", _little_endian(a, dtype)), a.shape, out, threads)
+    source = as_input(a)
+    if len(source) % 2:
+        msg = f"{len(source)} bytes are no whole number of elements of 2 bytes"
+        raise ValueError(msg)
+    return _run(dtype, source, (len(source) // 2,), out, threads)
+
+
+def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return the elements of `a` as C wants them: a copy only where they lie otherwise."""
+    # By name: ml_dtypes need not be imported to tell. That of the type, since a dtype of ml_dtypes is called otherwise
+    # when its bytes are swapped.
+    name = a.dtype.type.__name__
+    if name not in {dtype, "uint16"}:
+        msg = f"the array is {a.dtype}, expected {dtype} or uint16"
+        raise ValueError(msg)
+    if a.flags.c_contiguous and a.dtype.isnative and sys.byteorder == "little":
+        return a.view(_UINT16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
+    return np.asarray(a.view(_UINT16.newbyteorder(a.dtype.byteorder)), "<u2", order="C")
+
+
+def _run(
+    dtype: str, source: Any, shape: tuple[int, ...], out: NDArray[np.float32] | None, threads: int
+) -> NDArray[np.float32]:
+    """Convert the bytes at `source`, as many as `shape` says, into `out` or a new array."""
+    if out is None:
+        out = np.empty(shape, np.float32)
+    elif not isinstance(out, np.ndarray):
+        msg = f"out must be an array, not {type(out).__name__}"
+        raise TypeError(msg)
+    elif out.dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
+        msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
+        raise ValueError(msg)
+    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, threads):
+        msg = "out overlaps what is converted"
+        raise ValueError(msg)
+    return out

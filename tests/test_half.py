@@ -1,0 +1,404 @@
+"""float16 and bfloat16 to float32: every pattern, every bit, on every instruction set, wherever the numbers lie."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import guard
+
+from weightmap import kernels
+
+ALL = np.arange(1 << 16, dtype=np.uint16)
+# In an order in which neighbours are of different kinds; the multiplier is odd, so every pattern comes once.
+MIXED = (np.arange(1 << 16, dtype=np.uint32) * 40503).astype(np.uint16)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def bits_of_half(half: int) -> int:
+    """The contract: the bits of the float32 for those of a float16, by whole numbers."""
+    sign, exponent, fraction = half >> 15 << 31, half >> 10 & 31, half & 1023
+    if exponent == 31:
+        return sign | 255 << 23 | (fraction << 13 | 1 << 22 if fraction else 0)
+    if exponent == 0:
+        if fraction == 0:
+            return sign
+        # fraction * 2**-24: the highest bit becomes the one that is not written down.
+        highest = fraction.bit_length() - 1
+        return sign | highest - 24 + 127 << 23 | (fraction << 23 - highest) - (1 << 23)
+    return sign | exponent - 15 + 127 << 23 | fraction << 13
+
+
+F16_TABLE = np.array([bits_of_half(half) for half in range(1 << 16)], np.uint32)
+BF16_TABLE = np.array([half << 16 for half in range(1 << 16)], np.uint32)
+KINDS = {
+    "f16": (kernels.f16_to_f32, F16_TABLE, np.dtype(np.float16), "float16"),
+    "bf16": (kernels.bf16_to_f32, BF16_TABLE, BFLOAT16, "bfloat16"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    """Run the test for each conversion: the function, the expected bits of each pattern, the dtype, its name."""
+    return KINDS[request.param]
+
+
+def bits(array):
+    """The bits of floats."""
+    return np.ascontiguousarray(array).view(np.uint32)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("order", [ALL, MIXED], ids=["in order", "mixed"])
+def test_every_pattern(kind, order):
+    """All 65,536 patterns become the bits that the contract names."""
+    convert, table, dtype, _ = kind
+    for a in (order, order.view(dtype), order.astype("<u2").tobytes()):
+        result = convert(a)
+        assert result.dtype == np.float32
+        assert result.shape == order.shape
+        assert np.array_equal(bits(result), table[order])
+
+
+@pytest.mark.usefixtures("isa")
+def test_numpy_agrees_on_numbers(kind):
+    """What is not a NaN becomes what numpy and ml_dtypes make of it, and NaN stays NaN."""
+    convert, _, dtype, _ = kind
+    result, expected = convert(ALL), ALL.view(dtype).astype(np.float32)
+    number = ~np.isnan(expected)
+    assert np.array_equal(bits(result)[number], bits(expected)[number])
+    assert np.isnan(result[~number]).all()
+    assert 0 < (~number).sum() < 4096
+
+
+def test_names_of_the_contract():
+    """The cases that the documentation names, written out."""
+    cases = {
+        0x0000: 0x00000000,  # zero
+        0x8000: 0x80000000,  # with a sign
+        0x0001: 0x33800000,  # the smallest subnormal, 2**-24
+        0x03FF: 0x387FC000,  # the largest subnormal
+        0x0400: 0x38800000,  # the smallest normal, 2**-14
+        0x3C00: 0x3F800000,  # one
+        0x7BFF: 0x477FE000,  # 65504
+        0x7C00: 0x7F800000,  # infinity
+        0xFC00: 0xFF800000,
+        0x7C01: 0x7FC02000,  # signalling NaN: made quiet, its bits kept
+        0x7E01: 0x7FC02000,  # quiet NaN
+        0xFFFF: 0xFFFFE000,
+    }
+    result = kernels.f16_to_f32(np.array(list(cases), np.uint16))
+    assert bits(result).tolist() == list(cases.values())
+    assert bits(kernels.bf16_to_f32(np.array([0x7F81, 0xFFFF], np.uint16))).tolist() == [0x7F810000, 0xFFFF0000]
+
+
+@pytest.mark.usefixtures("isa")
+def test_every_length(kind):
+    """Every length from 0 to 300 and some at the edges of large blocks, and nothing is written behind the end."""
+    convert, table, _, _ = kind
+    for length in (*range(301), 1023, 1024, 1025, 4095, 4097, 65535):
+        out = np.full(length + 20, -7.0, np.float32)
+        assert convert(MIXED[:length], out=out[:length]).shape == (length,)
+        assert np.array_equal(bits(out[:length]), table[MIXED[:length]])
+        assert (out[length:] == -7).all()
+
+
+@pytest.mark.usefixtures("isa")
+def test_every_alignment(kind):
+    """The input may lie at any address, odd ones too, and the output at any that is a multiple of 4."""
+    convert, table, _, name = kind
+    length = 203
+    memory, floats = np.empty(2 * length + 64, np.uint8), np.empty(length + 32, np.float32)
+    expected = table[MIXED[:length]]
+    for shift in range(64):
+        data = memory[shift : shift + 2 * length]
+        data[:] = MIXED[:length].astype("<u2").view(np.uint8)
+        for skew in range(16):
+            floats[:] = -7
+            out = floats[skew : skew + length]
+            if shift % 2:
+                convert(memoryview(data), out=out)
+            else:
+                kernels.widen(name, data, out)
+            assert np.array_equal(bits(out), expected)
+            assert (floats[:skew] == -7).all()
+            assert (floats[skew + length :] == -7).all()
+
+
+@pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.usefixtures("isa")
+def test_nothing_outside_is_touched(kind, at):
+    """Input and output that lie flush against forbidden pages are converted without a fault."""
+    convert, table, _, _ = kind
+    lengths = (*range(40), 63, 64, 65, 127, 129, 300, 2049)
+    for length in lengths:
+        data = guard.guarded(MIXED[:length].astype("<u2").tobytes(), at=at)
+        out = np.ndarray(length, np.float32, guard.guarded(bytes(4 * length), at=at))
+        convert(data, out=out)
+        assert np.array_equal(bits(out), table[MIXED[:length]])
+
+
+@pytest.mark.usefixtures("isa")
+def test_threads_change_nothing(kind):
+    """Any number of threads, none and more than there are cores too, gives the same."""
+    convert, table, _, _ = kind
+    order = np.tile(MIXED, 160)[:10_000_003]
+    expected = table[order]
+    out = np.empty(len(order) + 1, np.float32)[1:]
+    for threads in (1, 2, 5, 64, 0, -1):
+        out.fill(0)
+        convert(order, out=out, threads=threads)
+        assert np.array_equal(bits(out), expected)
+
+
+def test_shapes_and_strides(kind):
+    """Arrays of any shape, strides and byte order give arrays of the same shape with the same values."""
+    convert, table, dtype, _ = kind
+    cube = MIXED[:6000].reshape(10, 20, 30)
+    views = [
+        cube,
+        cube[::-1, 3:7, ::3],
+        cube.T,
+        np.asfortranarray(cube),
+        cube[0, 0, 0],
+        cube[:, :0],
+        np.broadcast_to(cube[0, 0], (4, 30)),
+        cube[2, 3, 4, ...],
+    ]
+    for patterns in map(np.asarray, views):
+        as_halves = patterns.view(dtype) if patterns.ndim else patterns.copy().view(dtype)
+        swapped = np.dtype(np.uint16).newbyteorder("S")
+        other_order = patterns.astype(swapped)
+        for a in (patterns, as_halves, other_order, other_order.view(dtype.newbyteorder("S"))):
+            result = convert(a)
+            assert result.shape == patterns.shape
+            assert np.array_equal(result.view(np.uint32), table[patterns])
+
+
+def test_plain_buffers(kind):
+    """Anything with a contiguous buffer is little-endian numbers in one dimension."""
+    convert, table, _, _ = kind
+    data = MIXED[:999].astype("<u2").tobytes()
+    mapping = mmap.mmap(-1, len(data))
+    mapping[:] = data
+    frozen = np.frombuffer(data, "<u2")
+    for a in (data, bytearray(data), memoryview(data), mapping, memoryview(frozen), frozen):
+        assert np.array_equal(bits(convert(a)), table[MIXED[:999]])
+    assert convert(b"").shape == convert(memoryview(b"")).shape == (0,)
+
+
+def test_out(kind):
+    """`out` is filled and returned, whatever its shape."""
+    convert, table, _, _ = kind
+    out = np.empty((10, 100), np.float32)
+    assert convert(MIXED[:1000].reshape(10, 100), out=out) is out
+    assert np.array_equal(bits(out).ravel(), table[MIXED[:1000]])
+
+
+def read_only(shape):
+    """An array of float32 that nobody may write."""
+    array = np.empty(shape, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+BAD_OUTS = {
+    "shape": np.empty((5, 4), np.float32),
+    "flat": np.empty(20, np.float32),
+    "dtype": np.empty((4, 5), np.float64),
+    "byte order": np.empty((4, 5), np.dtype(np.float32).newbyteorder("S")),
+    "strides": np.empty((4, 10), np.float32)[:, ::2],
+    "order": np.empty((5, 4), np.float32).T,
+    "read-only": read_only((4, 5)),
+    "address": np.ndarray((4, 5), np.float32, bytearray(100), offset=1),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_OUTS)
+def test_out_that_does_not_fit(kind, bad):
+    """An output of another shape, dtype or layout is a ValueError that says what is expected, and is not written."""
+    convert, _, _, _ = kind
+    out = BAD_OUTS[bad]
+    before = out.tobytes()
+    with pytest.raises(ValueError, match=r"float32 \(4, 5\)"):
+        convert(ALL[:20].reshape(4, 5), out=out)
+    with pytest.raises(ValueError, match=r"float32 \(4, 6\)"):
+        kernels.unpack_f16_pairs(np.ones((4, 3), np.uint32), out=out)
+    assert out.tobytes() == before
+
+
+def test_out_that_is_no_array(kind):
+    """An output that is no array is a TypeError."""
+    convert, _, _, _ = kind
+    with pytest.raises(TypeError, match="bytearray"):
+        convert(ALL[:2], out=bytearray(8))
+
+
+def test_overlap(kind):
+    """An output that shares a byte with the input is a ValueError; side by side they may lie."""
+    convert, table, _, _ = kind
+    memory = np.zeros(120, np.uint8)
+    memory = memory[-memory.__array_interface__["data"][0] % 4 :][:116]
+    for begin in range(0, 97, 4):
+        out = memory[begin : begin + 16].view(np.float32)
+        memory[40:48] = ALL[1000:1004].view(np.uint8)
+        if 24 < begin < 48:
+            with pytest.raises(ValueError, match="overlaps"):
+                convert(memory[40:48].view(np.uint16), out=out)
+        else:
+            assert np.array_equal(bits(convert(memory[40:48].view(np.uint16), out=out)), table[1000:1004])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, np.uint8, np.uint32, "V2", bool, object])
+def test_arrays_of_other_dtypes(kind, dtype):
+    """An array of another dtype is a ValueError, not a guess."""
+    convert, _, _, name = kind
+    with pytest.raises(ValueError, match=f"expected {name} or uint16"):
+        convert(np.zeros(4, dtype))
+
+
+def test_one_kind_is_not_the_other():
+    """float16 is not taken for bfloat16, nor the other way round."""
+    with pytest.raises(ValueError, match="expected float16"):
+        kernels.f16_to_f32(ALL.view(BFLOAT16))
+    with pytest.raises(ValueError, match="expected bfloat16"):
+        kernels.bf16_to_f32(ALL.view(np.float16))
+
+
+def test_what_is_no_buffer(kind):
+    """A list, None, text and a buffer with gaps are TypeErrors, an odd number of bytes a ValueError."""
+    convert, _, _, _ = kind
+    for wrong in ([1, 2], None, "text", 7, memoryview(b"abcdef")[::2]):
+        with pytest.raises(TypeError):
+            convert(wrong)
+        with pytest.raises(TypeError):
+            kernels.unpack_f16_pairs(wrong)
+    with pytest.raises(ValueError, match="3 bytes"):
+        convert(b"abc")
+
+
+@pytest.mark.usefixtures("isa")
+def test_pairs_have_the_low_half_first():
+    """Each word gives the half in its low 16 bits, then that in its high bits: all 65,536 patterns in both places."""
+    words = MIXED.astype(np.uint32) | ALL.astype(np.uint32) << 16
+    expected = np.stack([F16_TABLE[MIXED], F16_TABLE[ALL]], axis=1).ravel()
+    assert np.array_equal(bits(kernels.unpack_f16_pairs(words)), expected)
+    assert kernels.unpack_f16_pairs(np.array([0xC0003C00], np.uint32)).tolist() == [1.0, -2.0]
+
+
+def test_pairs_of_any_array():
+    """Arrays of any shape, strides and byte order get a last dimension twice as long; buffers are little-endian."""
+    words = (MIXED[:24].astype(np.uint32) << 16 | ALL[24:48]).reshape(2, 3, 4)
+
+    def expected(part):
+        return np.stack([F16_TABLE[part & 0xFFFF], F16_TABLE[part >> 16]], axis=-1).reshape(
+            *part.shape[:-1], 2 * part.shape[-1]
+        )
+
+    for part in (words, words[:, ::-1, ::2], words.T, words[0, 0], words[:, :0], words[..., :0]):
+        for a in (part, part.astype(np.dtype(np.uint32).newbyteorder("S"))):
+            result = kernels.unpack_f16_pairs(a)
+            assert result.shape == (*part.shape[:-1], 2 * part.shape[-1])
+            assert np.array_equal(result.view(np.uint32), expected(part))
+    assert np.array_equal(bits(kernels.unpack_f16_pairs(np.array(words[1, 2, 3]))), expected(words[1, 2, 3:]))
+    data = b"\0" + words.astype("<u4").tobytes()
+    for a in (data[1:], memoryview(data)[1:], bytearray(data[1:])):
+        assert np.array_equal(bits(kernels.unpack_f16_pairs(a)), expected(words.ravel()))
+    out = np.empty((2, 3, 8), np.float32)
+    assert kernels.unpack_f16_pairs(words, out=out) is out
+    assert np.array_equal(bits(out), expected(words))
+
+
+def test_pairs_that_are_none():
+    """Words of another dtype, bytes that are no whole words and an output in the same memory are ValueErrors."""
+    for dtype in (np.int32, np.uint16, np.float32, np.uint64):
+        with pytest.raises(ValueError, match="expected uint32"):
+            kernels.unpack_f16_pairs(np.zeros(4, dtype))
+    with pytest.raises(ValueError, match="6 bytes"):
+        kernels.unpack_f16_pairs(b"abcdef")
+    memory = np.zeros(8, np.uint32)
+    with pytest.raises(ValueError, match="overlaps"):
+        kernels.unpack_f16_pairs(memory[:2], out=memory[1:5].view(np.float32))
+
+
+@given(st.binary(max_size=700), st.integers(0, 63))
+def test_any_bytes(data, shift):
+    """Any bytes, beginning anywhere, give what the tables say, each element by itself."""
+    data = data[shift:]
+    data = memoryview(data)[: len(data) // 2 * 2]
+    patterns = np.frombuffer(data, "<u2") if data else np.empty(0, np.uint16)
+    for convert, table, _, name in KINDS.values():
+        out = np.empty(len(patterns), np.float32)
+        kernels.widen(name, data, out)
+        assert np.array_equal(bits(out), table[patterns])
+        assert np.array_equal(bits(convert(data)), table[patterns])
+
+
+def test_widen_checks_what_it_is_given():
+    """The short way in, for pieces of files, refuses what it could not convert safely."""
+    for data, out in [
+        (b"abcd", np.empty(3, np.float32)),
+        (b"abcd", np.empty(1, np.float32)),
+        (b"abc", np.empty(1, np.float32)),
+        (b"abcd", np.empty(2, np.float64)),
+        (b"abcd", np.empty(4, np.float32)[::2]),
+        (b"abcd", read_only(2)),
+        (b"abcd", np.ndarray(2, np.float32, bytearray(16), offset=1)),
+    ]:
+        with pytest.raises(ValueError, match=r"contiguous and writeable|bytes are not"):
+            kernels.widen("float16", data, out)
+    kernels.widen("bfloat16", b"", np.empty(0, np.float32))
+
+
+def test_other_threads_run_meanwhile():
+    """A conversion releases the GIL: another thread runs in the middle of one."""
+    data = np.zeros(20_000_000, np.uint16)
+    out = np.zeros(len(data), np.float32)
+    moments = []
+    stop = threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            moments.append(time.perf_counter())
+            time.sleep(0)
+
+    def in_the_middle():
+        begin = time.perf_counter()
+        kernels.f16_to_f32(data, out=out)
+        quarter = (time.perf_counter() - begin) / 4
+        return any(begin + quarter < moment < begin + 3 * quarter for moment in list(moments))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    # Several times, since a busy machine may have no core for the other thread.
+    found = any(in_the_middle() for _ in range(50))
+    stop.set()
+    watcher.join()
+    assert found
+
+
+EXPECTED = {
+    "portable": "portable",
+    "sse4": "portable",
+    "avx2": "x86_avx2",
+    "avx512": "x86_avx512",
+    "avx512icl": "x86_avx512",
+    "neon": "arm_neon",
+}
+
+
+@pytest.mark.parametrize("name", kernels.available_isas())
+def test_variants(name):
+    """Each tier uses the best conversion whose needs lie within it."""
+    before = kernels.isa()
+    kernels.use_isa(name)
+    found = kernels.half_variants()
+    kernels.use_isa(before)
+    assert found == (f"f16_to_f32_{EXPECTED[name]}", f"bf16_to_f32_{EXPECTED[name]}")
