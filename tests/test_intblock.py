@@ -171,7 +171,9 @@ def test_rounding_of_every_float16_neighbourhood(isa):
     points = np.concatenate([halves, middles, [65519.996, 65520, 65536, 1e30, 3.4e38, 1e-45]]).astype("<f4")
     points = np.concatenate([points, np.nextafter(points, np.float32(0)), np.nextafter(points, np.float32(3e38))])
     points = np.concatenate([points, -points]).astype("<f4")
-    data = np.hstack([points.view(np.uint8).reshape(-1, 4), np.tile(np.uint8([1, 0, 0, 0, 0, 0, 0, 0]), (len(points), 1))])
+    data = np.hstack(
+        [points.view(np.uint8).reshape(-1, 4), np.tile(np.uint8([1, 0, 0, 0, 0, 0, 0, 0]), (len(points), 1))]
+    )
     got = decode(data, 8 * len(points), 8, 8, "fp32", dtype=np.float16)[::8]
     with np.errstate(over="ignore"):
         assert got.view(np.uint16).tolist() == points.astype(np.float16).view(np.uint16).tolist()
@@ -276,11 +278,15 @@ def test_other_misuse():
 
 def test_the_variant_in_use_has_a_name():
     """Each tier uses the variant that its instructions allow."""
-    expected = {"portable": "portable", "sse4": "portable", "avx2": "x86_avx2", "avx512": "x86_avx512", "neon": "arm_neon"}
+    expected = {
+        "portable": "portable",
+        "sse4": "portable",
+        "avx2": "x86_avx2",
+        "avx512": "x86_avx512",
+        "neon": "arm_neon",
+    }
     before = kernels.isa()
     for name in kernels.available_isas():
         kernels.use_isa(name)
         assert kernels.intblock_variant() == f"intblock_{expected[name.removesuffix('icl')]}"
     kernels.use_isa(before)
-
-

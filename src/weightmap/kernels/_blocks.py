@@ -135,7 +135,9 @@ def decode_blocks(
     buffer = as_input(data)
     if len(buffer) != expected:
         kind = f"int{bits} blocks of {block_size}" if block_size else f"int{bits} with one scale"
-        raise QuantError(f"size of the data of {n} elements ({kind}, {scale_type})", actual=len(buffer), expected=expected)
+        raise QuantError(
+            f"size of the data of {n} elements ({kind}, {scale_type})", actual=len(buffer), expected=expected
+        )
     values = take_out(out, stop - start, dtype)
     half = values.dtype == np.float16
     scale, target = scale_code(scale_type), as_output(values, "uint8_t[]")

@@ -87,5 +87,6 @@ def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None)
     The header is checked again, on a copy: the file may have changed since it was opened.
     """
     from weightmap.quant import QuantizedTensor
+
     start, block_size, scale_type = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
     return QuantizedTensor(row.dtype.name, row.shape, octets[start:], block_size=block_size, scale_type=scale_type)

@@ -162,4 +162,3 @@ def _encode_ids(special: Any, reasons: list[str]) -> list[int]:
             value = NO_ID
         ids.append(value.__index__())
     return ids
-
