@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 # The rest of weightmap takes these from here; they are not part of the interface.
+from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
+from weightmap.kernels._amb import Section as Section
+from weightmap.kernels._amb import amb_walk as amb_walk
 from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
 from weightmap.kernels._blocks import blocks_size as blocks_size
 from weightmap.kernels._blocks import decode_blocks as decode_blocks
