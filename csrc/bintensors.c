@@ -227,10 +227,12 @@ static void read_header(reader *r, const wm_bintensors_columns *c, int layout, w
     out->complete = rest == r->len && r->len - r->pos < 8;
 }
 
-/* How far a reading went. One to the very end is the file's own layout, whatever values were wrong; tensors that all read
- * well, up to the map of names, are hardly there by chance either. */
+/* How far a reading went. One without a fault is the file's own layout, and so is one to the very end, whatever values were
+ * wrong; tensors that all read well, up to the map of names, are hardly there by chance either. */
 static uint64_t progress(const reader *r, const wm_bintensors *out) {
-    return out->complete ? UINT64_MAX : r->part == WM_BIN_MAP && out->n_tensors > 0 ? r->len : r->pos;
+    if (r->fault.code == WM_FAULT_NONE) return UINT64_MAX;
+    if (out->complete) return UINT64_MAX - 1;
+    return r->part == WM_BIN_MAP && out->n_tensors > 0 ? r->len : r->pos;
 }
 
 int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,

@@ -86,6 +86,17 @@ typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint3
 /* Converts n halves to floats. `in` may lie anywhere, `out` where a float may. With `stream` not 0 the output goes past
  * the caches. */
 typedef void wm_half_fn(const uint8_t *in, float *out, uint64_t n, int stream);
+/* Decodes `runs` runs of `len` >= 1 codes of 4, 5 or 8 bits each: out[r * len + i] = scale r * code i of those that begin at
+ * codes + r * stride. Scale r lies at scales + r * scale_stride. Reads nothing at or past `end`, where the data ends. */
+typedef struct {
+    const uint8_t *scales, *codes, *end;
+    uint64_t scale_stride, stride, runs, len;
+    int scale_type, bits;
+    int stream; /* store past the caches: `out` is aligned to 64 bytes, and so is where each run goes */
+} wm_runs;
+typedef void wm_intblock_fn(const wm_runs *runs, float *out);
+/* Rounds n floats to float16, of two equally near ones to the even one; `out` may lie anywhere. */
+typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 
 typedef struct {
     wm_crc32_fn *crc32;
@@ -96,6 +107,10 @@ typedef struct {
     const char *f16_to_f32_name;
     wm_half_fn *bf16_to_f32;
     const char *bf16_to_f32_name;
+    wm_intblock_fn *intblock;
+    const char *intblock_name;
+    wm_narrow_fn *narrow;
+    const char *narrow_name;
 } wm_variants;
 const wm_variants *wm_variants_in_use(void); /* select.c */
 
@@ -132,6 +147,8 @@ enum { WM_AHEAD = 2048 };
 wm_crc32_fn crc32_portable;
 wm_fnv1a32_fn fnv1a32_portable;
 wm_half_fn f16_to_f32_portable, bf16_to_f32_portable;
+wm_intblock_fn intblock_portable;
+wm_narrow_fn narrow_portable;
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
@@ -140,10 +157,14 @@ wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;
 wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
+wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
+wm_narrow_fn narrow_x86_avx2;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;
 wm_crc32_fn crc32_arm_pmull;
 wm_half_fn f16_to_f32_arm_neon, bf16_to_f32_arm_neon;
+wm_intblock_fn intblock_arm_neon;
+wm_narrow_fn narrow_arm_neon;
 #endif
 
 #endif

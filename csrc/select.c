@@ -31,7 +31,8 @@ static const tier tiers[] = {
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
 #define PORTABLE_HALF f16_to_f32_portable, "f16_to_f32_portable", bf16_to_f32_portable, "bf16_to_f32_portable"
-#define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_HALF}
+#define PORTABLE_BLOCKS intblock_portable, "intblock_portable", narrow_portable, "narrow_portable"
+#define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_HALF, PORTABLE_BLOCKS}
 #if defined(_MSC_VER) && !defined(__clang__)
 #define ATOMIC volatile /* there a volatile pointer is read and written whole and in order */
 #else
@@ -65,6 +66,11 @@ static wm_variants choose(uint32_t features) {
         USE(f16_to_f32, f16_to_f32_x86_avx512), USE(bf16_to_f32, bf16_to_f32_x86_avx512);
     else if (HAS(WM_AVX2))
         USE(f16_to_f32, f16_to_f32_x86_avx2), USE(bf16_to_f32, bf16_to_f32_x86_avx2);
+
+    if (HAS(WM_AVX512))
+        USE(intblock, intblock_x86_avx512), USE(narrow, narrow_x86_avx2);
+    else if (HAS(WM_AVX2))
+        USE(intblock, intblock_x86_avx2), USE(narrow, narrow_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
 #if defined(__APPLE__)
@@ -73,6 +79,7 @@ static wm_variants choose(uint32_t features) {
         USE(crc32, crc32_arm_crc_pmull);
 #endif
         USE(f16_to_f32, f16_to_f32_arm_neon), USE(bf16_to_f32, bf16_to_f32_arm_neon);
+        USE(intblock, intblock_arm_neon), USE(narrow, narrow_arm_neon);
     }
 #endif
     (void)features;
@@ -129,3 +136,4 @@ const char *wm_crc32_variant(void) { return wm_variants_in_use()->crc32_name; }
 const char *wm_fnv1a32_variant(void) { return wm_variants_in_use()->fnv1a32_name; }
 const char *wm_f16_to_f32_variant(void) { return wm_variants_in_use()->f16_to_f32_name; }
 const char *wm_bf16_to_f32_variant(void) { return wm_variants_in_use()->bf16_to_f32_name; }
+const char *wm_intblock_variant(void) { return wm_variants_in_use()->intblock_name; }

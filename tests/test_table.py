@@ -41,7 +41,7 @@ def verdict(rows, names, data_size, alignment, max_gap, lax):
                     return "TABLE_OVERFLOW", i
         if any(dims[ndim:]):
             return "TABLE_UNUSED_DIM", i
-        if count * BITS[code] > LIMIT:
+        if count * BITS[code] // 8 > LIMIT:
             return "TABLE_OVERFLOW", i
         nbytes = 0 if 0 in dims[:ndim] else count * BITS[code] // 8
         if offset + nbytes > data_size:

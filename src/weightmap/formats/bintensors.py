@@ -138,7 +138,7 @@ class _Reading:
         source, header, options, found = self._source, self._header, self._options, self._found
         warnings, base, aliased = self._warnings, LENGTH.size + len(header), False
         if self._fault is not None:
-            aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_MAP")
+            aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_INDEX", "BIN_MAP")
             if not aliased:
                 raise self._error(self._fault)
             self._read_aliases(self._fault)
@@ -244,16 +244,17 @@ class _Reading:
         position = found.map_begin
         entries, position = _integer(self._header, position)
         names: dict[bytes, int] = {}
-        for row in range(entries):
+        for _ in range(entries):
             length, position = _integer(self._header, position)
             name, position = self._header[position : position + length], position + length
             index, position = _integer(self._header, position)
-            if index >= count:
-                what = f"the map of names: index of a tensor in entry {row}"
-                raise LayoutError(what, field="index_map", actual=index, expected=f"less than {count}")
             names[name] = index
         if len(names) != count:
             raise self._error(fault)
+        highest = max(names.values())  # of a name that is there twice, the last index counts
+        if highest >= count:
+            what = "the map of names: index of a tensor"
+            raise LayoutError(what, field="index_map", actual=highest, expected=f"less than {count}")
         begin, end = columns.array(columns.begin, count, "<u8"), columns.array(columns.end, count, "<u8")
         if begin[0] or (begin[1:] != end[:-1]).any():  # in the table itself tensors may overlap now
             what = "the tensors do not lie one after another"

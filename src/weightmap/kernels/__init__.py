@@ -1,4 +1,4 @@
-"""Kernels in C: checksums, hashes, scans, conversions. Arrays in, arrays out.
+"""Kernels in C: checksums, hashes, scans, conversions, quantised blocks. Arrays in, arrays out.
 
 Every kernel takes any C-contiguous buffer (bytes, bytearray, memoryview, mmap, numpy array), releases the GIL while it
 works, and gives to the bit what its plain definition gives, whatever the instruction set in use. A buffer that is not
@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 # The rest of weightmap takes these from here; they are not part of the interface.
+from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
+from weightmap.kernels._amb import Section as Section
+from weightmap.kernels._amb import amb_walk as amb_walk
+from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
+from weightmap.kernels._blocks import blocks_size as blocks_size
+from weightmap.kernels._blocks import decode_blocks as decode_blocks
+from weightmap.kernels._blocks import dequantize_int4, dequantize_int5
 from weightmap.kernels._files import map_file as map_file
 from weightmap.kernels._files import stamp as stamp
 from weightmap.kernels._files import unchanged as unchanged
@@ -48,6 +55,8 @@ __all__ = [
     "bf16_to_f32",
     "crc32",
     "crc32_combine",
+    "dequantize_int4",
+    "dequantize_int5",
     "f16_to_f32",
     "fnv1a32",
     "fnv1a32_many",
@@ -112,6 +121,12 @@ def crc32_variant() -> str:
 def fnv1a32_variant() -> str:
     """Return the name of the C function that `fnv1a32_many` uses."""
     name: str = ffi.string(lib.wm_fnv1a32_variant()).decode()
+    return name
+
+
+def intblock_variant() -> str:
+    """Return the name of the C function that decodes quantised blocks."""
+    name: str = ffi.string(lib.wm_intblock_variant()).decode()
     return name
 
 

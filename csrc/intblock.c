@@ -1,0 +1,214 @@
+/* Decoding of quantised blocks: the walk over blocks, and the plain way to decode one.
+ *
+ * A variant decodes runs of codes, one scale each, to float32 (wm_intblock_fn). All else is done here, once for all of
+ * them: which blocks a range of elements touches, and float16 output and output past the caches, which both go through a
+ * buffer that stays in the nearest cache.
+ *
+ * The bits of a result must not depend on the CPU. A product of finite numbers does not. But of infinity times zero an x86
+ * makes a negative NaN and an arm64 a positive one. So a NaN in the result is always 0x7FC00000, and in every variant runs
+ * with such a scale take the plain way, where that is seen to.
+ */
+#include "intblock.h"
+
+#if WM_X86
+#include <emmintrin.h> /* SSE2, which every x86-64 has */
+#endif
+
+enum {
+    CHUNK = 2048,               /* elements in the buffer: 8 KiB */
+    ELEMENTS_A_THREAD = 1 << 20 /* 4 MiB of float32 */
+};
+
+/* ------------------------------------------------------------------------------------------------ one run */
+static inline float product(float scale, int32_t q) {
+    const float value = scale * (float)q;
+    return value != value ? float_of_bits(0x7FC00000) : value;
+}
+
+/* Codes [from, from + n) of a stream, of any scale. */
+static void decode_any(float scale, const uint8_t *codes, uint64_t from, uint64_t n, int bits, float *out) {
+    for (uint64_t i = 0; i < n; i++) out[i] = product(scale, code_at(codes, from + i, bits));
+}
+
+/* Sixteen int4, eight int5: as many as fill whole bytes and a register; compilers make vector code of the first. */
+static void decode_int4(float scale, const uint8_t *codes, uint64_t n, float *out) {
+    for (uint64_t i = 0; i < n / 2; i++) {
+        out[2 * i] = scale * (float)(((codes[i] & 15) ^ 8) - 8);
+        out[2 * i + 1] = scale * (float)((codes[i] >> 4 ^ 8) - 8);
+    }
+    if (n % 2) out[n - 1] = scale * (float)code_at(codes, n - 1, 4);
+}
+
+static void decode_int5(float scale, const uint8_t *codes, uint64_t n, float *out) {
+    uint64_t i = 0;
+    for (; i + 8 <= n; i += 8, codes += 5) {
+        const uint32_t low = load_le32(codes); /* fields 0 to 5 and two bits of field 6 */
+        for (unsigned k = 0; k < 6; k++) out[i + k] = scale * (float)(int32_t)(((low >> 5 * k & 31) ^ 16) - 16);
+        const uint32_t high = low >> 30 | (uint32_t)codes[4] << 2;
+        for (unsigned k = 6; k < 8; k++) out[i + k] = scale * (float)(int32_t)(((high >> 5 * (k - 6) & 31) ^ 16) - 16);
+    }
+    for (uint64_t k = 0; i < n; i++, k++) out[i] = scale * (float)code_at(codes, k, 5);
+}
+
+void intblock_portable(const wm_runs *w, float *out) {
+    for (uint64_t r = 0; r < w->runs; r++, out += w->len) {
+        const uint8_t *codes = w->codes + r * w->stride;
+        const float scale = load_scale(w->scales + r * w->scale_stride, w->scale_type);
+        if (!is_finite(scale))
+            decode_any(scale, codes, 0, w->len, w->bits, out);
+        else if (w->bits == 4)
+            decode_int4(scale, codes, w->len, out);
+        else if (w->bits == 5)
+            decode_int5(scale, codes, w->len, out);
+        else
+            for (uint64_t i = 0; i < w->len; i++) out[i] = scale * (float)(int8_t)codes[i];
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- output */
+void narrow_portable(const float *values, uint64_t n, uint8_t *out) {
+    for (uint64_t i = 0; i < n; i++) {
+        const uint16_t half = narrow_float(values[i]);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        out[2 * i] = (uint8_t)half, out[2 * i + 1] = (uint8_t)(half >> 8);
+#else
+        memcpy(out + 2 * i, &half, 2);
+#endif
+    }
+}
+
+/* Copies past the caches where the CPU has stores for that and the address permits. */
+static void stream_copy(uint8_t *to, const uint8_t *from, uint64_t n) {
+#if WM_X86
+    uint64_t head = (0 - (uint64_t)(uintptr_t)to) % 16;
+    if (head > n) head = n;
+    memcpy(to, from, head);
+    to += head, from += head, n -= head;
+    for (; n >= 64; to += 64, from += 64, n -= 64)
+        for (int i = 0; i < 64; i += 16)
+            _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+#endif
+    memcpy(to, from, n);
+}
+
+void wm_sink_put(wm_sink *sink, const float *values, uint64_t n) {
+    uint8_t halves[2 * CHUNK];
+    const uint64_t itemsize = sink->half ? 2 : 4;
+    while (n) {
+        const uint64_t part = n < CHUNK ? n : CHUNK;
+        const uint8_t *bytes = (const uint8_t *)values;
+        if (sink->half) {
+            uint8_t *to = sink->stream ? halves : sink->next;
+            wm_variants_in_use()->narrow(values, part, to);
+            bytes = to;
+        }
+        if (sink->stream)
+            stream_copy(sink->next, bytes, part * itemsize);
+        else if (!sink->half)
+            memcpy(sink->next, bytes, part * itemsize);
+        sink->next += part * itemsize;
+        values += part;
+        n -= part;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- runs */
+void wm_decode_runs(wm_sink *sink, const wm_runs *runs) {
+    wm_intblock_fn *const decode = wm_variants_in_use()->intblock;
+    wm_runs part = *runs;
+    /* Past the caches a kernel stores whole lines only; what does not lie so is copied there, from the buffer. */
+    part.stream = sink->stream && !sink->half && (uintptr_t)sink->next % 64 == 0 && (runs->runs == 1 || runs->len % 16 == 0);
+    if (!sink->half && sink->stream == part.stream) {
+        decode(&part, (float *)(void *)sink->next);
+        sink->next += runs->runs * runs->len * sizeof(float);
+        return;
+    }
+    float buffer[CHUNK];
+    part.stream = 0;
+    if (runs->len <= CHUNK) { /* as many runs as fit */
+        const uint64_t most = CHUNK / runs->len;
+        for (uint64_t left = runs->runs; left; left -= part.runs) {
+            part.runs = left < most ? left : most;
+            decode(&part, buffer);
+            wm_sink_put(sink, buffer, part.runs * part.len);
+            part.scales += part.runs * part.scale_stride;
+            part.codes += part.runs * part.stride;
+        }
+        return;
+    }
+    part.runs = 1;
+    for (uint64_t r = 0; r < runs->runs; r++, part.scales += part.scale_stride) {
+        part.codes = runs->codes + r * runs->stride;
+        for (uint64_t left = runs->len; left; left -= part.len) {
+            part.len = left < CHUNK ? left : CHUNK;
+            decode(&part, buffer);
+            wm_sink_put(sink, buffer, part.len);
+            part.codes += code_bytes(runs->bits, CHUNK); /* a whole number of bytes */
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- entry points */
+int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n) {
+    const uint64_t most = (uint64_t)1 << 56;
+    if ((bits != 4 && bits != 5 && bits != 8) || (scale_type != WM_SCALE_FP32 && scale_type != WM_SCALE_FP16)) return -1;
+    if (n > most || (block_size && !block_is_legal(bits, block_size))) return -1;
+    const uint64_t scale = scale_bytes(scale_type);
+    if (block_size == 0) return (int64_t)(scale + code_bytes(bits, n));
+    const uint64_t blocks = n / block_size + (n % block_size != 0);
+    return (int64_t)(blocks * (scale + code_bytes(bits, block_size)));
+}
+
+typedef struct {
+    const uint8_t *data, *end;
+    uint8_t *out;
+    uint64_t block, first; /* elements of a block; the first element that is wanted */
+    int bits, scale_type, half, stream;
+} work;
+
+/* Decodes elements [first + begin, first + end): the rest of a block, whole blocks, the beginning of one. */
+static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
+    const work *w = context;
+    const uint64_t scale = scale_bytes(w->scale_type), stride = scale + code_bytes(w->bits, w->block);
+    wm_sink sink = {w->out + begin * (w->half ? 2 : 4), w->half, w->stream};
+    (void)number;
+    for (uint64_t at = w->first + begin, stop = w->first + end; at < stop;) {
+        const uint64_t offset = at % w->block, left = stop - at;
+        const uint8_t *block = w->data + at / w->block * stride, *codes = block + scale;
+        wm_runs run = {.scales = block, .codes = codes, .end = w->end, .scale_stride = stride, .stride = stride,
+                       .scale_type = w->scale_type, .bits = w->bits};
+        uint64_t n = left < w->block - offset ? left : w->block - offset;
+        if (offset == 0 && left >= w->block) {
+            const uint64_t runs = left / w->block;
+            run.runs = runs, run.len = w->block;
+            wm_decode_runs(&sink, &run);
+            n = runs * w->block;
+        } else if (offset % 8) { /* up to the next code that begins with a byte */
+            float values[8];
+            n = n < 8 - offset % 8 ? n : 8 - offset % 8;
+            decode_any(load_scale(block, w->scale_type), codes, offset, n, w->bits, values);
+            wm_sink_put(&sink, values, n);
+        } else {
+            run.codes += code_bytes(w->bits, offset);
+            run.runs = 1, run.len = n;
+            wm_decode_runs(&sink, &run);
+        }
+        at += n;
+    }
+#if WM_X86
+    if (w->stream) _mm_sfence(); /* before anybody is told that it is done */
+#endif
+}
+
+int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_type, uint64_t block_size, uint64_t n,
+                     uint64_t first, void *out, uint64_t count, int half, int threads) {
+    const int64_t expected = wm_blocks_size(bits, scale_type, block_size, n);
+    if (expected < 0 || (uint64_t)expected != size || first > n || count > n - first) return -1;
+    if (count == 0) return 0;
+    const uint64_t read = (uint64_t)(uintptr_t)data, written = (uint64_t)(uintptr_t)out;
+    if (read < written + count * (half ? 2 : 4) && written < read + size) return -2;
+    work w = {.data = data, .end = data + size, .out = out, .block = block_size ? block_size : n, .first = first,
+              .bits = bits, .scale_type = scale_type, .half = half, .stream = wm_stream_worthwhile(count * (half ? 2 : 4))};
+    wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
+    return 0;
+}

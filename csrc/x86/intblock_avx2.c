@@ -1,0 +1,127 @@
+/* Decoding of quantised blocks, eight elements at a time (AVX2), and rounding to float16 (F16C).
+ *
+ * Field j of eight begins at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. So both bytes go to lane j;
+ * shifting the lane up until the field's sign is its highest bit, and down again, leaves q, which is converted and multiplied.
+ */
+#include "../intblock.h"
+
+#if WM_X86
+#include <immintrin.h>
+
+#define TARGET WM_TARGET("avx2,f16c")
+enum { LANES = 8, LOAD = 8 };
+
+typedef struct {
+    __m256i place, shift; /* which two bytes go to each lane, and how far up they are moved */
+} decoder;
+
+TARGET WM_INLINE decoder make_decoder(int bits) {
+    const __m256i bit = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(bits));
+    const __m256i byte = _mm256_srli_epi32(bit, 3);
+    const __m256i both = _mm256_mullo_epi32(byte, _mm256_set1_epi32(0x0101)); /* that byte and the next; 0x80 makes 0 */
+    return (decoder){_mm256_add_epi32(both, _mm256_set1_epi32((int)0x80800100)),
+                     _mm256_sub_epi32(_mm256_set1_epi32(32 - bits), _mm256_and_si256(bit, _mm256_set1_epi32(7)))};
+}
+
+/* Eight values, of fields that begin with the first of these eight bytes. */
+TARGET WM_INLINE __m256 decode(const decoder *d, __m128i bytes, __m256 scale, int bits) {
+    __m256i q;
+    if (bits == 8) {
+        q = _mm256_cvtepi8_epi32(bytes);
+    } else {
+        const __m256i placed = _mm256_shuffle_epi8(_mm256_broadcastq_epi64(bytes), d->place);
+        q = _mm256_srai_epi32(_mm256_sllv_epi32(placed, d->shift), 32 - bits);
+    }
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(q), scale);
+}
+
+TARGET WM_INLINE __m256 load_scale_lanes(const uint8_t *at, int scale_type) {
+    return scale_type == WM_SCALE_FP16 ? _mm256_cvtph_ps(_mm_set1_epi16((short)load_le16(at)))
+                                       : _mm256_set1_ps(float_of_bits(load_le32(at)));
+}
+
+/* Eight values for each of `groups` groups, with whole loads. */
+TARGET WM_INLINE void decode_groups(const decoder *d, __m256 scale, const uint8_t *codes, uint64_t groups, int bits, int stream,
+                                    float *out) {
+    for (uint64_t i = 0; i < groups; i++, codes += bits, out += LANES) {
+        if (stream) {
+            PREFETCH(codes + WM_AHEAD);
+            _mm256_stream_ps(out, decode(d, _mm_loadl_epi64((const __m128i *)codes), scale, bits));
+        } else {
+            PREFETCH((const uint8_t *)out + WM_AHEAD);
+            _mm256_storeu_ps(out, decode(d, _mm_loadl_epi64((const __m128i *)codes), scale, bits));
+        }
+    }
+}
+
+/* Run r, of any length, with any scale, and however near the end of the data. */
+TARGET WM_INLINE void decode_one(const wm_runs *w, uint64_t r, int bits, float *out) {
+    const uint8_t *codes = w->codes + r * w->stride, *scales = w->scales + r * w->scale_stride;
+    const uint64_t step = (uint64_t)(bits), room = (uint64_t)(w->end - codes);
+    if (scale_is_odd(scales, w->scale_type)) {
+        decode_odd(w, r, out);
+        return;
+    }
+    const decoder d = make_decoder(bits);
+    const __m256 scale = load_scale_lanes(scales, w->scale_type);
+    /* A load takes eight bytes, whatever the codes take: those near the end of the data are copied first. */
+    const uint64_t fit = room < LOAD ? 0 : (room - LOAD) / step + 1, whole = fit < w->len / LANES ? fit : w->len / LANES;
+    decode_groups(&d, scale, codes, whole, bits, w->stream, out);
+    codes += whole * step;
+    out += whole * LANES;
+    for (uint64_t left = w->len - whole * LANES; left;) {
+        const uint64_t n = left < LANES ? left : LANES;
+        uint8_t bytes[LOAD] = {0};
+        float values[LANES];
+        memcpy(bytes, codes, code_bytes(bits, n));
+        _mm256_storeu_ps(values, decode(&d, _mm_loadl_epi64((const __m128i *)bytes), scale, bits));
+        memcpy(out, values, n * sizeof *out);
+        left -= n, codes += step, out += n;
+    }
+}
+
+/* Up to `runs` runs that need no such care, of `len` codes; returns how many there were before an odd scale. */
+TARGET WM_INLINE uint64_t decode_plain(const wm_runs *w, uint64_t runs, int bits, uint64_t len, int scale_type, int stream,
+                                        float *out) {
+    const uint8_t *scales = w->scales, *codes = w->codes;
+    const uint64_t scale_stride = w->scale_stride, stride = w->stride;
+    const decoder d = make_decoder(bits);
+    uint64_t r = 0;
+    for (; r < runs; r++, scales += scale_stride, codes += stride, out += len) {
+        if (scale_is_odd(scales, scale_type)) break;
+        const __m256 scale = load_scale_lanes(scales, scale_type);
+        decode_groups(&d, scale, codes, len / LANES, bits, stream, out);
+    }
+    return r;
+}
+
+TARGET WM_INLINE void decode_runs(const wm_runs *runs, int bits, float *out) {
+    for (wm_runs w = *runs; w.runs;) {
+        uint64_t plain = w.len % LANES ? 0 : wm_runs_within(&w, LOAD);
+        if (plain && w.len == 32 && w.scale_type == WM_SCALE_FP16 && !w.stream) /* the usual block */
+            plain = decode_plain(&w, plain, bits, 32, WM_SCALE_FP16, 0, out);
+        else if (plain)
+            plain = decode_plain(&w, plain, bits, w.len, w.scale_type, w.stream, out);
+        wm_runs_skip(&w, plain, &out);
+        if (w.runs) { /* one that is odd, or near the end */
+            decode_one(&w, 0, bits, out);
+            wm_runs_skip(&w, 1, &out);
+        }
+    }
+}
+
+TARGET void intblock_x86_avx2(const wm_runs *runs, float *out) {
+    if (runs->bits == 4)
+        decode_runs(runs, 4, out);
+    else if (runs->bits == 5)
+        decode_runs(runs, 5, out);
+    else
+        decode_runs(runs, 8, out);
+}
+
+TARGET void narrow_x86_avx2(const float *values, uint64_t n, uint8_t *out) {
+    for (; n >= LANES; n -= LANES, values += LANES, out += 2 * LANES)
+        _mm_storeu_si128((__m128i *)out, _mm256_cvtps_ph(_mm256_loadu_ps(values), _MM_FROUND_TO_NEAREST_INT));
+    narrow_portable(values, n, out);
+}
+#endif

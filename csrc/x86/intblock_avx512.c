@@ -1,0 +1,123 @@
+/* Decoding of quantised blocks, sixteen elements at a time (AVX-512).
+ *
+ * Codes of 4 bits have sixteen values, so scale * q has sixteen values in a block, which fit one register; those of 5 bits
+ * fit two. An instruction that picks from one or two registers by the lowest 4 or 5 bits of each lane (VPERMPS, VPERMT2PS)
+ * then does conversion and multiplication at once. What remains is to bring field j into the lowest bits of lane j: it begins
+ * at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. So both bytes go to the lane, which is then shifted.
+ */
+#include "../intblock.h"
+
+#if WM_X86
+#include <immintrin.h>
+
+#define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl")
+enum { LANES = 16, LOAD = 16 };
+
+typedef struct {
+    __m512i place, shift; /* which two bytes go to each lane, and how far down they are moved */
+    __m512 low, high;     /* scale * q for fields 0 to 15, and for 16 to 31; without table: the scale */
+} decoder;
+
+TARGET WM_INLINE decoder make_decoder(int bits) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i bit = _mm512_mullo_epi32(lane, _mm512_set1_epi32(bits)), byte = _mm512_srli_epi32(bit, 3);
+    const __m512i both = _mm512_mullo_epi32(byte, _mm512_set1_epi32(0x0101)); /* that byte and the next; 0x80 makes 0 */
+    return (decoder){.place = _mm512_add_epi32(both, _mm512_set1_epi32((int)0x80800100)),
+                     .shift = _mm512_and_si512(bit, _mm512_set1_epi32(7))};
+}
+
+TARGET WM_INLINE void set_scale(decoder *d, const uint8_t *at, int scale_type, int bits) {
+    const __m512 s = scale_type == WM_SCALE_FP16 ? _mm512_cvtph_ps(_mm256_set1_epi16((short)load_le16(at)))
+                                                 : _mm512_set1_ps(float_of_bits(load_le32(at)));
+    const __m512 up = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 down = _mm512_setr_ps(-16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1);
+    const __m512 four = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    d->low = bits == 4 ? _mm512_mul_ps(s, four) : bits == 5 ? _mm512_mul_ps(s, up) : s;
+    d->high = bits == 5 ? _mm512_mul_ps(s, down) : s;
+}
+
+/* Sixteen values, of fields that begin with the first of these bytes. */
+TARGET WM_INLINE __m512 decode(const decoder *d, __m128i bytes, int bits) {
+    if (bits == 8) return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), d->low);
+    const __m512i placed = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), d->place);
+    const __m512i fields = _mm512_srlv_epi32(placed, d->shift);
+    if (bits == 4) return _mm512_permutexvar_ps(fields, d->low);
+    return _mm512_permutex2var_ps(d->low, fields, d->high);
+}
+
+/* Sixteen values for each of `groups` groups, with whole loads. */
+TARGET WM_INLINE void decode_groups(const decoder *d, const uint8_t *codes, uint64_t groups, int bits, int stream,
+                                    float *out) {
+    for (uint64_t i = 0; i < groups; i++, codes += LANES / 8 * bits, out += LANES) {
+        if (stream) {
+            PREFETCH(codes + WM_AHEAD);
+            _mm512_stream_ps(out, decode(d, _mm_loadu_si128((const __m128i *)codes), bits));
+        } else {
+            PREFETCH((const uint8_t *)out + WM_AHEAD);
+            _mm512_storeu_ps(out, decode(d, _mm_loadu_si128((const __m128i *)codes), bits));
+        }
+    }
+}
+
+/* Run r, of any length, with any scale, and however near the end of the data. */
+TARGET WM_INLINE void decode_one(const wm_runs *w, uint64_t r, int bits, float *out) {
+    const uint8_t *codes = w->codes + r * w->stride, *scales = w->scales + r * w->scale_stride;
+    const uint64_t step = (uint64_t)(LANES / 8 * bits), room = (uint64_t)(w->end - codes);
+    if (scale_is_odd(scales, w->scale_type)) {
+        decode_odd(w, r, out);
+        return;
+    }
+    decoder d = make_decoder(bits);
+    set_scale(&d, scales, w->scale_type, bits);
+    /* A load takes sixteen bytes, whatever the codes take: those near the end of the data are loaded with a mask. */
+    const uint64_t fit = room < LOAD ? 0 : (room - LOAD) / step + 1, whole = fit < w->len / LANES ? fit : w->len / LANES;
+    decode_groups(&d, codes, whole, bits, w->stream, out);
+    codes += whole * step;
+    out += whole * LANES;
+    for (uint64_t left = w->len - whole * LANES; left;) {
+        const unsigned n = left < LANES ? (unsigned)left : LANES;
+        const __mmask16 bytes = (__mmask16)((1u << code_bytes(bits, n)) - 1), lanes = (__mmask16)((1u << n) - 1);
+        _mm512_mask_storeu_ps(out, lanes, decode(&d, _mm_maskz_loadu_epi8(bytes, codes), bits));
+        left -= n, codes += step, out += n;
+    }
+}
+
+/* Up to `runs` runs that need no such care, of `len` codes; returns how many there were before an odd scale. */
+TARGET WM_INLINE uint64_t decode_plain(const wm_runs *w, uint64_t runs, int bits, uint64_t len, int scale_type, int stream,
+                                        float *out) {
+    const uint8_t *scales = w->scales, *codes = w->codes;
+    const uint64_t scale_stride = w->scale_stride, stride = w->stride;
+    decoder d = make_decoder(bits);
+    uint64_t r = 0;
+    for (; r < runs; r++, scales += scale_stride, codes += stride, out += len) {
+        if (scale_is_odd(scales, scale_type)) break;
+        set_scale(&d, scales, scale_type, bits);
+        decode_groups(&d, codes, len / LANES, bits, stream, out);
+    }
+    return r;
+}
+
+TARGET WM_INLINE void decode_runs(const wm_runs *runs, int bits, float *out) {
+    for (wm_runs w = *runs; w.runs;) {
+        uint64_t plain = w.len % LANES ? 0 : wm_runs_within(&w, LOAD);
+        if (plain && w.len == 32 && w.scale_type == WM_SCALE_FP16 && !w.stream) /* the usual block */
+            plain = decode_plain(&w, plain, bits, 32, WM_SCALE_FP16, 0, out);
+        else if (plain)
+            plain = decode_plain(&w, plain, bits, w.len, w.scale_type, w.stream, out);
+        wm_runs_skip(&w, plain, &out);
+        if (w.runs) { /* one that is odd, or near the end */
+            decode_one(&w, 0, bits, out);
+            wm_runs_skip(&w, 1, &out);
+        }
+    }
+}
+
+TARGET void intblock_x86_avx512(const wm_runs *runs, float *out) {
+    if (runs->bits == 4)
+        decode_runs(runs, 4, out);
+    else if (runs->bits == 5)
+        decode_runs(runs, 5, out);
+    else
+        decode_runs(runs, 8, out);
+}
+#endif

@@ -1,0 +1,249 @@
+"""Quantised blocks in C: integers of 4, 5 or 8 bits with a scale. Used by what knows quantised tensors.
+
+A value is ``scale * q``, one multiplication of float32; a scale stored as float16 is widened exactly. Codes are two's
+complement and lie back to back, the first in the lowest bits of byte 0. With a block size of 0 there is one scale for
+all elements, or else ``[scale][codes]`` for each block of the flattened tensor, the last block whole. A value that is
+no number, as of a NaN scale or of infinity times 0, is the float32 0x7FC00000 on every CPU.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.errors import QuantError
+from weightmap.kernels._native import as_input, as_output, lib
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.kernels._native import Buffer
+
+__all__ = ["SCALE_TYPES", "blocks_size", "decode_blocks", "dequantize_int4", "dequantize_int5"]
+
+SCALE_TYPES = {"fp32": 0, "fp16": 1}  # the codes of AMB
+_MOST = 1 << 56  # elements; more than any memory holds
+
+
+def scale_code(scale_type: str) -> int:
+    """Return the code of a scale type, "fp32" or "fp16". Raises QuantError for another."""
+    code = SCALE_TYPES.get(scale_type)
+    if code is None:
+        raise QuantError("scale_type", actual=repr(scale_type), expected="'fp16' or 'fp32'")
+    return code
+
+
+def check_block_size(bits: int, block_size: int) -> int:
+    """Return the block size as an int. Raises QuantError when blocks of `bits`-bit codes cannot have it."""
+    size = index(block_size)
+    step = {4: 2, 5: 8}.get(bits, 1)
+    if not 0 < size <= 1 << 32 or size % step:
+        expected = f"1 to 2**32{f' and a multiple of {step}' if step > 1 else ''}"
+        raise QuantError(f"block size for {bits}-bit codes", actual=size, expected=expected)
+    return size
+
+
+def count_of(n: int) -> int:
+    """Return a number of elements as an int. Raises QuantError when it is negative or absurd."""
+    count = index(n)
+    if not 0 <= count <= _MOST:
+        raise QuantError("number of elements", actual=count, expected="0 to 2**56")
+    return count
+
+
+def blocks_size(n: int, *, bits: int, block_size: int, scale_type: str) -> int:
+    """Return the bytes that `n` elements take: blocks, or with a block size of 0 one scale and all codes.
+
+    Raises
+    ------
+    QuantError
+        For a block size or a scale type that does not exist.
+    """
+    if block_size:
+        block_size = check_block_size(bits, block_size)
+    size: int = lib.wm_blocks_size(bits, scale_code(scale_type), block_size, count_of(n))
+    return size
+
+
+def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
+    """Return the array to fill: `out` when it fits, or a new one. ValueError and TypeError when it does not fit."""
+    if out is None:
+        if dtype not in (np.float32, np.float16):
+            raise ValueError(f"dtype is {dtype}, expected float32 or float16")
+        return np.empty(count, dtype)
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be an array, not {type(out).__name__}")
+    if out.dtype not in (np.float32, np.float16) or out.size != count or not out.flags.carray:
+        expected = f"float32 or float16 with {count} elements, C-contiguous, aligned and writeable"
+        raise ValueError(f"out is {out.dtype} {out.shape}, expected {expected}")
+    return out
+
+
+def decode_blocks(
+    data: Buffer,
+    n: int,
+    *,
+    bits: int,
+    block_size: int,
+    scale_type: str = "fp16",
+    start: int = 0,
+    stop: int | None = None,
+    dtype: Any = np.float32,
+    out: NDArray[Any] | None = None,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Decode elements `start` to `stop` of the `n` that `data` holds, touching only the blocks that they lie in.
+
+    Parameters
+    ----------
+    data : buffer
+        Exactly the bytes that `blocks_size` tells, at any alignment.
+    n : int
+        Number of elements.
+    bits : int
+        4, 5 or 8.
+    block_size : int
+        Elements of a block: even for 4 bits, a multiple of 8 for 5; 0 for one scale for all elements.
+    scale_type : str
+        "fp16" or "fp32".
+    start, stop : int
+        The elements wanted, 0 <= start <= stop <= n; all of them when not given.
+    dtype : dtype
+        float32, or float16, to which the float32 values are then rounded. Not looked at when there is `out`.
+    out : ndarray of float32 or float16, optional
+        Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, apart from `data`.
+    threads : int
+        At most this many threads share the work; fewer where there is too little to gain.
+
+    Returns
+    -------
+    ndarray, shape (stop - start,)
+        The values; or `out`.
+
+    Raises
+    ------
+    QuantError
+        For a block size or a scale type that does not exist, or data of another size.
+    ValueError
+        When `out` is not as it has to be, or the range does not lie within the elements.
+    """
+    n = count_of(n)
+    stop = n if stop is None else stop
+    if not 0 <= start <= stop <= n:
+        raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
+    expected = blocks_size(n, bits=bits, block_size=block_size, scale_type=scale_type)
+    buffer = as_input(data)
+    if len(buffer) != expected:
+        kind = f"int{bits} blocks of {block_size}" if block_size else f"int{bits} with one scale"
+        raise QuantError(
+            f"size of the data of {n} elements ({kind}, {scale_type})", actual=len(buffer), expected=expected
+        )
+    values = take_out(out, stop - start, dtype)
+    half = values.dtype == np.float16
+    scale, target = scale_code(scale_type), as_output(values, "uint8_t[]")
+    count = stop - start
+    if lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, count, half, threads):
+        raise ValueError("out overlaps what is decoded")
+    return values
+
+
+def dequantize_int4(
+    data: Buffer,
+    n: int,
+    block_size: int,
+    *,
+    scale_type: str = "fp16",
+    out: NDArray[Any] | None = None,
+    threads: int = 1,
+) -> NDArray[np.float32]:
+    """Decode blocks of 4-bit integers, ``[scale][codes]`` each: value = scale * q, q from -8 to 7.
+
+    Parameters
+    ----------
+    data : buffer
+        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. In a byte of codes the earlier element
+        is the low nibble.
+    n : int
+        Number of elements; codes of the last block beyond it are not looked at.
+    block_size : int
+        Elements of a block, an even number.
+    scale_type : str
+        "fp16" or "fp32".
+    out : ndarray of float32 or float16, optional
+        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, apart from `data`. float16
+        values are the float32 ones rounded to nearest, ties to even.
+    threads : int
+        At most this many threads share the work; fewer where there is too little to gain.
+
+    Returns
+    -------
+    ndarray of float32, shape (n,)
+        The values; or `out`.
+
+    Raises
+    ------
+    QuantError
+        For a block size or a scale type that does not exist, or data of another size.
+    ValueError
+        When `out` is not as it has to be.
+
+    Examples
+    --------
+    >>> block = np.float16(0.5).tobytes() + bytes([0x21, 0xF8])
+    >>> dequantize_int4(block, 4, 4)
+    array([ 0.5,  1. , -4. , -0.5], dtype=float32)
+    """
+    size = check_block_size(4, block_size)
+    return decode_blocks(data, n, bits=4, block_size=size, scale_type=scale_type, out=out, threads=threads)
+
+
+def dequantize_int5(
+    data: Buffer,
+    n: int,
+    block_size: int,
+    *,
+    scale_type: str = "fp16",
+    out: NDArray[Any] | None = None,
+    threads: int = 1,
+) -> NDArray[np.float32]:
+    """Decode blocks of 5-bit integers, ``[scale][codes]`` each: value = scale * q, q from -16 to 15.
+
+    Parameters
+    ----------
+    data : buffer
+        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. Element k of a block has bits 5k to
+        5k + 4 of its codes, bit 0 being the lowest of the first byte.
+    n : int
+        Number of elements; codes of the last block beyond it are not looked at.
+    block_size : int
+        Elements of a block, a multiple of 8.
+    scale_type : str
+        "fp16" or "fp32".
+    out : ndarray of float32 or float16, optional
+        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, apart from `data`. float16
+        values are the float32 ones rounded to nearest, ties to even.
+    threads : int
+        At most this many threads share the work; fewer where there is too little to gain.
+
+    Returns
+    -------
+    ndarray of float32, shape (n,)
+        The values; or `out`.
+
+    Raises
+    ------
+    QuantError
+        For a block size or a scale type that does not exist, or data of another size.
+    ValueError
+        When `out` is not as it has to be.
+
+    Examples
+    --------
+    >>> block = np.float32(2).tobytes() + bytes([0b001_00001, 0b1_11111_00, 0, 0, 0])
+    >>> dequantize_int5(block, 8, 8, scale_type="fp32")
+    array([ 2.,  2., -2.,  2.,  0.,  0.,  0.,  0.], dtype=float32)
+    """
+    size = check_block_size(5, block_size)
+    return decode_blocks(data, n, bits=5, block_size=size, scale_type=scale_type, out=out, threads=threads)

@@ -1,0 +1,298 @@
+"""Decoding of quantised blocks against a definition in plain Python and numpy, on every instruction set there is."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import guard
+
+import weightmap as wm
+from weightmap import kernels
+
+DEQUANTIZE = {4: kernels.dequantize_int4, 5: kernels.dequantize_int5}
+SCALES = {"fp16": ("<e", 2), "fp32": ("<f", 4)}
+STEP = {4: 2, 5: 8, 8: 1}
+NAN = 0x7FC00000
+ODD = [0.0, -0.0, 1.0, -2.5, 6e-8, -6e-5, 65504.0, float("inf"), float("-inf"), float("nan")]
+
+
+def pack(codes: np.ndarray, bits: int) -> bytes:
+    """Codes as a stream of bits, the first in the lowest bits of byte 0: the definition, one big integer."""
+    stream = sum((int(q) & ((1 << bits) - 1)) << (bits * k) for k, q in enumerate(codes))
+    return stream.to_bytes((bits * len(codes) + 7) // 8, "little")
+
+
+def as_value(scale: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """float32(scale) * float32(q); what is no number has one set of bits."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        product = scale.astype(np.float32) * q.astype(np.float32)
+    bits = product.view(np.uint32).copy()
+    bits[np.isnan(product)] = NAN
+    return bits.view(np.float32)
+
+
+def example(rng, n, bits, block_size, scale_type, scales=None):
+    """Bytes of random blocks, and the float32 values that they stand for; a block size of 0 is one scale for all."""
+    size = block_size or n
+    count = -(-n // size) if block_size else 1
+    form, _ = SCALES[scale_type]
+    if scales is None:
+        scales = rng.standard_normal(count) * 10.0 ** rng.integers(-4, 4, count)
+    scales = np.resize(np.asarray(scales, form), count)
+    codes = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), (count, size))
+    data = b"".join(struct.pack(form, s) + pack(q, bits) for s, q in zip(scales, codes, strict=True))
+    values = as_value(np.repeat(scales, size), codes.ravel())[:n]
+    return data, values
+
+
+def decode(data, n, bits, block_size, scale_type, **options):
+    """Whatever function decodes these."""
+    return kernels.decode_blocks(data, n, bits=bits, block_size=block_size, scale_type=scale_type, **options)
+
+
+def test_examples_worked_out_by_hand(isa):
+    """Element 2i of int4 is the low nibble; element k of int5 begins at bit 5k; both are two's complement."""
+    block = struct.pack("<e", 0.5) + bytes([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE])
+    expected = [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5]
+    assert kernels.dequantize_int4(block, 16, 16).tolist() == expected
+    for k, q in itertools.product(range(8), range(-16, 16)):
+        codes = (sum((q & 31) << (5 * j) for j in [k])).to_bytes(5, "little")
+        got = kernels.dequantize_int5(struct.pack("<f", 2) + codes, 8, 8, scale_type="fp32")
+        assert got.tolist() == [2 * q if j == k else 0 for j in range(8)]
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_every_block_size_and_tail(isa, bits, scale_type):
+    """Block sizes up to 72, and some beyond, with every number of elements in the last block, give each bit right."""
+    rng = np.random.default_rng(bits)
+    sizes = [0, *range(STEP[bits], 73, STEP[bits]), 96, 128, 256, 1000, 2048, 4096]
+    for size in sizes:
+        for n in {0, 1, size - 1, size, size + 1, 2 * size + size // 2, 5 * size, 5 * size + 3, 333} - {-1}:
+            data, values = example(rng, n, bits, size, scale_type)
+            got = decode(data, n, bits, size, scale_type)
+            assert got.tobytes() == values.tobytes(), (size, n)
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize("bits", [4, 5])
+def test_every_scale_of_16_bits(isa, bits, scale_type):
+    """All 65,536 bit patterns of a float16 scale, those of NaN and infinity too, with every code; float32 likewise."""
+    patterns = np.arange(1 << 16, dtype="<u2")
+    scales = patterns.view("<e") if scale_type == "fp16" else (patterns.astype("<u4") << 16 | 0x8001).view("<f")
+    codes = np.arange(-(1 << (bits - 1)), 1 << (bits - 1))
+    block = pack(codes, bits)
+    raw = scales.view(np.uint8).reshape(len(scales), -1)
+    data = np.hstack([raw, np.tile(np.frombuffer(block, np.uint8), (len(scales), 1))])
+    n = len(scales) * len(codes)
+    values = as_value(np.repeat(scales, len(codes)), np.tile(codes, len(scales)))
+    got = decode(data, n, bits, len(codes), scale_type)
+    assert np.array_equal(got.view(np.uint32), values.view(np.uint32))
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_odd_scales_among_ordinary_ones(isa, bits):
+    """A NaN or an infinite scale spoils its own block and no other; every NaN in the result has the same bits."""
+    rng = np.random.default_rng(5)
+    for size, scale_type in itertools.product((8, 32, 40, 128), SCALES):
+        data, values = example(rng, 40 * size - 3, bits, size, scale_type, ODD)
+        got = decode(data, len(values), bits, size, scale_type)
+        assert got.tobytes() == values.tobytes()
+        assert set(got.view(np.uint32)[np.isnan(got)].tolist()) == {NAN}
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_any_range(isa, bits):
+    """Elements start to stop are those of the whole, wherever in a block they begin and end."""
+    rng = np.random.default_rng(6)
+    for size, n in ((32, 200), (8, 100), (0, 150), (128, 300)):
+        data, values = example(rng, n, bits, size, "fp16", [1.5, float("inf"), -2])
+        for start in range(0, n, 3):
+            for stop in {start, start + 1, start + 7, start + 40, n}:
+                if stop <= n:
+                    got = decode(data, n, bits, size, "fp16", start=start, stop=stop)
+                    assert got.tobytes() == values[start:stop].tobytes(), (size, start, stop)
+
+
+@pytest.mark.skipif(not guard.AVAILABLE, reason="no mprotect")
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_nothing_outside_is_touched(isa, bits, at):
+    """With forbidden pages right before or behind both buffers all is decoded and nothing faults."""
+    rng = np.random.default_rng(7)
+    for size, n in itertools.product((0, 8, 16, 32, 40, 128), (1, 8, 31, 32, 33, 100, 160, 640)):
+        for scale_type in SCALES:
+            data, values = example(rng, n, bits, size, scale_type)
+            room = guard.guarded(data, at=at)
+            out = np.frombuffer(guard.guarded(bytes(4 * n), at=at), np.float32)
+            assert decode(room, n, bits, size, scale_type, out=out).tobytes() == values.tobytes()
+            half = np.frombuffer(guard.guarded(bytes(2 * n), at=at), np.float16)
+            decode(room, n, bits, size, scale_type, out=half)
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_any_alignment(isa, bits):
+    """Data may lie at any address, output at any that is right for its type."""
+    rng = np.random.default_rng(8)
+    data, values = example(rng, 700, bits, 32, "fp16")
+    for shift in range(1, 64):
+        moved = np.empty(len(data) + 64, np.uint8)[shift : shift + len(data)]
+        moved[:] = np.frombuffer(data, np.uint8)
+        out = np.empty(764, np.float32)[shift : shift + 700]
+        assert DEQUANTIZE[bits](moved, 700, 32, out=out).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_float16_output(isa, bits):
+    """float16 output is the float32 value rounded to nearest, ties to even, as numpy rounds; a NaN is 0x7E00."""
+    rng = np.random.default_rng(9)
+    scales = rng.integers(0, 1 << 16, 3000).astype("<u2").view("<e")
+    for size, scale_type in ((32, "fp16"), (8, "fp32"), (4096, "fp16"), (0, "fp32")):
+        data, values = example(rng, 9001, bits, size, scale_type, scales)
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = values.astype(np.float16).view(np.uint16)
+        expected[np.isnan(values)] = 0x7E00
+        got = decode(data, 9001, bits, size, scale_type, dtype=np.float16)
+        assert got.view(np.uint16).tolist() == expected.tolist()
+        out = np.empty((9001, 1), np.float16)
+        assert decode(data, 9001, bits, size, scale_type, out=out) is out
+        assert out.tobytes() == expected.tobytes()
+
+
+def test_rounding_of_every_float16_neighbourhood(isa):
+    """At and beside every float16, and half-way between two, float16 output is rounded as numpy rounds."""
+    halves = np.arange(0x7C00, dtype="<u2").view("<e").astype(np.float32)
+    middles = (halves[:-1] + halves[1:]) / 2
+    points = np.concatenate([halves, middles, [65519.996, 65520, 65536, 1e30, 3.4e38, 1e-45]]).astype("<f4")
+    points = np.concatenate([points, np.nextafter(points, np.float32(0)), np.nextafter(points, np.float32(3e38))])
+    points = np.concatenate([points, -points]).astype("<f4")
+    data = np.hstack(
+        [points.view(np.uint8).reshape(-1, 4), np.tile(np.uint8([1, 0, 0, 0, 0, 0, 0, 0]), (len(points), 1))]
+    )
+    got = decode(data, 8 * len(points), 8, 8, "fp32", dtype=np.float16)[::8]
+    with np.errstate(over="ignore"):
+        assert got.view(np.uint16).tolist() == points.astype(np.float16).view(np.uint16).tolist()
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_out_and_threads(isa, bits):
+    """`out` of any shape is filled and returned, and any number of threads gives the same bits."""
+    rng = np.random.default_rng(10)
+    n = (5 << 20) + 33
+    blocks = rng.integers(0, 256, (-(-n // 32), 2 + 4 * bits), np.uint8)
+    blocks[:, 1] &= 0x3F  # finite
+    expected = DEQUANTIZE[bits](blocks, n, 32)
+    for threads in (0, 2, 3, 99):
+        assert np.array_equal(DEQUANTIZE[bits](blocks, n, 32, threads=threads).view("u4"), expected.view("u4"))
+    out = np.empty((n // 11, 11), np.float32)
+    assert DEQUANTIZE[bits](blocks[: -(-out.size // 32)], out.size, 32, out=out, threads=2) is out
+    assert np.array_equal(out.ravel().view("u4"), expected[: out.size].view("u4"))
+
+
+def test_output_beyond_the_caches(isa):
+    """An output larger than any cache, which may be stored in another way, has the same bits, wherever it begins."""
+    rng = np.random.default_rng(11)
+    n = 9 << 20
+    blocks = rng.integers(0, 256, (n // 32, 22), np.uint8)
+    blocks[:, 1] &= 0x3F
+    memory = np.empty(n + 32, np.float32)
+    small = np.concatenate([decode(blocks[i : i + 8192], 8192 * 32, 5, 32, "fp16") for i in range(0, n // 32, 8192)])
+    base = -memory.__array_interface__["data"][0] // 4 % 16
+    for shift in (0, 1, 4):
+        out = memory[base + shift : base + shift + n]
+        assert np.array_equal(decode(blocks, n, 5, 32, "fp16", out=out, threads=2).view("u4"), small.view("u4"))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_anything_legal(data):
+    """Any legal combination of size, block size, range and scale type decodes as defined."""
+    bits = data.draw(st.sampled_from([4, 5, 8]))
+    size = data.draw(st.integers(0, 40)) * STEP[bits]
+    n = data.draw(st.integers(0, 400))
+    scale_type = data.draw(st.sampled_from(list(SCALES)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    raw, values = example(rng, n, bits, size, scale_type, ODD)
+    start = data.draw(st.integers(0, n))
+    stop = data.draw(st.integers(start, n))
+    got = decode(raw, n, bits, size, scale_type, start=start, stop=stop)
+    assert got.tobytes() == values[start:stop].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("bits", "n", "size", "scale_type", "missing", "match"),
+    [
+        (4, 64, 32, "fp16", 1, "35, expected 36"),
+        (5, 64, 32, "fp16", -1, "45, expected 44"),
+        (4, 65, 32, "fp32", 4, "56, expected 60"),
+        (4, 64, 0, "fp16", 0, "block size for 4-bit codes is 0"),
+        (4, 64, 33, "fp16", 0, "is 33, expected 1 to 2.* a multiple of 2"),
+        (5, 64, 12, "fp16", 0, "is 12, expected 1 to 2.* a multiple of 8"),
+        (5, 64, -8, "fp16", 0, "is -8"),
+        (4, 64, 1 << 33, "fp16", 0, "is 8589934592"),
+        (4, 64, 32, "fp64", 0, "scale_type is 'fp64', expected 'fp16' or 'fp32'"),
+        (4, -1, 32, "fp16", 0, "number of elements is -1"),
+        (4, 1 << 57, 32, "fp16", 0, "number of elements"),
+    ],
+)
+def test_what_does_not_fit_is_a_quant_error(bits, n, size, scale_type, missing, match):
+    """A wrong size of the data, an impossible block size or an unknown scale type is a QuantError."""
+    width = {"fp16": 2, "fp32": 4}.get(scale_type, 2)
+    blocks = -(-n // size) if 0 < size < 1 << 20 and 0 < n < 1 << 20 else 1
+    data = bytes(max(0, blocks * (width + bits * max(0, min(size, 64)) // 8) - missing))
+    with pytest.raises(wm.QuantError, match=match):
+        DEQUANTIZE[bits](data, n, size, scale_type=scale_type)
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.empty(63, np.float32),
+        np.empty(64, np.float64),
+        np.empty(64, ">f4"),
+        np.empty(128, np.float32)[::2],
+        np.frombuffer(bytes(256), np.float32),
+        np.empty(257, np.uint8)[1:].view(np.float32),
+    ],
+)
+def test_an_unfit_out_is_a_value_error(out):
+    """`out` of another size or dtype, with gaps, read-only or misaligned is a ValueError."""
+    with pytest.raises(ValueError, match="out is "):
+        kernels.dequantize_int4(bytes(36), 64, 32, out=out)
+
+
+def test_other_misuse():
+    """A range outside the elements, another dtype, an overlap are ValueErrors; gaps and a list TypeErrors."""
+    memory = np.zeros(300, np.uint8)
+    with pytest.raises(ValueError, match="overlaps"):
+        kernels.dequantize_int4(memory[264:], 64, 32, out=memory[12:268].view(np.float32))
+    kernels.dequantize_int4(memory[264:], 64, 32, out=memory[8:264].view(np.float32))
+    with pytest.raises(TypeError, match="out must be an array"):
+        kernels.dequantize_int4(bytes(36), 64, 32, out=[])
+    with pytest.raises(ValueError, match="range 3 to 65"):
+        decode(bytes(36), 64, 4, 32, "fp16", start=3, stop=65)
+    with pytest.raises(ValueError, match="dtype is"):
+        decode(bytes(36), 64, 4, 32, "fp16", dtype=np.float64)
+    with pytest.raises(TypeError, match="contiguous"):
+        kernels.dequantize_int4(memoryview(bytes(72))[::2], 64, 32)
+
+
+def test_the_variant_in_use_has_a_name():
+    """Each tier uses the variant that its instructions allow."""
+    expected = {
+        "portable": "portable",
+        "sse4": "portable",
+        "avx2": "x86_avx2",
+        "avx512": "x86_avx512",
+        "neon": "arm_neon",
+    }
+    before = kernels.isa()
+    for name in kernels.available_isas():
+        kernels.use_isa(name)
+        assert kernels.intblock_variant() == f"intblock_{expected[name.removesuffix('icl')]}"
+    kernels.use_isa(before)
