@@ -340,7 +340,9 @@ def plan(request: Request) -> Plan:
     if len(header) > MAX_HEADER:
         refuse("BinTensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
     if current and _reads_as_specification(header, offset):
-        refuse("BinTensors, layout 'current',", ["a file that reads as the specification's layout too: rename a tensor"])
+        refuse(
+            "BinTensors, layout 'current',", ["a file that reads as the specification's layout too: rename a tensor"]
+        )
     return Plan(LENGTH.size + len(header) + offset, writer(header, [tensor for _, _, tensor in tensors]))
 
 
