@@ -205,6 +205,8 @@ int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_typ
     const int64_t expected = wm_blocks_size(bits, scale_type, block_size, n);
     if (expected < 0 || (uint64_t)expected != size || first > n || count > n - first) return -1;
     if (count == 0) return 0;
+    const uint64_t read = (uint64_t)(uintptr_t)data, written = (uint64_t)(uintptr_t)out;
+    if (read < written + count * (half ? 2 : 4) && written < read + size) return -2;
     work w = {.data = data, .end = data + size, .out = out, .block = block_size ? block_size : n, .first = first,
               .bits = bits, .scale_type = scale_type, .half = half, .stream = wm_stream_worthwhile(count * (half ? 2 : 4))};
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */

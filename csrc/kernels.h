@@ -77,7 +77,8 @@ int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n);
 /* Decodes elements [first, first + count) of the n elements in data[0, size), whatever its alignment, to `count` elements:
  * float32 or, with `half` not 0, float16 rounded from it to nearest, ties to even. `out` is aligned for its type. Uses up to
- * `threads` threads. 0, or -1 when the size is not that of wm_blocks_size or the range is not within the n elements. */
+ * `threads` threads. 0, -1 when the size is not that of wm_blocks_size or the range not within the n elements, -2 when data and
+ * out overlap. */
 int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_type, uint64_t block_size, uint64_t n,
                      uint64_t first, void *out, uint64_t count, int half, int threads);
 

@@ -238,6 +238,39 @@ def test_one_lie(case: str, layout: str, put: Callable[..., Path]) -> None:
     assert survives(path.read_bytes())
 
 
+# The field that an error names, and the byte of the lie itself or of the tensor that tells it.
+NAMED = {
+    "n past the end": ("n", None),
+    "option tag 2": ("metadata", 8),
+    "255 as number of tensors": ("tensors", 9),
+    "255 as number of metadata": ("metadata", 9),
+    "255 as length of a key": ("metadata", 10),
+    "dtype 15": ("dtype", "first"),
+    "key not UTF-8": ("metadata", 10),
+    "hole": ("data_offsets", "second"),
+    "overlap": ("data_offsets", "second"),
+    "out of order": ("data_offsets", "first"),
+    "product of 2**64 is 0": ("shape", "second"),
+    "65 dimensions": ("ndim", "second"),
+    "one name twice": ("name", "second"),
+}
+
+
+@every_layout
+@pytest.mark.parametrize("case", NAMED)
+def test_errors_name_field_and_place(case: str, layout: str) -> None:
+    """The error names the field that lies and a byte of its header, in the tensor that it is about."""
+    field, place = NAMED[case]
+    with pytest.raises(wm.FormatError) as caught:
+        wm.open(memoryview(LIES[case][0](layout)), format="bintensors")
+    assert caught.value.field == field
+    # A tensor takes 5 bytes in the one layout (dtype, ndim, dimension, begin, end), and a name of 2 more in the other.
+    width = 5 if layout == "spec" else 7
+    starts = {"first": range(10, 10 + width), "second": range(10 + width, 10 + 2 * width)}
+    if place is not None:
+        assert caught.value.offset in (starts[place] if isinstance(place, str) else (place,))
+
+
 @every_layout
 def test_a_tensor_more_than_counted(layout: str) -> None:
     """A second tensor behind the one that is counted is no padding, and its data is not expected."""

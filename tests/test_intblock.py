@@ -1,4 +1,4 @@
-"""Decoding of quantised blocks against a definition in plain Python and numpy, on every instruction set that this CPU has."""
+"""Decoding of quantised blocks against a definition in plain Python and numpy, on every instruction set there is."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_any_range(isa, bits):
 @pytest.mark.parametrize("at", ["start", "end"])
 @pytest.mark.parametrize("bits", [4, 5, 8])
 def test_nothing_outside_is_touched(isa, bits, at):
-    """With forbidden pages right before or behind both buffers, at whatever alignment, all is decoded and nothing faults."""
+    """With forbidden pages right before or behind both buffers all is decoded and nothing faults."""
     rng = np.random.default_rng(7)
     for size, n in itertools.product((0, 8, 16, 32, 40, 128), (1, 8, 31, 32, 33, 100, 160, 640)):
         for scale_type in SCALES:
@@ -165,7 +165,7 @@ def test_float16_output(isa, bits):
 
 
 def test_rounding_of_every_float16_neighbourhood(isa):
-    """At, just below and just above every float16, and half-way between two, float16 output is rounded as numpy rounds."""
+    """At and beside every float16, and half-way between two, float16 output is rounded as numpy rounds."""
     halves = np.arange(0x7C00, dtype="<u2").view("<e").astype(np.float32)
     middles = (halves[:-1] + halves[1:]) / 2
     points = np.concatenate([halves, middles, [65519.996, 65520, 65536, 1e30, 3.4e38, 1e-45]]).astype("<f4")
@@ -241,7 +241,7 @@ def test_anything_legal(data):
     ],
 )
 def test_what_does_not_fit_is_a_quant_error(bits, n, size, scale_type, missing, match):
-    """A wrong size of the data, an impossible block size, an unknown scale type: a QuantError that says what it is."""
+    """A wrong size of the data, an impossible block size or an unknown scale type is a QuantError."""
     width = {"fp16": 2, "fp32": 4}.get(scale_type, 2)
     blocks = -(-n // size) if 0 < size < 1 << 20 and 0 < n < 1 << 20 else 1
     data = bytes(max(0, blocks * (width + bits * max(0, min(size, 64)) // 8) - missing))
@@ -267,7 +267,13 @@ def test_an_unfit_out_is_a_value_error(out):
 
 
 def test_other_misuse():
-    """A range outside the elements and a dtype that is not written are ValueErrors, gaps in the data a TypeError."""
+    """A range outside the elements, another dtype, an overlap are ValueErrors; gaps and a list TypeErrors."""
+    memory = np.zeros(300, np.uint8)
+    with pytest.raises(ValueError, match="overlaps"):
+        kernels.dequantize_int4(memory[264:], 64, 32, out=memory[12:268].view(np.float32))
+    kernels.dequantize_int4(memory[264:], 64, 32, out=memory[8:264].view(np.float32))
+    with pytest.raises(TypeError, match="out must be an array"):
+        kernels.dequantize_int4(bytes(36), 64, 32, out=[])
     with pytest.raises(ValueError, match="range 3 to 65"):
         decode(bytes(36), 64, 4, 32, "fp16", start=3, stop=65)
     with pytest.raises(ValueError, match="dtype is"):

@@ -44,10 +44,13 @@ TARGET WM_INLINE __m256 load_scale_lanes(const uint8_t *at, int scale_type) {
 TARGET WM_INLINE void decode_groups(const decoder *d, __m256 scale, const uint8_t *codes, uint64_t groups, int bits, int stream,
                                     float *out) {
     for (uint64_t i = 0; i < groups; i++, codes += bits, out += LANES) {
-        if (stream)
+        if (stream) {
+            PREFETCH(codes + WM_AHEAD);
             _mm256_stream_ps(out, decode(d, _mm_loadl_epi64((const __m128i *)codes), scale, bits));
-        else
+        } else {
+            PREFETCH((const uint8_t *)out + WM_AHEAD);
             _mm256_storeu_ps(out, decode(d, _mm_loadl_epi64((const __m128i *)codes), scale, bits));
+        }
     }
 }
 

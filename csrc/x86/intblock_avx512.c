@@ -49,10 +49,13 @@ TARGET WM_INLINE __m512 decode(const decoder *d, __m128i bytes, int bits) {
 TARGET WM_INLINE void decode_groups(const decoder *d, const uint8_t *codes, uint64_t groups, int bits, int stream,
                                     float *out) {
     for (uint64_t i = 0; i < groups; i++, codes += LANES / 8 * bits, out += LANES) {
-        if (stream)
+        if (stream) {
+            PREFETCH(codes + WM_AHEAD);
             _mm512_stream_ps(out, decode(d, _mm_loadu_si128((const __m128i *)codes), bits));
-        else
+        } else {
+            PREFETCH((const uint8_t *)out + WM_AHEAD);
             _mm512_storeu_ps(out, decode(d, _mm_loadu_si128((const __m128i *)codes), bits));
+        }
     }
 }
 

@@ -128,7 +128,7 @@ def convert(
             raise error.located(path=target, format=found.name) from None
         dropped: list[tuple[str, str]] = []
         payloads = []
-        for name, (at, row) in zip(file, file.located(), strict=True):
+        for name, (at, row, _) in zip(file, file.located(), strict=True):
             if not _taken(name, include, exclude):
                 continue
             if _position_ids(name, row) and "int64" not in found.dtypes[chosen] and _counts(at, row):

@@ -1,11 +1,11 @@
-/* Compares every CRC-32, FNV-1a and half kernel of this architecture with the definitions, bit by bit. Needs no Python, so
+/* Compares every CRC-32, FNV-1a, half and block kernel of this architecture with the definitions, bit by bit. Needs no Python, so
  * that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
  * allocation of their own, where a sanitiser sees a read too far.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "internal.h"
+#include "intblock.h"
 
 static int failures;
 
@@ -180,12 +180,109 @@ static void test_half_threads(void) {
     printf("%-34s %s\n", "halves and threads", failures == before ? "ok" : "FAILED");
 }
 
+/* Field k of a stream, bit by bit. */
+static int field_by_definition(const uint8_t *codes, uint64_t k, int bits) {
+    int value = 0;
+    for (int i = 0; i < bits; i++) {
+        uint64_t bit = k * (uint64_t)bits + (uint64_t)i;
+        value |= (codes[bit / 8] >> bit % 8 & 1) << i;
+    }
+    return value >> (bits - 1) ? value - (1 << bits) : value;
+}
+
+/* Random runs; their data end where an allocation ends, and so does the output. Every eighth scale is NaN or infinite. */
+static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int scale_type, uint64_t runs, uint64_t len,
+                      int stream) {
+    const uint64_t scale = scale_bytes(scale_type), stride = scale + code_bytes(bits, len), n = runs * len;
+    uint8_t *data = random_bytes(runs * stride);
+    const size_t bytes = (n * sizeof(float) + 63) / 64 * 64;
+    float *out = aligned_alloc(64, bytes), *place = stream ? out : out + (bytes / sizeof(float) - n);
+    if (!out) exit(2);
+    for (uint64_t r = 0; r < runs; r++)
+        if (scale_type == WM_SCALE_FP16 && r % 8 == 3) data[r * stride + 1] |= 0x7C;
+    wm_runs w = {.scales = data, .codes = data + scale, .end = data + runs * stride, .scale_stride = stride,
+                 .stride = stride, .runs = runs, .len = len, .scale_type = scale_type, .bits = bits, .stream = stream};
+    decode(&w, place);
+    for (uint64_t i = 0; i < n; i++) {
+        const uint8_t *run = data + i / len * stride;
+        float expected = load_scale(run, scale_type) * (float)field_by_definition(run + scale, i % len, bits);
+        uint32_t wanted = expected != expected ? 0x7FC00000 : bits_of_float(expected);
+        check(bits_of_float(place[i]) == wanted, name, i);
+    }
+    free(data);
+    free(out);
+}
+
+static void test_intblock(const char *name, wm_intblock_fn *decode) {
+    int before = failures;
+    for (int bits = 4; bits <= 8; bits += bits == 5 ? 3 : 1)
+        for (int scale_type = 0; scale_type < 2; scale_type++)
+            for (uint64_t len = 1; len < 150; len += len < 40 ? 1 : 7)
+                for (uint64_t runs = 1; runs < 20; runs += 6) {
+                    test_runs(name, decode, bits, scale_type, runs, len, 0);
+                    if (len % 16 == 0 || runs == 1) test_runs(name, decode, bits, scale_type, runs, len, 1);
+                }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+/* Every finite float16, the points half-way between two, and their neighbours, are rounded as arithmetic in double says. */
+static void test_narrow(const char *name, wm_narrow_fn *narrow) {
+    int before = failures;
+    for (uint32_t half = 0; half < 0x7BFF; half++) {
+        const float low = widen_half(half), high = widen_half(half + 1), middle = (low + high) / 2; /* all exact */
+        const uint32_t m = bits_of_float(middle);
+        const float values[9] = {low, middle, float_of_bits(m - 1), float_of_bits(m + 1), -low, -middle,
+                                 -float_of_bits(m - 1), -float_of_bits(m + 1), high};
+        const uint32_t up = half + 1, even = half % 2 ? up : half;
+        const uint32_t wanted[9] = {half, even, half, up, half | 0x8000, even | 0x8000, half | 0x8000, up | 0x8000, up};
+        uint8_t out[18];
+        narrow(values, 9, out);
+        for (int i = 0; i < 9; i++) check(load_le16(out + 2 * i) == wanted[i], name, half);
+    }
+    const float odd[] = {65519.99f, 65520.0f, 1e38f, float_of_bits(0x7F800000), float_of_bits(0x7FC00000), 1e-45f, 0, -0.0f};
+    const uint16_t wanted[] = {0x7BFF, 0x7C00, 0x7C00, 0x7C00, 0x7E00, 0, 0, 0x8000};
+    uint8_t out[16];
+    narrow(odd, 8, out);
+    for (int i = 0; i < 8; i++) check(load_le16(out + 2 * i) == wanted[i], name, (uint64_t)i);
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+/* The way through the buffer and past the caches, wherever the output lies; any range by any number of threads. */
+static void test_blocks(void) {
+    enum { N = 10000, SIZE = 24 };
+    int before = failures;
+    const uint64_t size = (uint64_t)wm_blocks_size(5, WM_SCALE_FP16, SIZE, N);
+    uint8_t *data = random_bytes(size), *to = malloc(N * sizeof(float) + 64);
+    float *whole = malloc(N * sizeof(float));
+    if (!to || !whole) exit(2);
+    check(wm_blocks_decode(data, size, 5, WM_SCALE_FP16, SIZE, N, 0, whole, N, 0, 1) == 0, "blocks", 0);
+    for (uint64_t shift = 0; shift < 64; shift += 4) {
+        wm_sink sink = {to + shift, 0, 1};
+        wm_runs w = {.scales = data, .codes = data + 2, .end = data + size, .scale_stride = 17, .stride = 17,
+                     .runs = N / SIZE, .len = SIZE, .scale_type = WM_SCALE_FP16, .bits = 5};
+        wm_decode_runs(&sink, &w);
+        check(!memcmp(to + shift, whole, N / SIZE * SIZE * sizeof(float)), "streamed blocks", shift);
+    }
+    for (uint64_t first = 0; first < N; first += 997) {
+        check(wm_blocks_decode(data, size, 5, WM_SCALE_FP16, SIZE, N, first, to, N - first, 0, 3) == 0, "range", first);
+        check(!memcmp(to, whole + first, (N - first) * sizeof(float)), "range", first);
+    }
+    check(wm_blocks_decode(data, size - 1, 5, WM_SCALE_FP16, SIZE, N, 0, whole, N, 0, 1) == -1, "size", 0);
+    check(wm_blocks_decode(data, size, 5, WM_SCALE_FP16, SIZE, N, 1, whole, N, 0, 1) == -1, "range", 1);
+    free(data);
+    free(to);
+    free(whole);
+    printf("%-34s %s\n", "ranges of blocks", failures == before ? "ok" : "FAILED");
+}
+
 int main(void) {
     uint32_t cpu = wm_cpu_features();
     test_crc("crc32_portable", crc32_portable);
     test_fnv("fnv1a32_portable", fnv1a32_portable);
     test_half("f16_to_f32_portable", f16_to_f32_portable, f16_by_definition);
     test_half("bf16_to_f32_portable", bf16_to_f32_portable, bf16_by_definition);
+    test_intblock("intblock_portable", intblock_portable);
+    test_narrow("narrow_portable", narrow_portable);
 #if WM_X86
     if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
@@ -200,7 +297,12 @@ int main(void) {
     if (cpu & WM_AVX2) test_half("bf16_to_f32_x86_avx2", bf16_to_f32_x86_avx2, bf16_by_definition);
     if (cpu & WM_AVX512) test_half("f16_to_f32_x86_avx512", f16_to_f32_x86_avx512, f16_by_definition);
     if (cpu & WM_AVX512) test_half("bf16_to_f32_x86_avx512", bf16_to_f32_x86_avx512, bf16_by_definition);
+    if (cpu & WM_AVX2) test_intblock("intblock_x86_avx2", intblock_x86_avx2);
+    if (cpu & WM_AVX2) test_narrow("narrow_x86_avx2", narrow_x86_avx2);
+    if (cpu & WM_AVX512) test_intblock("intblock_x86_avx512", intblock_x86_avx512);
 #elif WM_ARM
+    test_intblock("intblock_arm_neon", intblock_arm_neon);
+    test_narrow("narrow_arm_neon", narrow_arm_neon);
     test_half("f16_to_f32_arm_neon", f16_to_f32_arm_neon, f16_by_definition);
     test_half("bf16_to_f32_arm_neon", bf16_to_f32_arm_neon, bf16_by_definition);
     if (cpu & WM_ARM_CRC32 && cpu & WM_ARM_PMULL) {
@@ -217,6 +319,7 @@ int main(void) {
                wm_f16_to_f32_variant(), wm_bf16_to_f32_variant());
         test_combine();
         test_half_threads();
+        test_blocks();
     }
     if (failures) {
         printf("%d checks failed\n", failures);

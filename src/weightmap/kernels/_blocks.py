@@ -1,9 +1,9 @@
 """Quantised blocks in C: integers of 4, 5 or 8 bits with a scale. Used by what knows quantised tensors.
 
 A value is ``scale * q``, one multiplication of float32; a scale stored as float16 is widened exactly. Codes are two's
-complement and lie back to back, the first in the lowest bits of byte 0. With a block size of 0 there is one scale for all
-elements, or else ``[scale][codes]`` for each block of the flattened tensor, the last block whole. A value that is no
-number, as of a NaN scale or of infinity times 0, is the float32 0x7FC00000 on every CPU.
+complement and lie back to back, the first in the lowest bits of byte 0. With a block size of 0 there is one scale for
+all elements, or else ``[scale][codes]`` for each block of the flattened tensor, the last block whole. A value that is
+no number, as of a NaN scale or of infinity times 0, is the float32 0x7FC00000 on every CPU.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ def blocks_size(n: int, *, bits: int, block_size: int, scale_type: str) -> int:
 
 
 def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
-    """Return the array to fill: `out` when it fits, or a new one. Raises ValueError when it does not fit."""
+    """Return the array to fill: `out` when it fits, or a new one. ValueError and TypeError when it does not fit."""
     if out is None:
         if dtype not in (np.float32, np.float16):
             raise ValueError(f"dtype is {dtype}, expected float32 or float16")
         return np.empty(count, dtype)
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be an array, not {type(out).__name__}")
     if out.dtype not in (np.float32, np.float16) or out.size != count or not out.flags.carray:
         expected = f"float32 or float16 with {count} elements, C-contiguous, aligned and writeable"
         raise ValueError(f"out is {out.dtype} {out.shape}, expected {expected}")
@@ -141,7 +143,9 @@ def decode_blocks(
     values = take_out(out, stop - start, dtype)
     half = values.dtype == np.float16
     scale, target = scale_code(scale_type), as_output(values, "uint8_t[]")
-    lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, stop - start, half, threads)
+    count = stop - start
+    if lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, count, half, threads):
+        raise ValueError("out overlaps what is decoded")
     return values
 
 
@@ -159,8 +163,8 @@ def dequantize_int4(
     Parameters
     ----------
     data : buffer
-        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. In a byte of codes the earlier element is
-        the low nibble.
+        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. In a byte of codes the earlier element
+        is the low nibble.
     n : int
         Number of elements; codes of the last block beyond it are not looked at.
     block_size : int
@@ -168,8 +172,8 @@ def dequantize_int4(
     scale_type : str
         "fp16" or "fp32".
     out : ndarray of float32 or float16, optional
-        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, apart from `data`. float16 values
-        are the float32 ones rounded to nearest, ties to even.
+        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, apart from `data`. float16
+        values are the float32 ones rounded to nearest, ties to even.
     threads : int
         At most this many threads share the work; fewer where there is too little to gain.
 
@@ -209,8 +213,8 @@ def dequantize_int5(
     Parameters
     ----------
     data : buffer
-        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. Element k of a block has bits 5k to 5k + 4 of
-        its codes, bit 0 being the lowest of the first byte.
+        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. Element k of a block has bits 5k to
+        5k + 4 of its codes, bit 0 being the lowest of the first byte.
     n : int
         Number of elements; codes of the last block beyond it are not looked at.
     block_size : int
@@ -218,8 +222,8 @@ def dequantize_int5(
     scale_type : str
         "fp16" or "fp32".
     out : ndarray of float32 or float16, optional
-        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, apart from `data`. float16 values
-        are the float32 ones rounded to nearest, ties to even.
+        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, apart from `data`. float16
+        values are the float32 ones rounded to nearest, ties to even.
     threads : int
         At most this many threads share the work; fewer where there is too little to gain.
 
