@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -65,7 +63,7 @@ def test_malformed_files_get_their_verdicts(name: str, verdict: str) -> None:
 def test_the_specifications_writer_runs_as_printed(tmp_path: Path, pad: int) -> None:
     """The specification's Python function, unchanged, makes files that load, wherever their weights begin."""
     scope: dict[str, Any] = {}
-    exec(compile(WRITER.read_text(encoding="utf-8"), WRITER.name, "exec"), scope)  # noqa: S102 - it is the test
+    exec(compile(WRITER.read_text(encoding="utf-8"), WRITER.name, "exec"), scope)
     rng = np.random.default_rng(pad)
     weights = {
         "transformer.wte": rng.standard_normal((5, 3)).astype(np.float32),
@@ -88,7 +86,7 @@ def test_the_specifications_writer_runs_as_printed(tmp_path: Path, pad: int) -> 
 def test_a_dtype_that_the_specifications_writer_gets_wrong_is_refused(tmp_path: Path) -> None:
     """The example writes dtype 0 whatever the array is: half as many bytes as the shape needs are a LayoutError."""
     scope: dict[str, Any] = {}
-    exec(compile(WRITER.read_text(encoding="utf-8"), WRITER.name, "exec"), scope)  # noqa: S102 - it is the test
+    exec(compile(WRITER.read_text(encoding="utf-8"), WRITER.name, "exec"), scope)
     path = tmp_path / "theirs.amb"
     scope["write_amb_file"](path, {}, {}, {}, {"h": np.zeros(4, np.float16)})
     with pytest.raises(wm.LayoutError, match=r"data_size is 8, expected 16") as caught:
@@ -223,7 +221,7 @@ def test_opening_reads_no_data(tmp_path: Path) -> None:
         assert f.info("big").nbytes == size
         assert same(f["last"], normal((2,), 3))
         assert f["big"][0, 0] == 0
-    assert os.stat(path).st_blocks * 512 < 1 << 20
+    assert path.stat().st_blocks * 512 < 1 << 20
 
 
 def test_kernel_reads_nothing_outside_its_memory() -> None:
@@ -316,7 +314,7 @@ def arrays() -> dict[str, Any]:
 
 
 def test_what_is_written_reads_back_by_the_specification(tmp_path: Path) -> None:
-    """A reader built from the specification finds every tensor, padded, and the weights beginning at a multiple of 8."""
+    """A reader built from the specification finds every tensor, padded, weights beginning at a multiple of 8."""
     for extra in range(9):
         path = tmp_path / "ours.amb"
         wm.save(path, arrays(), metadata={"name": "é" * extra}, config={"n_vocab": 1})

@@ -26,8 +26,8 @@ _KEYS = {
 }
 # Ours: what else a program needs to run the model.
 _EXTRA = ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size")
-# What AMB's specification calls these, and where a configuration has them: models of the first years have names of their
-# own.
+# What AMB's specification calls these, and where a configuration has them: models of the first years have names of
+# their own.
 _AMB_KEYS = {
     "architecture": ("model_type",),
     "n_vocab": ("vocab_size",),

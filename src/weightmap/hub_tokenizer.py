@@ -4,9 +4,9 @@
 type           from                                                    payload (ours)
 =============  ======================================================  ==============================================
 SentencePiece  ``tokenizer.model``, ``spiece.model``, ...              that file
-WordPiece      ``vocab.txt``, or a ``tokenizer.json`` of this type     the tokens by id in UTF-8, each before a line feed
-BPE            ``tokenizer.json`` of this type, or ``vocab.json`` and  JSON: ``{"merges": [[left, right], ...], "vocab":
-               ``merges.txt``                                          {token: id, ...}}``, added tokens included
+WordPiece      ``vocab.txt``, or a ``tokenizer.json`` of this type     the tokens by id, UTF-8, a line feed behind each
+BPE            ``tokenizer.json`` of this type, or ``vocab.json`` and  JSON: ``{"merges": [[left, right], ...],
+               ``merges.txt``                                          "vocab": {token: id}}``, added tokens included
 custom         any other ``tokenizer.json``                            that file
 =============  ======================================================  ==============================================
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from dataclasses import dataclass, replace
@@ -87,7 +88,7 @@ def build(
     last: bool = True,
     **header: Any,
 ) -> bytes:
-    """A file; `header` overrides fields: magic, version, flags, metadata_size, config_size, tokenizer_size, weights_size."""
+    """A file; `header` overrides magic, version, flags, metadata_size, config_size, tokenizer_size, weights_size."""
     start = 28 + len(metadata) + len(config) + len(tokens)
     body = (
         records
@@ -101,14 +102,14 @@ def build(
 
 
 def parse(data: bytes) -> tuple[bytes, bytes, bytes, list[tuple[Record, int]]]:
-    """Read a file, asserting what the format demands of a writer: sections, and records with where their data begins."""
+    """Read a file, asserting what the format demands of a writer: sections, records and where their data begins."""
     assert data[:8] == b"AMBEE\1\0\0"
     sizes = struct.unpack_from("<3IQ", data, 8)
     assert 28 + sum(sizes) == len(data)
     ends = [28]
     for size in sizes:
         ends.append(ends[-1] + size)
-    sections = [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    sections = [data[a:b] for a, b in itertools.pairwise(ends)]
     records, pos = [], ends[3]
     while pos < len(data):
         (length,) = struct.unpack_from("<H", data, pos)
