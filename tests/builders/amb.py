@@ -156,6 +156,28 @@ def pack_blocks(blocks: Iterable[tuple[float, Sequence[int]]], bits: int, block_
     )
 
 
+def pack_adaptive(blocks: Sequence[tuple[int, float, Sequence[Any]]], block_size: int, scale_type: int) -> bytes:
+    """Mask, scales, codes; a block is its code (0 INT4, 1 INT5, 2 FP16), its scale, and its integers or halves."""
+    mask = pack([code for code, _, _ in blocks], 2)
+    scales = b"".join(pack_scale(scale, scale_type) for code, scale, _ in blocks if code != 2)
+    parts = []
+    for code, _, values in blocks:
+        whole = [*values, *[0] * (block_size - len(values))]
+        parts.append(struct.pack(f"<{block_size}e", *whole) if code == 2 else pack(whole, 4 + code))
+    return mask + scales + b"".join(parts)
+
+
+def decode(payload: bytes, bits: int, size: int, block_size: int, scale_type: int) -> list[float]:
+    """The values of blocks (or, with a block size of 0, of one), by the definition: scale times integer, exactly."""
+    width, values = (2 if scale_type else 4), []
+    length = block_size or size
+    step = width + (bits * length + 7) // 8
+    for first in range(0, len(payload) if size else 0, step):
+        (scale,) = struct.unpack_from("<e" if scale_type else "<f", payload, first)
+        values += [scale * q for q in unpack(payload[first + width : first + step], bits, length)]
+    return values[:size]
+
+
 def examples() -> list[Example]:
     """Dense files from nothing at all to every dtype, aligned and not, with and without the other sections."""
     mixed = {
