@@ -76,7 +76,7 @@ def converted(home: Path) -> tuple[Any, Any]:
 
 
 def test_a_bert_directory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metadata says what the model is, config has the specification's keys, the tokenizer is the vocabulary by lines."""
+    """Metadata says what the model is, config has the specification's keys, the tokenizer is the vocabulary."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
     counts = np.arange(16, dtype="<i8")
     tensors = {

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import struct
 import time
 import tracemalloc
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builders import amb, noise, normal
 
 import weightmap as wm
+from weightmap.formats import Options
+from weightmap.formats.amb import layout, records
+from weightmap.kernels import _amb
+from weightmap.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +29,7 @@ SECOND = amb.dense("second", noise("float16", (5,), 2))
 CONFIG = b'{"n_vocab": 3}'
 TOKENS = amb.tokenizer(2, (0, 1, 2, amb.NO_ID, amb.NO_ID), b"a\nb\nc\n")
 METADATA = b'{"name": "x"}'
+OPTIONS = Options(checked=True, strict=True, limits=wm.Limits())
 # Where the records of a file with all sections begin, and the fields of the first one.
 START = 28 + len(METADATA) + len(CONFIG) + len(TOKENS)
 NDIM = START + 2 + 5
@@ -359,3 +367,48 @@ def test_records_are_damaged_before_memory_is_taken() -> None:
                 wm.open(put(data, at, lie)).close()
             assert tracemalloc.get_traced_memory()[1] < 2 << 20
     tracemalloc.stop()
+
+
+# ------------------------------------------------------------------------------------------------- files that change
+
+
+def walked(source: Any, data: bytes) -> None:
+    """Walk the records of a source by the sections of other bytes."""
+    header = layout.read_header(Source.from_buffer(data, "mmap"), data, OPTIONS, [])
+    records.walk(source, header, None, OPTIONS, [])
+
+
+def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:
+    """Records that are gone when the walk comes to them are a TruncatedError, wherever the file ends."""
+    data = sound()
+    path = tmp_path / "shrinks.amb"
+    for size in range(START, len(data)):
+        path.write_bytes(data)
+        source = Source.from_path(str(path), "mmap")
+        os.truncate(path, size)
+        with pytest.raises(wm.TruncatedError, match="became shorter"):
+            walked(source, data)
+
+
+def test_an_error_of_the_system_passes_through(tmp_path: Path) -> None:
+    """What the system says while records are read is an OSError with its number and the name of the file."""
+    with (tmp_path / "x.amb").open("wb") as file, pytest.raises(OSError, match="descriptor") as caught:
+        walked(SimpleNamespace(descriptor=file.fileno(), name="x.amb"), sound())
+    assert (caught.value.errno, caught.value.filename) == (errno.EBADF, "x.amb")
+
+
+def test_records_that_grow_between_two_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that did not fit, and does not fit its own size at the second walk, is an error and no wrong table."""
+    walk = _amb._walk
+    found = []
+
+    def growing(section: Any, room: tuple[int, int, int], **options: Any) -> Any:
+        columns, result, fault = walk(section, room, **options)
+        result.n_tensors += 600 * (1 + len(found))
+        found.append(room)
+        return columns, result, fault
+
+    monkeypatch.setattr(_amb, "_walk", growing)
+    with pytest.raises(wm.TruncatedError, match="changed"):
+        wm.open(sound())
+    assert len(found) == 2

@@ -72,7 +72,7 @@ def adaptive(count: int = 9, block_size: int = 16, scale_type: int = 1) -> amb.R
 @pytest.mark.parametrize("scale_type", [0, 1])
 @pytest.mark.parametrize(("scheme", "block_size"), WAYS)
 def test_values_are_those_of_the_definition(put: Any, scheme: str, block_size: int, scale_type: int) -> None:
-    """Every scheme, block size, type of scale and tail decodes to scale times integer, exactly, by every way of reading."""
+    """Every scheme, block size, type of scale and tail decodes to scale times integer, by every way of reading."""
     records = [record(scheme, size, block_size, scale_type, f"t{size}") for size in SIZES]
     with wm.open(put(amb.build(records, b"{}"))) as f:
         for size, stored in zip(SIZES, records, strict=True):
