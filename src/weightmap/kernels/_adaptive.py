@@ -57,9 +57,9 @@ def quantize_adaptive(
 
     Examples
     --------
-    >>> data = quantize_adaptive([0.1] * 8 + [1, 2, 3, 4, 5, 6, 7, -8], 8, bits=9)
+    >>> data = quantize_adaptive([1, 2, 3, 4, 5, 6, 7, -8, *[0.1] * 7, 100], 8, bits=11)
     >>> adaptive_counts(data, 16, 8)
-    (1, 1, 0)
+    (1, 0, 1)
     """
     size = check_block_size(5, block_size)
     scale = {1: 2, 0: 4}[scale_code(scale_type)]
