@@ -11,7 +11,7 @@ import numpy as np
 
 from weightmap import hub
 from weightmap.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
-from weightmap.errors import EncodeError, TensorFileError
+from weightmap.errors import TensorFileError
 from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
 from weightmap.opening import open as open_file
@@ -100,8 +100,8 @@ def convert(
     include, exclude : glob or sequence of globs, optional
         Over tensor names: a tensor is taken when some `include` matches (default: all) and no `exclude` does.
     dtype : dtype_like, optional
-        Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values out
-        of range become infinite.
+        Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
+        out of range become infinite.
     quantize : str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB): see `weightmap.quantize`. One-dimensional
         tensors and embeddings (by their names) stay as they are, and so do tensors that are quantised already.
@@ -110,7 +110,7 @@ def convert(
     scale_type, bits : str, float
         As of `weightmap.quantize`.
     quantize_include, quantize_exclude : glob or sequence of globs, optional
-        Quantise just the floating-point tensors whose names match, whatever they are; leave those that match as they are.
+        Quantise just the floating-point tensors whose names match, of whatever shape; leave those that match alone.
     threads : int
         At most this many threads share the work of quantising.
     progress : callable, optional

@@ -415,7 +415,8 @@ def quantize(
     scale_type : str
         "fp16" or "fp32".
     bits : float
-        For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits a block more.
+        For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits more for
+        each block.
     threads : int
         At most this many threads share the work. The result does not depend on it.
 
