@@ -432,9 +432,9 @@ def quantize(
 
     Examples
     --------
-    >>> q = quantize([[0.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
+    >>> q = quantize([[7.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
     >>> q.dequantize()
-    array([[ 0.,  1.],
+    array([[ 7.,  1.],
            [ 2., -8.]], dtype=float32)
     """
     values = np.asarray(array)
