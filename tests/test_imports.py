@@ -21,6 +21,7 @@ LAYERS = [
     {"dtypes", "faults", "quant", "reading", "records", "source", "strict_json", "strings", "table"},
     {"formats"},
     {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded"},
+    {"quantizing"},
     {"comparison", "conversion"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "torch"},

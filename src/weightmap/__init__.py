@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from weightmap.comparison import DiffReport, TensorDiff, diff
     from weightmap.conversion import ConvertReport, convert
     from weightmap.embeddings import Embeddings
-    from weightmap.quant import QuantizedTensor
+    from weightmap.quant import QuantizedTensor, quantize
     from weightmap.saving import save
 
 __version__ = "0.1.0"
@@ -77,6 +77,7 @@ __all__ = [
     "kernels",
     "load",
     "open",
+    "quantize",
     "save",
 ]
 
@@ -89,6 +90,7 @@ _ON_DEMAND = {
     "TensorDiff": "comparison",
     "convert": "conversion",
     "diff": "comparison",
+    "quantize": "quant",
     "save": "saving",
 }
 

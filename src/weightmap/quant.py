@@ -30,13 +30,13 @@ from weightmap.errors import QuantError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-__all__ = ["BITS", "QuantizedTensor"]
+__all__ = ["BITS", "BLOCKED", "QuantizedTensor", "quantize"]
 
 # Bits of a code in the schemes that have one kind of code.
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
-_BLOCKED = ("int4_block", "int5_block")
+BLOCKED = ("int4_block", "int5_block")
 _SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
 _DIRECT = (np.dtype(np.float32), np.dtype(np.float16))
 # Elements that are decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
@@ -97,10 +97,9 @@ class QuantizedTensor:
         scale_type: str = "fp16",
     ) -> None:
         if scheme not in BITS and scheme != "adaptive":
-            expected = f"one of {', '.join([*BITS, 'adaptive'])}"
-            raise QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)
-        if scheme in BITS and bool(block_size) != (scheme in _BLOCKED):
-            expected = "a positive number" if scheme in _BLOCKED else "0: there is one scale"
+            raise _no_scheme(scheme)
+        if scheme in BITS and bool(block_size) != (scheme in BLOCKED):
+            expected = "a positive number" if scheme in BLOCKED else "0: there is one scale"
             raise QuantError(f"block size of {scheme}", field="block_size", actual=block_size, expected=expected)
         self.scheme = scheme
         self.shape = tuple(map(index, shape))
@@ -111,9 +110,7 @@ class QuantizedTensor:
         self._octets: NDArray[np.uint8] = octets.view()
         self._octets.flags.writeable = False
         if scheme == "adaptive":
-            kernels.adaptive_check(  # type: ignore[attr-defined]
-                self._octets, self.size, self.block_size, scale_type
-            )
+            kernels.adaptive_counts(self._octets, self.size, self.block_size, scale_type=scale_type)
             return
         wanted = kernels.blocks_size(self.size, bits=BITS[scheme], block_size=self.block_size, scale_type=scale_type)
         if len(octets) != wanted:
@@ -284,10 +281,10 @@ class QuantizedTensor:
 
     def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
         if self.scheme == "adaptive":
-            kernels.decode_adaptive(  # type: ignore[attr-defined]
+            kernels.decode_adaptive(
                 self._octets,
                 self.size,
-                block_size=self.block_size,
+                self.block_size,
                 scale_type=self.scale_type,
                 start=start,
                 stop=stop,
@@ -306,6 +303,18 @@ class QuantizedTensor:
             out=out,
             threads=threads,
         )
+
+    def flat(self, start: int, stop: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return elements `start` to `stop` of the flattened tensor, decoding no other blocks than theirs.
+
+        Raises ValueError when they do not lie within it.
+        """
+        if not 0 <= start <= stop <= self.size:
+            msg = f"elements {start} to {stop} do not lie within {self.size}"
+            raise ValueError(msg)
+        part = np.empty(stop - start, dtype)
+        self._decode(start, stop, part, 1)
+        return part
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
         if copy is False:
@@ -381,3 +390,66 @@ class QuantizedTensor:
 
 def _rebuild(scheme: str, shape: tuple[int, ...], payload: bytes, block_size: int, scale_type: str) -> QuantizedTensor:
     return QuantizedTensor(scheme, shape, payload, block_size=block_size, scale_type=scale_type)
+
+
+def quantize(
+    array: ArrayLike,
+    scheme: str,
+    *,
+    block_size: int = 32,
+    scale_type: str = "fp16",
+    bits: float = 5.0,
+    threads: int = 1,
+) -> QuantizedTensor:
+    """Quantise an array: integers of few bits whose scales a search has chosen for the least squared error.
+
+    Parameters
+    ----------
+    array : array_like
+        Real numbers, of any shape, strides and byte order; taken as float32.
+    scheme : str
+        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (each
+        block as int4, int5 or float16, whichever its error is worth).
+    block_size : int
+        Elements of a block, for the schemes that have blocks: even for int4_block, a multiple of 8 for the others.
+    scale_type : str
+        "fp16" or "fp32".
+    bits : float
+        For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits more for
+        each block.
+    threads : int
+        At most this many threads share the work. The result does not depend on it.
+
+    Returns
+    -------
+    QuantizedTensor
+
+    Raises
+    ------
+    QuantError
+        For an element that is NaN or infinite (the message has its index), and for schemes, block sizes, scale types
+        or bits that do not exist.
+
+    Examples
+    --------
+    >>> q = quantize([[7.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
+    >>> q.dequantize()
+    array([[ 7.,  1.],
+           [ 2., -8.]], dtype=float32)
+    """
+    values = np.asarray(array)
+    if scheme == "adaptive":
+        payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
+        return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
+    if scheme not in BITS:
+        raise _no_scheme(scheme)
+    size = block_size if scheme in BLOCKED else 0
+    if scheme in BLOCKED and size == 0:
+        raise QuantError("block size", field="block_size", actual=0, expected="a positive number")
+    payload = kernels.encode_blocks(values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads)
+    return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)
+
+
+def _no_scheme(scheme: object) -> QuantError:
+    expected = f"one of {', '.join([*BITS, 'adaptive'])}"
+    return QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)

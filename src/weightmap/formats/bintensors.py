@@ -339,7 +339,17 @@ def plan(request: Request) -> Plan:
     header += b" " * (-len(header) % 8)
     if len(header) > MAX_HEADER:
         refuse("BinTensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
+    if current and _reads_as_specification(header, offset):
+        refuse(
+            "BinTensors, layout 'current',", ["a file that reads as the specification's layout too: rename a tensor"]
+        )
     return Plan(LENGTH.size + len(header) + offset, writer(header, [tensor for _, _, tensor in tensors]))
+
+
+def _reads_as_specification(header: bytes, data_size: int) -> bool:
+    """Whether a header would be taken for one of the other layout: it takes names made for the purpose."""
+    _, found, fault = kernels.bintensors_scan(header, LAYOUTS["spec"], len(header))
+    return fault is None and bool(found.complete) and found.data_end == data_size
 
 
 _SMALL = tuple(bytes([value]) for value in range(251))
