@@ -287,7 +287,7 @@ def test_verify_notices_what_changed(put: Any) -> None:
 
 def test_odd_but_legal_things_are_warnings(put: Any) -> None:
     """An empty name and a config whose "quant" says nothing usable load; `verify` mentions them."""
-    data = amb.build([amb.dense("", normal((1,)))], config=b'{"quant": {"block_size": 0}}')
+    data = amb.build([amb.dense("", normal((1,)))], config=b'{"quant": {"block_size": -1}}')
     warnings = wm.open(put(data)).verify().warnings
     assert len(warnings) == 2
     assert "quant" in warnings[0]

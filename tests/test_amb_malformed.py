@@ -379,7 +379,7 @@ def walked(source: Any, data: bytes) -> None:
 
 
 def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:
-    """Headers of records that are gone when the walk comes to them are a TruncatedError. (Data is not looked at.)"""
+    """Headers of records that are gone when the walk comes to them are a TruncatedError; data is not looked at."""
     data = sound()
     path = tmp_path / "shrinks.amb"
     for size in range(START, len(data) - len(SECOND.data)):

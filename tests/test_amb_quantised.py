@@ -187,7 +187,17 @@ def test_bare_blocks_without_a_word_are_of_32_with_halves(put: Any, config: byte
 
 @pytest.mark.parametrize(
     "quant",
-    [{"block_size": 64}, {"block_size": 33}, {"block_size": True}, {"block_size": "32"}, {"scale_type": "fp32"}, [], 5],
+    [
+        {"block_size": 64},
+        {"block_size": 33},
+        {"block_size": True},
+        {"block_size": 0},
+        {"block_size": -2},
+        {"block_size": "32"},
+        {"scale_type": "fp32"},
+        [],
+        5,
+    ],
     ids=repr,
 )
 def test_bare_blocks_that_the_configuration_does_not_fit(put: Any, quant: Any) -> None:
@@ -447,6 +457,7 @@ def test_tensors_from_memory_are_written(tmp_path: Path, scheme: str, block_size
         assert json.loads(config) == {"quant": quant}
         with wm.open(path, verify="full") as f:
             np.testing.assert_array_equal(np.asarray(f["q"]), np.asarray(q))
+            assert f.verify().warnings == ()
 
 
 def test_the_configuration_describes_most_of_the_file(tmp_path: Path) -> None:
@@ -456,6 +467,14 @@ def test_the_configuration_describes_most_of_the_file(tmp_path: Path) -> None:
     wm.save(tmp_path / "x.amb", {"a": few, "b": large, "c": np.zeros(1000, np.float32)})
     with wm.open(tmp_path / "x.amb") as f:
         assert f.config["quant"] == {"type": "int5_block", "block_size": 32, "scale_type": "fp32"}
+
+
+def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
+    """A list for a configuration is an EncodeError, with quantised tensors and without."""
+    q = QuantizedTensor("int4", (2,), bytes(3))
+    for tensors in ({}, {"q": q}):
+        with pytest.raises(wm.EncodeError, match="config"):
+            wm.save(tmp_path / "x.amb", tensors, config=[1])  # type: ignore[arg-type]
 
 
 def test_blocks_too_large_for_their_field(tmp_path: Path) -> None:
