@@ -216,6 +216,8 @@ LIES: dict[str, tuple[Callable[[str], bytes], Any]] = {
     "data one byte short": (lambda layout: make(layout, data=BODY[:-1]), wm.TruncatedError),
     "no data": (lambda layout: make(layout, data=b""), wm.TruncatedError),
     "one tensor fewer than counted": (lambda layout: make(layout, count=3), wm.FormatError),
+    # Forty tensors of the fewest bytes, and none left for the map that names them.
+    "tensors without names": (lambda layout: bt.raw(b"\0\x28" + bytes(160)), wm.TruncatedError),
 }
 
 

@@ -172,7 +172,7 @@ class _Reading:
             return TruncatedError(f"the header ends within {where}", field=field, offset=offset)
         if fault.kind == "BIN_COUNT":
             return TruncatedError(
-                f"{where}: a count or length",
+                _COUNTS[self._found.part].format(row=fault.row),
                 field=field,
                 offset=offset,
                 actual=actual,
@@ -249,6 +249,8 @@ class _Reading:
             name, position = self._header[position : position + length], position + length
             index, position = _integer(self._header, position)
             names[name] = index
+            if len(names) > count:  # a map may have millions of them
+                break
         if len(names) != count:
             raise self._error(fault)
         highest = max(names.values())  # of a name that is there twice, the last index counts
@@ -274,6 +276,16 @@ _PARTS = (
     ("the shape of tensor {row}", "shape"),
     ("the data offsets of tensor {row}", "data_offsets"),
     ("the map of names", "index_map"),
+)
+# The same, for a count or length that is too large; data offsets have none.
+_COUNTS = (
+    "the metadata: a count or length",
+    "the number of tensors",
+    "the length of the name of tensor {row}",
+    "",
+    "the number of dimensions of tensor {row}",
+    "",
+    "the map of names: a count or length",
 )
 
 

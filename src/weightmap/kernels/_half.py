@@ -18,6 +18,8 @@ __all__ = ["bf16_to_f32", "f16_to_f32", "half_variants", "unpack_f16_pairs", "wi
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
 _FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
+# More than C ever starts. It counts them in an int, which not every number of a caller fits.
+_MOST_THREADS = 1024
 
 
 def half_variants() -> tuple[str, str]:
@@ -209,7 +211,7 @@ def _run(
     elif out.dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
-    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, threads):
+    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, max(0, min(threads, _MOST_THREADS))):
         msg = "out overlaps what is converted"
         raise ValueError(msg)
     return out
