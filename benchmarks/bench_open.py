@@ -67,6 +67,8 @@ OPEN = {
     "embd_validated": ("weights", "ours", lambda path: open_ours(path, "header")),
     "embd_lazy": ("weights", "ours", lambda path: open_ours(path, "none")),
     "safetensors_by_weightmap": ("safetensors", "ours", lambda path: open_ours(path, "header")),
+    "bintensors_by_weightmap": ("bt", "ours", lambda path: open_ours(path, "header")),
+    "bintensors_spec_by_weightmap": ("spec.bt", "ours", lambda path: open_ours(path, "header")),
     "safetensors": ("safetensors", "rival", open_safetensors),
     "bintensors": ("bt", "rival", open_bintensors),
     "map_only": ("weights", "floor", map_only),
@@ -75,6 +77,7 @@ OPEN = {
 NAMES = {
     "embd_validated": ("weights", "ours", lambda path: names_ours(path, "header")),
     "safetensors_by_weightmap": ("safetensors", "ours", lambda path: names_ours(path, "header")),
+    "bintensors_by_weightmap": ("bt", "ours", lambda path: names_ours(path, "header")),
     "safetensors": ("safetensors", "rival", names_safetensors),
     "bintensors": ("bt", "rival", names_bintensors),
 }
@@ -85,7 +88,7 @@ NAMES = {
 def test_open(run, model, size, who):
     """Open a file, ready for look-ups by name, and close it."""
     suffix, role, function = OPEN[who]
-    pytest.importorskip({"bt": "bintensors"}.get(suffix, "safetensors"))
+    pytest.importorskip("bintensors" if suffix.endswith("bt") else "safetensors")
     label, path = model(size, suffix)
     run(f"open/{label}", role, function, path)
 
@@ -95,7 +98,7 @@ def test_open(run, model, size, who):
 def test_open_and_list_names(run, model, size, who):
     """Open a file and make the list of its names, Python strings."""
     suffix, role, function = NAMES[who]
-    pytest.importorskip({"bt": "bintensors"}.get(suffix, "safetensors"))
+    pytest.importorskip("bintensors" if suffix.endswith("bt") else "safetensors")
     label, path = model(size, suffix)
     names = run(f"open and list names/{label}", role, function, path)
     assert len(names) == len(set(names)) > 0

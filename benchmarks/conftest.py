@@ -44,7 +44,12 @@ def sizes(request):
 def model(sizes, tmp_path_factory):
     """Return model(size, suffix) -> label, path: the file of that size and format, written when first asked for."""
     folder = tmp_path_factory.mktemp("models")
-    writers = {"weights": files.write_embd, "safetensors": files.write_safetensors, "bt": files.write_bintensors}
+    writers = {
+        "weights": files.write_embd,
+        "safetensors": files.write_safetensors,
+        "bt": files.write_bintensors,
+        "spec.bt": files.write_bintensors_spec,
+    }
 
     def model(size, suffix):
         label, shapes = sizes[size]

@@ -107,3 +107,29 @@ def write_bintensors(path, shapes, dtype="float32"):
     from bintensors.numpy import save_file
 
     save_file({name: np.zeros(shape, dtype) for name, shape in shapes.items()}, path)
+
+
+def varint(value):
+    """Return an integer as bincode writes it."""
+    if value < 251:
+        return bytes([value])
+    if value < 1 << 16:
+        return struct.pack("<BH", 251, value)
+    return struct.pack("<BI", 252, value) if value < 1 << 32 else struct.pack("<BQ", 253, value)
+
+
+def write_bintensors_spec(path, shapes):
+    """Write a BinTensors file of the specification's layout, float32; the data is left sparse."""
+    parts, size = [b"\0", varint(len(shapes))], 0
+    for shape in shapes.values():
+        end = size + 4 * int(np.prod(shape))
+        parts += (b"\x0b", varint(len(shape)), *map(varint, shape), varint(size), varint(end))
+        size = end
+    parts.append(varint(len(shapes)))
+    for index, name in enumerate(shapes):
+        parts += (varint(len(name.encode())), name.encode(), varint(index))
+    header = b"".join(parts)
+    header += b" " * (-len(header) % 8)
+    with Path(path).open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)

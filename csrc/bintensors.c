@@ -30,11 +30,23 @@ typedef struct {
     uint64_t wide; /* where the first integer stands that takes more bytes than it needs; len when there is none */
     uint64_t row;  /* for faults: the tensor, or pair of a map, that is being read, */
     int32_t part;  /* and the part of it */
-    wm_fault *fault;
+    int tolerant;  /* 1: go on after a wrong value, to see how far the layout fits */
+    wm_fault fault;
+    int32_t faulty_part;
 } reader;
 
-static int fail(const reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t expected) {
-    wm_fail(r->fault, code, r->row, at, actual, expected);
+/* Notes a wrong value that does not keep the rest from being read; the first one counts. Returns 1 to go on. */
+static int note(reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t expected) {
+    if (r->fault.code == WM_FAULT_NONE) {
+        wm_fail(&r->fault, code, r->row, at, actual, expected);
+        r->faulty_part = r->part;
+    }
+    return r->tolerant;
+}
+
+/* Notes what ends the reading. Returns 0. */
+static int fail(reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t expected) {
+    note(r, code, at, actual, expected);
     return 0;
 }
 
@@ -81,21 +93,21 @@ static inline int read_string(reader *r, uint64_t *length) {
 }
 
 /* Whether a key of the metadata comes twice. Where the pairs lie is known to be within the header. */
-static int repeats_key(reader r, uint64_t count, wm_bintensors *out) {
+static int repeats_key(reader *r, reader pairs, uint64_t count, wm_bintensors *out) {
     if (count < 2) return 1;
     uint32_t *key = malloc(2 * count * sizeof *key); /* begin and end of each */
-    if (!key) return fail(&r, WM_FAULT_MEMORY, 0, 2 * count * sizeof *key, 0);
+    if (!key) return fail(r, WM_FAULT_MEMORY, 0, 2 * count * sizeof *key, 0);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t length = 0;
-        read_string(&r, &length);
-        key[2 * i] = (uint32_t)(r.pos - length);
-        key[2 * i + 1] = (uint32_t)r.pos;
-        read_string(&r, &length);
+        read_string(&pairs, &length);
+        key[2 * i] = (uint32_t)(pairs.pos - length);
+        key[2 * i + 1] = (uint32_t)pairs.pos;
+        read_string(&pairs, &length);
     }
     wm_fault fault = {0};
-    wm_keys_unique(r.data, count, key, &fault);
+    wm_keys_unique(r->data, count, key, &fault);
     free(key);
-    if (fault.code == WM_FAULT_MEMORY) return fail(&r, WM_FAULT_MEMORY, 0, fault.actual, 0);
+    if (fault.code == WM_FAULT_MEMORY) return fail(r, WM_FAULT_MEMORY, 0, fault.actual, 0);
     out->keys_in_doubt = fault.code != WM_FAULT_NONE;
     return 1;
 }
@@ -114,10 +126,10 @@ static int read_metadata(reader *r, wm_bintensors *out) {
         uint64_t at = r->pos, length;
         r->row = i / 2;
         if (!read_string(r, &length)) return 0;
-        if (!wm_utf8_valid(r->data + r->pos - length, length)) return fail(r, WM_FAULT_BIN_UTF8, at, 0, 0);
+        if (!wm_utf8_valid(r->data + r->pos - length, length) && !note(r, WM_FAULT_BIN_UTF8, at, 0, 0)) return 0;
     }
     out->metadata_end = r->pos;
-    return repeats_key(pairs, out->metadata_count, out);
+    return repeats_key(r, pairs, out->metadata_count, out);
 }
 
 /* The dtype and shape of tensor `row` and where its data lies. */
@@ -125,7 +137,7 @@ static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_
     uint64_t at = r->pos, code, ndim;
     r->part = WM_BIN_DTYPE;
     if (!read_integer(r, &code)) return 0;
-    if (code >= DTYPES) return fail(r, WM_FAULT_BIN_DTYPE, at, code, DTYPES);
+    if (code >= DTYPES && !note(r, WM_FAULT_BIN_DTYPE, at, code, DTYPES)) return 0;
     c->dtype[r->row] = (uint8_t)code;
     at = r->pos;
     r->part = WM_BIN_SHAPE;
@@ -147,17 +159,22 @@ static int read_map(reader *r, const wm_bintensors_columns *c, uint64_t n, wm_bi
     r->part = WM_BIN_MAP;
     out->map_begin = at;
     if (!read_count(r, ENTRY_LEAST, &count)) return 0;
-    if (count != n) return fail(r, WM_FAULT_BIN_MAP, at, count, n);
+    if (count != n && !note(r, WM_FAULT_BIN_MAP, at, count, n)) return 0;
     for (uint64_t i = 0; i < n; i++) c->bounds[i] = UINT32_MAX;
-    for (r->row = 0; r->row < n; r->row++) {
+    for (r->row = 0; r->row < count; r->row++) {
         uint64_t name = r->pos, length, index;
         if (!read_string(r, &length)) return 0;
         at = r->pos;
         if (!read_integer(r, &index)) return 0;
-        if (index >= n) return fail(r, WM_FAULT_BIN_INDEX, at, index, n);
-        if (c->bounds[index] != UINT32_MAX) return fail(r, WM_FAULT_BIN_ALIAS, at, index, n);
-        c->bounds[index] = (uint32_t)name;
+        if (index >= n) {
+            if (!note(r, WM_FAULT_BIN_INDEX, at, index, n)) return 0;
+        } else if (c->bounds[index] != UINT32_MAX) {
+            if (!note(r, WM_FAULT_BIN_ALIAS, at, index, n)) return 0;
+        } else {
+            c->bounds[index] = (uint32_t)name;
+        }
     }
+    if (r->fault.code != WM_FAULT_NONE) return 1;
     /* n entries, no index twice: each tensor has a name. The bytes are private, so lengths are what they were. */
     uint64_t names_len = 0;
     reader again = *r;
@@ -173,61 +190,73 @@ static int read_map(reader *r, const wm_bintensors_columns *c, uint64_t n, wm_bi
     return 1;
 }
 
-static int read_header(reader *r, const wm_bintensors_columns *c, int layout, wm_bintensors *out) {
+/* Reads a header to its end, or as far as it goes. */
+static void read_header(reader *r, const wm_bintensors_columns *c, int layout, wm_bintensors *out) {
     uint64_t n = 0, n_dims = 0, names_len = 0;
     *out = (wm_bintensors){.layout = layout};
-    if (!read_metadata(r, out)) return 0;
+    if (!read_metadata(r, out)) return;
     r->row = 0;
     r->part = WM_BIN_TENSORS;
-    if (!read_count(r, layout == SPEC ? TENSOR_LEAST : NAME_LEAST + TENSOR_LEAST, &n)) return 0;
+    if (!read_count(r, layout == SPEC ? TENSOR_LEAST : NAME_LEAST + TENSOR_LEAST, &n)) return;
     c->bounds[0] = c->dim_bounds[0] = 0;
     for (; r->row < n; r->row++) {
         uint64_t at = r->pos, length;
-        if (r->row >= c->cap) return fail(r, WM_FAULT_CAPACITY, at, n, c->cap);
+        if (r->row >= c->cap) {
+            fail(r, WM_FAULT_CAPACITY, at, n, c->cap);
+            return;
+        }
         if (layout == CURRENT) {
             r->part = WM_BIN_NAME;
-            if (!read_string(r, &length)) return 0;
+            if (!read_string(r, &length)) return;
             memcpy(c->names + names_len, r->data + r->pos - length, length);
             names_len += length;
             c->bounds[r->row + 1] = (uint32_t)names_len;
         }
-        if (!read_tensor(r, c, &n_dims)) return 0;
+        if (!read_tensor(r, c, &n_dims)) return;
+        if (c->end[r->row] > out->data_end) out->data_end = c->end[r->row];
     }
     out->n_tensors = n;
     out->n_dims = n_dims;
     out->names_len = names_len;
-    if (layout == SPEC && !read_map(r, c, n, out)) return 0;
+    if (layout == SPEC && !read_map(r, c, n, out)) return;
     c->bounds[n] = (uint32_t)out->names_len;
     out->end = r->pos;
     out->wide = r->wide;
-    for (uint64_t i = 0; i < n; i++)
-        if (c->end[i] > out->data_end) out->data_end = c->end[i];
-    return 1;
+    uint64_t rest = r->pos;
+    while (rest < r->len && r->data[rest] == ' ') rest++;
+    out->complete = rest == r->len && r->len - r->pos < 8;
+}
+
+/* How far a reading went. One without a fault is the file's own layout, and so is one to the very end, whatever values were
+ * wrong; tensors that all read well, up to the map of names, are hardly there by chance either. */
+static uint64_t progress(const reader *r, const wm_bintensors *out) {
+    if (r->fault.code == WM_FAULT_NONE) return UINT64_MAX;
+    if (out->complete) return UINT64_MAX - 1;
+    return r->part == WM_BIN_MAP && out->n_tensors > 0 ? r->len : r->pos;
 }
 
 int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
                        wm_bintensors *out, wm_fault *fault) {
-    wm_fault first = {0};
-    int32_t part = 0, listed = 0;
     *out = (wm_bintensors){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     /* Positions are kept in 32 bits; the format allows headers of 100 MB. */
     if (len >= UINT32_MAX || columns->names_cap < len || columns->dims_cap >= UINT32_MAX)
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len, columns->names_cap);
-    for (int layout = SPEC; layout <= CURRENT; layout++) {
-        if (!(layouts & layout)) continue;
-        reader r = {.data = header, .len = len, .wide = len, .fault = fault};
-        if (read_header(&r, columns, layout, out)) return 0;
-        /* Of two layouts that do not fit, the fault is that of the one that fitted further. Tensors that all read well, up to
-         * the map of names, are hardly there by chance. */
-        out->part = r.part;
-        if (layouts == (SPEC | CURRENT) && layout == SPEC)
-            first = *fault, part = r.part, listed = r.part == WM_BIN_MAP && out->n_tensors > 0;
-    }
-    if (first.code && (listed || first.at > fault->at)) {
-        *fault = first;
-        out->layout = SPEC;
-        out->part = part;
-    }
+    /* First as files should be. If that fails, once more to see whose fault it is. */
+    for (int tolerant = 0; tolerant < 2; tolerant++)
+        for (int layout = SPEC; layout <= CURRENT; layout++) {
+            if (!(layouts & layout)) continue;
+            reader r = {.data = header, .len = len, .wide = len, .tolerant = tolerant};
+            wm_bintensors found;
+            read_header(&r, columns, layout, &found);
+            found.progress = progress(&r, &found);
+            found.part = r.faulty_part;
+            if (!tolerant && r.fault.code != WM_FAULT_NONE) continue;
+            if (!tolerant || out->layout == 0 || found.progress > out->progress) {
+                *out = found;
+                *fault = r.fault;
+            }
+            if (!tolerant) return 0;
+        }
     return -1;
 }

@@ -38,7 +38,8 @@ void bf16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream)
 }
 
 /* ---------------------------------------------------------------------------------------------- entry points */
-enum { FLOATS_A_THREAD = 1 << 20 }; /* 4 MiB of output */
+/* 4 MiB of output, in the third-level cache 0.3 ms of work: many times what starting a thread takes. */
+enum { FLOATS_A_THREAD = 1 << 20 };
 
 typedef struct {
     wm_half_fn *convert;

@@ -64,6 +64,7 @@ int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *
 int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 /* bfloat16. The bits moved up by 16 and nothing else: a signalling NaN stays one. */
 int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+
 /* ------------------------------------------------------------------------------------------ quantised blocks
  * Integers q of `bits` bits, two's complement, of which value = scale * q, one multiplication of float32; the scale of type 0
  * is a float32, of type 1 a float16, widened exactly. Codes lie back to back, the first in the lowest bits of byte 0.
@@ -185,7 +186,18 @@ enum {
     WM_FAULT_BIN_ALIAS = 55,       /* row: entry of the map, actual: an index that an earlier entry has */
     WM_FAULT_BIN_MAP = 56,         /* actual: entries of the map, expected: number of tensors */
     /* layers of CNN v2 */
-    WM_FAULT_LAYER_ZERO = 64,       /* row, at: kernel_size, in_channels or out_channels that is 0 */
+    WM_FAULT_LAYER_ZERO = 64,      /* row, at: kernel_size, in_channels or out_channels that is 0 */
+    /* records of AMB; at: where the field stands, from the start of the file */
+    WM_FAULT_AMB_END = 72,         /* row: the section ends within a field; actual: bytes left, expected: bytes needed */
+    WM_FAULT_AMB_DATA = 73,        /* row: data_size (actual) is more than the section has left (expected) */
+    WM_FAULT_AMB_NAMES = 74,       /* row: names that together have more bytes (actual) than allowed (expected) */
+    WM_FAULT_AMB_PADDING = 75,     /* row, actual: a byte of padding that is not 0 */
+    WM_FAULT_AMB_UNPADDED = 76,    /* row: of the last record's padding `actual` bytes are there, not `expected` */
+    WM_FAULT_AMB_QUANT_TYPE = 77,  /* row, actual, expected */
+    WM_FAULT_AMB_BLOCK_SIZE = 78,  /* row, actual */
+    WM_FAULT_AMB_SCALE_TYPE = 79,  /* row, actual */
+    WM_FAULT_AMB_SCHEME_SIZE = 80, /* row, actual: data_size, expected: by shape, block size and type of the scales */
+    WM_FAULT_AMB_READ = 81,        /* at: what cannot be read; actual: errno, or 0 where the file ends */
     /* quantised blocks of different kinds */
     WM_FAULT_ADAPTIVE_SIZE = 96,   /* actual: bytes of the data, expected: bytes by the mask */
     WM_FAULT_ADAPTIVE_MASK = 97,   /* row: a block whose kind is 3 */
@@ -243,8 +255,9 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
  *
  * Capacities: names names_cap >= len bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap, below
  * 2^32 - 1, as is len. A tensor takes at least 5 bytes, so cap = len / 5 + 1 and dims_cap = len are always enough. A file with
- * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled and
- * out->layout the layout that it is about: of two, that which fitted further.
+ * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled, the first
+ * one of the layout that could be read further; that is out->layout. After the faults BIN_ALIAS and BIN_MAP the columns of
+ * layout 1, read alone, are filled but for the names.
  */
 typedef struct {
     uint64_t cap, dims_cap, names_cap;
@@ -265,6 +278,8 @@ typedef struct {
     uint64_t wide;                         /* where an integer takes more bytes than it needs; len when none does */
     int32_t layout;
     int32_t part;                          /* with a fault: the part of the header that was being read */
+    int32_t complete;                      /* 1 when nothing but a proper padding follows what was read */
+    uint64_t progress;                     /* how far the reading went, for comparisons */
     int32_t keys_in_doubt;                 /* 1 when keys of the metadata repeat, or their hashes collide too much to tell */
 } wm_bintensors;
 enum {
@@ -294,6 +309,49 @@ typedef struct {
 int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t names_cap, uint8_t *names, uint32_t *bounds,
                   uint8_t *dtype, uint64_t *dims, uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_cnn *out,
                   wm_fault *fault);
+
+/* --------------------------------------------------------------------------------------------------------- AMB
+ * Walks the records of an AMB file, in its bytes [begin, end), and turns them into columns as wm_safetensors_scan has them,
+ * offsets relative to `begin`. Reads a window of some kilobytes at each record's header, and nothing of the data but the
+ * header of quantised data: by pread from the descriptor fd or, with fd -1, from memory. dtype[i] is the format's code, 0
+ * to 8, but 9 for quantised int8. All of a record is checked but its name (see wm_columns_check); of adaptive data, the size
+ * within bounds. The first padding byte that is not 0 and the absence of padding at the end are faults, or with `lax` noted.
+ *
+ * Capacities as of wm_bintensors_scan, and all may be 0 but for the bounds: the walk goes on where they do not suffice, out
+ * has what they would have to be, and the columns hold the first records alone. Returns 0, or -1 with *fault filled and
+ * the number of sound records in out->n_tensors.
+ */
+typedef struct {
+    int32_t fd;
+    int32_t lax;
+    const uint8_t *data; /* with fd -1: the file, of `size` bytes */
+    uint64_t size;
+    uint64_t begin, end;
+    uint64_t origin;          /* padding goes to multiples of 8 from here on: 0, or begin */
+    uint64_t max_tensors;     /* one more is a fault CAPACITY */
+    uint64_t max_names;       /* of all names together; below 2^32 - 1 */
+    uint64_t bare_block_size; /* of blocks without a header, */
+    uint64_t bare_scale;      /* and bytes of a scale in them; 0: there are no such blocks */
+} wm_amb_section;
+typedef struct {
+    uint64_t n_tensors, n_dims, names_len;
+    uint64_t odd_padding; /* where padding is not 0; 0 for nowhere */
+    uint64_t unpadded;    /* where the padding of the last record should be and is not; 0 when it is there */
+    int32_t part;         /* with a fault: the field that it is about */
+} wm_amb;
+enum {
+    WM_AMB_NAME_LENGTH = 0,
+    WM_AMB_NAME = 1,
+    WM_AMB_NDIM = 2,
+    WM_AMB_SHAPE = 3,
+    WM_AMB_DTYPE = 4,
+    WM_AMB_DATA_SIZE = 5,
+    WM_AMB_QUANT_TYPE = 6,
+    WM_AMB_BLOCK_SIZE = 7,
+    WM_AMB_SCALE_TYPE = 8,
+    WM_AMB_PADDING = 9
+};
+int wm_amb_walk(const wm_amb_section *section, const wm_bintensors_columns *columns, wm_amb *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes

@@ -110,8 +110,11 @@ static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault 
         *nbytes = end - offset;
         return 0;
     }
-    if (!mul(count, bits, &total)) return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
-    *nbytes = empty ? 0 : (total + 7) / 8;
+    /* Whole bytes are counted as such: numpy has arrays without elements whose dimensions make 2^63 bits or more. */
+    uint64_t packed = bits % 8;
+    if (!mul(count, packed ? bits : bits / 8, &total))
+        return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
+    *nbytes = empty ? 0 : packed ? (total + 7) / 8 : total;
     return 0;
 }
 

@@ -174,7 +174,7 @@ LIES: dict[str, tuple[Callable[[str], bytes], Any]] = {
     "end of 2**64 - 1": (lambda layout: make(layout, (A, B._replace(end=FULL))), wm.FormatError),
     "begin and end past 2**63": (
         lambda layout: make(layout, (A._replace(begin=2**63 + 8, end=2**63 + 16), B)),
-        wm.LayoutError,
+        wm.FormatError,
     ),
     # Sizes.
     "one row too many": (lambda layout: make(layout, (A._replace(shape=(3,)), B)), wm.LayoutError),
@@ -216,7 +216,6 @@ LIES: dict[str, tuple[Callable[[str], bytes], Any]] = {
     "data one byte short": (lambda layout: make(layout, data=BODY[:-1]), wm.TruncatedError),
     "no data": (lambda layout: make(layout, data=b""), wm.TruncatedError),
     "one tensor fewer than counted": (lambda layout: make(layout, count=3), wm.FormatError),
-    "one tensor more than counted": (lambda layout: make(layout, count=1), wm.FormatError),
 }
 
 
@@ -237,6 +236,46 @@ def test_one_lie(case: str, layout: str, put: Callable[..., Path]) -> None:
         with pytest.raises(wm.FormatError):
             exercise(wm.open(path, mode=mode))
     assert survives(path.read_bytes())
+
+
+# The field that an error names, and the byte of the lie itself or of the tensor that tells it.
+NAMED = {
+    "n past the end": ("n", None),
+    "option tag 2": ("metadata", 8),
+    "255 as number of tensors": ("tensors", 9),
+    "255 as number of metadata": ("metadata", 9),
+    "255 as length of a key": ("metadata", 10),
+    "dtype 15": ("dtype", "first"),
+    "key not UTF-8": ("metadata", 10),
+    "hole": ("data_offsets", "second"),
+    "overlap": ("data_offsets", "second"),
+    "out of order": ("data_offsets", "first"),
+    "product of 2**64 is 0": ("shape", "second"),
+    "65 dimensions": ("ndim", "second"),
+    "one name twice": ("name", "second"),
+}
+
+
+@every_layout
+@pytest.mark.parametrize("case", NAMED)
+def test_errors_name_field_and_place(case: str, layout: str) -> None:
+    """The error names the field that lies and a byte of its header, in the tensor that it is about."""
+    field, place = NAMED[case]
+    with pytest.raises(wm.FormatError) as caught:
+        wm.open(memoryview(LIES[case][0](layout)), format="bintensors")
+    assert caught.value.field == field
+    # A tensor takes 5 bytes in the one layout (dtype, ndim, dimension, begin, end), and a name of 2 more in the other.
+    width = 5 if layout == "spec" else 7
+    starts = {"first": range(10, 10 + width), "second": range(10 + width, 10 + 2 * width)}
+    if place is not None:
+        assert caught.value.offset in (starts[place] if isinstance(place, str) else (place,))
+
+
+@every_layout
+def test_a_tensor_more_than_counted(layout: str) -> None:
+    """A second tensor behind the one that is counted is no padding, and its data is not expected."""
+    with pytest.raises(wm.FormatError):
+        wm.open(memoryview(make(layout, count=1)), format="bintensors")
 
 
 @every_layout
@@ -408,8 +447,9 @@ def test_the_last_of_two_metadata_values_wins(layout: str) -> None:
         ([("a", 1), ("b", 1)], {"a": BODY[8:], "b": BODY[8:]}),
         ([("a", 0), ("b", 1), ("a", 1)], {"a": BODY[8:], "b": BODY[8:]}),
         ([("a", 1), ("b", 1), ("a", 0)], {"a": BODY[:8], "b": BODY[8:]}),
+        ([("a", 17), ("b", 1), ("a", 0)], {"a": BODY[:8], "b": BODY[8:]}),
     ],
-    ids=["both the first", "both the second", "a second time", "a second time, then right"],
+    ids=["both the first", "both the second", "a second time", "a second time, then right", "past the end, then right"],
 )
 def test_index_maps_that_only_0_0_5_accepts(index: list[tuple[str, int]], found: dict[str, bytes]) -> None:
     """Two names for one tensor are a LayoutError; with strict=False each name is what 0.0.5 takes it for."""

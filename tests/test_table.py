@@ -41,7 +41,7 @@ def verdict(rows, names, data_size, alignment, max_gap, lax):
                     return "TABLE_OVERFLOW", i
         if any(dims[ndim:]):
             return "TABLE_UNUSED_DIM", i
-        if count * BITS[code] > LIMIT:
+        if count * BITS[code] // 8 > LIMIT:
             return "TABLE_OVERFLOW", i
         nbytes = 0 if 0 in dims[:ndim] else count * BITS[code] // 8
         if offset + nbytes > data_size:
@@ -239,7 +239,7 @@ def test_no_memory_is_no_fault_of_the_file():
     """When C finds no memory for its own table, that is a MemoryError, and the file is not called damaged."""
     fault = ffi.new("wm_fault *", {"code": lib.WM_FAULT_MEMORY, "actual": 4096})
     with pytest.raises(MemoryError, match="4096 bytes"):
-        _tables._fault(fault)
+        _tables.fault_of(fault)
 
 
 def columns_of(names):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from weightmap.comparison import DiffReport, TensorDiff, diff
     from weightmap.conversion import ConvertReport, convert
     from weightmap.embeddings import Embeddings
+    from weightmap.quant import QuantizedTensor, quantize
     from weightmap.saving import save
 
 __version__ = "0.1.0"
@@ -59,6 +60,7 @@ __all__ = [
     "MissingDependencyError",
     "NotRegularFileError",
     "QuantError",
+    "QuantizedTensor",
     "TensorDiff",
     "TensorFile",
     "TensorFileError",
@@ -75,6 +77,7 @@ __all__ = [
     "kernels",
     "load",
     "open",
+    "quantize",
     "save",
 ]
 
@@ -83,9 +86,11 @@ _ON_DEMAND = {
     "ConvertReport": "conversion",
     "DiffReport": "comparison",
     "Embeddings": "embeddings",
+    "QuantizedTensor": "quant",
     "TensorDiff": "comparison",
     "convert": "conversion",
     "diff": "comparison",
+    "quantize": "quant",
     "save": "saving",
 }
 

@@ -12,7 +12,7 @@ from weightmap.file import TensorFile
 from weightmap.opening import open as open_file
 
 if TYPE_CHECKING:
-    from weightmap.source import Source
+    from weightmap.reading import Located
     from weightmap.strings import Vocabulary
     from weightmap.table import Row
 
@@ -110,13 +110,15 @@ def diff(a: Any, b: Any) -> DiffReport:
     return DiffReport(a.name, b.name, only_in_a, only_in_b, changed, metadata, _vocabularies(a.vocab, b.vocab))
 
 
-def _compare(name: str, a: tuple[Source, Row], b: tuple[Source, Row]) -> TensorDiff | None:
-    (source_a, row_a), (source_b, row_b) = a, b
+def _compare(name: str, a: Located, b: Located) -> TensorDiff | None:
+    (source_a, row_a, _), (source_b, row_b, _) = a, b
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
     if row_a.dtype is not row_b.dtype:
         return TensorDiff(name, "dtype", text_a, text_b, None, None)
     if row_a.shape != row_b.shape:
         return TensorDiff(name, "shape", text_a, text_b, None, None)
+    if row_a.dtype.quantized:
+        return _compare_decoded(name, a, b, (text_a, text_b))
     different, largest = 0, 0.0
     size = row_a.dtype.bits // 8
     pairs = zip(source_a.chunks(row_a.offset, row_a.nbytes), source_b.chunks(row_b.offset, row_b.nbytes), strict=True)
@@ -132,6 +134,19 @@ def _compare(name: str, a: tuple[Source, Row], b: tuple[Source, Row]) -> TensorD
         different += int(apart.sum())
         largest = float(np.maximum(largest, _distance(raw, apart, row_a)))
     return TensorDiff(name, "values", text_a, text_b, different, largest) if different else None
+
+
+def _compare_decoded(name: str, a: Located, b: Located, texts: tuple[str, str]) -> TensorDiff | None:
+    """Compare two quantised tensors by their bytes, or else by what these decode to."""
+    left, right = a.decoder(), b.decoder()
+    if (left.block_size, left.scale_type) != (right.block_size, right.scale_type):
+        return TensorDiff(name, "dtype", repr(left), repr(right), None, None)
+    if np.array_equal(left.payload, right.payload):
+        return None
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(left.dequantize(np.float64) - right.dequantize(np.float64))
+    different = int((distance != 0).sum())
+    return TensorDiff(name, "values", *texts, different, float(distance.max(initial=0)))
 
 
 def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import fnmatch
+import functools
+import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap import hub
-from weightmap.dtypes import DTYPES, DType, numpy_dtype
+from weightmap.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
 from weightmap.errors import EncodeError, TensorFileError
 from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
 from weightmap.opening import open as open_file
+from weightmap.payload import from_quantized
+from weightmap.quantizing import FLOATING, QuantizedInfo, Quantizer, matches
 from weightmap.saving import choose, choose_layout, plan_request, write_plan
 from weightmap.sharded import find_model
 
@@ -23,12 +26,14 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from weightmap.file import TensorFile
+    from weightmap.reading import Located
     from weightmap.source import Source
     from weightmap.table import Row
 
 __all__ = ["ConvertReport", "convert"]
 
-_FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+# Elements of a quantised tensor that are decoded at once.
+_PIECE = 1 << 18
 
 
 class ConvertReport(NamedTuple):
@@ -47,6 +52,8 @@ class ConvertReport(NamedTuple):
         Name of each tensor that was left out, and the reason.
     warnings : tuple of str
         What else did not go along.
+    quantized : tuple of QuantizedInfo
+        What became of each tensor that was quantised.
     """
 
     src: str
@@ -57,6 +64,7 @@ class ConvertReport(NamedTuple):
     nbytes: int
     dropped: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
+    quantized: tuple[QuantizedInfo, ...] = ()
 
 
 def convert(
@@ -70,6 +78,11 @@ def convert(
     dtype: DTypeLike | str | None = None,
     quantize: str | None = None,
     block_size: int | None = None,
+    scale_type: str = "fp16",
+    bits: float = 5.0,
+    quantize_include: str | Sequence[str] | None = None,
+    quantize_exclude: str | Sequence[str] | None = None,
+    threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
     limits: Limits | None = None,
 ) -> ConvertReport:
@@ -87,9 +100,19 @@ def convert(
     include, exclude : glob or sequence of globs, optional
         Over tensor names: a tensor is taken when some `include` matches (default: all) and no `exclude` does.
     dtype : dtype_like, optional
-        Convert floating-point tensors to this type; others stay as they are. Values out of range become infinite.
-    quantize, block_size
-        For formats that hold quantised tensors; none is written yet.
+        Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values out
+        of range become infinite.
+    quantize : str, optional
+        Quantise by this scheme, for formats that hold such tensors (AMB): see `weightmap.quantize`. One-dimensional
+        tensors and embeddings (by their names) stay as they are, and so do tensors that are quantised already.
+    block_size : int, optional
+        Elements of a block; 32 when not given.
+    scale_type, bits : str, float
+        As of `weightmap.quantize`.
+    quantize_include, quantize_exclude : glob or sequence of globs, optional
+        Quantise just the floating-point tensors whose names match, whatever they are; leave those that match as they are.
+    threads : int
+        At most this many threads share the work of quantising.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target.
     limits : Limits, optional
@@ -113,9 +136,20 @@ def convert(
     directory = hub.read_directory(source, model) if os.path.isdir(source) else None
     try:
         found = choose(target, format, layout)
-        if quantize is not None or block_size is not None:
-            msg = f"format {found.name} holds no quantised tensors"
-            raise EncodeError(msg)
+        quantizer = None
+        if quantize is not None:
+            quantizer = Quantizer(
+                quantize,
+                block_size=32 if block_size is None else block_size,
+                scale_type=scale_type,
+                bits=bits,
+                threads=threads,
+                include=quantize_include,
+                exclude=quantize_exclude,
+            )
+        elif block_size is not None:
+            msg = "block_size= is for quantize=, which was not given"
+            raise ValueError(msg)
         wanted = None if dtype is None else _floating(dtype)
     except TensorFileError as error:
         raise error.located(path=target) from None
@@ -128,7 +162,8 @@ def convert(
             raise error.located(path=target, format=found.name) from None
         dropped: list[tuple[str, str]] = []
         payloads = []
-        for name, (at, row) in zip(file, file.located(), strict=True):
+        for name, place in zip(file, file.located(), strict=True):
+            at, row, _ = place
             if not _taken(name, include, exclude):
                 continue
             if _position_ids(name, row) and "int64" not in found.dtypes[chosen] and _counts(at, row):
@@ -136,7 +171,11 @@ def convert(
                     (name, f"{found.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}")
                 )
                 continue
-            payloads.append(_payload(name, at, row, wanted))
+            chosen_here = quantizer is not None and quantizer.wants(name, place)
+            try:
+                payloads.append(quantizer.payload(name, place) if chosen_here else _payload(name, place, wanted))  # type: ignore[union-attr]
+            except TensorFileError as error:
+                raise error.located(path=source) from None
         try:
             limits.check("max_copy_bytes", sum(payload.nbytes for payload in payloads), "bytes of tensors to copy")
         except TensorFileError as error:
@@ -147,7 +186,17 @@ def convert(
         request = Request(payloads, chosen, **extras)
         plan = plan_request(target, found, request)
         write_plan(target, plan, progress=progress)
-    return ConvertReport(source, target, found.name, chosen, len(payloads), plan.size, tuple(dropped), tuple(warnings))
+    return ConvertReport(
+        source,
+        target,
+        found.name,
+        chosen,
+        len(payloads),
+        plan.size,
+        tuple(dropped),
+        tuple(warnings),
+        () if quantizer is None else tuple(quantizer.done),
+    )
 
 
 def _floating(dtype: DTypeLike | str) -> DType:
@@ -155,17 +204,14 @@ def _floating(dtype: DTypeLike | str) -> DType:
         name = dtype if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype).name
     except TypeError:
         name = repr(dtype)
-    if name not in _FLOATING:
-        msg = f"dtype is {name}, expected one of {', '.join(_FLOATING)}"
+    if name not in FLOATING:
+        msg = f"dtype is {name}, expected one of {', '.join(FLOATING)}"
         raise ValueError(msg)
     return DTYPES[name]
 
 
 def _taken(name: str, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> bool:
-    def matches(globs: str | Sequence[str]) -> bool:
-        return any(fnmatch.fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs))
-
-    return (not include or matches(include)) and not (exclude and matches(exclude))
+    return (not include or matches(name, include)) and not (exclude and matches(name, exclude))
 
 
 def _position_ids(name: str, row: Row) -> bool:
@@ -183,11 +229,43 @@ def _counts(source: Source, row: Row) -> bool:
     return True
 
 
-def _payload(name: str, source: Source, row: Row, wanted: DType | None) -> Payload:
-    if wanted is None or row.dtype.name not in _FLOATING or row.dtype is wanted:
+def _payload(name: str, place: Located, wanted: DType | None) -> Payload:
+    source, row, _ = place
+    if row.dtype.quantized:
+        if wanted is None:
+            return _as_quantized(name, place)
+        size = math.prod(row.shape)
+        return Payload(name, wanted, row.shape, size * wanted.bits // 8, functools.partial(_decoded, place, wanted))
+    if wanted is None or row.dtype.name not in FLOATING or row.dtype is wanted:
         return Payload(name, row.dtype, row.shape, row.nbytes, lambda: source.chunks(row.offset, row.nbytes))
     nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
     return Payload(name, wanted, row.shape, nbytes, lambda: _cast(source, row, wanted))
+
+
+def _as_quantized(name: str, place: Located) -> Payload:
+    """Return a quantised tensor as it is. Its bytes are read when they are written."""
+    model = from_quantized(name, place.decoder())
+
+    def chunks() -> Iterator[Any]:
+        yield place.decoder().payload
+
+    return Payload(
+        name,
+        SCHEMES[model.dtype.name],
+        model.shape,
+        model.nbytes,
+        chunks,
+        block_size=model.block_size,
+        scale_type=model.scale_type,
+    )
+
+
+def _decoded(place: Located, wanted: DType) -> Iterator[memoryview]:
+    tensor, target = place.decoder(), numpy_dtype(wanted)
+    for start in range(0, tensor.size, _PIECE):
+        values = tensor.flat(start, min(start + _PIECE, tensor.size))
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield memoryview(values.astype(target).view(np.uint8))
 
 
 def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:

@@ -14,6 +14,7 @@ __all__ = ["table_error"]
 
 # numpy arrays have at most this many dimensions: no format's rule.
 NUMPY_MAX_NDIM = 64
+_INT64_MAX = (1 << 63) - 1
 # What messages call these fields where a format has no name of its own for them.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
 
@@ -67,6 +68,8 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR09
         problem = "overlaps the tensor before it" if kind == "TABLE_OVERLAP" else "leaves a hole"
         what, expected = f"{label}: it {problem}: {offset_word}", f"{bound}, where the tensor before it ends"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
+    if kind == "TABLE_SIZE" and fault.actual > _INT64_MAX:
+        return LayoutError(f"{label}: its data ends before it begins", field="data_offset", offset=at)
     if kind == "TABLE_SIZE":
         what, expected = f"{label}: {size_word}", f"{bound} by its shape and dtype"
         return LayoutError(what, field="data_size", offset=at, actual=actual, expected=expected)

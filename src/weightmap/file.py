@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES, numpy_dtype
+from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError
 from weightmap.formats import Content, Options, Verification
-from weightmap.table import Rules, Table, TensorInfo
+from weightmap.reading import Located, read
+from weightmap.table import Row, Rules, Table, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from weightmap.embeddings import Embeddings
+    from weightmap.quant import QuantizedTensor
     from weightmap.source import Source
     from weightmap.strings import Vocabulary
-    from weightmap.table import Row
 
 __all__ = ["TensorFile", "VerifyReport"]
 
 # Fewer tensors than this are made one by one.
 _RUN = 4
+_OCTET = np.dtype(np.uint8)
 
 
 class VerifyReport(NamedTuple):
@@ -112,8 +114,14 @@ class TensorFile(Mapping[str, Any]):
             table = self._table
             i = table.find(name)
             if i >= 0:
-                dtype, shape, offset, nbytes = table.row(i)
-                return source.array(dtype.numpy or numpy_dtype(dtype), shape, offset, nbytes)
+                row = table.row(i)
+                dtype, shape, offset, nbytes = row
+                stored = dtype.numpy
+                if stored is None:
+                    if dtype.quantized:
+                        return self._quantized(row)
+                    stored = numpy_dtype(dtype)
+                return source.array(stored, shape, offset, nbytes)
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
         raise self._not_found(name)
@@ -156,32 +164,40 @@ class TensorFile(Mapping[str, Any]):
         """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
         return self._source.name
 
-    def locate(self, name: str) -> tuple[Source, Row]:
-        """Return the source of a tensor and its row: where it lies, for what copies bytes and makes no array."""
+    def locate(self, name: str) -> Located:
+        """Return where a tensor lies."""
         self._check_open()
         i = self._table.find(name)
         if i < 0:
             raise self._not_found(name)
         try:
-            return self._source, self._table.row(i)
+            return Located(self._source, self._table.row(i), self._content.quantized)
         except TensorFileError as error:
             raise error.located(path=self._source.name, format=self.format) from None
 
-    def located(self) -> Iterator[tuple[Source, Row]]:
+    def located(self) -> Iterator[Located]:
         """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
-        source = self._source
+        source, quantized = self._source, self._content.quantized
         try:
             for row in self._table.rows():
-                yield source, row
+                yield Located(source, row, quantized)
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
 
-    def _arrays(self) -> Iterator[NDArray[Any]]:
+    def _quantized(self, row: Row) -> QuantizedTensor:
+        """Return a quantised tensor over the mapped bytes."""
+        assert self._content.quantized is not None  # noqa: S101 - a format that has schemes has this
+        return self._content.quantized(row, self._source.array(_OCTET, (row.nbytes,), row.offset, row.nbytes))
+
+    def _arrays(self) -> Iterator[Any]:
         """Yield all tensors."""
         self.check_unchanged()
         source = self._source
         try:
             for dtype, shape, offset, nbytes, count, step in self._table.runs():
+                if dtype.quantized:
+                    yield self._quantized(Row(dtype, shape, offset, nbytes))
+                    continue
                 stored = dtype.numpy or numpy_dtype(dtype)
                 if count >= _RUN and shape and nbytes:
                     # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a
@@ -233,7 +249,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def has_metadata(self) -> bool:
         """Whether the file has metadata, be it empty: safetensors and BinTensors tell that from none."""
-        return self._content.has_metadata or bool(self.metadata)
+        return self._content.has_metadata
 
     @property
     def vocab(self) -> Vocabulary | None:
@@ -269,20 +285,21 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        return _info(name, self.locate(name)[1])
+        return _info(name, self.locate(name).row)
 
     def infos(self) -> list[TensorInfo]:
         """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
-        return [_info(name, row) for name, (_, row) in zip(self, self.located(), strict=True)]
+        return [_info(name, row) for name, (_, row, _) in zip(self, self.located(), strict=True)]
 
     # -------------------------------------------------------------------------------------------------- reading
     def read(
         self, name: str, dtype: DTypeLike = np.float32, *, out: NDArray[Any] | None = None, threads: int | None = None
     ) -> NDArray[Any]:
-        """Return a tensor as a new dense array of the wanted dtype.
+        """Return a tensor as a new dense array of the wanted dtype: widened, decoded or just copied.
 
         Unlike ``f[name]`` this copies: it reads the file (never through the mapping, so a file that shrinks meanwhile
         is an exception) and converts, piece by piece. What was written to arrays in mode "cow" does not show here.
+        float16 and bfloat16 become float32 as `weightmap.kernels.f16_to_f32` and `bf16_to_f32` say.
 
         Parameters
         ----------
@@ -292,7 +309,7 @@ class TensorFile(Mapping[str, Any]):
         out : ndarray, optional
             Filled in place and returned; of the tensor's shape, of any dtype and strides.
         threads : int, optional
-            Number of threads that may share the work. One is used today.
+            At most this many threads share the work of a large tensor; one when not given.
 
         Raises
         ------
@@ -302,37 +319,11 @@ class TensorFile(Mapping[str, Any]):
         ValueError
             When `out` has another shape, or cannot be written.
         """
-        del threads
+        place = self.locate(name)
         try:
-            return self._read(name, dtype, out)
+            return read(place, dtype, out, threads, self._options.limits, f"tensor {name!r}")
         except TensorFileError as error:
-            raise error.located(path=self._source.name, format=self.format) from None
-
-    def _read(self, name: str, dtype: DTypeLike, out: NDArray[Any] | None) -> NDArray[Any]:
-        source, row = self.locate(name)
-        try:
-            source.check_unchanged()
-            stored = numpy_dtype(row.dtype)
-            if out is None:
-                self._options.limits.check("max_copy_bytes", row.nbytes, f"size of tensor {name!r}")
-                # Names that only ml_dtypes gives a meaning, such as "bfloat16", are names here as well.
-                named = DTYPES.get(dtype) if isinstance(dtype, str) else None
-                out = np.empty(row.shape, dtype if named is None else numpy_dtype(named))
-        except TensorFileError as error:
-            raise error.located(path=source.name, format=self.format) from None
-        if out.shape != row.shape:
-            msg = f"out has shape {out.shape}, tensor {name!r} has {row.shape}"
-            raise ValueError(msg)
-        flat = out.reshape(-1) if out.flags.c_contiguous else None
-        target = np.empty(out.size, out.dtype) if flat is None else flat
-        position = 0
-        for chunk in source.chunks(row.offset, row.nbytes):
-            piece = np.frombuffer(chunk, stored)
-            target[position : position + len(piece)] = piece
-            position += len(piece)
-        if flat is None:
-            out[...] = target.reshape(out.shape)
-        return out
+            raise error.located(path=place.source.name, format=self.format) from None
 
     def prefetch(self, names: str | Sequence[str] | None = None) -> None:
         """Ask the kernel to bring the pages of these tensors (default: all) into memory. Returns at once.
@@ -349,7 +340,7 @@ class TensorFile(Mapping[str, Any]):
         names = [names] if isinstance(names, str) else names
         located = self.located() if names is None else map(self.locate, names)
         wanted: dict[Source, list[tuple[int, int]]] = {}
-        for source, row in located:
+        for source, row, _ in located:
             wanted.setdefault(source, []).append((row.offset, row.nbytes))
         for source, ranges in wanted.items():
             source.will_need(ranges)

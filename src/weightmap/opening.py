@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.file import TensorFile
-from weightmap.formats import HEAD, Options, by_name, identify
+from weightmap.formats import HEAD, Options, by_name, identify, mistaken
 from weightmap.limits import Limits
 from weightmap.source import MODES, Source
 
@@ -125,7 +125,8 @@ def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
         try:
             content = found.parse(source, head, parsing)
         except TensorFileError as error:
-            raise error.located(path=None, format=found.name) from None
+            instead = mistaken(found, head) if options["format"] is None else None
+            raise instead or error.located(path=None, format=found.name) from None
         vocab = content.vocab
         if vocab is not None:
             vocab.path, vocab.format = source.name, found.name

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.dtypes import dtype_of
+from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
 from weightmap.formats import Payload
+from weightmap.quant import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-__all__ = ["from_arrays", "pieces"]
+__all__ = ["from_arrays", "from_quantized", "pieces"]
 
 # A piece fits into the L2 cache, so a copy that a writer makes of it costs little.
 PIECE = 1 << 20
@@ -68,6 +70,9 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
     """
     payloads, reasons = [], []
     for name, value in tensors.items():
+        if isinstance(value, QuantizedTensor) and isinstance(name, str):
+            payloads.append(from_quantized(name, value))
+            continue
         array = value if type(value) is np.ndarray else _asarray(value)
         dtype = None if array is None else dtype_of(array.dtype)
         if not isinstance(name, str):
@@ -81,6 +86,14 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
         msg = f"these cannot be written: {'; '.join(reasons)}"
         raise EncodeError(msg)
     return payloads
+
+
+def from_quantized(name: str, value: QuantizedTensor) -> Payload:
+    """Return what is to be written for a quantised tensor: its bytes as they are."""
+    dtype, block_size, scale_type = SCHEMES[value.scheme], value.block_size, value.scale_type
+    octets = np.ascontiguousarray(value.payload)
+    chunks = functools.partial(pieces, octets)
+    return Payload(name, dtype, value.shape, value.nbytes, chunks, block_size=block_size, scale_type=scale_type)
 
 
 def _asarray(value: Any) -> NDArray[Any] | None:

@@ -257,6 +257,12 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
         if foreign:
             msg = f"{found.title} has no place for {', '.join(foreign)}"
             raise EncodeError(msg)
+        schemes = found.schemes.get(request.layout, frozenset())
+        quantized = [t for t in request.tensors if t.dtype.quantized and t.dtype.name not in schemes]
+        if quantized:
+            named = ", ".join(f"{t.name!r} ({t.dtype.name})" for t in quantized[:100])
+            msg = f"{found.title} holds no tensors quantised like these, decode them first: {named}"
+            raise EncodeError(msg)
         keys = found.metadata_keys
         homeless = [] if keys is None else [repr(key)[:80] for key in request.metadata or () if key not in keys]
         if homeless:
@@ -289,7 +295,7 @@ def save(
     ----------
     path : str, bytes or os.PathLike
         An existing file is replaced and keeps its mode; a symbolic link is followed.
-    tensors : mapping of str to array_like
+    tensors : mapping of str to array_like or QuantizedTensor
         Arrays of any strides and byte order; written row-major and little-endian. The same tensors give the same bytes.
     format : str, optional
         One of `formats()` that can be written; by default the suffix tells: ``.weights``, ``.safetensors``, ...

@@ -24,7 +24,7 @@ from weightmap.source import Source
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from weightmap.table import Row
+    from weightmap.reading import Located
 
 __all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
 
@@ -185,7 +185,7 @@ class ShardedTensorFile(TensorFile):
 
     def _check_total(self, metadata: Mapping[str, Any]) -> None:
         stated = metadata.get("total_size")
-        total = sum(row.nbytes for _, row in self.located())
+        total = sum(place.row.nbytes for place in self.located())
         if stated is not None and stated != total:
             error = LayoutError(
                 "total_size of the index of shards",
@@ -217,12 +217,12 @@ class ShardedTensorFile(TensorFile):
         self._check_open()
         return iter(self._where)
 
-    def locate(self, name: str) -> tuple[Source, Row]:
-        """Return the source of a tensor and its row within its shard."""
+    def locate(self, name: str) -> Located:
+        """Return where a tensor lies within its shard."""
         self._check_open()
         return self._shards[self._shard_of(name)].locate(name)
 
-    def located(self) -> Iterator[tuple[Source, Row]]:
+    def located(self) -> Iterator[Located]:
         """Yield `locate` of every tensor, in file order."""
         for shard_name, shard in self._shards.items():
             for name, located in zip(shard, shard.located(), strict=True):
@@ -239,6 +239,11 @@ class ShardedTensorFile(TensorFile):
     def nbytes(self) -> int:
         """Size of all shards together, in bytes."""
         return self._nbytes
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the index has metadata."""
+        return bool(self.metadata)
 
     @property
     def vocab(self) -> None:

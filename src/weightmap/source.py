@@ -186,6 +186,12 @@ class Source:
         file.stamp = kernels.stamp(fd, self.size, status.st_mtime_ns)
 
     # ------------------------------------------------------------------------------------------------- reading
+    @property
+    def descriptor(self) -> int:
+        """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory."""
+        file = self._file
+        return -1 if file is None else file.number
+
     def pread(self, offset: int, count: int) -> bytes:
         """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""
         file = self._file

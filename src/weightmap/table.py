@@ -255,7 +255,7 @@ class Table:
         if len(shape) > self.rules.max_ndim:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, len(shape), self.rules.max_ndim))
         # An empty tensor takes no bytes, and its dimensions other than 0 must still have a product below 2^63.
-        if math.prod(dim or 1 for dim in shape) * dtype.bits > _INT64_MAX:
+        if (math.prod(dim or 1 for dim in shape) * dtype.bits + 7) >> 3 > _INT64_MAX:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_OVERFLOW"], i, 0, 0, _INT64_MAX))
 
     def rows(self) -> Iterator[Row]:

@@ -114,16 +114,17 @@ def header(
 
     `count` and `index_count` replace the true numbers of tensors and of entries of the index map, `index` its entries.
     """
-    out = option(metadata) + number(len(rows) if count is None else count)
+    parts = [option(metadata), number(len(rows) if count is None else count)]
     for row in rows:
-        ndim = number(len(row.shape) if row.ndim is None else row.ndim)
-        out += string(row.name) if layout == "current" else b""
-        out += number(row.dtype) + ndim + b"".join(map(number, row.shape)) + number(row.begin) + number(row.end)
+        if layout == "current":
+            parts.append(string(row.name))
+        parts += (number(row.dtype), number(len(row.shape) if row.ndim is None else row.ndim), *map(number, row.shape))
+        parts += (number(row.begin), number(row.end))
     if layout == "spec":
         if index is None:
             index = sorted(((row.name, place) for place, row in enumerate(rows)), key=lambda pair: utf8(pair[0]))
-        out += mapping(((string(name), number(place)) for name, place in index), index_count)
-    return out
+        parts.append(mapping(((string(name), number(place)) for name, place in index), index_count))
+    return b"".join(parts)
 
 
 def padded(head: bytes) -> bytes:
@@ -350,7 +351,8 @@ def examples() -> list[Example]:
         whole = build(tensors, metadata, layout, **options) if data is None else data
         return Example(f"{layout}-{name}", FORMAT, SUFFIX, whole, tensors, metadata or {}, layout=layout)
 
-    many = {f"n{number:03}": noise("uint8", (number % 3,), number) for number in range(251)}
+    many = {"longest.name": noise("uint8", (3,))}
+    many |= {f"n{number:03}": noise("uint8", (number % 3,), number) for number in range(250)}
     long = {"k" * 251: "v" * 300, "clé": "ñ", "": ""}
     backwards = dict(reversed(SMALL.items()))
     return [

@@ -30,6 +30,7 @@ __all__ = [
     "by_suffix",
     "formats",
     "identify",
+    "mistaken",
 ]
 
 
@@ -95,7 +96,7 @@ _HINTS = (
     (b"<!doctype", "this is an HTML page: a download went wrong"),
     (b"<html", "this is an HTML page: a download went wrong"),
     (b"<?xml", "this is an XML document: a download went wrong"),
-    (b"\x1f\x8b", "this is gzip: decompress it first"),
+    (b"\x1f\x8b\x08", "this is gzip: decompress it first"),
     (b"\x28\xb5\x2f\xfd", "this is zstd: decompress it first"),
     (b"pk\x03\x04", "this is a ZIP archive, perhaps a PyTorch checkpoint: convert it to safetensors first"),
     (b"\x80\x02", "this is a Python pickle, perhaps a PyTorch checkpoint: convert it to safetensors first"),
@@ -106,6 +107,21 @@ _HINTS = (
     (b"2nnc", "this looks like CNN v2 with swapped bytes"),
     (b"gguf", "this is GGUF"),
 )
+
+
+def _hint(head: bytes, least: int) -> UnknownFormatError | None:
+    start = head[:32].lower().lstrip()
+    found = (text for magic, text in _HINTS if len(magic) >= least and start.startswith(magic))
+    hint = next(found, None)
+    return None if hint is None else UnknownFormatError(f"no format recognises this file: {hint}", offset=0)
+
+
+def mistaken(format_: Format, head: bytes) -> UnknownFormatError | None:
+    """Return what to say instead, when a file that `format_` recognised and refused is known to be something else.
+
+    The length of a header, with which formats without magic bytes begin, may look like those of another kind of file.
+    """
+    return None if format_.magic else _hint(head, 3)
 
 
 def identify(source: Source, head: bytes) -> Format:
@@ -132,11 +148,9 @@ def identify(source: Source, head: bytes) -> Format:
     if claims:
         msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}; give format="
         raise UnknownFormatError(msg)
-    start = head[:32].lower().lstrip()
-    hint = next((text for magic, text in _HINTS if start.startswith(magic)), None)
+    hint = _hint(head, 2)
     if hint is not None:
-        msg = f"no format recognises this file: {hint}"
-        raise UnknownFormatError(msg, offset=0)
+        raise hint
     found = "nothing but zero bytes" if not any(head) else repr(head[:16])
     what = "no format recognises this file: its beginning"
     raise UnknownFormatError(what, offset=0, actual=found, expected=f"that of one of {', '.join(FORMATS)}")

@@ -7,6 +7,7 @@ the file and a function that writes it, so that no file is created for what cann
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import EncodeError, LayoutError
@@ -14,13 +15,17 @@ from weightmap.errors import EncodeError, LayoutError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from weightmap.dtypes import DType
     from weightmap.errors import TensorFileError
     from weightmap.limits import Limits
+    from weightmap.quant import QuantizedTensor
     from weightmap.saving import Sink
     from weightmap.source import Source
     from weightmap.strings import Vocabulary
-    from weightmap.table import Table
+    from weightmap.table import Row, Table
 
 __all__ = ["HEAD", "Content", "Format", "Options", "Payload", "Plan", "Request", "Verification", "refuse"]
 
@@ -76,6 +81,9 @@ class Content:
         None in formats that have none.
     verify : callable
         Checks all that opening left unchecked: see `Verification`.
+    quantized : callable or None
+        ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
+        bytes, an array of uint8 that may be a view of the mapping. None in formats that have none.
     warnings : list of str
         What is odd and was let pass.
     """
@@ -85,6 +93,7 @@ class Content:
         "has_metadata",
         "layout",
         "load_metadata",
+        "quantized",
         "table",
         "tokenizer",
         "verify",
@@ -103,12 +112,14 @@ class Content:
         vocab: Vocabulary | None = None,
         config: Mapping[str, Any] | None = None,
         tokenizer: Any = None,
+        quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None = None,
         warnings: list[str] | None = None,
     ) -> None:
         self.layout = layout
         self.table = table
         self.load_metadata = load_metadata
         self.has_metadata = has_metadata
+        self.quantized = quantized
         self.verify = verify
         self.vocab = vocab
         self.config = config
@@ -170,9 +181,11 @@ class Payload:
     chunks : callable
         Returns an iterator over its bytes, row-major and little-endian, in pieces of any size that are valid until the
         next one.
+    block_size, scale_type
+        Of a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
     """
 
-    __slots__ = ("chunks", "dtype", "name", "nbytes", "shape")
+    __slots__ = ("block_size", "chunks", "dtype", "name", "nbytes", "scale_type", "shape")
 
     def __init__(
         self,
@@ -181,12 +194,17 @@ class Payload:
         shape: tuple[int, ...],
         nbytes: int,
         chunks: Callable[[], Iterator[Any]],
+        *,
+        block_size: int = 0,
+        scale_type: str = "",
     ) -> None:
         self.name = name
         self.dtype = dtype
         self.shape = shape
         self.nbytes = nbytes
         self.chunks = chunks
+        self.block_size = block_size
+        self.scale_type = scale_type
 
 
 class Request:
@@ -256,6 +274,8 @@ class Format:
         What every file begins with, at least four printable characters; empty where the format has no such thing.
     dtypes : mapping of str to frozenset
         By layout: the canonical names of the data types that it can hold.
+    schemes : mapping of str to frozenset
+        By layout: the schemes of quantisation that it can hold; none where it is not mentioned.
     metadata_keys : frozenset of str or None
         The only metadata keys that it has a place for: `save` refuses others, `convert` leaves them behind. None: any.
     text_metadata : bool
@@ -275,6 +295,7 @@ class Format:
         "name",
         "parse",
         "plan",
+        "schemes",
         "sniff",
         "suffixes",
         "text_metadata",
@@ -294,6 +315,7 @@ class Format:
         dtypes: Mapping[str, frozenset[str]],
         magic: bytes = b"",
         *,
+        schemes: Mapping[str, frozenset[str]] = MappingProxyType({}),
         metadata_keys: frozenset[str] | None = None,
         text_metadata: bool = False,
         layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None,
@@ -308,6 +330,7 @@ class Format:
         self.carries = carries
         self.dtypes = dtypes
         self.magic = magic
+        self.schemes = schemes
         self.metadata_keys = metadata_keys
         self.text_metadata = text_metadata
         self.layout_for = layout_for

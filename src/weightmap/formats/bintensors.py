@@ -121,7 +121,7 @@ class _Reading:
     Attributes
     ----------
     progress : int
-        How far it went: a position within the header, its length when all of it could be read.
+        How far it went, for comparison with other attempts.
     """
 
     def __init__(self, source: Source, header: bytes, layouts: int, options: Options) -> None:
@@ -131,15 +131,14 @@ class _Reading:
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
         self._columns, self._found, self._fault = kernels.bintensors_scan(header, layouts, limit)
-        listed = self._found.part == _MAP and self._found.n_tensors > 0
-        self.progress = len(header) if self._fault is None or listed else self._fault.at
+        self.progress: int = self._found.progress
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` that the first thing wrong with it deserves."""
         source, header, options, found = self._source, self._header, self._options, self._found
         warnings, base, aliased = self._warnings, LENGTH.size + len(header), False
         if self._fault is not None:
-            aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_MAP")
+            aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_INDEX", "BIN_MAP")
             if not aliased:
                 raise self._error(self._fault)
             self._read_aliases(self._fault)
@@ -245,24 +244,24 @@ class _Reading:
         position = found.map_begin
         entries, position = _integer(self._header, position)
         names: dict[bytes, int] = {}
-        for row in range(entries):
+        for _ in range(entries):
             length, position = _integer(self._header, position)
             name, position = self._header[position : position + length], position + length
             index, position = _integer(self._header, position)
-            if index >= count:
-                what = f"the map of names: index of a tensor in entry {row}"
-                raise LayoutError(what, field="index_map", actual=index, expected=f"less than {count}")
             names[name] = index
         if len(names) != count:
             raise self._error(fault)
+        highest = max(names.values())  # of a name that is there twice, the last index counts
+        if highest >= count:
+            what = "the map of names: index of a tensor"
+            raise LayoutError(what, field="index_map", actual=highest, expected=f"less than {count}")
         begin, end = columns.array(columns.begin, count, "<u8"), columns.array(columns.end, count, "<u8")
         if begin[0] or (begin[1:] != end[:-1]).any():  # in the table itself tensors may overlap now
             what = "the tensors do not lie one after another"
             raise LayoutError(what, field="data_offsets")
         ordered = sorted(names, key=names.__getitem__)
         self._columns = columns.take(np.array([names[name] for name in ordered]), ordered)
-        found.end, found.wide, found.data_end = position, position, int(end[-1])
-        self.progress = len(self._header)
+        found.end, found.wide = position, position
         self._warnings.append("the map of names has more than one name for a tensor, and none for another")
 
 
@@ -276,7 +275,6 @@ _PARTS = (
     ("the data offsets of tensor {row}", "data_offsets"),
     ("the map of names", "index_map"),
 )
-_MAP = 6
 
 
 def _integer(data: bytes, position: int) -> tuple[int, int]:
@@ -341,7 +339,17 @@ def plan(request: Request) -> Plan:
     header += b" " * (-len(header) % 8)
     if len(header) > MAX_HEADER:
         refuse("BinTensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
+    if current and _reads_as_specification(header, offset):
+        refuse(
+            "BinTensors, layout 'current',", ["a file that reads as the specification's layout too: rename a tensor"]
+        )
     return Plan(LENGTH.size + len(header) + offset, writer(header, [tensor for _, _, tensor in tensors]))
+
+
+def _reads_as_specification(header: bytes, data_size: int) -> bool:
+    """Whether a header would be taken for one of the other layout: it takes names made for the purpose."""
+    _, found, fault = kernels.bintensors_scan(header, LAYOUTS["spec"], len(header))
+    return fault is None and bool(found.complete) and found.data_end == data_size
 
 
 _SMALL = tuple(bytes([value]) for value in range(251))

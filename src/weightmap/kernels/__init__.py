@@ -17,6 +17,9 @@ import numpy as np
 from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
 from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
 from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
+from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
+from weightmap.kernels._amb import Section as Section
+from weightmap.kernels._amb import amb_walk as amb_walk
 from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
 from weightmap.kernels._blocks import blocks_size as blocks_size
 from weightmap.kernels._blocks import decode_blocks as decode_blocks

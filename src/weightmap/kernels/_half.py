@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import as_input, as_output, ffi, lib
+from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["bf16_to_f32", "f16_to_f32", "half_variants", "unpack_f16_pairs", "widen"]
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
+_FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
 
 
 def half_variants() -> tuple[str, str]:
@@ -175,7 +176,7 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
 def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) -> NDArray[np.float32]:
     """Convert an array or a buffer of `dtype` or of its bits."""
     if isinstance(a, np.ndarray):
-        return _run(dtype, as_input(_little_endian(a, dtype)), a.shape, out, threads)
+        return _run(dtype, from_buffer("uint8_t[]", _little_endian(a, dtype)), a.shape, out, threads)
     source = as_input(a)
     if len(source) % 2:
         msg = f"{len(source)} bytes are no whole number of elements of 2 bytes"
@@ -192,9 +193,8 @@ def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
         msg = f"the array is {a.dtype}, expected {dtype} or uint16"
         raise ValueError(msg)
     if a.flags.c_contiguous and a.dtype.isnative and sys.byteorder == "little":
-        return a.view(np.uint16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
-    bits = a.view(np.dtype(np.uint16).newbyteorder(a.dtype.byteorder))
-    return np.asarray(bits, "<u2", order="C")
+        return a.view(_UINT16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
+    return np.asarray(a.view(_UINT16.newbyteorder(a.dtype.byteorder)), "<u2", order="C")
 
 
 def _run(
@@ -206,7 +206,7 @@ def _run(
     elif not isinstance(out, np.ndarray):
         msg = f"out must be an array, not {type(out).__name__}"
         raise TypeError(msg)
-    elif out.dtype != np.float32 or out.shape != shape or not out.flags.carray:
+    elif out.dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
     if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, threads):

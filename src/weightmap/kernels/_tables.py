@@ -43,7 +43,8 @@ FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib
 _KINDS = {code: name for name, code in FAULTS.items()}
 
 
-def _fault(fault: Any) -> Fault:
+def fault_of(fault: Any) -> Fault:
+    """Return what a scan has written into a wm_fault. Raises MemoryError where that was the fault."""
     if fault.code == lib.WM_FAULT_MEMORY:  # nothing that the file could help
         msg = f"no memory for a table of {fault.actual} bytes"
         raise MemoryError(msg)
@@ -166,7 +167,7 @@ class Columns:
             utf8,
             fault,
         )
-        return _fault(fault) if failed else None
+        return fault_of(fault) if failed else None
 
 
 def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple[NDArray[Any], NDArray[np.uint32]]:
@@ -182,7 +183,7 @@ def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple
 def pairs_check(data: bytes, count: int) -> Fault | None:
     """Check pairs of strings after their two u16 lengths: structure, UTF-8, unique keys; return a fault or None."""
     fault = ffi.new("wm_fault *")
-    return _fault(fault) if lib.wm_pairs_check(data, len(data), count, fault) else None
+    return fault_of(fault) if lib.wm_pairs_check(data, len(data), count, fault) else None
 
 
 def records_check(
@@ -209,7 +210,7 @@ def records_check(
     failed = lib.wm_records_check(
         data, len(data), count, bits, len(bits), data_size, alignment, max_gap, lax, used, fault
     )
-    return used[0], _fault(fault) if failed else None
+    return used[0], fault_of(fault) if failed else None
 
 
 def records_find(index: bytes | NDArray[np.uint8], count: int, name: bytes) -> int:
@@ -262,7 +263,7 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Co
         fault,
     )
     if failed:
-        return _fault(fault)
+        return fault_of(fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found
 
@@ -311,7 +312,7 @@ def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Colu
     found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
     failed = lib.wm_bintensors_scan(header, size, layouts, filled, found, fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
-    return columns, found, _fault(fault) if failed else None
+    return columns, found, fault_of(fault) if failed else None
 
 
 # Bytes of room for the name of a layer, and of its record.
@@ -352,6 +353,6 @@ def cnn_layers(records: bytes) -> tuple[Columns, Any] | Fault:
         fault,
     )
     if failed:
-        return _fault(fault)
+        return fault_of(fault)
     columns.names_len = found.names_len
     return columns, found

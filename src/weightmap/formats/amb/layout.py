@@ -1,0 +1,115 @@
+"""What an AMB file is made of: the header, the codes, the sections in front of the records."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap import strict_json
+from weightmap.dtypes import DTYPES, SCHEMES
+from weightmap.errors import FormatError, TruncatedError, UnsupportedError
+from weightmap.formats import _base
+from weightmap.table import bits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightmap.formats._base import Options
+    from weightmap.source import Source
+
+MAGIC = b"AMBEE"
+VERSION = 1
+HEADER = struct.Struct("<5sBH3IQ")
+# Of quantised data: quant_type, block_size, scale_type.
+QUANT_HEADER = struct.Struct("<BHB")
+ALIGNMENT = 8
+U8_MAX, U16_MAX, U32_MAX = 0xFF, 0xFFFF, 0xFFFFFFFF
+
+# By the format's codes, and one more for int8, which is dense under code 3 and may be quantised under it as well.
+DENSE = ("float32", "float16", "bfloat16", "int8")
+SCHEME_CODES = {"int8": 3, "int4": 4, "int5": 5, "int4_block": 6, "int5_block": 7, "adaptive": 8}
+TYPES = (
+    *(DTYPES[name] for name in DENSE),
+    *(SCHEMES[name] for name in SCHEME_CODES if name != "int8"),
+    SCHEMES["int8"],
+)
+BITS = bits_of(TYPES)
+DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
+
+# Quantised data: codes of the schemes, and types of the scales with the bytes of one.
+QUANT_TYPES = {name: code - 2 for name, code in SCHEME_CODES.items()}
+SCALE_TYPES = ("fp32", "fp16")
+SCALE_SIZES = {"fp32": 4, "fp16": 2}
+BY_BLOCKS = ("int4_block", "int5_block")
+# What holds for blocks without a header where the configuration says nothing.
+BARE_DEFAULTS = {"block_size": 32, "scale_type": "fp16"}
+
+
+class Header(NamedTuple):
+    """The header of a file, checked.
+
+    Attributes
+    ----------
+    metadata, config, tokenizer, weights : int
+        Where each section begins; each ends where the next one does.
+    end : int
+        Where the last section ends.
+    """
+
+    metadata: int
+    config: int
+    tokenizer: int
+    weights: int
+    end: int
+
+
+def read_header(source: Source, head: bytes, options: Options, warnings: list[str]) -> Header:
+    """Check the header against the size of the file, before anything that it declares is read."""
+    if head[: len(MAGIC)] != MAGIC[: len(head)]:
+        raise FormatError("magic", field="magic", offset=0, actual=repr(head[:5]), expected=repr(MAGIC))
+    if len(head) > 5 and head[5] != VERSION:
+        raise UnsupportedError("version", field="version", offset=5, actual=head[5], expected=VERSION)
+    if len(head) < HEADER.size:
+        what = "the file ends within its header: its size"
+        raise TruncatedError(what, offset=len(head), actual=len(head), expected=f"at least {HEADER.size}")
+    _, _, flags, metadata, config, tokenizer, weights = HEADER.unpack_from(head)
+    if flags:
+        raise UnsupportedError("flags", field="flags", offset=6, actual=f"{flags:#06x}", expected="0: none is defined")
+    starts = [HEADER.size]
+    for size in (metadata, config, tokenizer, weights):
+        starts.append(starts[-1] + size)
+    header = Header(*starts)
+    if header.end > source.size:
+        what = "the file ends before its sections do: its size"
+        expected = f"{header.end} by the sizes of the sections"
+        raise TruncatedError(what, field="weights_size", offset=source.size, actual=source.size, expected=expected)
+    _base.trailing(source, header.end, options, warnings)
+    for name, size, offset in (("metadata_size", metadata, 8), ("config_size", config, 12)):
+        options.limits.check("max_header_bytes", size, name, offset=offset)
+    if 0 < tokenizer < TOKENIZER_LEAST:
+        what, expected = "tokenizer_size", f"0, or at least {TOKENIZER_LEAST}"
+        raise TruncatedError(what, field="tokenizer_size", offset=16, actual=tokenizer, expected=expected)
+    return header
+
+
+# Bytes of the tokenizer section before its vocabulary.
+TOKENIZER_LEAST = 11
+
+
+def read_json(prefix: bytes, what: str, start: int, end: int) -> dict[str, Any]:
+    """Return the JSON object of a section of the bytes before the tokenizer; an empty section is an empty object."""
+    return strict_json.loads(prefix[start:end], what, offset=start) if end > start else {}
+
+
+def bare_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return block size, and bytes of a scale, of blocks without a header; None where the configuration is no help."""
+    quant = config.get("quant", {})
+    if not isinstance(quant, dict):
+        return None
+    known = BARE_DEFAULTS | quant
+    block_size, scale_type = known["block_size"], known["scale_type"]
+    if type(block_size) is not int or not 0 < block_size <= U16_MAX:
+        return None
+    if not isinstance(scale_type, str) or scale_type not in SCALE_SIZES:
+        return None
+    return block_size, SCALE_SIZES[scale_type]

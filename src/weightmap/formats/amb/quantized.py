@@ -1,0 +1,92 @@
+"""The bytes of quantised tensors: the header of four bytes, and how many bytes a scheme takes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightmap.errors import QuantError
+from weightmap.formats.amb.layout import BY_BLOCKS, QUANT_HEADER, QUANT_TYPES, SCALE_SIZES, SCALE_TYPES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightmap.quant import QuantizedTensor
+    from weightmap.table import Row
+
+_BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
+
+
+class Quantization(NamedTuple):
+    """How a tensor is quantised.
+
+    Attributes
+    ----------
+    start : int
+        Where the payload begins within the data: 4 behind a header, else 0.
+    block_size : int
+        0 for the schemes of a whole tensor.
+    scale_type : str
+        "fp32" or "fp16".
+    """
+
+    start: int
+    block_size: int
+    scale_type: str
+
+
+def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantization:
+    """Return how the tensor of a row is quantised, whose data begins with the (at most four) bytes `head`.
+
+    Raises `QuantError` for a header that does not fit, where the data is not that of blocks without a header either.
+    """
+    scheme, size = row.dtype.name, math.prod(row.shape)
+    problem = "its data ends within its header"
+    if len(head) >= QUANT_HEADER.size:
+        quant_type, block_size, scale = QUANT_HEADER.unpack_from(head)
+        if quant_type != QUANT_TYPES[scheme]:
+            problem = f"quant_type is {quant_type}, expected {QUANT_TYPES[scheme]}"
+        elif not _fits(scheme, block_size):
+            problem = f"block_size is {block_size}"
+        elif scale >= len(SCALE_TYPES):
+            problem = f"scale_type is {scale}, expected 0 or 1"
+        else:
+            scale_type = SCALE_TYPES[scale]
+            wanted = payload_size(scheme, size, block_size, SCALE_SIZES[scale_type])
+            if wanted is None or QUANT_HEADER.size + wanted == row.nbytes:
+                return Quantization(QUANT_HEADER.size, block_size, scale_type)
+            problem = f"data_size is {row.nbytes}, expected {QUANT_HEADER.size + wanted}"
+    if bare is not None and scheme in BY_BLOCKS and _fits(scheme, bare[0]):
+        block_size, scale_size = bare
+        if payload_size(scheme, size, block_size, scale_size) == row.nbytes:
+            return Quantization(0, block_size, next(name for name, of in SCALE_SIZES.items() if of == scale_size))
+    msg = f"quantised data of scheme {scheme}: {problem}"
+    raise QuantError(msg, offset=row.offset)
+
+
+def _fits(scheme: str, block_size: int) -> bool:
+    if scheme == "adaptive" or scheme in BY_BLOCKS:
+        return block_size > 0 and block_size % (2 if scheme == "int4_block" else 8) == 0
+    return block_size == 0
+
+
+def payload_size(scheme: str, size: int, block_size: int, scale_size: int) -> int | None:
+    """Return the bytes that `size` elements take without a header; None for "adaptive", where the mask decides."""
+    bits = _BITS.get(scheme)
+    if bits is None:
+        return None
+    if block_size:
+        return -(-size // block_size) * (scale_size + (bits * block_size + 7) // 8)
+    return scale_size + (bits * size + 7) // 8
+
+
+def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None) -> QuantizedTensor:
+    """Return the tensor whose bytes are `octets`, without a copy of them.
+
+    The header is checked again, on a copy: the file may have changed since it was opened.
+    """
+    from weightmap.quant import QuantizedTensor
+
+    start, block_size, scale_type = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
+    return QuantizedTensor(row.dtype.name, row.shape, octets[start:], block_size=block_size, scale_type=scale_type)

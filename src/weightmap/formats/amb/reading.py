@@ -1,0 +1,60 @@
+"""Reading AMB: from the bytes of a file to its `Content`."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from weightmap import kernels
+from weightmap.formats import _base
+from weightmap.formats._base import Content
+from weightmap.formats.amb.layout import bare_blocks, read_header, read_json
+from weightmap.formats.amb.quantized import tensor_of
+from weightmap.formats.amb.records import table_of, walk
+from weightmap.formats.amb.tokenizer import read_tokenizer
+from weightmap.formats.amb.verify import verify
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightmap.formats._base import Options, Verification
+    from weightmap.quant import QuantizedTensor
+    from weightmap.source import Source
+    from weightmap.table import Row
+
+
+def parse_amb(source: Source, head: bytes, options: Options) -> Content:
+    """Check header, JSON sections and records, and return the content. No data is read, and no vocabulary."""
+    warnings: list[str] = []
+    header = read_header(source, head, options, warnings)
+    prefix = _base.take(source, head, 0, header.tokenizer)
+    metadata = read_json(prefix, "metadata", header.metadata, header.config)
+    config = read_json(prefix, "config", header.config, header.tokenizer)
+    seal = kernels.crc32(prefix)
+    tokenizer = read_tokenizer(source, head, header.tokenizer, header.weights, options.limits)
+    bare = bare_blocks(config)
+    records = walk(source, header, bare, options, warnings)
+    table = table_of(records, header, options)
+    if options.checked:
+        table.check()
+
+    def load_metadata() -> dict[str, Any]:
+        return metadata
+
+    def quantized(row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
+        return tensor_of(row, octets, bare)
+
+    def check(run: Verification) -> None:
+        verify(run, header, seal, records, bare)
+
+    return Content(
+        "amb",
+        table,
+        load_metadata=load_metadata,
+        verify=check,
+        config=MappingProxyType(config),
+        tokenizer=tokenizer,
+        # quantized=quantized,
+        warnings=warnings,
+    )

@@ -1,0 +1,129 @@
+"""What `TensorFile.verify` checks in an AMB file: all that opening leaves unread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightmap import kernels
+from weightmap.errors import LayoutError
+from weightmap.formats.amb.layout import bare_blocks, read_json
+from weightmap.formats.amb.quantized import QUANT_HEADER, quantization
+from weightmap.formats.amb.records import table_of, walk
+from weightmap.formats.amb.scales import check_scales
+from weightmap.formats.amb.tokenizer import WORDPIECE, read_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightmap.formats._base import Verification
+    from weightmap.formats.amb.layout import Header
+    from weightmap.formats.amb.records import Records
+    from weightmap.formats.amb.tokenizer import Tokenizer
+    from weightmap.table import Table
+
+# How the matrix of token embeddings is called in the models that people convert.
+_EMBEDDINGS = (
+    "wte",
+    "wte.weight",
+    "word_embeddings.weight",
+    "embed_tokens.weight",
+    "tok_embeddings.weight",
+    "token_embd.weight",
+    "embed_in.weight",
+)
+
+
+def verify(run: Verification, header: Header, seal: int, records: Records, bare: tuple[int, int] | None) -> None:
+    """Check the whole file: what was parsed is what is there now, and every other byte, each read once.
+
+    `seal` is the CRC-32 of everything before the tokenizer as it was when the file was opened.
+    """
+    source, options = run.source, run.options
+    start = run.read(0, header.tokenizer)
+    if kernels.crc32(start) != seal:
+        msg = "header, metadata or config changed after the file was opened"
+        raise LayoutError(msg, offset=0)
+    config = read_json(start, "config", header.config, header.tokenizer)
+    run.checked("header, metadata and config")
+    if "quant" in config and bare_blocks(config) is None:
+        run.warn("config: 'quant' is no object with a block_size from 1 to 65535 and a scale_type fp16 or fp32")
+    tokenizer = read_tokenizer(source, b"", header.tokenizer, header.weights, options.limits)
+    lines = 0
+    for chunk in run.chunks(header.tokenizer, header.weights - header.tokenizer):
+        lines += bytes(chunk).count(b"\n")
+    if tokenizer is not None:
+        # The line feeds of its first eleven bytes, which are numbers, are no ends of tokens.
+        lines -= source.pread(header.tokenizer, 11).count(b"\n")
+        _check_tokenizer(run, tokenizer, lines, config)
+    again = walk(source, header, bare, options, [])
+    if again.content() != records.content():
+        msg = "the records changed after the file was opened"
+        raise LayoutError(msg, offset=header.weights)
+    table = table_of(again, header, options)
+    table.check()
+    run.checked("records: ranges, names and sizes")
+    if not options.strict:
+        run.checked("padding (see warnings)")
+    else:
+        run.checked("padding is zero")
+    if "" in table.names:
+        run.warn("a tensor has an empty name")
+    _check_config(run, table, config)
+    _read_data(run, table, header, bare)
+
+
+def _read_data(run: Verification, table: Table, header: Header, bare: tuple[int, int] | None) -> None:
+    """Read all records, those of quantised tensors with an eye on masks and scales."""
+    position, quantised = header.weights, 0
+    for i, row in enumerate(table.rows()):
+        if not row.dtype.quantized:
+            continue  # read at once with what lies before the next quantised one
+        quantised += 1
+        for _ in run.chunks(position, row.offset - position):
+            pass
+        position = row.offset + row.nbytes
+        how = quantization(row, run.source.pread(row.offset, min(QUANT_HEADER.size, row.nbytes)), bare)
+        run.read(row.offset, how.start)
+        check_scales(run, table.label(i), row, how)
+    for _ in run.chunks(position, run.source.size - position):
+        pass
+    if quantised:
+        run.checked(f"sizes, masks and scales of {quantised} quantised tensor{'' if quantised == 1 else 's'}")
+    run.checked("every byte is readable (AMB has no checksums)")
+
+
+def _check_tokenizer(run: Verification, tokenizer: Tokenizer, lines: int, config: Mapping[str, Any]) -> None:
+    known = {"config n_vocab": _count(config, "n_vocab")}
+    if tokenizer.type == WORDPIECE and lines:
+        known["the lines of its vocabulary"] = lines
+    for what, count in known.items():
+        beyond = [f"{name} {i}" for name, i in tokenizer.special_ids.items() if count is not None and i >= count]
+        if beyond:
+            run.warn(f"tokenizer: special ids are not below {count}, {what}: {', '.join(beyond)}")
+    counts = [count for count in known.values() if count is not None]
+    if len(set(counts)) > 1:
+        run.warn(f"tokenizer: its vocabulary has {lines} tokens, and config n_vocab is {counts[0]}")
+    run.checked("tokenizer")
+
+
+def _check_config(run: Verification, table: Table, config: Mapping[str, Any]) -> None:
+    """Compare the configuration with the matrix of token embeddings, where one is called as usual."""
+    wanted = {"n_vocab": _count(config, "n_vocab"), "n_embd": _count(config, "n_embd")}
+    if all(count is None for count in wanted.values()):
+        return
+    for i, name in enumerate(table.names):
+        if not name.endswith(_EMBEDDINGS):
+            continue
+        shape = table.row(i).shape
+        if len(shape) != 2:
+            continue
+        for axis, (key, count) in enumerate(wanted.items()):
+            if count is not None and shape[axis] != count:
+                run.warn(f"config {key} is {count}, and tensor {name!r} has the shape {shape}")
+        run.checked("config against the token embeddings")
+        return
+
+
+def _count(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return value if type(value) is int else None

@@ -1,0 +1,172 @@
+"""Writing AMB."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from weightmap import strict_json
+from weightmap.errors import FormatError
+from weightmap.formats._base import Payload, Plan, Request, refuse
+from weightmap.formats.amb.layout import (
+    ALIGNMENT,
+    DENSE,
+    HEADER,
+    MAGIC,
+    QUANT_HEADER,
+    QUANT_TYPES,
+    SCALE_TYPES,
+    SCHEME_CODES,
+    U8_MAX,
+    U16_MAX,
+    U32_MAX,
+    VERSION,
+)
+from weightmap.formats.amb.tokenizer import encode_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightmap.saving import Sink
+
+_CODES = {name: code for code, name in enumerate(DENSE)}
+# The most that metadata is filled up with.
+_FILL = b" " * (ALIGNMENT - 1)
+
+
+def plan_amb(request: Request) -> Plan:
+    """Lay out a file."""
+    reasons: list[str] = []
+    for tensor in request.tensors:
+        problems = _problems(tensor)
+        if problems:
+            reasons.append(f"tensor {tensor.name[:80]!r}: {', '.join(problems)}")
+    metadata = _encode_json("metadata", request.metadata, reasons)
+    config = _encode_json("config", _config(request), reasons)
+    tokenizer = encode_tokenizer(request.tokenizer, reasons)
+    if reasons:
+        refuse("AMB", reasons)
+    # Records end at multiples of 8 from the start of the file. When they begin at one, those who count from the start of
+    # their section read the same.
+    metadata += _FILL[: -(HEADER.size + len(metadata) + len(config) + len(tokenizer)) % ALIGNMENT]
+    heads = [_head(tensor) for tensor in request.tensors]
+    weights = sum(_whole(len(head) + tensor.nbytes) for head, tensor in zip(heads, request.tensors, strict=True))
+    sections = (metadata, config, tokenizer)
+    start = HEADER.pack(MAGIC, VERSION, 0, *map(len, sections), weights) + b"".join(sections)
+    return Plan(len(start) + weights, lambda sink: _write(sink, start, heads, request.tensors))
+
+
+def _whole(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _write(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[Payload]) -> None:
+    sink.write(start)
+    for head, tensor in zip(heads, tensors, strict=True):
+        sink.write(head)
+        for chunk in tensor.chunks():
+            sink.write(chunk)
+        sink.pad(-(len(head) + tensor.nbytes) % ALIGNMENT)
+
+
+def _head(tensor: Payload) -> bytes:
+    """Return what stands before the data of a tensor; for a quantised one, with the header that its data begins with."""
+    name, shape = tensor.name.encode(), tensor.shape
+    code, quant = _CODES.get(tensor.dtype.name, 0), b""
+    if tensor.dtype.quantized:
+        code = SCHEME_CODES[tensor.dtype.name]
+        scale = SCALE_TYPES.index(tensor.scale_type)
+        quant = QUANT_HEADER.pack(QUANT_TYPES[tensor.dtype.name], tensor.block_size, scale)
+    dims = struct.pack(f"<B{len(shape)}I", len(shape), *shape)
+    return struct.pack("<H", len(name)) + name + dims + struct.pack("<BQ", code, len(quant) + tensor.nbytes) + quant
+
+
+def _problems(tensor: Payload) -> list[str]:
+    """Say what keeps a tensor from being written."""
+    problems, name = [], tensor.dtype.name
+    if tensor.dtype.quantized:
+        if name not in SCHEME_CODES:
+            problems.append(f"scheme {name} (it has {', '.join(SCHEME_CODES)})")
+        if tensor.block_size > U16_MAX:
+            problems.append(f"blocks of {tensor.block_size} elements (at most {U16_MAX})")
+    elif name not in _CODES:
+        hint = "; convert with dtype='float32'" if name in ("float64", "float8_e4m3fn", "float8_e5m2") else ""
+        problems.append(f"dtype {name} (it has {', '.join(DENSE)}{hint})")
+    if len(tensor.shape) > U8_MAX:
+        problems.append(f"{len(tensor.shape)} dimensions (at most {U8_MAX})")
+    if max(tensor.shape, default=0) > U32_MAX:
+        problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
+    try:
+        size = len(tensor.name.encode())
+    except UnicodeEncodeError:
+        problems.append("its name (Unicode text)")
+    else:
+        if size > U16_MAX:
+            problems.append(f"its name of {size} bytes (at most {U16_MAX})")
+    return problems
+
+
+def _config(request: Request) -> Mapping[str, Any] | None:
+    """Return the configuration, which says how tensors are quantised where some are: of several ways, the commonest."""
+    bytes_by_way: dict[tuple[str, int, str], int] = {}
+    for tensor in request.tensors:
+        if tensor.dtype.quantized:
+            way = (tensor.dtype.name, tensor.block_size, tensor.scale_type)
+            bytes_by_way[way] = bytes_by_way.get(way, 0) + tensor.nbytes
+    if not bytes_by_way:
+        return request.config
+    way = max(bytes_by_way, key=bytes_by_way.__getitem__)
+    return {**(request.config or {}), "quant": dict(zip(("type", "block_size", "scale_type"), way, strict=True))}
+
+
+def _encode_json(what: str, value: Mapping[str, Any] | None, reasons: list[str]) -> bytes:
+    """Return an object as JSON, keys sorted, so that equal objects give equal bytes; one that reads back as it is."""
+    if value is None:
+        return b"{}"
+    bad = _not_json(value, 0)
+    if bad is None:
+        raw = json.dumps(value, ensure_ascii=False, sort_keys=True, allow_nan=False, default=dict).encode()
+        try:
+            strict_json.loads(raw, what)
+        except FormatError as error:
+            bad = str(error)
+        if len(raw) + len(_FILL) <= U32_MAX and bad is None:
+            return raw
+        bad = bad or f"{len(raw)} bytes (at most {U32_MAX})"
+    reasons.append(f"{what}: {bad}")
+    return b"{}"
+
+
+_DEEPEST = 200
+_LARGEST = 10**1000
+
+
+def _not_json(value: Any, depth: int) -> str | None:
+    """Say what keeps a value from being JSON, of texts and numbers that everybody reads; None for nothing."""
+    if depth > _DEEPEST:
+        return f"it is nested more than {_DEEPEST} deep"
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"{value[:80]!r} (Unicode text)"
+        return None
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return None if -_LARGEST < value < _LARGEST else "an integer of more than 1000 digits"
+    if isinstance(value, float):
+        return None if value - value == 0 else f"{value} (a finite number)"
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                return f"the key {repr(key)[:80]} (a string)"
+            found = _not_json(key, depth) or _not_json(inner, depth + 1)
+            if found is not None:
+                return f"{key[:80]!r}: {found}" if depth == 0 and isinstance(key, str) else found
+        return None
+    if isinstance(value, (list, tuple)):
+        return next((found for inner in value if (found := _not_json(inner, depth + 1)) is not None), None)
+    return f"{type(value).__name__} (not JSON)"

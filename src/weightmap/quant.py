@@ -1,0 +1,454 @@
+"""Quantised tensors: integers of few bits, and scales.
+
+===============  ==========================================================================================
+scheme           what a tensor of n elements is, flattened in row-major order
+===============  ==========================================================================================
+``int8``         one scale, then n codes of 8 bits
+``int4 int5``    one scale, then n codes of 4 or 5 bits
+``int4_block``   ``[scale][codes]`` for each block of `block_size` elements; the last block is stored whole
+``int5_block``   the same with codes of 5 bits
+``adaptive``     ``[mask][scales][codes]``: each block is INT4, INT5 or FP16, as 2 bits of the mask say (0, 1, 2)
+===============  ==========================================================================================
+
+A value is ``scale * q``, one multiplication of float32; a scale is a float32 or a float16. Codes are two's complement,
+back to back, the first one in the lowest bits of byte 0: of two int4 it is the low nibble, and eight int5 take five
+bytes. All of it is little-endian and may lie at any alignment. In an adaptive tensor the mask is padded to a whole
+byte, blocks of FP16 have no scale, and the codes of each block begin at a byte.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import QuantError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+__all__ = ["BITS", "BLOCKED", "QuantizedTensor", "quantize"]
+
+# Bits of a code in the schemes that have one kind of code.
+BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
+BLOCKED = ("int4_block", "int5_block")
+_SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
+_DIRECT = (np.dtype(np.float32), np.dtype(np.float16))
+# Elements that are decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
+_PIECE = 1 << 18
+
+
+class QuantizedTensor:
+    """A tensor of integers and scales, decoded when it is asked for.
+
+    What it is made of are views of the bytes that it was made from: of a mapped file, nothing is copied, and the views
+    keep the mapping alive.
+
+    Parameters
+    ----------
+    scheme : str
+        One of "int8", "int4", "int5", "int4_block", "int5_block", "adaptive".
+    shape : tuple of int
+    payload : ndarray of uint8, or bytes-like
+        Scales and codes as the scheme lays them out.
+    block_size : int
+        Elements of a block: even for int4_block, a multiple of 8 for int5_block and adaptive; 0 in schemes without.
+    scale_type : str
+        "fp16" or "fp32".
+
+    Attributes
+    ----------
+    shape, ndim, size
+        Of the tensor.
+    scheme, block_size, scale_type
+        As given.
+    nbytes : int
+        Bytes of the payload.
+
+    Raises
+    ------
+    QuantError
+        When the payload is not what scheme, shape and block size need.
+
+    Examples
+    --------
+    >>> import weightmap as wm
+    >>> q = wm.quantize(np.arange(64, dtype=np.float32).reshape(2, 32), "int4_block")
+    >>> q.shape, q.scales.shape, q.codes.shape, q.nbytes
+    ((2, 32), (2,), (2, 16), 36)
+    >>> q[1].shape, np.asarray(q).dtype
+    ((32,), dtype('float32'))
+    """
+
+    __slots__ = ("__weakref__", "_octets", "block_size", "scale_type", "scheme", "shape", "size")
+
+    def __init__(
+        self,
+        scheme: str,
+        shape: tuple[int, ...],
+        payload: NDArray[np.uint8] | bytes | bytearray | memoryview,
+        *,
+        block_size: int = 0,
+        scale_type: str = "fp16",
+    ) -> None:
+        if scheme not in BITS and scheme != "adaptive":
+            raise _no_scheme(scheme)
+        if scheme in BITS and bool(block_size) != (scheme in BLOCKED):
+            expected = "a positive number" if scheme in BLOCKED else "0: there is one scale"
+            raise QuantError(f"block size of {scheme}", field="block_size", actual=block_size, expected=expected)
+        self.scheme = scheme
+        self.shape = tuple(map(index, shape))
+        self.size = math.prod(self.shape)
+        self.block_size = index(block_size)
+        self.scale_type = scale_type
+        octets = np.frombuffer(payload, np.uint8) if not isinstance(payload, np.ndarray) else payload
+        self._octets: NDArray[np.uint8] = octets.view()
+        self._octets.flags.writeable = False
+        if scheme == "adaptive":
+            kernels.adaptive_counts(self._octets, self.size, self.block_size, scale_type=scale_type)
+            return
+        wanted = kernels.blocks_size(self.size, bits=BITS[scheme], block_size=self.block_size, scale_type=scale_type)
+        if len(octets) != wanted:
+            what = f"bytes of scales and codes of {scheme} {self._described()}"
+            raise QuantError(what, field="data_size", actual=len(octets), expected=wanted)
+
+    def _described(self) -> str:
+        blocks = f", blocks of {self.block_size}" if self.block_size else ""
+        return f"{list(self.shape)}{blocks}, {self.scale_type} scales"
+
+    # ------------------------------------------------------------------------------------------------- its parts
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of scales and codes, and of the mask of an adaptive tensor."""
+        return len(self._octets)
+
+    @property
+    def payload(self) -> NDArray[np.uint8]:
+        """All its bytes, shape (nbytes,): a view."""
+        return self._octets
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the payload for each element; NaN for a tensor without elements."""
+        return 8 * self.nbytes / self.size if self.size else math.nan
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks; 1 for the schemes with one scale."""
+        return -(-self.size // self.block_size) if self.block_size else 1
+
+    @property
+    def scales(self) -> NDArray[Any]:
+        """The scales, float16 or float32: a view, strided where they lie between the codes.
+
+        Shape (n_blocks,); one in the schemes with one scale; of an adaptive tensor, those of its INT4 and INT5 blocks.
+        """
+        kind, octets = _SCALE[self.scale_type], self._octets
+        if self.scheme == "adaptive":
+            scales, codes = self._adaptive_parts()
+            return octets[scales:codes].view(kind)
+        step = self._block_bytes() if self.block_size else kind.itemsize
+        if not self.n_blocks:
+            return np.empty(0, kind)
+        return np.ndarray((self.n_blocks,), kind, octets, 0, (step,))
+
+    @property
+    def codes(self) -> NDArray[Any]:
+        """The codes: a view.
+
+        * int8: int8, the shape of the tensor;
+        * int4, int5: uint8, packed, shape (bytes,);
+        * int4_block, int5_block: uint8, packed, shape (n_blocks, bytes of a block), strided;
+        * adaptive: uint8, shape (bytes,), the blocks one after another.
+        """
+        start, octets = _SCALE[self.scale_type].itemsize, self._octets
+        if self.scheme == "adaptive":
+            return octets[self._adaptive_parts()[1] :]
+        if self.scheme == "int8":
+            return octets[start:].view(np.int8).reshape(self.shape)
+        if not self.block_size:
+            return octets[start:]
+        step = self._block_bytes()
+        if not self.n_blocks:
+            return np.empty((0, step - start), np.uint8)
+        return np.ndarray((self.n_blocks, step - start), np.uint8, octets, start, (step, 1))
+
+    @property
+    def mask(self) -> NDArray[np.uint8] | None:
+        """The mask of an adaptive tensor, packed, shape (ceil(n_blocks / 4),): a view. None in other schemes."""
+        return self._octets[: -(-self.n_blocks // 4)] if self.scheme == "adaptive" else None
+
+    @property
+    def kinds(self) -> NDArray[np.uint8] | None:
+        """Of an adaptive tensor, what each block is: 0 INT4, 1 INT5, 2 FP16, shape (n_blocks,). None elsewhere."""
+        mask = self.mask
+        if mask is None:
+            return None
+        pairs: NDArray[np.uint8] = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).astype(np.uint8)
+        return pairs.reshape(-1)[: self.n_blocks]
+
+    def _block_bytes(self) -> int:
+        return _SCALE[self.scale_type].itemsize + (BITS[self.scheme] * self.block_size + 7) // 8
+
+    def _adaptive_parts(self) -> tuple[int, int]:
+        """Return where the scales and where the codes of an adaptive tensor begin."""
+        kinds = self.kinds
+        assert kinds is not None  # noqa: S101 - the caller has asked for the scheme
+        begin = -(-self.n_blocks // 4)
+        return begin, begin + int((kinds < 2).sum()) * _SCALE[self.scale_type].itemsize
+
+    # -------------------------------------------------------------------------------------------------- decoding
+    def dequantize(
+        self,
+        dtype: DTypeLike = np.float32,
+        *,
+        out: NDArray[Any] | None = None,
+        threads: int | None = None,
+        strict: bool = False,
+    ) -> NDArray[Any]:
+        """Return the values as a dense array.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            Of the result; ignored when `out` is given. float32 holds the values exactly; for other types they are then
+            converted as `numpy.ndarray.astype` converts them.
+        out : ndarray, optional
+            Filled in place and returned; of the tensor's shape, of any dtype and strides.
+        threads : int, optional
+            At most this many threads share the work; one when not given.
+        strict : bool
+            Refuse scales that are NaN or infinite. Otherwise their blocks decode to NaN and infinity.
+
+        Returns
+        -------
+        ndarray, the tensor's shape
+
+        Raises
+        ------
+        QuantError
+            With ``strict``, for a scale that is no number: it names the block.
+        ValueError
+            When `out` has another shape or cannot be written.
+        """
+        if strict:
+            self._check_scales()
+        target = np.empty(self.shape, dtype) if out is None else out
+        if target.shape != self.shape:
+            msg = f"out has shape {target.shape}, the tensor has {self.shape}"
+            raise ValueError(msg)
+        if not target.flags.writeable:
+            msg = "out is read-only"
+            raise ValueError(msg)
+        self._decode(0, self.size, target, 1 if threads is None else threads)
+        return target
+
+    def _check_scales(self) -> None:
+        bad = np.flatnonzero(~np.isfinite(self.scales))
+        if len(bad):
+            block = int(bad[0])
+            kinds = self.kinds
+            if kinds is not None:  # scales are fewer than blocks there
+                block = int(np.flatnonzero(kinds < 2)[block])
+            raise QuantError(f"scale of block {block}", actual=self.scales[bad[0]].item(), expected="a finite number")
+
+    def _decode(self, start: int, stop: int, target: NDArray[Any], threads: int) -> None:
+        """Write the values from `start` to `stop` to an array of as many elements."""
+        if target.dtype in _DIRECT and target.flags.c_contiguous and target.flags.aligned:
+            self._decode_to(start, stop, target, threads)
+            return
+        if target.flags.c_contiguous:
+            flat = target.reshape(-1)
+            room = np.empty(min(stop - start, _PIECE), np.float32)
+            for first in range(start, stop, _PIECE):
+                piece = room[: min(_PIECE, stop - first)]
+                self._decode_to(first, first + len(piece), piece, threads)
+                flat[first - start : first - start + len(piece)] = piece
+            return
+        dense = np.empty(target.shape, target.dtype if target.dtype in _DIRECT else np.float32)
+        self._decode_to(start, stop, dense, threads)
+        target[...] = dense
+
+    def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
+        if self.scheme == "adaptive":
+            kernels.decode_adaptive(
+                self._octets,
+                self.size,
+                self.block_size,
+                scale_type=self.scale_type,
+                start=start,
+                stop=stop,
+                out=out,
+                threads=threads,
+            )
+            return
+        kernels.decode_blocks(
+            self._octets,
+            self.size,
+            bits=BITS[self.scheme],
+            block_size=self.block_size,
+            scale_type=self.scale_type,
+            start=start,
+            stop=stop,
+            out=out,
+            threads=threads,
+        )
+
+    def flat(self, start: int, stop: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return elements `start` to `stop` of the flattened tensor, decoding no other blocks than theirs.
+
+        Raises ValueError when they do not lie within it.
+        """
+        if not 0 <= start <= stop <= self.size:
+            msg = f"elements {start} to {stop} do not lie within {self.size}"
+            raise ValueError(msg)
+        part = np.empty(stop - start, dtype)
+        self._decode(start, stop, part, 1)
+        return part
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
+        if copy is False:
+            msg = "a quantised tensor is decoded into a new array: copy=False is impossible"
+            raise ValueError(msg)
+        return self.dequantize(np.float32 if dtype is None else dtype)
+
+    # -------------------------------------------------------------------------------------------------- indexing
+    def __len__(self) -> int:
+        if not self.shape:
+            msg = "a quantised tensor without dimensions has no length"
+            raise TypeError(msg)
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return what numpy would return for the decoded tensor, float32; only the blocks needed are decoded.
+
+        What the first axis is indexed by decides which blocks: an integer, a slice, or a list or array of integers or
+        of truth values. Anything else that numpy understands decodes all of it.
+        """
+        first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
+        if not self.shape or any(isinstance(part, (list, np.ndarray)) for part in rest):
+            return self.dequantize()[key]
+        if isinstance(first, slice):
+            rows = range(*first.indices(self.shape[0]))
+            part = self._rows(rows.start, rows.stop) if rows.step == 1 else self._gather(list(rows))
+            return part[(slice(None), *rest)]
+        if isinstance(first, (list, np.ndarray)):
+            picked = np.asarray(first)
+            if picked.ndim == 1 and picked.dtype.kind in "iub" and not rest:
+                return self._gather(np.arange(self.shape[0])[picked].tolist())
+        elif first is not None and first is not Ellipsis and not isinstance(first, (bool, np.bool_, tuple)):
+            row = self._row_number(first)
+            return self._rows(row, row + 1)[(0, *rest)]
+        return self.dequantize()[key]
+
+    def _row_number(self, key: Any) -> int:
+        count = self.shape[0]
+        try:
+            row = index(key)
+        except TypeError:
+            msg = f"a quantised tensor is indexed by integers, slices and arrays of them, not by {type(key).__name__}"
+            raise IndexError(msg) from None
+        if not -count <= row < count:
+            msg = f"index {row} is out of bounds for axis 0 with size {count}"
+            raise IndexError(msg)
+        return row + count if row < 0 else row
+
+    def _rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        stop = max(start, stop)
+        width = math.prod(self.shape[1:])
+        part = np.empty((stop - start, *self.shape[1:]), np.float32)
+        self._decode(start * width, stop * width, part, 1)
+        return part
+
+    def _gather(self, rows: list[int]) -> NDArray[np.float32]:
+        width = math.prod(self.shape[1:])
+        part = np.empty((len(rows), *self.shape[1:]), np.float32)
+        for place, row in enumerate(rows):
+            self._decode(row * width, (row + 1) * width, part[place : place + 1], 1)
+        return part
+
+    # ------------------------------------------------------------------------------------------------- as an object
+    def __repr__(self) -> str:
+        return f"<QuantizedTensor {self.scheme} {self._described()}, {self.nbytes} bytes>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.scheme, self.shape, self._octets.tobytes(), self.block_size, self.scale_type)
+
+
+def _rebuild(scheme: str, shape: tuple[int, ...], payload: bytes, block_size: int, scale_type: str) -> QuantizedTensor:
+    return QuantizedTensor(scheme, shape, payload, block_size=block_size, scale_type=scale_type)
+
+
+def quantize(
+    array: ArrayLike,
+    scheme: str,
+    *,
+    block_size: int = 32,
+    scale_type: str = "fp16",
+    bits: float = 5.0,
+    threads: int = 1,
+) -> QuantizedTensor:
+    """Quantise an array: integers of few bits whose scales a search has chosen for the least squared error.
+
+    Parameters
+    ----------
+    array : array_like
+        Real numbers, of any shape, strides and byte order; taken as float32.
+    scheme : str
+        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (each
+        block as int4, int5 or float16, whichever its error is worth).
+    block_size : int
+        Elements of a block, for the schemes that have blocks: even for int4_block, a multiple of 8 for the others.
+    scale_type : str
+        "fp16" or "fp32".
+    bits : float
+        For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits a block more.
+    threads : int
+        At most this many threads share the work. The result does not depend on it.
+
+    Returns
+    -------
+    QuantizedTensor
+
+    Raises
+    ------
+    QuantError
+        For an element that is NaN or infinite (the message has its index), and for schemes, block sizes, scale types
+        or bits that do not exist.
+
+    Examples
+    --------
+    >>> q = quantize([[0.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
+    >>> q.dequantize()
+    array([[ 0.,  1.],
+           [ 2., -8.]], dtype=float32)
+    """
+    values = np.asarray(array)
+    if scheme == "adaptive":
+        payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
+        return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
+    if scheme not in BITS:
+        raise _no_scheme(scheme)
+    size = block_size if scheme in BLOCKED else 0
+    if scheme in BLOCKED and size == 0:
+        raise QuantError("block size", field="block_size", actual=0, expected="a positive number")
+    payload = kernels.encode_blocks(values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads)
+    return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)
+
+
+def _no_scheme(scheme: object) -> QuantError:
+    expected = f"one of {', '.join([*BITS, 'adaptive'])}"
+    return QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)

@@ -1,0 +1,119 @@
+"""Reading a tensor as a dense array of another type: by pread, never through the mapping."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.dtypes import DTYPES, numpy_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from weightmap.limits import Limits
+    from weightmap.quant import QuantizedTensor
+    from weightmap.source import Source
+    from weightmap.table import Row
+
+__all__ = ["Located", "read"]
+
+_FLOAT32 = np.dtype(np.float32)
+_WIDENED = ("float16", "bfloat16")
+# Elements of float16 read at once: they, and the floats made of them, stay in the L2 cache.
+_PIECE = 1 << 18
+# What one thread reads and converts at least, in bytes of the file; starting a thread costs some ten microseconds.
+_THREAD_LEAST = 4 << 20
+# Parts of threads begin at multiples of this many elements, so that no two write to one line of memory.
+_ALIGN = 64
+
+
+class Located(NamedTuple):
+    """Where a tensor lies: for what copies or converts bytes and makes no array of the mapping.
+
+    Attributes
+    ----------
+    source : Source
+    row : Row
+    quantized : callable or None
+        Of a quantised tensor: ``quantized(row, octets)``, as a format gives it in its `Content`.
+    """
+
+    source: Source
+    row: Row
+    quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None
+
+    def decoder(self) -> QuantizedTensor:
+        """Return a quantised tensor whose bytes are private, read from the file."""
+        assert self.quantized is not None  # noqa: S101 - the dtype of the row has told
+        row = self.row
+        return self.quantized(row, np.frombuffer(self.source.pread(row.offset, row.nbytes), np.uint8))
+
+
+def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
+    """Return a numpy dtype, also by names that only ml_dtypes gives a meaning, such as "bfloat16"."""
+    named = DTYPES.get(dtype) if isinstance(dtype, str) else None
+    return np.dtype(dtype) if named is None else numpy_dtype(named)
+
+
+def read(
+    place: Located, dtype: DTypeLike, out: NDArray[Any] | None, threads: int | None, limits: Limits, what: str
+) -> NDArray[Any]:
+    """Do what `TensorFile.read` says."""
+    source, row, _ = place
+    source.check_unchanged()
+    quantized = row.dtype.quantized
+    stored = _FLOAT32 if quantized else numpy_dtype(row.dtype)
+    if out is None:
+        limits.check("max_copy_bytes", row.nbytes, f"size of {what}")
+        out = np.empty(row.shape, dtype_named(dtype))
+    elif out.shape != row.shape:
+        msg = f"out has shape {out.shape}, {what} has {row.shape}"
+        raise ValueError(msg)
+    elif not out.flags.writeable:
+        msg = "out is read-only"
+        raise ValueError(msg)
+    if quantized:
+        return place.decoder().dequantize(out=out, threads=threads)
+    flat = out.reshape(-1) if out.flags.c_contiguous else None
+    target = np.empty(out.size, out.dtype) if flat is None else flat
+    _fill(source, row, stored, target, 1 if threads is None else threads)
+    if flat is None:
+        out[...] = target.reshape(out.shape)
+    return out
+
+
+def _fill(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any], threads: int) -> None:
+    """Fill a flat array, the work divided among threads where there is enough of it."""
+    count = min(threads, row.nbytes // _THREAD_LEAST, 64)
+    if count < 2:
+        _fill_part(source, row, stored, target, 0, len(target))
+        return
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 10 ms, when threads are asked for
+
+    step = -(-len(target) // count // _ALIGN) * _ALIGN
+    starts = range(0, len(target), step)
+    with ThreadPoolExecutor(len(starts)) as pool:
+        # The kernels and pread let go of the GIL; what is left in Python is a call or two a piece.
+        parts = [
+            pool.submit(_fill_part, source, row, stored, target, start, min(start + step, len(target)))
+            for start in starts
+        ]
+        for part in parts:
+            part.result()
+
+
+def _fill_part(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int, stop: int) -> None:
+    """Read and convert elements `start` to `stop`."""
+    size = stored.itemsize
+    widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32 and target.flags.aligned
+    for chunk in source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
+        piece = target[start : start + len(chunk) // size]
+        if widened:
+            kernels.widen(row.dtype.name, chunk, piece)
+        else:
+            piece[...] = np.frombuffer(chunk, stored)
+        start += len(piece)

@@ -1,0 +1,202 @@
+"""AMB files: a header, two JSON texts, a tokenizer, records; `build` puts any of them together, right or wrong."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from . import Example, Tensor, noise, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+FORMAT = "amb"
+SUFFIX = ".amb"
+CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3}
+INT8, INT4, INT5, INT4BLOCK, INT5BLOCK, ADAPTIVE = 3, 4, 5, 6, 7, 8
+SCHEMES = {"int8": INT8, "int4": INT4, "int5": INT5, "int4_block": INT4BLOCK, "int5_block": INT5BLOCK}
+NO_ID = 0xFFFF
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record; numbers that are None are those of the shape, the name and the data."""
+
+    name: str | bytes
+    shape: tuple[int, ...]
+    code: int
+    data: bytes
+    name_length: int | None = None
+    ndim: int | None = None
+    data_size: int | None = None
+
+    def head(self) -> bytes:
+        """What stands before the data."""
+        name = self.name.encode() if isinstance(self.name, str) else self.name
+        length = len(name) if self.name_length is None else self.name_length
+        ndim = len(self.shape) if self.ndim is None else self.ndim
+        size = len(self.data) if self.data_size is None else self.data_size
+        start = struct.pack("<H", length) + name + struct.pack("<B", ndim)
+        return start + struct.pack(f"<{len(self.shape)}I", *self.shape) + struct.pack("<BQ", self.code, size)
+
+    def but(self, **changes: Any) -> Record:
+        """The same with some fields changed."""
+        return replace(self, **changes)
+
+
+def dense(name: str, value: Tensor) -> Record:
+    """The record of a dense tensor."""
+    return Record(name, value.shape, CODES[value.dtype], value.data)
+
+
+def quantised(name: str, shape: tuple[int, ...], code: int, payload: bytes, block_size: int, scale_type: int) -> Record:
+    """The record of a quantised tensor with the header of four bytes."""
+    return Record(name, shape, code, struct.pack("<BHB", code - 2, block_size, scale_type) + payload)
+
+
+def weights(records: Iterable[Record], start: int, *, origin: int = 0, fill: bytes = b"\0", last: bool = True) -> bytes:
+    """The records, from byte `start` of the file on, data padded to multiples of 8 counted from `origin`."""
+    out, padding = b"", 0
+    for record in records:
+        out += record.head() + record.data
+        padding = -(start + len(out) - origin) % 8
+        out += fill * padding
+    return out if last or not padding else out[:-padding]
+
+
+def tokenizer(kind: int, ids: Sequence[int], payload: bytes = b"") -> bytes:
+    """A tokenizer section; `ids` are those of bos, eos, pad, unk and mask."""
+    return struct.pack("<B5H", kind, *ids) + payload
+
+
+def text(value: Mapping[str, Any]) -> bytes:
+    """A JSON section."""
+    return json.dumps(value).encode()
+
+
+def build(
+    records: Iterable[Record] | bytes = (),
+    metadata: bytes = b"",
+    config: bytes = b"",
+    tokens: bytes = b"",
+    *,
+    relative: bool = False,
+    fill: bytes = b"\0",
+    last: bool = True,
+    **header: Any,
+) -> bytes:
+    """A file; `header` overrides fields: magic, version, flags, metadata_size, config_size, tokenizer_size, weights_size."""
+    start = 28 + len(metadata) + len(config) + len(tokens)
+    body = (
+        records
+        if isinstance(records, bytes)
+        else weights(records, start, origin=start if relative else 0, fill=fill, last=last)
+    )
+    sizes = (header.get("metadata_size", len(metadata)), header.get("config_size", len(config)))
+    sizes += (header.get("tokenizer_size", len(tokens)), header.get("weights_size", len(body)))
+    begin = header.get("magic", b"AMBEE") + struct.pack("<BH", header.get("version", 1), header.get("flags", 0))
+    return begin + struct.pack("<3IQ", *sizes) + metadata + config + tokens + body
+
+
+def parse(data: bytes) -> tuple[bytes, bytes, bytes, list[tuple[Record, int]]]:
+    """Read a file, asserting what the format demands of a writer: sections, and records with where their data begins."""
+    assert data[:8] == b"AMBEE\1\0\0"
+    sizes = struct.unpack_from("<3IQ", data, 8)
+    assert 28 + sum(sizes) == len(data)
+    ends = [28]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    sections = [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    records, pos = [], ends[3]
+    while pos < len(data):
+        (length,) = struct.unpack_from("<H", data, pos)
+        name, ndim = data[pos + 2 : pos + 2 + length].decode(), data[pos + 2 + length]
+        pos += 3 + length
+        shape = struct.unpack_from(f"<{ndim}I", data, pos)
+        code, size = struct.unpack_from("<BQ", data, pos + 4 * ndim)
+        pos += 4 * ndim + 9
+        records.append((Record(name, shape, code, data[pos : pos + size]), pos))
+        pos += size
+        assert not any(data[pos : pos + -pos % 8])
+        pos += -pos % 8
+    assert pos == len(data)
+    return sections[0], sections[1], sections[2], records
+
+
+# ------------------------------------------------------------------------------------------ quantised data, plainly
+def pack(codes: Iterable[int], bits: int) -> bytes:
+    """Two's complement of `bits` bits each, the first one in the lowest bits of the first byte."""
+    number = count = 0
+    for code in codes:
+        number |= (code & (1 << bits) - 1) << count
+        count += bits
+    return number.to_bytes((count + 7) // 8, "little")
+
+
+def unpack(data: bytes, bits: int, count: int) -> list[int]:
+    """The first `count` integers of such bytes."""
+    number = int.from_bytes(data, "little")
+    fields = [number >> bits * i & (1 << bits) - 1 for i in range(count)]
+    return [field - (1 << bits) if field >> bits - 1 else field for field in fields]
+
+
+def pack_scale(value: float, scale_type: int) -> bytes:
+    """A scale: type 0 float32, 1 float16."""
+    return struct.pack("<e" if scale_type else "<f", value)
+
+
+def pack_blocks(blocks: Iterable[tuple[float, Sequence[int]]], bits: int, block_size: int, scale_type: int) -> bytes:
+    """Blocks of a scale and codes, each filled up with zeros."""
+    return b"".join(
+        pack_scale(scale, scale_type) + pack([*codes, *[0] * (block_size - len(codes))], bits)
+        for scale, codes in blocks
+    )
+
+
+def examples() -> list[Example]:
+    """Dense files from nothing at all to every dtype, aligned and not, with and without the other sections."""
+    mixed = {
+        "f32": normal((3, 5), 1),
+        "f16": noise("float16", (7,), 2),
+        "bf16": noise("bfloat16", (2, 1, 3), 3),
+        "i8": noise("int8", (9,), 4),
+    }
+    odd = {
+        "scalar": normal((), 5),
+        "empty": Tensor("float32", (0, 4), b""),
+        "": normal((1,), 6),
+        "ünï": normal((2, 2), 7, "float16"),
+    }
+    bits = {name: noise(name, (3, 2), 8) for name in CODES}
+    many = {f"block.{number}.weight": normal((2,), number) for number in range(24)}
+    metadata = {"name": "tiny", "tags": ["a", "ü"], "layers": 2, "nested": {"scale": 0.5, "none": None}}
+    config = {"architecture": "bert", "n_vocab": 3, "n_embd": 5}
+    section = tokenizer(2, (1, 2, 0, NO_ID, NO_ID), b"a\nb\nc\n")
+
+    def example(
+        name: str,
+        tensors: Mapping[str, Tensor],
+        texts: Mapping[str, Any] | None = None,
+        *sections: bytes,
+        **options: Any,
+    ) -> Example:
+        first = b"" if texts is None else text(texts) + options.pop("space", b"")
+        data = build([dense(key, value) for key, value in tensors.items()], first, *sections, **options)
+        return Example(name, FORMAT, SUFFIX, data, tensors, texts or {}, layout="amb")
+
+    return [
+        example("no-tensors", {}),
+        example("no-tensors-but-text", {}, metadata, text(config)),
+        example("plain", mixed),
+        example("all-sections", mixed, metadata, text(config), section),
+        example("odd-shapes", odd, {"name": "odd"}),
+        example("any-bits", bits, {}),
+        example("many", many, metadata),
+        # Sections of 28 + 13, 28 + 14, ... bytes: data begins anywhere within eight bytes.
+        *(example(f"unaligned-{k}", bits, {"name": "x" * k}) for k in range(1, 8, 2)),
+        *(example(f"relative-{k}", mixed, {"name": "x" * k}, relative=True) for k in (2, 5)),
+        example("spaces", mixed, metadata, text(config) + b"\n", space=b" \t\r\n"),
+        example("tokenizer-only", {}, None, b"", tokenizer(0, (NO_ID,) * 5)),
+    ]
