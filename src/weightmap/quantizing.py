@@ -155,7 +155,7 @@ class Quantizer:
         yield octets
 
     def _quantized(self, name: str, place: Located) -> tuple[NDArray[np.uint8], float, float]:
-        """Return the bytes of a tensor that has to be seen as a whole, and its sums of squared errors and of squares."""
+        """Return the bytes of a tensor that is quantised as a whole, and its sums of squared errors and of squares."""
         values = next(_values(place, math.prod(place.row.shape)), np.empty(0, np.float32))
         try:
             tensor = quantize(values, self.scheme, **self._options)

@@ -34,6 +34,7 @@ from weightmap.kernels._half import widen as widen
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
 from weightmap.kernels._native import U32_MAX as U32_MAX
 from weightmap.kernels._quantize import encode_blocks as encode_blocks
+from weightmap.kernels._quantize import encode_with_errors as encode_with_errors
 from weightmap.kernels._quantize import quantize_int4, quantize_int5
 from weightmap.kernels._quantize import quantize_int8 as quantize_int8
 from weightmap.kernels._strings import index_build as index_build

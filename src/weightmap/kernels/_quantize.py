@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "encode_blocks",
+    "encode_with_errors",
     "quantize_int4",
     "quantize_int5",
     "quantize_int8",
@@ -118,6 +119,13 @@ def encode_blocks(
     Parameters, result and errors are those of `quantize_int4`; `bits` is 4, 5 or 8.
     """
     return encode(floats(a), bits, block_size, scale_type, threads)[0]
+
+
+def encode_with_errors(
+    a: ArrayLike, *, bits: int, block_size: int, scale_type: str = "fp16", threads: int = 1
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Return what `encode_blocks` returns, and the sum of the squared errors of each block."""
+    return encode(floats(a), bits, block_size, scale_type, threads)
 
 
 def floats(a: ArrayLike) -> NDArray[np.float32]:

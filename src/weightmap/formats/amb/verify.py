@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.errors import LayoutError
-from weightmap.formats.amb.layout import bare_blocks, read_json
-from weightmap.formats.amb.quantized import QUANT_HEADER, quantization
+from weightmap.formats.amb.layout import QUANT_HEADER, bare_blocks, read_json
+from weightmap.formats.amb.quantized import quantization
 from weightmap.formats.amb.records import table_of, walk
 from weightmap.formats.amb.scales import check_scales
 from weightmap.formats.amb.tokenizer import WORDPIECE, read_tokenizer
