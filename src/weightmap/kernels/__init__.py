@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+# The rest of weightmap takes these from here; they are not part of the interface.
 from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
 from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
 from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
-
-# The rest of weightmap takes these from here; they are not part of the interface.
 from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
 from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
