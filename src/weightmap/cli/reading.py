@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING
 import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, reason, status_of
-from weightmap.errors import ChecksumError, TensorFileError
+from weightmap.errors import ChecksumError, QuantError, TensorFileError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 def inspect(args: argparse.Namespace) -> int:
@@ -37,6 +38,37 @@ def _totals(file: wm.TensorFile) -> dict[str, dict[str, int]]:
     return {dtype: {"tensors": tensors[dtype], "nbytes": total} for dtype, total in nbytes.most_common()}
 
 
+def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, float | None, dict[str, object] | None]]:
+    """Yield of every tensor what is known of it, its bits per weight, and how it is quantised, where it is.
+
+    Of a quantised tensor its header is read, and the mask of an adaptive one. What is wrong there is told in place of
+    numbers: the rest of the file can be looked at all the same.
+    """
+    for info, place in zip(file.infos(), file.located(), strict=True):
+        if not place.row.dtype.quantized:  # there is an int8 of either kind
+            size = math.prod(info.shape)
+            yield info, (8 * info.nbytes / size if size else None), None
+            continue
+        try:
+            tensor = file[info.name]
+        except QuantError as error:
+            yield info, None, {"scheme": info.dtype, "problem": reason(error)}
+            continue
+        how = {
+            "scheme": tensor.scheme,
+            "block_size": tensor.block_size or None,
+            "scale_type": tensor.scale_type,
+            "n_blocks": tensor.n_blocks if tensor.block_size else None,
+        }
+        yield info, (tensor.bits_per_weight if tensor.size else None), how
+
+
+def _tokenizer_kind(number: int) -> str | None:
+    from weightmap.formats.amb.tokenizer import KINDS
+
+    return KINDS[number] if 0 <= number < len(KINDS) else None
+
+
 def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
     vocab, tokenizer = file.vocab, file.tokenizer
     return {
@@ -51,6 +83,7 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
         "tokenizer": tokenizer
         and {
             "type": tokenizer.type,
+            "kind": _tokenizer_kind(tokenizer.type),
             "special_ids": tokenizer.special_ids,
             "payload_nbytes": len(tokenizer.payload),
         },
@@ -61,8 +94,10 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
                 "shape": info.shape,
                 "offset": info.offset,
                 "nbytes": info.nbytes,
+                "bits_per_weight": bits,
+                "quantization": quantization,
             }
-            for info in file.infos()
+            for info, bits, quantization in _storage(file)
         ],
         "totals": _totals(file),
     }
@@ -80,7 +115,9 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
         pairs.append(("vocabulary", f"{len(file.vocab):,} tokens{_ids_text(file.vocab.special_ids)}"))
     if file.tokenizer is not None:
         payload = show.sizes(len(file.tokenizer.payload))
-        pairs.append(("tokenizer", f"type {file.tokenizer.type}, {payload}{_ids_text(file.tokenizer.special_ids)}"))
+        kind = _tokenizer_kind(file.tokenizer.type) or "unknown"
+        about = f"type {file.tokenizer.type} ({kind}), {payload}{_ids_text(file.tokenizer.special_ids)}"
+        pairs.append(("tokenizer", about))
     show.emit_pairs(pairs)
     for title, mapping in (("metadata", file.metadata), ("config", file.config)):
         if mapping:
@@ -88,17 +125,29 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
             show.emit_pairs((f"  {show.clean(k)}", show.shorten(show.value(v))) for k, v in mapping.items())
     if infos:
         show.emit("")
-        show.emit_table(
-            ("name", "dtype", "shape", "offset", "bytes"),
-            [(info.name, info.dtype, show.shape(info.shape), info.offset, info.nbytes) for info in infos],
-            right=("offset", "bytes"),
-        )
+        _tensor_table(file)
         show.emit("")
         show.emit_table(
             ("total", "tensors", "bytes"),
             [(dtype, f"{of['tensors']:,}", show.sizes(of["nbytes"])) for dtype, of in _totals(file).items()],
             right=("tensors", "bytes"),
         )
+
+
+def _tensor_table(file: wm.TensorFile) -> None:
+    """Print a line for each tensor; columns of quantisation only where there is one."""
+    stored = list(_storage(file))
+    columns, right = ["name", "dtype", "shape", "offset", "bytes"], ("offset", "bytes", "block", "bits")
+    rows = [[info.name, info.dtype, show.shape(info.shape), info.offset, info.nbytes] for info, _, _ in stored]
+    if any(how is not None for _, _, how in stored):
+        columns += ["block", "scales", "bits"]
+        for row, (_, bits, how) in zip(rows, stored, strict=True):
+            if how is not None and "problem" in how:
+                row.extend(["?", "?", "damaged"])
+                continue
+            row.extend(["", ""] if how is None else [how["block_size"] or "", how["scale_type"]])
+            row.append("" if bits is None else f"{bits:.3f}")
+    show.emit_table(columns, rows, right=right)
 
 
 def verify(args: argparse.Namespace) -> int:
