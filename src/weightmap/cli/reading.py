@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
 from weightmap.cli import show
@@ -38,29 +37,30 @@ def _totals(file: wm.TensorFile) -> dict[str, dict[str, int]]:
     return {dtype: {"tensors": tensors[dtype], "nbytes": total} for dtype, total in nbytes.most_common()}
 
 
-def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, float | None, dict[str, object] | None]]:
-    """Yield of every tensor what is known of it, its bits per weight, and how it is quantised, where it is.
+def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | None]]:
+    """Yield of every tensor what is known of it, and how it is quantised; None for a dense one.
 
     Of a quantised tensor its header is read, and the mask of an adaptive one. What is wrong there is told in place of
     numbers: the rest of the file can be looked at all the same.
     """
     for info, place in zip(file.infos(), file.located(), strict=True):
         if not place.row.dtype.quantized:  # there is an int8 of either kind
-            size = math.prod(info.shape)
-            yield info, (8 * info.nbytes / size if size else None), None
+            yield info, None
             continue
         try:
             tensor = file[info.name]
         except QuantError as error:
-            yield info, None, {"scheme": info.dtype, "problem": reason(error)}
+            yield info, {"scheme": info.dtype, "problem": reason(error)}
             continue
-        how = {
-            "scheme": tensor.scheme,
-            "block_size": tensor.block_size or None,
-            "scale_type": tensor.scale_type,
-            "n_blocks": tensor.n_blocks if tensor.block_size else None,
-        }
-        yield info, (tensor.bits_per_weight if tensor.size else None), how
+        yield (
+            info,
+            {
+                "scheme": tensor.scheme,
+                "block_size": tensor.block_size or None,
+                "scale_type": tensor.scale_type,
+                "bits_per_weight": tensor.bits_per_weight if tensor.size else None,
+            },
+        )
 
 
 def _tokenizer_kind(number: int) -> str | None:
@@ -94,10 +94,9 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
                 "shape": info.shape,
                 "offset": info.offset,
                 "nbytes": info.nbytes,
-                "bits_per_weight": bits,
-                "quantization": quantization,
+                **({} if how is None else how),
             }
-            for info, bits, quantization in _storage(file)
+            for info, how in _storage(file)
         ],
         "totals": _totals(file),
     }
@@ -137,17 +136,20 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
 def _tensor_table(file: wm.TensorFile) -> None:
     """Print a line for each tensor; columns of quantisation only where there is one."""
     stored = list(_storage(file))
-    columns, right = ["name", "dtype", "shape", "offset", "bytes"], ("offset", "bytes", "block", "bits")
-    rows = [[info.name, info.dtype, show.shape(info.shape), info.offset, info.nbytes] for info, _, _ in stored]
-    if any(how is not None for _, _, how in stored):
+    columns, rows = ["name", "dtype", "shape", "offset", "bytes"], []
+    if any(how is not None for _, how in stored):
         columns += ["block", "scales", "bits"]
-        for row, (_, bits, how) in zip(rows, stored, strict=True):
-            if how is not None and "problem" in how:
-                row.extend(["?", "?", "damaged"])
-                continue
-            row.extend(["", ""] if how is None else [how["block_size"] or "", how["scale_type"]])
-            row.append("" if bits is None else f"{bits:.3f}")
-    show.emit_table(columns, rows, right=right)
+    for info, how in stored:
+        row = [info.name, info.dtype, show.shape(info.shape), info.offset, info.nbytes]
+        if how is None:
+            row += [""] * (len(columns) - len(row))
+        elif "problem" in how:
+            row += ["?", "?", "damaged"]
+        else:
+            bits = how["bits_per_weight"]
+            row += [how["block_size"] or "", how["scale_type"], "" if bits is None else f"{bits:.3f}"]
+        rows.append(row)
+    show.emit_table(columns, rows, right=("offset", "bytes", "block", "bits"))
 
 
 def verify(args: argparse.Namespace) -> int:
