@@ -148,6 +148,40 @@ void wm_decode_runs(wm_sink *sink, const wm_runs *runs) {
     }
 }
 
+/* The rest of a block, whole blocks, the beginning of one. */
+void wm_decode_range(wm_sink *sink, const wm_runs *runs, uint64_t at, uint64_t stop) {
+    while (at < stop) {
+        const uint64_t block = at / runs->len, offset = at % runs->len, left = stop - at;
+        wm_runs part = *runs;
+        part.scales += block * runs->scale_stride;
+        part.codes += block * runs->stride;
+        uint64_t n = left < runs->len - offset ? left : runs->len - offset;
+        if (offset == 0 && left >= runs->len) {
+            part.runs = left / runs->len;
+            wm_decode_runs(sink, &part);
+            n = part.runs * runs->len;
+        } else if (offset % 8) { /* up to the next code that begins with a byte */
+            float values[8];
+            n = n < 8 - offset % 8 ? n : 8 - offset % 8;
+            decode_any(load_scale(part.scales, runs->scale_type), part.codes, offset, n, runs->bits, values);
+            wm_sink_put(sink, values, n);
+        } else {
+            part.codes += code_bytes(runs->bits, offset);
+            part.runs = 1, part.len = n;
+            wm_decode_runs(sink, &part);
+        }
+        at += n;
+    }
+}
+
+void wm_sink_done(const wm_sink *sink) {
+#if WM_X86
+    if (sink->stream) _mm_sfence();
+#else
+    (void)sink;
+#endif
+}
+
 /* ------------------------------------------------------------------------------------------- entry points */
 int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n) {
     const uint64_t most = (uint64_t)1 << 56;
@@ -160,44 +194,18 @@ int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n
 }
 
 typedef struct {
-    const uint8_t *data, *end;
+    wm_runs runs;
+    uint64_t first; /* the first element that is wanted */
     uint8_t *out;
-    uint64_t block, first; /* elements of a block; the first element that is wanted */
-    int bits, scale_type, half, stream;
+    int half, stream;
 } work;
 
-/* Decodes elements [first + begin, first + end): the rest of a block, whole blocks, the beginning of one. */
 static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
     const work *w = context;
-    const uint64_t scale = scale_bytes(w->scale_type), stride = scale + code_bytes(w->bits, w->block);
     wm_sink sink = {w->out + begin * (w->half ? 2 : 4), w->half, w->stream};
     (void)number;
-    for (uint64_t at = w->first + begin, stop = w->first + end; at < stop;) {
-        const uint64_t offset = at % w->block, left = stop - at;
-        const uint8_t *block = w->data + at / w->block * stride, *codes = block + scale;
-        wm_runs run = {.scales = block, .codes = codes, .end = w->end, .scale_stride = stride, .stride = stride,
-                       .scale_type = w->scale_type, .bits = w->bits};
-        uint64_t n = left < w->block - offset ? left : w->block - offset;
-        if (offset == 0 && left >= w->block) {
-            const uint64_t runs = left / w->block;
-            run.runs = runs, run.len = w->block;
-            wm_decode_runs(&sink, &run);
-            n = runs * w->block;
-        } else if (offset % 8) { /* up to the next code that begins with a byte */
-            float values[8];
-            n = n < 8 - offset % 8 ? n : 8 - offset % 8;
-            decode_any(load_scale(block, w->scale_type), codes, offset, n, w->bits, values);
-            wm_sink_put(&sink, values, n);
-        } else {
-            run.codes += code_bytes(w->bits, offset);
-            run.runs = 1, run.len = n;
-            wm_decode_runs(&sink, &run);
-        }
-        at += n;
-    }
-#if WM_X86
-    if (w->stream) _mm_sfence(); /* before anybody is told that it is done */
-#endif
+    wm_decode_range(&sink, &w->runs, w->first + begin, w->first + end);
+    wm_sink_done(&sink);
 }
 
 int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_type, uint64_t block_size, uint64_t n,
@@ -205,10 +213,12 @@ int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_typ
     const int64_t expected = wm_blocks_size(bits, scale_type, block_size, n);
     if (expected < 0 || (uint64_t)expected != size || first > n || count > n - first) return -1;
     if (count == 0) return 0;
-    const uint64_t read = (uint64_t)(uintptr_t)data, written = (uint64_t)(uintptr_t)out;
-    if (read < written + count * (half ? 2 : 4) && written < read + size) return -2;
-    work w = {.data = data, .end = data + size, .out = out, .block = block_size ? block_size : n, .first = first,
-              .bits = bits, .scale_type = scale_type, .half = half, .stream = wm_stream_worthwhile(count * (half ? 2 : 4))};
+    if (wm_overlap(data, size, out, count * (half ? 2 : 4))) return -2;
+    const uint64_t block = block_size ? block_size : n, scale = scale_bytes(scale_type);
+    const uint64_t stride = scale + code_bytes(bits, block);
+    work w = {.runs = {.scales = data, .codes = data + scale, .end = data + size, .scale_stride = stride, .stride = stride,
+                       .len = block, .scale_type = scale_type, .bits = bits},
+              .first = first, .out = out, .half = half, .stream = wm_stream_worthwhile(count * (half ? 2 : 4))};
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

@@ -95,6 +95,15 @@ typedef struct {
 } wm_sink;
 /* Decodes to the sink; see wm_intblock_fn. */
 void wm_decode_runs(wm_sink *sink, const wm_runs *runs);
+/* Decodes elements [at, stop) of what these runs hold, of which there are enough. */
+void wm_decode_range(wm_sink *sink, const wm_runs *runs, uint64_t at, uint64_t stop);
+/* Makes what was stored past the caches visible to others. */
+void wm_sink_done(const wm_sink *sink);
+/* Whether two pieces of memory overlap. */
+static inline int wm_overlap(const void *a, uint64_t a_size, const void *b, uint64_t b_size) {
+    const uint64_t first = (uint64_t)(uintptr_t)a, second = (uint64_t)(uintptr_t)b;
+    return a_size && b_size && first < second + b_size && second < first + a_size;
+}
 /* Moves n float32 to the sink. */
 void wm_sink_put(wm_sink *sink, const float *values, uint64_t n);
 

@@ -97,6 +97,10 @@ typedef struct {
 typedef void wm_intblock_fn(const wm_runs *runs, float *out);
 /* Rounds n floats to float16, of two equally near ones to the even one; `out` may lie anywhere. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
+/* Writes a scale and n codes, of n finite floats; returns the sum of the squared errors. `grid` has WM_GRID codes that the
+ * element of largest magnitude may be given. */
+enum { WM_GRID = 32 };
+typedef double wm_quantize_fn(const float *x, uint64_t n, const float *grid, int bits, int scale_type, uint8_t *out);
 
 typedef struct {
     wm_crc32_fn *crc32;
@@ -111,6 +115,8 @@ typedef struct {
     const char *intblock_name;
     wm_narrow_fn *narrow;
     const char *narrow_name;
+    wm_quantize_fn *quantize;
+    const char *quantize_name;
 } wm_variants;
 const wm_variants *wm_variants_in_use(void); /* select.c */
 
@@ -149,6 +155,7 @@ wm_fnv1a32_fn fnv1a32_portable;
 wm_half_fn f16_to_f32_portable, bf16_to_f32_portable;
 wm_intblock_fn intblock_portable;
 wm_narrow_fn narrow_portable;
+wm_quantize_fn quantize_portable;
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
@@ -159,6 +166,7 @@ wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;
 wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
 wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;
+wm_quantize_fn quantize_x86_avx2;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;
 wm_crc32_fn crc32_arm_pmull;

@@ -77,10 +77,21 @@ int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n);
 /* Decodes elements [first, first + count) of the n elements in data[0, size), whatever its alignment, to `count` elements:
  * float32 or, with `half` not 0, float16 rounded from it to nearest, ties to even. `out` is aligned for its type. Uses up to
- * `threads` threads. 0, -1 when the size is not that of wm_blocks_size or the range not within the n elements, -2 when data and
- * out overlap. */
+ * `threads` threads. Returns 0, -1 when the size is not that of wm_blocks_size or the range not within the n elements, or -2
+ * when data and out overlap. */
 int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_type, uint64_t block_size, uint64_t n,
                      uint64_t first, void *out, uint64_t count, int half, int threads);
+
+/* The index of the first element that is NaN or infinite, or -1. */
+int64_t wm_first_odd(const float *x, uint64_t n);
+/* Quantises x[0, n) to such data in out[0, out_size), exactly as many bytes as wm_blocks_size tells. The scales are those of
+ * least squared error that a search found, the codes the nearest to x / scale (of float32, ties to even) within range: the
+ * same bytes on every CPU and with any number of threads. A block of zeros gets a scale of 0; a scale too large for its type
+ * is the largest finite one. With bits 16 a block is block_size float16 and has no scale; what is too large becomes the
+ * largest finite one. `errors`, when not NULL, gets the sum of the squared errors of each block. Returns -1 when done, the index
+ * of the first element that is NaN or infinite (nothing is written then), or -2 for sizes that do not fit. */
+int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, uint64_t block_size, uint8_t *out,
+                         uint64_t out_size, double *errors, uint64_t n_errors, int threads);
 
 /* ------------------------------------------------------------------------------- length-prefixed strings
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries
@@ -186,8 +197,31 @@ enum {
     WM_FAULT_AMB_BLOCK_SIZE = 78,  /* row, actual */
     WM_FAULT_AMB_SCALE_TYPE = 79,  /* row, actual */
     WM_FAULT_AMB_SCHEME_SIZE = 80, /* row, actual: data_size, expected: by shape, block size and type of the scales */
-    WM_FAULT_AMB_READ = 81         /* at: what cannot be read; actual: errno, or 0 where the file ends */
+    WM_FAULT_AMB_READ = 81,        /* at: what cannot be read; actual: errno, or 0 where the file ends */
+    /* quantised blocks of different kinds */
+    WM_FAULT_ADAPTIVE_SIZE = 96,   /* actual: bytes of the data, expected: bytes by the mask */
+    WM_FAULT_ADAPTIVE_MASK = 97,   /* row: a block whose kind is 3 */
+    WM_FAULT_ADAPTIVE_PADDING = 98 /* bits of the mask behind the last block (row) that are not 0; actual: the byte */
 };
+
+/* ------------------------------------------------------------------------------------------ adaptive blocks
+ * Blocks of different kinds, [mask][scales][codes], block_size a multiple of 8. The mask has 2 bits for each block, the first
+ * in the lowest bits of byte 0 and 0 after the last: 0 int4, 1 int5, 2 float16. Scales are those of the int4 and int5 blocks
+ * in their order; the codes of every block, 4, 5 or 16 bits an element, the last block whole, follow in the order of blocks.
+ */
+/* Checks data[0, size) as n elements and counts the blocks of each kind in counts[0, 4). Returns 0, or -1 with *fault:
+ * ADAPTIVE_SIZE, ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks. */
+int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
+                      uint64_t counts[4], wm_fault *fault);
+/* As wm_blocks_decode, of such data. Returns 0, or -1 with *fault as above; NONE too for a range not within the n elements, and
+ * when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
+int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
+                       uint64_t first, void *out, uint64_t count, int half, int threads, wm_fault *fault);
+/* Puts such data together from all blocks in each kind, as wm_blocks_encode made them: of block b that of kind kinds[b]. Returns
+ * 0, or -1 when a kind or a size is not as it should be. */
+int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type, uint64_t block_size, const uint8_t *int4,
+                           uint64_t int4_size, const uint8_t *int5, uint64_t int5_size, const uint8_t *halves,
+                           uint64_t halves_size, uint8_t *out, uint64_t out_size);
 
 /* ------------------------------------------------------------------------------------------------ safetensors
  * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and turns it

@@ -31,7 +31,9 @@ static const tier tiers[] = {
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
 #define PORTABLE_HALF f16_to_f32_portable, "f16_to_f32_portable", bf16_to_f32_portable, "bf16_to_f32_portable"
-#define PORTABLE_BLOCKS intblock_portable, "intblock_portable", narrow_portable, "narrow_portable"
+#define PORTABLE_BLOCKS                                                                                  \
+    intblock_portable, "intblock_portable", narrow_portable, "narrow_portable", quantize_portable,       \
+        "quantize_portable"
 #define PORTABLE {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_HALF, PORTABLE_BLOCKS}
 #if defined(_MSC_VER) && !defined(__clang__)
 #define ATOMIC volatile /* there a volatile pointer is read and written whole and in order */
@@ -71,6 +73,7 @@ static wm_variants choose(uint32_t features) {
         USE(intblock, intblock_x86_avx512), USE(narrow, narrow_x86_avx2);
     else if (HAS(WM_AVX2))
         USE(intblock, intblock_x86_avx2), USE(narrow, narrow_x86_avx2);
+    if (HAS(WM_AVX2)) USE(quantize, quantize_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
 #if defined(__APPLE__)

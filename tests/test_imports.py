@@ -20,7 +20,7 @@ LAYERS = [
     {"kernels"},
     {"dtypes", "faults", "quant", "reading", "records", "source", "strict_json", "strings", "table"},
     {"formats"},
-    {"embeddings", "file", "hub", "opening", "payload", "saving", "sharded"},
+    {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded"},
     {"quantizing"},
     {"comparison", "conversion"},
     {""},  # weightmap/__init__.py, the public names

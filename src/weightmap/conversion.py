@@ -11,7 +11,7 @@ import numpy as np
 
 from weightmap import hub
 from weightmap.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
-from weightmap.errors import EncodeError, TensorFileError
+from weightmap.errors import TensorFileError
 from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
 from weightmap.opening import open as open_file
@@ -100,8 +100,8 @@ def convert(
     include, exclude : glob or sequence of globs, optional
         Over tensor names: a tensor is taken when some `include` matches (default: all) and no `exclude` does.
     dtype : dtype_like, optional
-        Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values out
-        of range become infinite.
+        Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
+        out of range become infinite.
     quantize : str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB): see `weightmap.quantize`. One-dimensional
         tensors and embeddings (by their names) stay as they are, and so do tensors that are quantised already.
@@ -110,7 +110,7 @@ def convert(
     scale_type, bits : str, float
         As of `weightmap.quantize`.
     quantize_include, quantize_exclude : glob or sequence of globs, optional
-        Quantise just the floating-point tensors whose names match, whatever they are; leave those that match as they are.
+        Quantise just the floating-point tensors whose names match, of whatever shape; leave those that match alone.
     threads : int
         At most this many threads share the work of quantising.
     progress : callable, optional
@@ -155,7 +155,7 @@ def convert(
         raise error.located(path=target) from None
     # Mode "mmap" touches no page: tensors are read by pread.
     with open_file(model, limits=limits) as file:
-        metadata = _metadata(file, directory)
+        metadata = _metadata(file, directory, found)
         try:
             chosen = choose_layout(found, layout, metadata)
         except TensorFileError as error:
@@ -275,12 +275,17 @@ def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
             yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))
 
 
-def _metadata(file: TensorFile, directory: hub.ModelDirectory | None) -> dict[str, Any]:
-    """Return the metadata of a model: of its file, and of the directory that it lies in."""
+def _metadata(file: TensorFile, directory: hub.ModelDirectory | None, found: Format) -> dict[str, Any]:
+    """Return the metadata of a model: of its file, and of the directory that it lies in.
+
+    A format that has a place for the configuration does not get its numbers here.
+    """
     metadata = dict(file.metadata)
     if file.layout == "sharded":
         metadata.pop("total_size", None)  # of the shards, not of what is written
-    return metadata if directory is None else metadata | directory.metadata
+    if directory is None:
+        return metadata
+    return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)
 
 
 def _extras(
@@ -296,14 +301,23 @@ def _extras(
     special_ids = None if file.vocab is None else file.vocab.special_ids
     if directory is not None and directory.vocab is not None:
         vocab, special_ids = directory.vocab, directory.special_ids
+    carried = found.carries[layout]
+    config, tokenizer, notes = file.config, file.tokenizer, []
+    if directory is not None and "config" in carried:
+        config = {**(config or {}), **directory.config}
+    if directory is not None and "tokenizer" in carried and (parts := directory.tokenizer()) is not None:
+        tokenizer = {"type": parts.type, "special_ids": parts.special_ids, "payload": parts.payload}
+        vocab = special_ids = None  # its tokens are in there
+        for name, i in parts.large_ids.items():
+            config = {**(config or {}), f"{name}_token_id": i}
+            notes.append(f"the special id {name} is {i}, which needs more than 16 bits: it went to the configuration")
     have = {
         "metadata": metadata if metadata or file.has_metadata else None,
         "vocab": vocab,
         "special_ids": special_ids,
-        "config": file.config,
-        "tokenizer": file.tokenizer,
+        "config": config,
+        "tokenizer": tokenizer,
     }
-    carried = found.carries[layout]
     extras = {name: value for name, value in have.items() if name in carried and value is not None}
     words = {
         "metadata": f"{len(metadata)} metadata entries",
@@ -315,4 +329,4 @@ def _extras(
     if homeless:
         some = ", ".join(repr(key) for key in homeless[:5]) + (", ..." if len(homeless) > 5 else "")
         lost.insert(0, f"{len(homeless)} metadata entries ({some})")
-    return extras, [f"{found.title} has no place for {what}: left behind" for what in lost]
+    return extras, notes + [f"{found.title} has no place for {what}: left behind" for what in lost]

@@ -8,6 +8,7 @@ from typing import Any
 
 from weightmap import strict_json
 from weightmap.errors import FormatError, TensorFileError
+from weightmap.hub_tokenizer import TokenizerParts, read_tokenizer
 from weightmap.limits import Limits
 from weightmap.source import Source
 
@@ -25,6 +26,28 @@ _KEYS = {
 }
 # Ours: what else a program needs to run the model.
 _EXTRA = ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size")
+# What AMB's specification calls these, and where a configuration has them: models of the first years have names of
+# their own.
+_AMB_KEYS = {
+    "architecture": ("model_type",),
+    "n_vocab": ("vocab_size",),
+    "n_embd": ("hidden_size", "n_embd", "d_model", "dim"),
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "max_seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
+    "activation_fn": ("hidden_act", "activation_function", "hidden_activation", "activation"),
+}
+# Ours: what else a program needs to run the model, under the names that it has there.
+_AMB_EXTRA = (
+    "intermediate_size",
+    "layer_norm_eps",
+    "rms_norm_eps",
+    "head_dim",
+    "type_vocab_size",
+    "position_embedding_type",
+    "tie_word_embeddings",
+)
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
@@ -39,19 +62,39 @@ class ModelDirectory:
         Lines of ``vocab.txt``.
     special_ids : dict of str to int or None
         Ids of the special tokens, by ``special_tokens_map.json`` or by their usual names.
+    about : dict of str to str
+        What AMB's specification has in its metadata, as far as it is known: name, family, creator, created, version.
+    config : dict
+        The keys of AMB's configuration, as far as ``config.json`` tells them, and a few more.
     """
 
-    __slots__ = ("metadata", "special_ids", "vocab")
+    __slots__ = ("_folder", "_json", "about", "config", "metadata", "special_ids", "vocab")
 
     def __init__(
         self,
+        folder: str,
+        config: dict[str, Any] | None,
         metadata: dict[str, str],
         vocab: list[str] | None,
         special_ids: dict[str, int] | None,
     ) -> None:
+        self._folder = folder
+        self._json = {} if config is None else config
         self.metadata = metadata
         self.vocab = vocab
         self.special_ids = special_ids
+        self.about = {} if config is None else _about(config, metadata)
+        self.config = _amb_config(self._json)
+
+    def tokenizer(self) -> TokenizerParts | None:
+        """Return the tokenizer, or None when there is none. Not read before: some have ten megabytes.
+
+        Raises
+        ------
+        FormatError
+            When one of its files is damaged.
+        """
+        return read_tokenizer(self._folder, _read, self._json, self.vocab)
 
 
 def read_directory(folder: str, model: str) -> ModelDirectory:
@@ -66,7 +109,7 @@ def read_directory(folder: str, model: str) -> ModelDirectory:
     metadata = {} if config is None else _metadata(config, folder, model)
     vocab = _vocabulary(os.path.join(folder, "vocab.txt"))
     special = None if vocab is None else _special(folder, vocab)
-    return ModelDirectory(metadata, vocab, special)
+    return ModelDirectory(folder, config, metadata, vocab, special)
 
 
 def _read(path: str) -> bytes | None:
@@ -103,6 +146,48 @@ def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]
     known["created_at"] = _created(model)
     known |= {key: config.get(key) for key in _EXTRA}
     return {key: str(value) for key, value in known.items() if isinstance(value, (str, int, float))}
+
+
+def _about(config: dict[str, Any], metadata: dict[str, str]) -> dict[str, str]:
+    """Return what the model is, without its numbers."""
+    owner, slash, _ = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")
+    known = {
+        "name": metadata["model_name"],
+        "family": config.get("model_type"),
+        # "owner/name" is a model of the hub; a longer path is somebody's folder.
+        "creator": owner if slash and owner and "/" not in owner and owner[0] not in ".~" else None,
+        "version": metadata.get("model_version"),
+        "created": metadata["created_at"],
+    }
+    return {key: value for key, value in known.items() if isinstance(value, str)}
+
+
+def _amb_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return AMB's configuration."""
+    scalar = (str, int, float)
+    known: dict[str, Any] = {
+        key: next((config[name] for name in names if isinstance(config.get(name), scalar)), None)
+        for key, names in _AMB_KEYS.items()
+    }
+    known |= {key: config.get(key) for key in _AMB_EXTRA}
+    # The latest configurations have one object for all that is about rotary embeddings.
+    nested = config.get("rope_parameters")
+    rope = {"rope_theta": config.get("rope_theta")} | (nested if isinstance(nested, dict) else {})
+    scaling = config.get("rope_scaling") or (nested if isinstance(nested, dict) else None)
+    if isinstance(rope["rope_theta"], (int, float)):
+        known |= {"is_rope": True, "rope_freq_base": float(rope["rope_theta"]), "rope_scaling": _scaling(scaling)}
+    return {key: value for key, value in known.items() if isinstance(value, (*scalar, dict))}
+
+
+def _scaling(scaling: Any) -> float | dict[str, Any]:
+    """Return the factor by which positions are stretched; where that is not all there is to it, the whole object."""
+    if not isinstance(scaling, dict):
+        return 1.0
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return 1.0
+    factor = scaling.get("factor")
+    return float(factor) if kind == "linear" and isinstance(factor, (int, float)) else scaling
 
 
 def _created(model: str) -> str:

@@ -415,7 +415,8 @@ def quantize(
     scale_type : str
         "fp16" or "fp32".
     bits : float
-        For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits a block more.
+        For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits more for
+        each block.
     threads : int
         At most this many threads share the work. The result does not depend on it.
 
@@ -431,9 +432,9 @@ def quantize(
 
     Examples
     --------
-    >>> q = quantize([[0.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
+    >>> q = quantize([[7.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
     >>> q.dequantize()
-    array([[ 0.,  1.],
+    array([[ 7.,  1.],
            [ 2., -8.]], dtype=float32)
     """
     values = np.asarray(array)

@@ -69,8 +69,8 @@ class Quantizer:
     scheme, block_size, scale_type, bits, threads
         As of `weightmap.quantize`.
     include, exclude : glob or sequence of globs, optional
-        Tensors whose names match `exclude` stay as they are; those that match `include` do not, whatever they are. Of
-        the others, those with two dimensions or more that are no embeddings (by their names) are quantised.
+        Just the tensors whose names match `include` are quantised, whatever they are; when not given, those with two
+        dimensions or more that are no embeddings (by their names). Those that match `exclude` stay as they are.
     """
 
     def __init__(
@@ -93,9 +93,8 @@ class Quantizer:
         }
         self._include, self._exclude = include, exclude
         self.done: list[QuantizedInfo] = []
-        trial = quantize(
-            np.zeros(1, np.float32), scheme, **self._options
-        )  # what is wrong is told before anything is read
+        # What is wrong is told before anything is read.
+        trial = quantize(np.zeros(1, np.float32), scheme, **self._options)
         self.block_size = trial.block_size
 
     def wants(self, name: str, place: Located) -> bool:
@@ -155,7 +154,7 @@ class Quantizer:
         yield octets
 
     def _quantized(self, name: str, place: Located) -> tuple[NDArray[np.uint8], float, float]:
-        """Return the bytes of a tensor that has to be seen as a whole, and its sums of squared errors and of squares."""
+        """Return the bytes of a tensor that is quantised as a whole, and its sums of squared errors and of squares."""
         values = next(_values(place, math.prod(place.row.shape)), np.empty(0, np.float32))
         try:
             tensor = quantize(values, self.scheme, **self._options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from dataclasses import dataclass, replace
@@ -87,7 +88,7 @@ def build(
     last: bool = True,
     **header: Any,
 ) -> bytes:
-    """A file; `header` overrides fields: magic, version, flags, metadata_size, config_size, tokenizer_size, weights_size."""
+    """A file; `header` overrides magic, version, flags, metadata_size, config_size, tokenizer_size, weights_size."""
     start = 28 + len(metadata) + len(config) + len(tokens)
     body = (
         records
@@ -101,14 +102,14 @@ def build(
 
 
 def parse(data: bytes) -> tuple[bytes, bytes, bytes, list[tuple[Record, int]]]:
-    """Read a file, asserting what the format demands of a writer: sections, and records with where their data begins."""
+    """Read a file, asserting what the format demands of a writer: sections, records and where their data begins."""
     assert data[:8] == b"AMBEE\1\0\0"
     sizes = struct.unpack_from("<3IQ", data, 8)
     assert 28 + sum(sizes) == len(data)
     ends = [28]
     for size in sizes:
         ends.append(ends[-1] + size)
-    sections = [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    sections = [data[a:b] for a, b in itertools.pairwise(ends)]
     records, pos = [], ends[3]
     while pos < len(data):
         (length,) = struct.unpack_from("<H", data, pos)
@@ -153,6 +154,28 @@ def pack_blocks(blocks: Iterable[tuple[float, Sequence[int]]], bits: int, block_
         pack_scale(scale, scale_type) + pack([*codes, *[0] * (block_size - len(codes))], bits)
         for scale, codes in blocks
     )
+
+
+def pack_adaptive(blocks: Sequence[tuple[int, float, Sequence[Any]]], block_size: int, scale_type: int) -> bytes:
+    """Mask, scales, codes; a block is its code (0 INT4, 1 INT5, 2 FP16), its scale, and its integers or halves."""
+    mask = pack([code for code, _, _ in blocks], 2)
+    scales = b"".join(pack_scale(scale, scale_type) for code, scale, _ in blocks if code != 2)
+    parts = []
+    for code, _, values in blocks:
+        whole = [*values, *[0] * (block_size - len(values))]
+        parts.append(struct.pack(f"<{block_size}e", *whole) if code == 2 else pack(whole, 4 + code))
+    return mask + scales + b"".join(parts)
+
+
+def decode(payload: bytes, bits: int, size: int, block_size: int, scale_type: int) -> list[float]:
+    """The values of blocks (or, with a block size of 0, of one), by the definition: scale times integer, exactly."""
+    width, values = (2 if scale_type else 4), []
+    length = block_size or size
+    step = width + (bits * length + 7) // 8
+    for first in range(0, len(payload) if size else 0, step):
+        (scale,) = struct.unpack_from("<e" if scale_type else "<f", payload, first)
+        values += [scale * q for q in unpack(payload[first + width : first + step], bits, length)]
+    return values[:size]
 
 
 def examples() -> list[Example]:

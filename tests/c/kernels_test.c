@@ -9,6 +9,9 @@
 
 static int failures;
 
+/* CRC-32 of what test_quantize makes, on every architecture; a better search changes it. */
+static const uint32_t QUANTIZED_CRC = 3983674193u;
+
 static void check(int ok, const char *what, uint64_t detail) {
     if (ok) return;
     failures++;
@@ -275,6 +278,62 @@ static void test_blocks(void) {
     printf("%-34s %s\n", "ranges of blocks", failures == before ? "ok" : "FAILED");
 }
 
+/* Floats of many magnitudes, the same on every architecture, which therefore has to quantise them to the same bytes. */
+static void test_quantize(void) {
+    enum { N = 9001, SIZE = 40, BLOCKS = (N + SIZE - 1) / SIZE, CODES = BLOCKS * (4 + SIZE) };
+    int before = failures;
+    uint32_t seed = 1, crc = 0;
+    float *x = malloc(N * sizeof *x), *back = malloc(N * sizeof *back);
+    double errors[BLOCKS];
+    uint8_t *out[3], kinds[BLOCKS], *packed = malloc(BLOCKS * 2 * SIZE + BLOCKS);
+    if (!x || !back || !packed) exit(2);
+    for (int i = 0; i < N; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = (float)(int32_t)seed * 0x1p-30f * (i / 1000 % 3 == 1 ? 0x1p-120f : i / 1000 % 3 == 2 ? 0x1p100f : 1.0f);
+    }
+    for (int bits = 4; bits <= 8; bits += bits == 5 ? 3 : 1)
+        for (int scale_type = 0; scale_type < 2; scale_type++)
+            for (uint64_t size = 0; size <= SIZE; size += SIZE) {
+                const uint64_t bytes = (uint64_t)wm_blocks_size(bits, scale_type, size, N);
+                uint8_t *data = malloc(bytes);
+                if (!data) exit(2);
+                check(wm_blocks_encode(x, N, bits, scale_type, size, data, bytes, errors, size ? BLOCKS : 1, 2) == -1,
+                      "encode", bytes);
+                check(wm_blocks_decode(data, bytes, bits, scale_type, size, N, 0, back, N, 0, 1) == 0, "decode", bytes);
+                crc = wm_crc32(crc, data, bytes, 1);
+                free(data);
+            }
+    check(crc == QUANTIZED_CRC, "quantised bytes", crc);
+
+    for (int kind = 0; kind < 3; kind++) {
+        const uint64_t bytes = kind == 2 ? BLOCKS * 2 * SIZE : (uint64_t)wm_blocks_size(4 + kind, 1, SIZE, N);
+        out[kind] = malloc(bytes);
+        if (!out[kind]) exit(2);
+        check(wm_blocks_encode(x, N, kind == 2 ? 16 : 4 + kind, 1, SIZE, out[kind], bytes, errors, BLOCKS, 1) == -1,
+              "encode", bytes);
+    }
+    uint64_t total = (BLOCKS + 3) / 4, counts[4];
+    for (int b = 0; b < BLOCKS; b++) {
+        kinds[b] = (uint8_t)(next_random() % 3);
+        total += kinds[b] == 2 ? 2 * SIZE : 2 + SIZE * (4u + kinds[b]) / 8;
+    }
+    check(wm_adaptive_encode(kinds, BLOCKS, 1, SIZE, out[0], BLOCKS * 22, out[1], BLOCKS * 27, out[2], BLOCKS * 2 * SIZE,
+                             packed, total) == 0, "adaptive", total);
+    check(wm_adaptive_check(packed, total, 1, SIZE, N, counts, NULL) == 0, "adaptive", counts[0]);
+    uint8_t *exact = malloc(total);
+    if (!exact) exit(2);
+    memcpy(exact, packed, total);
+    for (uint64_t first = 0; first < N; first += 1234)
+        check(wm_adaptive_decode(exact, total, 1, SIZE, N, first, back, N - first, first % 2 == 1, 2, NULL) == 0,
+              "adaptive", first);
+    for (int kind = 0; kind < 3; kind++) free(out[kind]);
+    free(exact);
+    free(packed);
+    free(back);
+    free(x);
+    printf("%-34s %s\n", "quantisation", failures == before ? "ok" : "FAILED");
+}
+
 int main(void) {
     uint32_t cpu = wm_cpu_features();
     test_crc("crc32_portable", crc32_portable);
@@ -320,6 +379,7 @@ int main(void) {
         test_combine();
         test_half_threads();
         test_blocks();
+        test_quantize();
     }
     if (failures) {
         printf("%d checks failed\n", failures);

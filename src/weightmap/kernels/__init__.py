@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 # The rest of weightmap takes these from here; they are not part of the interface.
+from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
+from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
+from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
 from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
 from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
@@ -30,6 +33,10 @@ from weightmap.kernels._half import half_variants as half_variants
 from weightmap.kernels._half import widen as widen
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
 from weightmap.kernels._native import U32_MAX as U32_MAX
+from weightmap.kernels._quantize import encode_blocks as encode_blocks
+from weightmap.kernels._quantize import encode_with_errors as encode_with_errors
+from weightmap.kernels._quantize import quantize_int4, quantize_int5
+from weightmap.kernels._quantize import quantize_int8 as quantize_int8
 from weightmap.kernels._strings import index_build as index_build
 from weightmap.kernels._strings import index_find_many as index_find_many
 from weightmap.kernels._strings import index_finder as index_finder
@@ -62,6 +69,8 @@ __all__ = [
     "fnv1a32_many",
     "fnv1a64",
     "isa",
+    "quantize_int4",
+    "quantize_int5",
     "unpack_f16_pairs",
     "use_isa",
 ]

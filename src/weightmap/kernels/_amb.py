@@ -111,21 +111,21 @@ def _walk(
         ),
     )
     data = NULL if section.data is None else from_buffer("uint8_t[]", section.data)
+    # In the order of kernels.h.
     asked = ffi.new(
         "wm_amb_section *",
-        {
-            "fd": section.fd,
-            "lax": lax,
-            "data": data,
-            "size": 0 if section.data is None else len(section.data),
-            "begin": section.begin,
-            "end": section.end,
-            "origin": section.begin if relative else 0,
-            "max_tensors": min(section.max_tensors, U32_MAX),
-            "max_names": min(section.max_names, U32_MAX - 1),
-            "bare_block_size": section.bare[0],
-            "bare_scale": section.bare[1],
-        },
+        (
+            section.fd,
+            lax,
+            data,
+            0 if section.data is None else len(section.data),
+            section.begin,
+            section.end,
+            section.begin if relative else 0,
+            min(section.max_tensors, U32_MAX),
+            min(section.max_names, U32_MAX - 1),
+            *section.bare,
+        ),
     )
     found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
     failed = lib.wm_amb_walk(asked, filled, found, fault)

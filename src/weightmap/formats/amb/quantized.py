@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.errors import QuantError
 from weightmap.formats.amb.layout import BY_BLOCKS, QUANT_HEADER, QUANT_TYPES, SCALE_SIZES, SCALE_TYPES
+from weightmap.quant import QuantizedTensor
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.quant import QuantizedTensor
     from weightmap.table import Row
 
 _BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
@@ -86,7 +86,5 @@ def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None)
 
     The header is checked again, on a copy: the file may have changed since it was opened.
     """
-    from weightmap.quant import QuantizedTensor
-
     start, block_size, scale_type = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
     return QuantizedTensor(row.dtype.name, row.shape, octets[start:], block_size=block_size, scale_type=scale_type)

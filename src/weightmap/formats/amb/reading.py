@@ -55,6 +55,6 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
         verify=check,
         config=MappingProxyType(config),
         tokenizer=tokenizer,
-        # quantized=quantized,
+        quantized=quantized,
         warnings=warnings,
     )

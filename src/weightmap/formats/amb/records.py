@@ -1,4 +1,4 @@
-"""The records of the weights section: from the walk in C to a table of tensors, or to the error that a fault deserves."""
+"""The records of the weights section: from the walk in C to a table, or to the error that a fault deserves."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ _WORDS: dict[str, tuple[type[TensorFileError], str, str]] = {
 }
 
 
-def _error(fault: kernels.Fault, part: int, name: str) -> TensorFileError | OSError:
+def _error(  # noqa: PLR0911 - one return for each kind of fault
+    fault: kernels.Fault, part: int, name: str
+) -> TensorFileError | OSError:
     kind, field = fault.kind, kernels.AMB_FIELDS[part]
     label = f"tensor {fault.row}"
     if kind == "AMB_READ":

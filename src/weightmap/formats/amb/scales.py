@@ -108,4 +108,5 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
 
 def _codes(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the two bits of each block, shape (4 * len(mask),)."""
-    return (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1)
+    pairs: NDArray[np.uint8] = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).astype(np.uint8)
+    return pairs.reshape(-1)

@@ -1,4 +1,4 @@
-"""The tokenizer section: its kind, the ids of its special tokens, and its vocabulary, as bytes that are read on demand."""
+"""The tokenizer section: its type, the ids of special tokens, and the vocabulary, bytes that are read on demand."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Tokenizer:
 
 
 def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Limits) -> Tokenizer | None:
-    """Return the tokenizer of the section [start, end), or None where that is empty. Its vocabulary is left unread."""
+    """Return the tokenizer of the section [start, end), its vocabulary unread, or None where that is empty."""
     if start == end:
         return None
     kind, *ids = _FIELDS.unpack(_base.take(source, head, start, TOKENIZER_LEAST))
@@ -120,7 +120,7 @@ def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Li
 
 
 def encode_tokenizer(tokenizer: Any, reasons: list[str]) -> bytes:
-    """Return the section for what `weightmap.save` was given: a `Tokenizer`, a mapping, an object of such attributes."""
+    """Return the section for what `weightmap.save` was given: a `Tokenizer`, a mapping, an object with attributes."""
     if tokenizer is None:
         return b""
     if isinstance(tokenizer, Mapping):

@@ -48,8 +48,8 @@ def plan_amb(request: Request) -> Plan:
     tokenizer = encode_tokenizer(request.tokenizer, reasons)
     if reasons:
         refuse("AMB", reasons)
-    # Records end at multiples of 8 from the start of the file. When they begin at one, those who count from the start of
-    # their section read the same.
+    # Records end at multiples of 8 from the start of the file. When they begin at one, those who count from the start
+    # of their section read the same.
     metadata += _FILL[: -(HEADER.size + len(metadata) + len(config) + len(tokenizer)) % ALIGNMENT]
     heads = [_head(tensor) for tensor in request.tensors]
     weights = sum(_whole(len(head) + tensor.nbytes) for head, tensor in zip(heads, request.tensors, strict=True))
@@ -72,7 +72,7 @@ def _write(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[P
 
 
 def _head(tensor: Payload) -> bytes:
-    """Return what stands before the data of a tensor; for a quantised one, with the header that its data begins with."""
+    """Return what stands before the data of a tensor, the header of quantised data included."""
     name, shape = tensor.name.encode(), tensor.shape
     code, quant = _CODES.get(tensor.dtype.name, 0), b""
     if tensor.dtype.quantized:
@@ -115,7 +115,7 @@ def _config(request: Request) -> Mapping[str, Any] | None:
         if tensor.dtype.quantized:
             way = (tensor.dtype.name, tensor.block_size, tensor.scale_type)
             bytes_by_way[way] = bytes_by_way.get(way, 0) + tensor.nbytes
-    if not bytes_by_way:
+    if not bytes_by_way or not isinstance(request.config or {}, Mapping):
         return request.config
     way = max(bytes_by_way, key=bytes_by_way.__getitem__)
     return {**(request.config or {}), "quant": dict(zip(("type", "block_size", "scale_type"), way, strict=True))}
@@ -143,7 +143,7 @@ _DEEPEST = 200
 _LARGEST = 10**1000
 
 
-def _not_json(value: Any, depth: int) -> str | None:
+def _not_json(value: Any, depth: int) -> str | None:  # noqa: PLR0911 - one return for each kind of value
     """Say what keeps a value from being JSON, of texts and numbers that everybody reads; None for nothing."""
     if depth > _DEEPEST:
         return f"it is nested more than {_DEEPEST} deep"

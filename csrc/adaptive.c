@@ -1,0 +1,158 @@
+/* Blocks of different kinds in one tensor: [mask][scales][codes].
+ *
+ * The mask has two bits for each block, the first block in the lowest bits of byte 0: 0 int4, 1 int5, 2 float16. Where a
+ * block's scale and codes lie follows from the kinds of all blocks before it. Those are counted, 32 blocks in a step, when a
+ * range begins; within it, blocks of one kind in succession are decoded together.
+ */
+#include "intblock.h"
+
+enum { INT4 = 0, INT5 = 1, HALF = 2, WRONG = 3, KINDS = 4, CHUNK = 2048, ELEMENTS_A_THREAD = 1 << 20 };
+
+static const int bits_of_kind[KINDS] = {4, 5, 16, 0};
+
+static int kind_at(const uint8_t *mask, uint64_t block) { return mask[block / 4] >> 2 * (block % 4) & 3; }
+
+/* Set bits of a word in which every other bit is 0. */
+static uint64_t count_pairs(uint64_t x) {
+    x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0Fu;
+    return x * 0x0101010101010101u >> 56;
+}
+
+/* How many of the first n blocks are of each kind. */
+static void count_kinds(const uint8_t *mask, uint64_t n, uint64_t counts[KINDS]) {
+    const uint64_t every_other = 0x5555555555555555u;
+    uint64_t i = 0;
+    for (int k = 0; k < KINDS; k++) counts[k] = 0;
+    for (; i + 32 <= n; i += 32, mask += 8) {
+        const uint64_t word = load_le64(mask), low = word & every_other, high = word >> 1 & every_other;
+        counts[INT5] += count_pairs(low & ~high);
+        counts[HALF] += count_pairs(high & ~low);
+        counts[WRONG] += count_pairs(low & high);
+    }
+    counts[INT4] = i - counts[INT5] - counts[HALF] - counts[WRONG];
+    for (uint64_t k = 0; i + k < n; k++) counts[kind_at(mask, k)]++;
+}
+
+static uint64_t codes_size(const uint64_t counts[KINDS], uint64_t block) {
+    return counts[INT4] * code_bytes(4, block) + counts[INT5] * code_bytes(5, block) + counts[HALF] * 2 * block;
+}
+
+static int is_legal(int scale_type, uint64_t block_size, uint64_t n) {
+    return block_size && wm_blocks_size(5, scale_type, block_size, n) >= 0;
+}
+
+int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
+                      uint64_t counts[4], wm_fault *fault) {
+    if (!is_legal(scale_type, block_size, n)) return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    const uint64_t blocks = n / block_size + (n % block_size != 0), mask = (blocks + 3) / 4;
+    if (size < mask) return wm_fail(fault, WM_FAULT_ADAPTIVE_SIZE, 0, 0, size, mask);
+    count_kinds(data, blocks, counts);
+    if (counts[WRONG]) {
+        uint64_t i = 0;
+        while (i + 1 < blocks && kind_at(data, i) != WRONG) i++;
+        return wm_fail(fault, WM_FAULT_ADAPTIVE_MASK, i, i / 4, WRONG, 0);
+    }
+    if (blocks % 4 && data[mask - 1] >> 2 * (blocks % 4))
+        return wm_fail(fault, WM_FAULT_ADAPTIVE_PADDING, blocks, mask - 1, data[mask - 1], 0);
+    const uint64_t scales = (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
+    const uint64_t expected = mask + scales + codes_size(counts, block_size);
+    if (size != expected) return wm_fail(fault, WM_FAULT_ADAPTIVE_SIZE, 0, 0, size, expected);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ decoding */
+typedef struct {
+    const uint8_t *data, *scales, *codes, *end;
+    uint8_t *out;
+    uint64_t block, blocks, first;
+    int scale_type, half, stream;
+} work;
+
+static void put_halves(wm_sink *sink, const uint8_t *halves, uint64_t n) {
+    float values[CHUNK];
+    for (uint64_t part; n; n -= part, halves += 2 * part) {
+        part = n < CHUNK ? n : CHUNK;
+        wm_variants_in_use()->f16_to_f32(halves, values, part, 0);
+        wm_sink_put(sink, values, part);
+    }
+}
+
+static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
+    const work *w = context;
+    wm_sink sink = {w->out + begin * (w->half ? 2 : 4), w->half, w->stream};
+    uint64_t at = w->first + begin, stop = w->first + end, block = at / w->block, counts[KINDS];
+    (void)number;
+    count_kinds(w->data, block, counts);
+    const uint8_t *scales = w->scales + (counts[INT4] + counts[INT5]) * scale_bytes(w->scale_type);
+    const uint8_t *codes = w->codes + codes_size(counts, w->block);
+    while (at < stop) {
+        const int kind = kind_at(w->data, block);
+        uint64_t next = block + 1;
+        while (next * w->block < stop && kind_at(w->data, next) == kind) next++;
+        const uint64_t origin = block * w->block, until = next * w->block < stop ? next * w->block : stop;
+        const uint64_t size = (next - block) * (kind == HALF ? 2 * w->block : code_bytes(bits_of_kind[kind], w->block));
+        /* All this was checked; but the mask may lie in a file, which somebody may be changing just now. */
+        if (kind == WRONG || codes > w->end || size > (uint64_t)(w->end - codes)) return;
+        if (kind == HALF) {
+            put_halves(&sink, codes + 2 * (at - origin), until - at);
+        } else {
+            const uint64_t used = (next - block) * scale_bytes(w->scale_type);
+            if (scales > w->codes || used > (uint64_t)(w->codes - scales)) return;
+            wm_runs runs = {.scales = scales, .codes = codes, .end = w->end, .len = w->block,
+                            .scale_stride = scale_bytes(w->scale_type), .stride = code_bytes(bits_of_kind[kind], w->block),
+                            .scale_type = w->scale_type, .bits = bits_of_kind[kind]};
+            wm_decode_range(&sink, &runs, at - origin, until - origin);
+            scales += used;
+        }
+        codes += size;
+        at = until;
+        block = next;
+    }
+    wm_sink_done(&sink);
+}
+
+int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
+                       uint64_t first, void *out, uint64_t count, int half, int threads, wm_fault *fault) {
+    uint64_t counts[KINDS];
+    if (wm_adaptive_check(data, size, scale_type, block_size, n, counts, fault)) return -1;
+    if (first > n || count > n - first || wm_overlap(data, size, out, count * (half ? 2 : 4)))
+        return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    if (count == 0) return 0;
+    const uint64_t blocks = n / block_size + (n % block_size != 0);
+    work w = {.data = data, .scales = data + (blocks + 3) / 4, .end = data + size, .out = out, .block = block_size,
+              .blocks = blocks, .first = first, .scale_type = scale_type, .half = half,
+              .stream = wm_stream_worthwhile(count * (half ? 2 : 4))};
+    w.codes = w.scales + (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
+    wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ encoding */
+int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type, uint64_t block_size, const uint8_t *int4,
+                           uint64_t int4_size, const uint8_t *int5, uint64_t int5_size, const uint8_t *halves,
+                           uint64_t halves_size, uint8_t *out, uint64_t out_size) {
+    const uint8_t *from[KINDS] = {int4, int5, halves, NULL};
+    uint64_t counts[KINDS] = {0};
+    if (blocks > (uint64_t)1 << 56 || !is_legal(scale_type, block_size, 0)) return -1;
+    for (uint64_t b = 0; b < blocks; b++) counts[kinds[b] < WRONG ? kinds[b] : WRONG]++;
+    const uint64_t scale = scale_bytes(scale_type), mask = (blocks + 3) / 4;
+    const uint64_t four = code_bytes(4, block_size), five = code_bytes(5, block_size), sixteen = 2 * block_size;
+    const uint64_t scales = (counts[INT4] + counts[INT5]) * scale;
+    if (counts[WRONG] || int4_size != blocks * (scale + four) || int5_size != blocks * (scale + five) ||
+        halves_size != blocks * sixteen || out_size != mask + scales + codes_size(counts, block_size))
+        return -1;
+    uint8_t *to_scales = out + mask, *to_codes = to_scales + scales;
+    memset(out, 0, mask);
+    for (uint64_t b = 0; b < blocks; b++) {
+        const int kind = kinds[b];
+        const uint64_t head = kind == HALF ? 0 : scale, size = kind == INT4 ? four : kind == INT5 ? five : sixteen;
+        const uint8_t *block = from[kind] + b * (head + size);
+        out[b / 4] = (uint8_t)(out[b / 4] | kind << 2 * (b % 4));
+        memcpy(to_scales, block, head);
+        memcpy(to_codes, block + head, size);
+        to_scales += head;
+        to_codes += size;
+    }
+    return 0;
+}

@@ -1,0 +1,195 @@
+/* The search for the scale of a block; compiled once for each instruction set, with TARGET and NAME defined before.
+ *
+ * For a scale s every element x gets the code q nearest to x / s within range, and the error is the sum of (x - s q)^2. For
+ * fixed codes the best scale is s = sum(x q) / sum(q q), and then the error is sum(x x) - sum(x q)^2 / sum(q q). Codes change
+ * in steps as s changes, so the error has many local minima. They are searched thus:
+ *   1. A grid of scales that map the element of largest magnitude to about the largest code or beyond, on either side: the
+ *      codes have one more negative value than positive ones, so the sign of the scale matters.
+ *   2. The best in each lane is refined, twice: codes for the scale, scale for the codes.
+ *   3. The scales are rounded to their stored type, and a few plain ones added (the extreme element exactly at the lowest and
+ *      at the highest code; the neighbours of the best). Now errors are computed as they will be, and the least one wins.
+ *
+ * Sixteen scales are tried at once, one in each lane, over the elements one after another. So the order of additions, and
+ * with it every bit of the outcome, is the same whatever the width of the registers. Sums are taken in float32 over at most
+ * CHUNK elements and in float64 beyond. No operation may be contracted into a fused one.
+ */
+#include <float.h>
+
+#include "intblock.h"
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+enum { LANES = 16, CHUNK = 256, SAMPLE = 1 << 16, GRID = WM_GRID / LANES };
+
+/* n elements, each `stride` after the one before, to be multiplied by a power of two that brings the largest near 1, so
+ * that no square overflows or vanishes. */
+typedef struct {
+    const float *x;
+    uint64_t n, stride;
+    float unit;
+    float lowest, highest; /* the codes */
+} series;
+
+/* Elements [at, at + CHUNK), or as many as there are; returns how many. */
+TARGET static inline uint64_t load_chunk(const series *s, uint64_t at, float y[CHUNK]) {
+    const uint64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
+    if (s->stride == 1)
+        for (uint64_t i = 0; i < n; i++) y[i] = s->x[at + i] * s->unit;
+    else
+        for (uint64_t i = 0; i < n; i++) y[i] = s->x[(at + i) * s->stride] * s->unit;
+    return n;
+}
+
+/* The nearest integer, of two equally near ones the even one: a float of 2^23 or more has no fraction. */
+static inline float nearest(float v, float lowest, float highest) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23 */
+    v = v < lowest ? lowest : v;
+    v = v > highest ? highest : v;
+    return (v + magic) - magic;
+}
+
+/* For each of sixteen inverse scales: sum(y q) and sum(q q). */
+TARGET static void correlate(const series *s, const float inverse[LANES], double yq[LANES], double qq[LANES]) {
+    float y[CHUNK];
+    for (int k = 0; k < LANES; k++) yq[k] = qq[k] = 0;
+    for (uint64_t at = 0, n; at < s->n; at += n) {
+        float a[LANES] = {0}, b[LANES] = {0};
+        n = load_chunk(s, at, y);
+        for (uint64_t i = 0; i < n; i++)
+            for (int k = 0; k < LANES; k++) {
+                const float q = nearest(y[i] * inverse[k], s->lowest, s->highest);
+                a[k] += y[i] * q;
+                b[k] += q * q;
+            }
+        for (int k = 0; k < LANES; k++) yq[k] += (double)a[k], qq[k] += (double)b[k];
+    }
+}
+
+/* For each of sixteen scales: sum (y - s q)^2. A scale of 0 makes every code 0. */
+TARGET static void measure(const series *s, const float scale[LANES], double error[LANES]) {
+    float y[CHUNK], inverse[LANES]; /* codes differ from those of a division where it matters least, at ties */
+    for (int k = 0; k < LANES; k++) error[k] = 0, inverse[k] = scale[k] != 0 ? 1 / scale[k] : 0;
+    for (uint64_t at = 0, n; at < s->n; at += n) {
+        float e[LANES] = {0};
+        n = load_chunk(s, at, y);
+        for (uint64_t i = 0; i < n; i++)
+            for (int k = 0; k < LANES; k++) {
+                const float d = y[i] - scale[k] * nearest(y[i] * inverse[k], s->lowest, s->highest);
+                e[k] += d * d;
+            }
+        for (int k = 0; k < LANES; k++) error[k] += (double)e[k];
+    }
+}
+
+/* The scale as it is stored: finite, the largest one when it is too large. */
+static inline float stored(double scale, int scale_type) {
+    const float limit = scale_type == WM_SCALE_FP16 ? 65504.0f : FLT_MAX;
+    const float s = scale > (double)limit ? limit : scale < -(double)limit ? -limit : (float)scale;
+    if (scale_type != WM_SCALE_FP16) return s;
+    const float rounded = widen_half(narrow_float(s));
+    return rounded > limit ? limit : rounded < -limit ? -limit : rounded;
+}
+
+/* The stored scale that is next in magnitude, upwards or downwards. */
+static inline float neighbour(float scale, int up, int scale_type) {
+    if (scale_type == WM_SCALE_FP16) {
+        const uint32_t half = narrow_float(scale), magnitude = half & 0x7FFF;
+        if (up ? magnitude == 0x7BFF : magnitude == 0) return scale;
+        return widen_half(up ? half + 1 : half - 1);
+    }
+    const uint32_t bits = bits_of_float(scale), magnitude = bits & 0x7FFFFFFF;
+    if (up ? magnitude == 0x7F7FFFFF : magnitude == 0) return scale;
+    return float_of_bits(up ? bits + 1 : bits - 1);
+}
+
+/* The element of largest magnitude, the first of them; its sign counts. */
+TARGET static float extreme_of(const float *x, uint64_t n) {
+    uint32_t most = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
+        most = magnitude > most ? magnitude : most;
+    }
+    for (uint64_t i = 0; i < n; i++)
+        if ((bits_of_float(x[i]) & 0x7FFFFFFF) == most) return x[i];
+    return 0;
+}
+
+/* The stored scale of least error that was found for n finite elements, not all of them 0. */
+TARGET static float search_scale(const float *x, uint64_t n, float extreme, const float *codes, int bits,
+                                 int scale_type) {
+    /* 2^(126 - exponent) brings the extreme element to between 1/2 and 1, as far as there is such a float. */
+    const int exponent = (int)(bits_of_float(extreme) >> 23 & 255), field = 253 - exponent;
+    const float unit = float_of_bits((uint32_t)(field < 1 ? 1 : field > 254 ? 254 : field) << 23);
+    const series all = {x, n, 1, unit, -(float)(1 << (bits - 1)), (float)((1 << (bits - 1)) - 1)};
+    series some = all; /* what the grid is tried on */
+    if (n > SAMPLE) some.stride = n / SAMPLE, some.n = n / some.stride;
+
+    float grid[WM_GRID], inverse[LANES], scale[LANES], best = 0;
+    double yq[LANES], qq[LANES], gain[LANES], error[LANES], least = -1;
+    for (int k = 0; k < LANES; k++) gain[k] = -1, inverse[k] = 0;
+    const float of_one = 1 / (extreme * unit);
+    for (int k = 0; k < WM_GRID; k++) grid[k] = codes[k] * of_one;
+    for (int g = 0; g < GRID; g++) {
+        correlate(&some, grid + g * LANES, yq, qq);
+        for (int k = 0; k < LANES; k++) {
+            const double found = qq[k] > 0 ? yq[k] * yq[k] / qq[k] : 0;
+            if (found > gain[k]) gain[k] = found, inverse[k] = yq[k] != 0 ? (float)(qq[k] / yq[k]) : grid[g * LANES + k];
+        }
+    }
+    correlate(&all, inverse, yq, qq);
+    for (int k = 0; k < LANES; k++) inverse[k] = yq[k] != 0 ? (float)(qq[k] / yq[k]) : inverse[k];
+    correlate(&all, inverse, yq, qq);
+    for (int k = 0; k < LANES; k++) scale[k] = stored(qq[k] > 0 ? yq[k] / qq[k] / (double)unit : 0, scale_type);
+
+    for (int round = 0; round < 2; round++) {
+        float scaled[LANES];
+        for (int k = 0; k < LANES; k++) scaled[k] = scale[k] * unit;
+        measure(&all, scaled, error);
+        for (int k = 0; k < LANES; k++)
+            if (least < 0 || error[k] < least) least = error[k], best = scale[k];
+        for (int k = 0; k < LANES; k++) scale[k] = best; /* of the second round */
+        scale[0] = stored((double)extreme / (double)all.lowest, scale_type);
+        scale[1] = stored((double)extreme / (double)all.highest, scale_type);
+        scale[2] = neighbour(best, 1, scale_type);
+        scale[3] = neighbour(best, 0, scale_type);
+        scale[4] = neighbour(scale[0], 1, scale_type);
+        scale[5] = neighbour(scale[1], 1, scale_type);
+    }
+    return best;
+}
+
+/* Writes n codes, packed, and returns the sum of (x - scale * q)^2, the product being that of float32. */
+TARGET static double write_codes(const float *x, uint64_t n, float scale, int bits, uint8_t *out) {
+    const float lowest = -(float)(1 << (bits - 1)), highest = (float)((1 << (bits - 1)) - 1);
+    double error = 0;
+    for (uint64_t at = 0; at < n; at += CHUNK, out += CHUNK / 8 * bits) {
+        const uint64_t part = n - at < CHUNK ? n - at : CHUNK;
+        float q[CHUNK] = {0};
+        double d[8] = {0};
+        if (scale != 0)
+            for (uint64_t i = 0; i < part; i++) q[i] = nearest(x[at + i] / scale, lowest, highest);
+        for (uint64_t i = 0; i < part; i++) {
+            const double difference = (double)x[at + i] - (double)(scale * q[i]);
+            d[i % 8] += difference * difference;
+        }
+        error += ((d[0] + d[1]) + (d[2] + d[3])) + ((d[4] + d[5]) + (d[6] + d[7]));
+        for (uint64_t i = 0; i < part; i += 8) {
+            uint64_t word = 0;
+            for (unsigned k = 0; k < 8; k++)
+                word |= ((uint64_t)(int64_t)(int32_t)q[i + k] & (((uint64_t)1 << bits) - 1)) << (k * (unsigned)bits);
+            const uint64_t bytes = code_bytes(bits, part - i < 8 ? part - i : 8);
+            for (unsigned k = 0; k < bytes; k++) out[i / 8 * (uint64_t)bits + k] = (uint8_t)(word >> 8 * k);
+        }
+    }
+    return error;
+}
+
+TARGET double NAME(const float *x, uint64_t n, const float *codes, int bits, int scale_type, uint8_t *out) {
+    const float extreme = extreme_of(x, n);
+    const float scale = extreme != 0 ? search_scale(x, n, extreme, codes, bits, scale_type) : 0;
+    const uint32_t raw = scale_type == WM_SCALE_FP16 ? narrow_float(scale) : bits_of_float(scale);
+    for (unsigned k = 0; k < scale_bytes(scale_type); k++) *out++ = (uint8_t)(raw >> 8 * k);
+    return write_codes(x, n, scale, bits, out);
+}

@@ -1,0 +1,8 @@
+/* The search for scales, compiled for AVX2 and for AVX-512: the compiler makes wider code of the same lanes. */
+#include "../internal.h"
+
+#if WM_X86
+#define TARGET WM_TARGET("avx2")
+#define NAME quantize_x86_avx2
+#include "../quantize_block.h"
+#endif

@@ -1,0 +1,181 @@
+"""Blocks of different kinds in one tensor: int4, int5 or float16, whichever each block is worth.
+
+The data are ``[mask][scales][codes]``: two bits for each block that tell its kind (0 int4, 1 int5, 2 float16), the
+scales of the int4 and int5 blocks, and the codes of every block, in the order of blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.errors import QuantError
+from weightmap.kernels._blocks import check_block_size, count_of, scale_code, take_out
+from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib
+from weightmap.kernels._quantize import encode, floats
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from weightmap.kernels._native import Buffer
+
+__all__ = ["adaptive_counts", "decode_adaptive", "quantize_adaptive"]
+
+
+def quantize_adaptive(
+    a: ArrayLike, block_size: int, *, scale_type: str = "fp16", bits: float = 5.0, threads: int = 1
+) -> NDArray[np.uint8]:
+    """Quantise to blocks of int4, int5 or float16, whichever each is worth, ``[mask][scales][codes]``.
+
+    Each block begins as int4. Then those are improved first whose squared error falls most for each byte spent, until
+    the bytes are used up. Never is the error larger than that of all blocks in one kind, when these fit.
+
+    Parameters
+    ----------
+    a : array_like of real numbers, any shape
+        Taken row by row, as float32.
+    block_size : int
+        Elements of a block, a multiple of 8. The last block is stored whole, its missing elements as 0.
+    scale_type : str
+        "fp16" or "fp32".
+    bits : float
+        Bits for each element of the blocks, at most: scales and codes. The mask takes ``2 / block_size`` more.
+    threads : int
+        At most this many threads share the work.
+
+    Returns
+    -------
+    ndarray of uint8, shape (bytes,)
+        The data, as `decode_adaptive` reads it.
+
+    Raises
+    ------
+    QuantError
+        When an element is NaN or infinite, the array is not of real numbers, for a block size or a scale type that does
+        not exist, or for fewer bits than int4 blocks take.
+
+    Examples
+    --------
+    >>> data = quantize_adaptive([1, 2, 3, 4, 5, 6, 7, -8, *[0.1] * 7, 100], 8, bits=11)
+    >>> adaptive_counts(data, 16, 8)
+    (1, 0, 1)
+    """
+    size = check_block_size(5, block_size)
+    scale = {1: 2, 0: 4}[scale_code(scale_type)]
+    x = floats(a)
+    count = -(-x.size // size)
+    costs = np.array([scale + size // 2, scale + size * 5 // 8, 2 * size], np.int64)
+    least = 8 * int(costs[0]) / size
+    if not least <= bits <= 16:
+        expected = f"{least:g}, what int4 blocks of {size} with {scale_type} scales take, to 16"
+        raise QuantError("bits", actual=bits, expected=expected)
+    encoded = [encode(x, kind, size, scale_type, threads) for kind in (4, 5, 16)]
+    errors = np.stack([error for _, error in encoded])
+    kinds = _choose(errors, costs, int(bits * count * size / 8))
+    held = np.bincount(kinds, minlength=3)
+    out = np.empty(-(-count // 4) + int((held * costs).sum()), np.uint8)
+    sources = [part for data, _ in encoded for part in (from_buffer("uint8_t[]", data), data.size)]
+    target = as_output(out, "uint8_t[]")
+    chosen = from_buffer("uint8_t[]", kinds)
+    if lib.wm_adaptive_encode(chosen, count, scale_code(scale_type), size, *sources, target, out.size):
+        raise AssertionError("blocks of another size than their kind")
+    return out
+
+
+def _choose(errors: NDArray[np.float64], costs: NDArray[np.int64], budget: int) -> NDArray[np.uint8]:
+    """Return the kind of each block, by its errors in each kind, shape (3, n), that the budget pays for.
+
+    A block's errors over its costs have a lower convex hull; its edges are the steps that can be taken, each lowering
+    the error at a rate that falls along the hull. Taking steps in order of their rates is best at each total that they
+    reach.
+    """
+    count = errors.shape[1]
+    four, five, half = errors
+    cost_five, cost_half = int(costs[1] - costs[0]), int(costs[2] - costs[1])
+    first, second = (four - five) / cost_five, (five - half) / cost_half
+    direct = (four - half) / (cost_five + cost_half)
+    both = first >= second  # int5 lies on the hull
+    rate = np.concatenate([np.where(both, first, direct), np.where(both, second, -1.0)])
+    price = np.concatenate([np.where(both, cost_five, cost_five + cost_half), np.full(count, cost_half)])
+    target = np.concatenate([np.where(both, 1, 2), np.full(count, 2)]).astype(np.uint8)
+
+    # Stable: of equal rates the first step of a block comes before its second.
+    order = np.argsort(-rate, kind="stable")
+    order = order[: int(np.count_nonzero(rate > 0))]
+    left = budget - count * int(costs[0])
+    taken = int(np.searchsorted(np.cumsum(price[order]), left, side="right"))
+    kinds = np.zeros(count, np.uint8)
+    np.maximum.at(kinds, order[:taken] % max(count, 1), target[order[:taken]])
+    left -= int(price[order[:taken]].sum())
+    rest = order[taken:]
+    for step in rest[price[rest] <= left][:64].tolist():  # what is left pays for a few small steps at most
+        block = step % count
+        if price[step] <= left and kinds[block] == (1 if step >= count else 0):
+            kinds[block] = target[step]
+            left -= int(price[step])
+
+    best = float(errors[kinds, np.arange(count)].sum())
+    for kind in range(3):
+        if count * int(costs[kind]) <= budget and float(errors[kind].sum()) < best:
+            best = float(errors[kind].sum())
+            kinds = np.full(count, kind, np.uint8)
+    return kinds
+
+
+def adaptive_counts(data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16") -> tuple[int, int, int]:
+    """Check data of `n` elements in blocks of different kinds, and return how many are int4, int5 and float16.
+
+    Raises
+    ------
+    QuantError
+        When the mask holds an unknown kind or goes on after the last block, or the size of the data is not what the
+        mask says; for a block size or a scale type that does not exist.
+    """
+    size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
+    buffer, counts, fault = as_input(data), ffi.new("uint64_t[4]"), ffi.new("wm_fault *")
+    if lib.wm_adaptive_check(buffer, len(buffer), code, size, n, counts, fault):
+        raise _error(fault)
+    return counts[0], counts[1], counts[2]
+
+
+def decode_adaptive(
+    data: Buffer,
+    n: int,
+    block_size: int,
+    *,
+    scale_type: str = "fp16",
+    start: int = 0,
+    stop: int | None = None,
+    dtype: Any = np.float32,
+    out: NDArray[Any] | None = None,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Decode elements `start` to `stop` of the `n` that `data` holds in blocks of different kinds.
+
+    All the mask is read, and of scales and codes only those of the blocks that the elements lie in. Parameters, result
+    and errors are those of `decode_blocks`, with the errors of `adaptive_counts`. Blocks of float16 are what
+    `f16_to_f32` makes of them.
+    """
+    size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
+    stop = n if stop is None else stop
+    if not 0 <= start <= stop <= n:
+        raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
+    buffer, fault = as_input(data), ffi.new("wm_fault *")
+    values = take_out(out, stop - start, dtype)
+    half, target = values.dtype == np.float16, as_output(values, "uint8_t[]")
+    if lib.wm_adaptive_decode(buffer, len(buffer), code, size, n, start, target, stop - start, half, threads, fault):
+        if fault.code == lib.WM_FAULT_NONE:
+            raise ValueError("out overlaps what is decoded")
+        raise _error(fault)
+    return values
+
+
+def _error(fault: Any) -> QuantError:
+    """Return the words for what is wrong with blocks of different kinds."""
+    if fault.code == lib.WM_FAULT_ADAPTIVE_MASK:
+        return QuantError(f"kind of block {fault.row}", field="mask", actual=fault.actual, expected="0, 1 or 2")
+    if fault.code == lib.WM_FAULT_ADAPTIVE_PADDING:
+        what = f"last byte of the mask of {fault.row} blocks"
+        return QuantError(what, field="mask", actual=f"{fault.actual:#04x}", expected="0 in the bits of no block")
+    return QuantError("size of the data", actual=fault.actual, expected=f"{fault.expected} by its mask")

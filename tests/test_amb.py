@@ -1,0 +1,533 @@
+"""AMB: what the specification's own writer makes, sections, tokenizers, what is written, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+import struct
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests import guard
+from tests.builders import amb, noise, normal
+from tests.builders import safetensors as st
+from tests.scan_support import Arena
+from tests.support import DATA, listing, run_child, same
+
+import weightmap as wm
+from weightmap import cli, kernels
+from weightmap._kernels import ffi, lib
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRUTH = sorted((DATA / "amb" / "spec_example_writer").glob("*.amb"))
+WRITER = DATA / "amb" / "write_amb_file.txt"
+MALFORMED = DATA / "malformed" / "amb_ourreading"
+VERDICTS = [line.split("\t") for line in (MALFORMED / "_recommended.tsv").read_text(encoding="utf-8").splitlines()]
+
+
+# ------------------------------------------------------------------------------------------------- files of others
+
+
+@pytest.mark.parametrize("path", TRUTH, ids=lambda path: path.stem)
+def test_files_of_the_specifications_writer_have_their_recorded_values(path: Path) -> None:
+    """Every name, shape, offset, byte, metadata and config of a file by the specification's example is as recorded."""
+    recorded = json.loads(path.with_name(path.name + ".json").read_text(encoding="utf-8"))
+    with wm.open(path, verify="full") as f:
+        assert (f.format, f.layout, f.nbytes) == ("amb", "amb", recorded["file_size"])
+        assert f.metadata == recorded["metadata"]
+        assert f.config == recorded["config"]
+        assert f.tokenizer is None
+        assert list(f) == [tensor["name"] for tensor in recorded["tensors"]]
+        for tensor in recorded["tensors"]:
+            info = f.info(tensor["name"])
+            assert (info.dtype, list(info.shape)) == ("float32", tensor["shape"])
+            assert (info.offset, info.nbytes) == (tensor["file_offset"], tensor["data_size"])
+            assert f[tensor["name"]].tobytes().hex() == tensor["hex"]
+            if tensor["data_size"]:  # numpy calls every empty array aligned
+                assert f[tensor["name"]].flags.aligned == (tensor["data_aligned_to"] % 4 == 0)
+
+
+@pytest.mark.parametrize(("name", "verdict"), VERDICTS)
+def test_malformed_files_get_their_verdicts(name: str, verdict: str) -> None:
+    """Each malformed file of the collection is refused, under its own name and when the format is named."""
+    assert verdict.startswith("reject")
+    for options in ({}, {"format": "amb"}):
+        with pytest.raises(wm.FormatError) as caught:
+            wm.open(MALFORMED / f"{name}.amb", **options)
+        assert f"{name}.amb" in str(caught.value)
+
+
+@pytest.mark.parametrize("pad", range(8))
+def test_the_specifications_writer_runs_as_printed(tmp_path: Path, pad: int) -> None:
+    """The specification's Python function, unchanged, makes files that load, wherever their weights begin."""
+    scope: dict[str, Any] = {}
+    exec(compile(WRITER.read_text(encoding="utf-8"), WRITER.name, "exec"), scope)
+    rng = np.random.default_rng(pad)
+    weights = {
+        "transformer.wte": rng.standard_normal((5, 3)).astype(np.float32),
+        "ünï": rng.standard_normal((2, 1, 7)).astype(np.float32),
+        "scalar": np.array(1.5, np.float32),
+        "none": np.empty((0, 3), np.float32),
+    }
+    path = tmp_path / "theirs.amb"
+    metadata = {"name": "x" * pad}
+    scope["write_amb_file"](path, metadata, {"n_vocab": 5, "n_embd": 3}, {}, weights)
+    with wm.open(path, verify="full") as f:
+        assert f.metadata == metadata
+        assert f.config == {"n_vocab": 5, "n_embd": 3}
+        assert list(f) == list(weights)
+        for name, array in weights.items():
+            np.testing.assert_array_equal(f[name], array)
+        assert f.verify().warnings == ()
+
+
+def test_a_dtype_that_the_specifications_writer_gets_wrong_is_refused(tmp_path: Path) -> None:
+    """The example writes dtype 0 whatever the array is: half as many bytes as the shape needs are a LayoutError."""
+    scope: dict[str, Any] = {}
+    exec(compile(WRITER.read_text(encoding="utf-8"), WRITER.name, "exec"), scope)
+    path = tmp_path / "theirs.amb"
+    scope["write_amb_file"](path, {}, {}, {}, {"h": np.zeros(4, np.float16)})
+    with pytest.raises(wm.LayoutError, match=r"data_size is 8, expected 16") as caught:
+        wm.open(path)
+    assert caught.value.field == "data_size"
+
+
+# ------------------------------------------------------------------------------------------------- sections
+
+
+def test_sections_may_be_empty(put: Any) -> None:
+    """Without a byte of metadata, config and tokenizer there are {}, {} and None."""
+    with wm.open(put(amb.build([amb.dense("w", normal((2,)))]))) as f:
+        assert f.metadata == {}
+        assert f.config == {}
+        assert f.tokenizer is None
+        assert len(f) == 1
+
+
+def test_config_is_read_only(put: Any) -> None:
+    """The configuration is a mapping that refuses assignment, as the metadata is."""
+    with wm.open(put(amb.build(config=b'{"n_vocab": 3}'))) as f, pytest.raises(TypeError):
+        f.config["n_vocab"] = 4
+
+
+def test_a_tokenizer_is_its_numbers_and_its_bytes(put: Any) -> None:
+    """Type, the ids that there are, and the payload; 0xFFFF is no id, so it is left out."""
+    section = amb.tokenizer(1, (1, 2, amb.NO_ID, 0, amb.NO_ID), bytes(range(256)))
+    f = wm.open(put(amb.build(tokens=section)))
+    assert f.tokenizer.type == 1
+    assert f.tokenizer.special_ids == {"bos": 1, "eos": 2, "unk": 0}
+    assert f.tokenizer.payload == bytes(range(256))
+    assert "SentencePiece" in repr(f.tokenizer)
+    with pytest.raises(wm.UnsupportedError, match="SentencePiece"):
+        f.tokenizer.tokens()
+
+
+def test_the_payload_is_read_when_asked_for(put: Any) -> None:
+    """A payload that nobody asked for before the file was closed is a ClosedError; one that was, stays."""
+    path = put(amb.build(tokens=amb.tokenizer(2, (0,) * 5, b"a\nb\n")))
+    f, g = wm.open(path), wm.open(path)
+    early, late = f.tokenizer, g.tokenizer
+    assert early.tokens() == ["a", "b"]
+    f.close()
+    g.close()
+    assert early.payload == b"a\nb\n"
+    with pytest.raises(wm.ClosedError) as caught:
+        repr(late.payload)
+    assert caught.value.path == str(path)
+
+
+def test_the_payload_is_bounded_by_limits(put: Any) -> None:
+    """A vocabulary larger than `max_header_bytes` is a LimitError when it is asked for, and only then."""
+    path = put(amb.build(tokens=amb.tokenizer(0, (0,) * 5, bytes(2000))))
+    with wm.open(path, limits=wm.Limits(max_header_bytes=1000)) as f, pytest.raises(wm.LimitError, match="2000"):
+        repr(f.tokenizer.payload)
+
+
+def test_tokens_that_are_not_utf8(put: Any) -> None:
+    """A WordPiece vocabulary that is no UTF-8 is a FormatError that names the file."""
+    path = put(amb.build(tokens=amb.tokenizer(2, (0,) * 5, b"a\n\xff\n")))
+    with wm.open(path) as f, pytest.raises(wm.FormatError, match="UTF-8") as caught:
+        f.tokenizer.tokens()
+    assert caught.value.path == str(path)
+
+
+# ------------------------------------------------------------------------------------------------- records
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("start", range(8))
+def test_padding_counts_from_the_file_or_from_the_section(put: Any, start: int, *, relative: bool) -> None:
+    """Both readings of the alignment load, wherever the section begins, over files and over memory alike."""
+    tensors = {f"t{i}": noise("int8", (i,), i) for i in range(12)}
+    metadata = amb.text({"x": "y" * start})
+    data = amb.build([amb.dense(*item) for item in tensors.items()], metadata, relative=relative)
+    for source in (put(data), data):
+        with wm.open(source) as f:
+            assert list(f) == list(tensors)
+            assert all(same(f[name], value) for name, value in tensors.items())
+            f.verify()
+
+
+def test_the_walk_gives_the_same_over_files_and_memory(put: Any) -> None:
+    """Names of any length, up to 65,535 bytes, and data of any size across pages: one and the same table."""
+    rng = np.random.default_rng(5)
+    sizes = [*range(0, 70, 7), 4080, 4095, 4096, 4097, 12000, 65534, 65535]
+    tensors = {
+        ("n" * size + str(size))[-size:] if size else "": normal((int(rng.integers(0, 3000)),), i)
+        for i, size in enumerate(sizes)
+    }
+    data = amb.build([amb.dense(*item) for item in tensors.items()])
+    with wm.open(put(data)) as f, wm.open(data) as g:
+        assert f.infos() == g.infos()
+        assert list(f) == list(tensors)
+        assert all(same(f[name], value) for name, value in tensors.items())
+
+
+def test_more_records_than_the_first_guess(put: Any) -> None:
+    """Thousands of tensors, dimensions and kilobytes of names beyond what the walk first makes room for."""
+    shapes = {f"{'long' * (i % 9)}.{i}": (1,) * (i % 33) + (i % 3,) for i in range(3000)}
+    records = [amb.dense(name, noise("int8", shape, 1)) for name, shape in shapes.items()]
+    with wm.open(put(amb.build(records))) as f:
+        assert [(info.name, info.shape) for info in f.infos()] == list(shapes.items())
+        assert same(
+            f["longlong.2999".replace("longlong", "long" * (2999 % 9))], noise("int8", shapes[list(shapes)[-1]], 1)
+        )
+
+
+def test_sixty_four_dimensions_are_the_most(put: Any) -> None:
+    """numpy has 64 dimensions: so many load, one more is a LimitError."""
+    fine = amb.build([amb.dense("w", noise("int8", (1,) * 64, 1))])
+    with wm.open(put(fine)) as f:
+        assert f["w"].shape == (1,) * 64
+    with pytest.raises(wm.LimitError, match="65"):
+        wm.open(amb.build([amb.Record("w", (1,) * 65, 3, b"x")]))
+
+
+def test_opening_reads_no_data(tmp_path: Path) -> None:
+    """A sparse file of a TiB opens at once, and its data is never allocated on the disk nor read into memory."""
+    path = tmp_path / "large.amb"
+    size = 1 << 40
+    head = amb.Record("big", (1 << 20, 1 << 20), amb.INT8, b"", data_size=size).head()
+    last = amb.dense("last", normal((2,), 3))
+    end = 28 + len(head) + size
+    tail = b"\0" * (-end % 8) + amb.weights([last], end + -end % 8)
+    with path.open("wb") as file:
+        file.write(amb.build(b"", weights_size=len(head) + size + len(tail)) + head)
+        file.seek(end)
+        file.write(tail)
+    with wm.open(path) as f:
+        assert f.info("big").nbytes == size
+        assert same(f["last"], normal((2,), 3))
+        assert f["big"][0, 0] == 0
+    assert path.stat().st_blocks * 512 < 1 << 20
+
+
+def test_kernel_reads_nothing_outside_its_memory() -> None:
+    """The walk over memory that ends at a forbidden page takes the records that are whole, for every prefix."""
+    records = [amb.dense(f"t{i}", noise("int8", (i,), i)) for i in range(5)]
+    records.append(amb.quantised("q", (32,), amb.INT4BLOCK, bytes(18), 32, 1))
+    data = amb.build(records)
+    whole = [28, *(28 + len(amb.weights(records[: k + 1], 28)) for k in range(len(records)))]
+    for end in range(28, len(data) + 1):
+        view = np.frombuffer(guard.guarded(data[:end]), np.uint8)
+        section = kernels.Section(-1, view, 28, end, 100, 1000, (32, 2))
+        _, found, fault = kernels.amb_walk(section, relative=False, lax=False)
+        assert (fault is None) == (end in whole)
+        assert found.n_tensors == sum(at <= end for at in whole) - 1
+
+
+ARENAS = [Arena(4096) for _ in range(7)]
+
+
+@pytest.mark.parametrize("missing", ["", "cap", "dims_cap", "names_cap", "all"])
+def test_kernel_writes_nothing_outside_its_columns(missing: str) -> None:
+    """Columns flush against forbidden pages are filled as far as they go, and counts are right in any case."""
+    shapes = [(), (2, 1), (0,), (1, 1, 3), (4,)]
+    records = [amb.dense("n" * i, noise("int8", shape, i)) for i, shape in enumerate(shapes)]
+    data = amb.build(records)
+    needed = {"cap": 5, "dims_cap": 7, "names_cap": 10}
+    room = {key: 0 if missing == "all" else need - (key == missing) for key, need in needed.items()}
+    types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
+    sizes = (1, 4, 1, 8, 4, 8, 8)
+    counts = (
+        room["names_cap"],
+        room["cap"] + 1,
+        room["cap"],
+        room["dims_cap"],
+        room["cap"] + 1,
+        room["cap"],
+        room["cap"],
+    )
+    ends = [arena.end(n * size, kind) for arena, n, size, kind in zip(ARENAS, counts, sizes, types, strict=True)]
+    columns = ffi.new("wm_bintensors_columns *", (room["cap"], room["dims_cap"], room["names_cap"], *ends))
+    found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    section = ffi.new("wm_amb_section *", (-1, 0, ffi.from_buffer(data), len(data), 28, len(data), 0, 9, 99, 0, 0))
+    assert lib.wm_amb_walk(section, columns, found, fault) == 0
+    assert (found.n_tensors, found.n_dims, found.names_len) == tuple(needed.values())
+    if not missing:
+        assert bytes(ffi.buffer(columns.names, 10)) == b"nnnnnnnnnn"
+        assert list(ffi.unpack(columns.dim_bounds, 6)) == [0, 0, 2, 3, 6, 7]
+        assert list(ffi.unpack(columns.dims, 7)) == [2, 1, 0, 1, 1, 3, 4]
+        begins, ends = ffi.unpack(columns.begin, 5), ffi.unpack(columns.end, 5)
+        assert [data[28 + a : 28 + b] for a, b in zip(begins, ends, strict=True)] == [r.data for r in records]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "origin", "names"),
+    [(29, 28, 0, 9), (28, 1000, 0, 9), (28, 2**63, 0, 9), (28, 28, 29, 9), (28, 28, 0, 2**32)],
+)
+def test_kernel_refuses_what_makes_no_sense(begin: int, end: int, origin: int, names: int) -> None:
+    """A section outside of the file, or upside down, and names that 32 bits cannot count are an error of the caller."""
+    data = amb.build()
+    columns, found, fault = ffi.new("wm_bintensors_columns *"), ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    asked = (-1, 0, ffi.from_buffer(data), len(data), begin, end, origin, 9, names, 0, 0)
+    assert lib.wm_amb_walk(ffi.new("wm_amb_section *", asked), columns, found, fault) == -1
+    assert fault.code == lib.WM_FAULT_COLUMN
+
+
+# ------------------------------------------------------------------------------------------------- verify
+
+
+def test_verify_compares_config_and_tensors(put: Any) -> None:
+    """A token embedding of another shape than n_vocab and n_embd say is a warning; one that agrees is none."""
+    record = [amb.dense("model.embed_tokens.weight", normal((4, 3)))]
+    for config, wanted in (
+        ({"n_vocab": 4, "n_embd": 3}, 0),
+        ({"n_vocab": 5, "n_embd": 3}, 1),
+        ({"n_vocab": 5, "n_embd": 2}, 2),
+        ({"n_vocab": "4"}, 0),
+    ):
+        warnings = wm.open(put(amb.build(record, config=amb.text(config)))).verify().warnings
+        assert len(warnings) == wanted
+        assert all("embed_tokens" in text for text in warnings)
+
+
+def test_verify_compares_tokenizer_and_config(put: Any) -> None:
+    """Special ids beyond the vocabulary, and a vocabulary of another size than n_vocab, are warnings."""
+    section = amb.tokenizer(2, (0, 9, 1, amb.NO_ID, 2), b"a\nb\nc\n")
+    for config, words in (
+        ({}, ["not below 3, the lines of its vocabulary: eos 9"]),
+        ({"n_vocab": 3}, ["not below 3, config n_vocab: eos 9", "not below 3, the lines"]),
+        ({"n_vocab": 10}, ["not below 3, the lines", "3 tokens, and config n_vocab is 10"]),
+    ):
+        warnings = wm.open(put(amb.build(config=amb.text(config), tokens=section))).verify().warnings
+        assert len(warnings) == len(words)
+        assert all(word in text for word, text in zip(words, warnings, strict=True))
+
+
+def test_line_feeds_among_the_ids_are_no_tokens(put: Any) -> None:
+    """Special ids of 10 are bytes of a line feed, and no line of the vocabulary."""
+    section = amb.tokenizer(2, (10, 0x0A0A, 10, 10, 10), b"t\n" * 0x0A0B)
+    assert wm.open(put(amb.build(config=b'{"n_vocab": 2571}', tokens=section))).verify().warnings == ()
+
+
+def test_verify_notices_what_changed(put: Any) -> None:
+    """Metadata or a record that is another one by the time of `verify` is a LayoutError."""
+    data = bytearray(amb.build([amb.dense("w", normal((2,)))], b'{"a": 1}'))
+    for at, new in ((28 + 6, ord("2")), (data.index(b"w"), ord("v"))):
+        changed = bytearray(data)
+        f = wm.open(changed)
+        changed[at] = new
+        with pytest.raises(wm.LayoutError, match="changed after"):
+            f.verify()
+
+
+def test_odd_but_legal_things_are_warnings(put: Any) -> None:
+    """An empty name and a config whose "quant" says nothing usable load; `verify` mentions them."""
+    data = amb.build([amb.dense("", normal((1,)))], config=b'{"quant": {"block_size": -1}}')
+    warnings = wm.open(put(data)).verify().warnings
+    assert len(warnings) == 2
+    assert "quant" in warnings[0]
+    assert "empty name" in warnings[1]
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def arrays() -> dict[str, Any]:
+    """One tensor of each dense dtype, and shapes at the edges."""
+    rng = np.random.default_rng(0)
+    return {
+        "float32": rng.standard_normal((3, 5)).astype(np.float32),
+        "float16": rng.standard_normal(7).astype(np.float16),
+        "bfloat16": rng.standard_normal((1, 3)).astype(ml_dtypes.bfloat16),
+        "int8": np.arange(-128, 128, dtype=np.int8),
+        "scalar": np.array(2.5, np.float32),
+        "empty": np.empty((0, 4), np.float16),
+        "": np.ones(1, np.int8),
+        "big-endian": np.arange(4, dtype=">f4"),
+        "strided": np.arange(20, dtype=np.float32)[::3],
+    }
+
+
+def test_what_is_written_reads_back_by_the_specification(tmp_path: Path) -> None:
+    """A reader built from the specification finds every tensor, padded, weights beginning at a multiple of 8."""
+    for extra in range(9):
+        path = tmp_path / "ours.amb"
+        wm.save(path, arrays(), metadata={"name": "é" * extra}, config={"n_vocab": 1})
+        metadata, config, tokens, records = amb.parse(path.read_bytes())
+        assert json.loads(metadata) == {"name": "é" * extra}
+        assert json.loads(config) == {"n_vocab": 1}
+        assert tokens == b""
+        assert (28 + len(metadata) + len(config)) % 8 == 0
+        for (name, array), (record, _) in zip(arrays().items(), records, strict=True):
+            assert (record.name, record.shape) == (name, array.shape)
+            assert record.code == amb.CODES[array.dtype.newbyteorder("=").name]
+            little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
+            assert record.data == little.tobytes()
+
+
+def test_both_readings_of_the_alignment_agree_on_our_files(tmp_path: Path) -> None:
+    """Counted from the file or from the section, the walk over a file of ours gives the same table."""
+    path = tmp_path / "ours.amb"
+    wm.save(path, arrays(), metadata={"name": "x" * 3}, tokenizer={"type": 0, "payload": b"12345"})
+    data = path.read_bytes()
+    sizes = struct.unpack_from("<3I", data, 8)
+    section = kernels.Section(-1, np.frombuffer(data, np.uint8), 28 + sum(sizes), len(data), 1000, 10**6, (0, 0))
+    found = [kernels.amb_walk(section, relative=relative, lax=False) for relative in (False, True)]
+    assert found[0][2] is found[1][2] is None
+    ends = [columns.array(columns.end, columns.count, "<u8").tolist() for columns, _, _ in found]
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("given", ["mapping", "namespace", "ours"])
+def test_a_tokenizer_of_any_kind_is_written(tmp_path: Path, given: str) -> None:
+    """A mapping, an object with these attributes, and what a file gave are written alike."""
+    parts = {"type": 2, "special_ids": {"bos": 5, "mask": 65534, "pad": None}, "payload": b"a\nb\n"}
+    first, path = tmp_path / "first.amb", tmp_path / "second.amb"
+    wm.save(first, {}, tokenizer=parts)
+    tokenizer: Any = parts if given == "mapping" else SimpleNamespace(**parts)
+    if given == "ours":
+        tokenizer = wm.open(first).tokenizer
+    wm.save(path, {}, tokenizer=tokenizer)
+    assert path.read_bytes() == first.read_bytes()
+    tokens = amb.parse(path.read_bytes())[2]
+    assert tokens == amb.tokenizer(2, (5, amb.NO_ID, amb.NO_ID, amb.NO_ID, 65534), b"a\nb\n")
+
+
+def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Whatever the order of keys and the seed of hashes, what is equal is written equally."""
+    code = """
+import sys, numpy as np, weightmap as wm
+keys = ["b", "a", "ü"][:: int(sys.argv[2])]
+wm.save(sys.argv[1], {"w": np.ones(3, np.float32)}, metadata={key: {key: 1.5, "z": [None, True]} for key in keys})
+"""
+    paths = [tmp_path / f"{i}.amb" for i in range(2)]
+    run_child(code, paths[0], 1, env={"PYTHONHASHSEED": "1"})
+    run_child(code, paths[1], -1, env={"PYTHONHASHSEED": "2"})
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert "ü".encode() in paths[0].read_bytes()
+
+
+def test_read_and_written_again_a_file_is_the_same(tmp_path: Path) -> None:
+    """What one save wrote, and open read, a second save writes byte for byte."""
+    first, second = tmp_path / "first.amb", tmp_path / "second.amb"
+    wm.save(first, arrays(), metadata={"a": 1}, config={"b": [1]}, tokenizer={"type": 3, "payload": b"x"})
+    with wm.open(first) as f:
+        wm.save(second, f, metadata=f.metadata, config=f.config, tokenizer=f.tokenizer)
+    assert second.read_bytes() == first.read_bytes()
+    wm.convert(first, tmp_path / "third.amb")
+    assert (tmp_path / "third.amb").read_bytes() == first.read_bytes()
+
+
+def test_everything_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> None:
+    """Dtypes, names, JSON and tokenizer: one EncodeError names every offender, and no file is created."""
+    tensors = {
+        "f8": np.zeros(2, np.float64),
+        "i4": np.zeros(2, np.int32),
+        "b1": np.zeros(2, bool),
+        "fine": np.zeros(2, np.float32),
+        "\ud800": np.zeros(1, np.int8),
+        "n" * 65536: np.zeros(1, np.int8),
+    }
+    tokenizer = {"type": 4, "special_ids": {"bos": 65535, "cls": 1}, "payload": "text", "more": 1}
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.save(tmp_path / "x.amb", tensors, metadata={"n": float("nan")}, config={1: 2}, tokenizer=tokenizer)
+    message = str(caught.value)
+    for part in ("'f8': dtype float64", "'i4': dtype int32", "'b1': dtype bool", "Unicode text", "65536 bytes"):
+        assert part in message
+    for part in ("nan (a finite number)", "the key 1", "type: 4", "'bos': 65535", "'cls'", "payload: str", "'more'"):
+        assert part in message
+    assert "'fine'" not in message
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (object(), "object"),
+        ({"k": np.float32(1)}, "float32"),
+        ("\ud800", "Unicode"),
+        (float("inf"), "inf"),
+        (10**4000, "digits"),
+        ({1: 2}, "the key 1"),
+        ({"\udfff": 1}, "Unicode"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_json_is_refused(tmp_path: Path, value: Any, words: str) -> None:
+    """Metadata that JSON does not have, at any depth, is an EncodeError that says what."""
+    for metadata in ({"key": value}, {"key": [{"inner": (value,)}]}):
+        with pytest.raises(wm.EncodeError, match=words):
+            wm.save(tmp_path / "x.amb", {}, metadata=metadata)
+    assert listing(tmp_path) == []
+
+
+def test_what_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    """Metadata nested a thousand deep, or containing itself, is an EncodeError and no RecursionError."""
+    deep: list[Any] = []
+    deep.append(deep)
+    with pytest.raises(wm.EncodeError, match="deep"):
+        wm.save(tmp_path / "x.amb", {}, metadata={"deep": deep})
+
+
+def test_dimensions_at_the_edge_of_32_bits(tmp_path: Path) -> None:
+    """A dimension of 2^32 - 1 is written, one of 2^32 refused: both of empty tensors."""
+    path = tmp_path / "x.amb"
+    wm.save(path, {"w": np.empty((0, 2**32 - 1), np.int8)})
+    assert wm.open(path)["w"].shape == (0, 2**32 - 1)
+    with pytest.raises(wm.EncodeError, match=r"below 2\*\*32"):
+        wm.save(tmp_path / "y.amb", {"w": np.empty((0, 2**32), np.int8)})
+    assert listing(tmp_path) == ["x.amb"]
+
+
+def test_a_vocabulary_has_no_place(tmp_path: Path) -> None:
+    """`vocab=` is refused: AMB has a tokenizer section."""
+    with pytest.raises(wm.EncodeError, match="vocab"):
+        wm.save(tmp_path / "x.amb", {}, vocab=["a"])
+
+
+def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`inspect` and `verify` work on AMB and say what it is."""
+    path = tmp_path / "x.amb"
+    wm.save(path, {"w": np.zeros((2, 2), np.float32)}, metadata={"name": "m"}, config={"n_vocab": 2})
+    assert cli.main(["inspect", str(path)]) == 0
+    assert "amb" in capsys.readouterr().out
+    assert cli.main(["verify", str(path)]) == 0
+
+
+def test_to_and_from_other_formats(tmp_path: Path) -> None:
+    """Through safetensors and back every bit is kept; what has no place there is named."""
+    path, other, back = tmp_path / "x.amb", tmp_path / "x.safetensors", tmp_path / "y.amb"
+    tensors = {name: array for name, array in arrays().items() if array.dtype.byteorder != ">"}
+    wm.save(path, tensors, config={"n_vocab": 1}, tokenizer={"type": 0})
+    report = wm.convert(path, other)
+    assert any("configuration" in line for line in report.warnings)
+    assert any("tokenizer" in line for line in report.warnings)
+    wm.convert(other, back)
+    with wm.open(back) as f:
+        assert set(f) == set(tensors)
+        assert all(f[name].tobytes() == np.ascontiguousarray(array).tobytes() for name, array in tensors.items())
+
+
+def test_bits_of_safetensors_survive(put: Any, tmp_path: Path) -> None:
+    """NaN payloads and denormals go from safetensors to AMB as they are."""
+    value = noise("float32", (64,), 3)
+    source = put(st.build({"w": value}))
+    wm.convert(source, tmp_path / "x.amb")
+    with wm.open(source) as a, wm.open(tmp_path / "x.amb") as b:
+        assert all(a[name].tobytes() == b[name].tobytes() for name in a)

@@ -1,0 +1,252 @@
+"""From a Hugging Face model directory to AMB: metadata, configuration and tokenizer of each kind."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, amb, normal
+from tests.builders import safetensors as st
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Folder = Callable[..., Path]
+
+BERT = {
+    "_name_or_path": "somebody/tiny-bert",
+    "model_type": "bert",
+    "vocab_size": 7,
+    "hidden_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "max_position_embeddings": 16,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b\x85"]
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 6,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+}
+VOCAB = {"a": 0, "b": 1, "ab": 2, "é": 3}
+BPE = {"model": {"type": "BPE", "vocab": VOCAB, "merges": ["a b"]}, "added_tokens": [{"id": 4, "content": "<s>"}]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Make a model directory of a checkpoint and these files."""
+
+    def make(files: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> Path:
+        home = tmp_path / "model"
+        home.mkdir()
+        (home / "model.safetensors").write_bytes(st.build(tensors or {"w": normal((2, 2))}))
+        for name, content in files.items():
+            raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+            (home / name).write_bytes(raw)
+        return home
+
+    return make
+
+
+def converted(home: Path) -> tuple[Any, Any]:
+    """The report and the open file of a conversion."""
+    target = home.with_suffix(".amb")
+    report = wm.convert(home, target)
+    return report, wm.open(target, verify="full")
+
+
+def test_a_bert_directory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metadata says what the model is, config has the specification's keys, the tokenizer is the vocabulary."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    counts = np.arange(16, dtype="<i8")
+    tensors = {
+        "embeddings.position_ids": Tensor("int64", (1, 16), counts.tobytes()),
+        "embeddings.word_embeddings.weight": normal((7, 4)),
+    }
+    report, f = converted(folder({"config.json": BERT, "vocab.txt": "\n".join(TOKENS).encode()}, tensors))
+    assert f.metadata == {
+        "name": "tiny-bert",
+        "family": "bert",
+        "creator": "somebody",
+        "version": "1.0.0",
+        "created": "1970-01-01T00:00:00Z",
+    }
+    for key, value in {
+        "architecture": "bert",
+        "n_vocab": 7,
+        "n_embd": 4,
+        "n_layers": 1,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "max_seq_len": 16,
+        "activation_fn": "gelu",
+        "intermediate_size": 8,
+        "layer_norm_eps": 1e-12,
+        "type_vocab_size": 2,
+    }.items():
+        assert f.config[key] == value
+    assert not any("rope" in key for key in f.config)
+    assert f.tokenizer.type == 2
+    assert f.tokenizer.special_ids == {"bos": 2, "eos": 3, "pad": 0, "unk": 1, "mask": 4}
+    assert f.tokenizer.payload == "".join(token + "\n" for token in TOKENS).encode()
+    assert f.tokenizer.tokens() == TOKENS
+    assert list(f) == ["embeddings.word_embeddings.weight"]
+    [(name, reason)] = report.dropped
+    assert name == "embeddings.position_ids"
+    assert "int64" in reason
+    assert report.warnings == ()
+    assert f.verify().warnings == ()
+
+
+def test_windows_line_ends_become_line_feeds(folder: Folder) -> None:
+    """A vocabulary of lines that end in CR LF is written with line feeds alone."""
+    _, f = converted(folder({"config.json": BERT, "vocab.txt": "\r\n".join(TOKENS).encode() + b"\r\n"}))
+    assert f.tokenizer.tokens() == TOKENS
+
+
+def test_wordpiece_of_a_tokenizer_json(folder: Folder) -> None:
+    """Without vocab.txt the tokens come from tokenizer.json, by id; special ones from special_tokens_map.json."""
+    vocab = {token: i for i, token in reversed(list(enumerate(["<p>", "[UNK]", "x", "y"])))}
+    files = {
+        "config.json": BERT,
+        "tokenizer.json": {"model": {"type": "WordPiece", "vocab": vocab}},
+        "special_tokens_map.json": {"pad_token": "<p>", "cls_token": {"content": "x"}, "sep_token": "absent"},
+    }
+    _, f = converted(folder(files))
+    assert f.tokenizer.tokens() == ["<p>", "[UNK]", "x", "y"]
+    assert f.tokenizer.special_ids == {"pad": 0, "bos": 2, "unk": 1}
+
+
+@pytest.mark.parametrize("merges", [["a b"], [["a", "b"]]])
+def test_bpe_of_a_tokenizer_json(folder: Folder, merges: list[Any]) -> None:
+    """Merges in either spelling, and the vocabulary with added tokens, ordered by id; rope fields are in the config."""
+    full = {**BPE, "model": {**BPE["model"], "merges": merges}}
+    files = {"config.json": LLAMA, "tokenizer.json": full, "tokenizer_config.json": {"bos_token": "<s>"}}
+    _, f = converted(folder(files))
+    assert f.tokenizer.type == 0
+    assert json.loads(f.tokenizer.payload) == {"merges": [["a", "b"]], "vocab": {**VOCAB, "<s>": 4}}
+    assert f.tokenizer.special_ids == {"bos": 4, "eos": 2}
+    wanted = {
+        "is_rope": True,
+        "rope_freq_base": 500000.0,
+        "rope_scaling": 1.0,
+        "n_kv_heads": 2,
+        "activation_fn": "silu",
+    }
+    assert {key: f.config[key] for key in wanted} == wanted
+
+
+def test_bpe_of_two_files(folder: Folder) -> None:
+    """vocab.json and merges.txt, as GPT-2 has them, make the same payload."""
+    files = {"config.json": LLAMA, "vocab.json": VOCAB, "merges.txt": b"#version: 0.2\na b\r\n"}
+    _, f = converted(folder(files))
+    assert f.tokenizer.type == 0
+    assert json.loads(f.tokenizer.payload) == {"merges": [["a", "b"]], "vocab": VOCAB}
+
+
+def test_sentencepiece_is_the_serialised_model(folder: Folder) -> None:
+    """tokenizer.model goes along byte for byte, before any tokenizer.json; ids come from the configuration."""
+    model = b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02"
+    added = {"0": {"content": "<unk>"}, "1": {"content": "<s>"}}
+    settings = {"added_tokens_decoder": added, "unk_token": "<unk>"}
+    files = {"config.json": LLAMA, "tokenizer.model": model, "tokenizer.json": BPE, "tokenizer_config.json": settings}
+    _, f = converted(folder(files))
+    assert f.tokenizer.type == 1
+    assert f.tokenizer.payload == model
+    assert f.tokenizer.special_ids == {"bos": 1, "eos": 2, "unk": 0}
+
+
+def test_a_text_called_tokenizer_model_is_none(folder: Folder) -> None:
+    """A tokenizer.model that is no protocol buffer, as some models have, leaves the choice to tokenizer.json."""
+    _, f = converted(folder({"config.json": LLAMA, "tokenizer.model": b"IQ== 0\n", "tokenizer.json": BPE}))
+    assert f.tokenizer.type == 0
+
+
+def test_other_tokenizers_go_along_as_they_are(folder: Folder) -> None:
+    """A tokenizer.json of another model is of type 3, its bytes unchanged."""
+    full = {"model": {"type": "Unigram", "vocab": [["a", -1.5]]}}
+    _, f = converted(folder({"config.json": LLAMA, "tokenizer.json": full}))
+    assert f.tokenizer.type == 3
+    assert json.loads(f.tokenizer.payload) == full
+
+
+def test_special_ids_of_more_than_16_bits(folder: Folder) -> None:
+    """An id that AMB's field cannot hold goes to the configuration, and the report says so."""
+    files = {"config.json": {**LLAMA, "bos_token_id": 128000}, "tokenizer.json": BPE}
+    report, f = converted(folder(files))
+    assert f.tokenizer.special_ids == {"eos": 2}
+    assert f.config["bos_token_id"] == 128000
+    assert any("128000" in line for line in report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 2.0),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {"rope_type": "llama3", "factor": 8.0}),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 500000, "rope_type": "default"}}, 1.0),
+    ],
+    ids=["linear", "llama3", "nested"],
+)
+def test_rope_scaling(folder: Folder, given: dict[str, Any], wanted: Any) -> None:
+    """A linear factor is a number; what is more than a factor stays the object that it is."""
+    _, f = converted(folder({"config.json": {**LLAMA, **given}}))
+    assert f.config["rope_scaling"] == wanted
+    assert f.config["rope_freq_base"] == 500000.0
+
+
+def test_a_directory_of_nothing_but_tensors(folder: Folder) -> None:
+    """Without configuration and tokenizer there are none, and nothing is invented."""
+    report, f = converted(folder({}))
+    assert f.metadata == {}
+    assert f.config == {}
+    assert f.tokenizer is None
+    assert report.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b"{"),
+        ("tokenizer_config.json", b"[]"),
+        ("merges.txt", b"\xff"),
+        ("merges.txt", b"a b c\n"),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}, "merges": [5]}}'),
+    ],
+)
+def test_damaged_files_of_a_tokenizer(folder: Folder, name: str, content: bytes) -> None:
+    """A damaged file is a FormatError that names it, and no file is written."""
+    home = folder({"config.json": LLAMA, "vocab.json": VOCAB, name: content})
+    with pytest.raises(wm.FormatError) as caught:
+        wm.convert(home, home.with_suffix(".amb"))
+    assert name in str(caught.value)
+    assert not home.with_suffix(".amb").exists()
+
+
+def test_converting_twice_gives_the_same_bytes(folder: Folder, tmp_path: Path) -> None:
+    """The time in the metadata is that of the checkpoint, so nothing depends on when it was converted."""
+    home = folder({"config.json": BERT, "vocab.txt": "\n".join(TOKENS).encode()})
+    for target in ("a.amb", "b.amb"):
+        wm.convert(home, tmp_path / target)
+    assert (tmp_path / "a.amb").read_bytes() == (tmp_path / "b.amb").read_bytes()
+    assert amb.parse((tmp_path / "a.amb").read_bytes())[3]

@@ -1,0 +1,524 @@
+"""Quantised tensors in AMB: what their bytes mean, by the plain definition, and what is wrong with damaged ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import amb, normal
+from tests.support import address, mappings
+
+import weightmap as wm
+from weightmap.quant import QuantizedTensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
+SCALES = ("fp32", "fp16")
+# Of one element, of less than a block, of whole blocks, of one element more, of a prime number of elements.
+SIZES = (1, 7, 31, 32, 33, 128, 129, 1009)
+BLOCKED = ("int4_block", "int5_block")
+WAYS = [(scheme, 0) for scheme in BITS if scheme not in BLOCKED]
+WAYS += [(scheme, size) for scheme in BLOCKED for size in (8, 32, 128, 1000)]
+WAYS += [("int4_block", 2), ("int4_block", 50)]
+
+
+def payload(scheme: str, size: int, block_size: int, scale_type: int, seed: int = 0) -> bytes:
+    """The bytes of random codes, the extreme ones included, and random scales; missing elements are zero."""
+    rng = np.random.default_rng(seed)
+    bits = BITS[scheme]
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+    codes = rng.integers(low, high + 1, size).tolist()
+    codes[:2] = [low, high][:size]
+    if not block_size:
+        return amb.pack_scale(float(rng.standard_normal()), scale_type) + amb.pack(codes, bits)
+    starts = range(0, size, block_size)
+    blocks = [(float(rng.standard_normal()), codes[i : i + block_size]) for i in starts]
+    return amb.pack_blocks(blocks, bits, block_size, scale_type)
+
+
+def record(scheme: str, size: int, block_size: int = 0, scale_type: int = 1, name: str = "q") -> amb.Record:
+    """A tensor of random codes."""
+    data = payload(scheme, size, block_size, scale_type)
+    return amb.quantised(name, (size,), amb.SCHEMES[scheme], data, block_size, scale_type)
+
+
+def adaptive_blocks(count: int, block_size: int, seed: int = 0) -> list[tuple[int, float, list[Any]]]:
+    """Blocks of all three kinds in random order."""
+    rng = np.random.default_rng(seed)
+    blocks: list[tuple[int, float, list[Any]]] = []
+    for _ in range(count):
+        code = int(rng.integers(0, 3))
+        values = rng.standard_normal(block_size) if code == 2 else rng.integers(-8, 8, block_size)
+        blocks.append((code, float(np.float16(rng.standard_normal())), values.tolist()))
+    return blocks
+
+
+def adaptive(count: int = 9, block_size: int = 16, scale_type: int = 1) -> amb.Record:
+    """An adaptive tensor of whole blocks."""
+    data = amb.pack_adaptive(adaptive_blocks(count, block_size), block_size, scale_type)
+    return amb.quantised("q", (count * block_size,), amb.ADAPTIVE, data, block_size, scale_type)
+
+
+# ------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("scale_type", [0, 1])
+@pytest.mark.parametrize(("scheme", "block_size"), WAYS)
+def test_values_are_those_of_the_definition(put: Any, scheme: str, block_size: int, scale_type: int) -> None:
+    """Every scheme, block size, type of scale and tail decodes to scale times integer, by every way of reading."""
+    records = [record(scheme, size, block_size, scale_type, f"t{size}") for size in SIZES]
+    with wm.open(put(amb.build(records, b"{}"))) as f:
+        for size, stored in zip(SIZES, records, strict=True):
+            plain = amb.decode(stored.data[4:], BITS[scheme], size, block_size, scale_type)
+            wanted = np.array(plain, np.float32)
+            q = f[stored.name]
+            assert isinstance(q, QuantizedTensor)
+            assert (q.scheme, q.shape, q.block_size, q.scale_type) == (scheme, (size,), block_size, SCALES[scale_type])
+            np.testing.assert_array_equal(np.asarray(q), wanted)
+            np.testing.assert_array_equal(f.read(stored.name), wanted)
+            np.testing.assert_array_equal(q[size // 2 :], wanted[size // 2 :])
+            info = f.info(stored.name)
+            assert (info.dtype, info.shape, info.nbytes) == (scheme, (size,), len(stored.data))
+            assert q.nbytes == len(stored.data) - 4
+        assert f.verify().warnings == ()
+
+
+@pytest.mark.parametrize("scale_type", [0, 1])
+@pytest.mark.parametrize("block_size", [8, 32, 128])
+def test_adaptive_values_are_those_of_the_definition(put: Any, block_size: int, scale_type: int) -> None:
+    """Blocks of INT4, INT5 and FP16 in any order, with and without a tail, decode by the definition."""
+    for count, missing in itertools.product((1, 2, 3, 4, 5, 17), (0, 3)):
+        blocks = adaptive_blocks(count, block_size, count)
+        data = amb.pack_adaptive(blocks, block_size, scale_type)
+        size = count * block_size - missing
+        stored = amb.quantised("q", (size,), amb.ADAPTIVE, data, block_size, scale_type)
+        values = [value if code == 2 else scale * value for code, scale, whole in blocks for value in whole]
+        halves = [np.float16(value) if code == 2 else value for code, _, whole in blocks for value in whole]
+        kinds = [code for code, _, whole in blocks for _ in whole]
+        wanted = np.array([h if k == 2 else v for v, h, k in zip(values, halves, kinds, strict=True)], np.float32)
+        with wm.open(put(amb.build([stored]))) as f:
+            assert f["q"].scheme == "adaptive"
+            np.testing.assert_array_equal(np.asarray(f["q"]), wanted[:size])
+            f.verify()
+
+
+def test_shapes_of_more_dimensions_are_flattened_row_major(put: Any) -> None:
+    """Blocks run over rows: element (i, j) is number i * columns + j, and q[i] decodes one row."""
+    stored = record("int4_block", 35, 32).but(shape=(5, 7))
+    with wm.open(put(amb.build([stored]))) as f:
+        wanted = np.array(amb.decode(stored.data[4:], 4, 35, 32, 1), np.float32).reshape(5, 7)
+        np.testing.assert_array_equal(f["q"][3], wanted[3])
+        np.testing.assert_array_equal(f["q"][1:4], wanted[1:4])
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), [("int4", 0), ("int8", 0), ("int4_block", 32), ("int5_block", 8)])
+def test_tensors_without_elements(put: Any, scheme: str, block_size: int) -> None:
+    """An empty tensor has no blocks, or one scale and no codes."""
+    with wm.open(put(amb.build([record(scheme, 0, block_size).but(shape=(0, 3))]))) as f:
+        assert np.asarray(f["q"]).shape == (0, 3)
+        f.verify()
+
+
+def test_scales_and_codes_are_views_of_the_file(put: Any) -> None:
+    """Scales and codes lie in the mapping, strided, and cannot be written; nothing is copied."""
+    path = put(amb.build([record("int4_block", 96, 32)]))
+    with wm.open(path) as f:
+        q = f["q"]
+        [(start, end)] = mappings(path)
+        for part, offset in ((q.scales, 0), (q.codes, 2)):
+            assert start <= address(part) < end
+            assert address(part) - start == f.info("q").offset + 4 + offset
+            assert part.strides[0] == 18
+            assert not part.flags.writeable
+
+
+def test_int8_is_dense_or_quantised_by_its_size(put: Any) -> None:
+    """INT8 of n bytes is an array of integers; with a header and a scale more it is quantised."""
+    dense = amb.Record("d", (6,), amb.INT8, bytes(range(6)))
+    with wm.open(put(amb.build([dense, record("int8", 6), record("int8", 6, scale_type=0, name="w")]))) as f:
+        assert f["d"].tolist() == list(range(6))
+        assert isinstance(f["q"], QuantizedTensor)
+        assert isinstance(f["w"], QuantizedTensor)
+        assert [info.dtype for info in f.infos()] == ["int8", "int8", "int8"]
+        f.verify()
+
+
+# ------------------------------------------------------------------------------------------------- bare blocks
+
+
+def bare(scheme: str, size: int, block_size: int, scale_type: int) -> amb.Record:
+    """A tensor of blocks without the header of four bytes."""
+    stored = record(scheme, size, block_size, scale_type)
+    return stored.but(data=stored.data[4:])
+
+
+@pytest.mark.parametrize("scale_type", [0, 1])
+@pytest.mark.parametrize("block_size", [8, 32, 128])
+@pytest.mark.parametrize("scheme", BLOCKED)
+def test_bare_blocks_are_described_by_the_configuration(
+    put: Any, scheme: str, block_size: int, scale_type: int
+) -> None:
+    """Blocks without a header take their size and scales from config["quant"]; a header, where there is one, wins."""
+    stored, full = bare(scheme, 100, block_size, scale_type), record(scheme, 60, 16, 1 - scale_type, "full")
+    quant = {"type": scheme, "block_size": block_size, "scale_type": SCALES[scale_type]}
+    with wm.open(put(amb.build([stored, full], config=amb.text({"quant": quant})))) as f:
+        assert (f["q"].block_size, f["q"].scale_type) == (block_size, SCALES[scale_type])
+        wanted = np.array(amb.decode(stored.data, BITS[scheme], 100, block_size, scale_type), np.float32)
+        np.testing.assert_array_equal(np.asarray(f["q"]), wanted)
+        assert (f["full"].block_size, f["full"].scale_type) == (16, SCALES[1 - scale_type])
+        f.verify()
+
+
+@pytest.mark.parametrize("config", [b"", b"{}", b'{"quant": {"type": "int4_block"}}'])
+def test_bare_blocks_without_a_word_are_of_32_with_halves(put: Any, config: bytes) -> None:
+    """Where the configuration is silent, blocks have 32 elements and scales of float16."""
+    stored = bare("int4_block", 70, 32, 1)
+    with wm.open(put(amb.build([stored], config=config))) as f:
+        wanted = np.array(amb.decode(stored.data, 4, 70, 32, 1), np.float32)
+        np.testing.assert_array_equal(np.asarray(f["q"]), wanted)
+
+
+@pytest.mark.parametrize(
+    "quant",
+    [
+        {"block_size": 64},
+        {"block_size": 33},
+        {"block_size": True},
+        {"block_size": 0},
+        {"block_size": -2},
+        {"block_size": "32"},
+        {"scale_type": "fp32"},
+        [],
+        5,
+    ],
+    ids=repr,
+)
+def test_bare_blocks_that_the_configuration_does_not_fit(put: Any, quant: Any) -> None:
+    """Bare blocks that are not as the configuration says, or whose configuration says nonsense, are a QuantError."""
+    stored = bare("int4_block", 70, 32, 1)
+    with pytest.raises(wm.QuantError):
+        wm.open(put(amb.build([stored], config=amb.text({"quant": quant}))))
+
+
+def test_a_whole_tensor_scheme_is_never_bare() -> None:
+    """INT4, INT5 and ADAPTIVE data without a header is a QuantError."""
+    for stored in (record("int4", 64), record("int5", 64), adaptive()):
+        with pytest.raises(wm.QuantError):
+            wm.open(amb.build([stored.but(data=stored.data[4:])]))
+
+
+# ------------------------------------------------------------------------------------------------- damage
+
+HEADER_LIES = [
+    ("int4_block", 32, 0, bytes([0]), "quant_type", "is 0, expected 4"),
+    ("int4_block", 32, 0, bytes([5]), "quant_type", "is 5, expected 4"),
+    ("int8", 0, 0, bytes([2]), "quant_type", "is 2, expected 1"),
+    ("int5", 0, 0, bytes([7]), "quant_type", "is 7, expected 3"),
+    ("int4", 0, 1, struct.pack("<H", 32), "block_size", "is 32"),
+    ("int4_block", 32, 1, struct.pack("<H", 0), "block_size", "is 0"),
+    ("int4_block", 32, 1, struct.pack("<H", 1), "block_size", "is 1"),
+    ("int4_block", 32, 1, struct.pack("<H", 65535), "block_size", "is 65535"),
+    ("int5_block", 32, 1, struct.pack("<H", 36), "block_size", "is 36"),
+    ("int4_block", 32, 3, bytes([2]), "scale_type", "is 2"),
+    ("int5_block", 32, 3, bytes([255]), "scale_type", "is 255"),
+    ("int4_block", 32, 1, struct.pack("<H", 64), "data_size", "by its shape, block size and scale type"),
+    ("int4_block", 32, 3, bytes([0]), "data_size", "by its shape, block size and scale type"),
+    ("int4", 0, 3, bytes([0]), "data_size", "by its shape, block size and scale type"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "block_size", "at", "lie", "field", "words"), HEADER_LIES)
+def test_a_lie_in_the_header_of_quantised_data(
+    scheme: str, block_size: int, at: int, lie: bytes, field: str, words: str
+) -> None:
+    """Each field of the header has its own QuantError, at its byte; it is found when the file is opened."""
+    stored = record(scheme, 100, block_size)
+    data = amb.build([stored])
+    offset = 28 + len(stored.head())
+    data = data[: offset + at] + lie + data[offset + at + len(lie) :]
+    for options in ({}, {"verify": "none"}, {"strict": False}):
+        with pytest.raises(wm.QuantError, match=words) as caught:
+            wm.open(data, **options)  # type: ignore[arg-type]
+        assert caught.value.field == field
+        assert caught.value.offset == (offset - 8 if field == "data_size" else offset + at)
+
+
+@pytest.mark.parametrize("change", [-5, -1, 1, 2, 18])
+@pytest.mark.parametrize(("scheme", "block_size"), [("int4", 0), ("int5", 0), ("int4_block", 32), ("int5_block", 32)])
+def test_counts_that_contradict_the_size(scheme: str, block_size: int, change: int) -> None:
+    """Codes or scales too few or too many for the shape are a QuantError."""
+    stored = record(scheme, 100, block_size)
+    data = stored.data[:change] if change < 0 else stored.data + bytes(change)
+    with pytest.raises(wm.QuantError) as caught:
+        wm.open(amb.build([stored.but(data=data)]))
+    assert caught.value.field == "data_size"
+    assert caught.value.actual == len(data)
+
+
+def test_int8_of_neither_size_is_a_layout_error() -> None:
+    """INT8 data that fits neither the dense nor the quantised size is judged as dense."""
+    for count in (99, 101, 104, 107, 109):
+        with pytest.raises(wm.LayoutError, match="expected 100"):
+            wm.open(amb.build([amb.Record("q", (100,), amb.INT8, bytes(count))]))
+
+
+def test_data_shorter_than_its_header() -> None:
+    """Up to three bytes of quantised data are a QuantError."""
+    for count in range(4):
+        with pytest.raises(wm.QuantError):
+            wm.open(amb.build([amb.Record("q", (2,), amb.INT4, bytes(count))]))
+
+
+@pytest.mark.parametrize("scale_type", [0, 1])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("scheme", "block_size"), [("int8", 0), ("int4", 0), ("int4_block", 32), ("int5_block", 32)])
+def test_scales_that_are_no_numbers(put: Any, scheme: str, block_size: int, value: float, scale_type: int) -> None:
+    """A NaN or infinite scale loads, gives no finite value but 0 times NaN, and `verify` names tensor and block."""
+    stored = record(scheme, 100, block_size, scale_type, "w")
+    block = 2 if block_size else 0
+    step = (2 if scale_type else 4) + (BITS[scheme] * block_size + 7) // 8
+    at = 4 + block * step
+    scale = amb.pack_scale(value, scale_type)
+    data = stored.data[:at] + scale + stored.data[at + len(scale) :]
+    with wm.open(put(amb.build([stored.but(data=data)]))) as f:
+        values = np.asarray(f["w"])
+        begin = block * block_size
+        assert not np.isfinite(values[begin : begin + (block_size or 100)]).any()
+        assert np.isfinite(values[:begin]).all()
+        assert f.verify().warnings == (f"tensor 'w': NaN or infinite scale of block {block}",)
+        with pytest.raises(wm.QuantError, match=f"block {block}"):
+            f["w"].dequantize(strict=True)
+
+
+def test_negative_and_denormal_scales_are_exact(put: Any) -> None:
+    """The smallest denormal, -0.0 and negative scales survive and are no warning."""
+    scales = [2.0**-24, -0.0, -1.5, 65504.0]
+    data = amb.pack_blocks([(scale, [-8, 7]) for scale in scales], 4, 2, 1)
+    with wm.open(put(amb.build([amb.quantised("q", (8,), amb.INT4BLOCK, data, 2, 1)]))) as f:
+        assert np.asarray(f["q"]).tolist() == [scale * q for scale in scales for q in (-8, 7)]
+        assert f.verify().warnings == ()
+
+
+# ------------------------------------------------------------------------------------------------- adaptive
+
+
+def refused_late(stored: amb.Record, field: str, words: str) -> None:
+    """The file opens; the first use of the tensor, and `verify`, are a QuantError."""
+    with wm.open(amb.build([stored])) as f:
+        assert f.info("q").dtype == "adaptive"
+        with pytest.raises(wm.QuantError):
+            f["q"]
+        with pytest.raises(wm.QuantError, match=words) as caught:
+            f.verify()
+        assert caught.value.field == field
+
+
+def test_a_mask_of_an_unknown_code() -> None:
+    """Precision 3 is none: a QuantError that names the block."""
+    for block in range(9):
+        stored = adaptive()
+        data = bytearray(stored.data)
+        data[4 + block // 4] |= 3 << 2 * (block % 4)
+        refused_late(stored.but(data=bytes(data)), "mask", f"block {block}")
+
+
+def test_a_mask_with_bits_after_the_last_block() -> None:
+    """Bits of the mask that no block belongs to are 0."""
+    stored = adaptive()
+    data = bytearray(stored.data)
+    data[4 + 2] |= 1 << 2
+    refused_late(stored.but(data=bytes(data)), "mask", "after the last block")
+
+
+def test_a_mask_that_contradicts_the_size() -> None:
+    """Another kind of block needs other bytes: a QuantError with both sizes."""
+    stored = adaptive()
+    blocks = adaptive_blocks(9, 16)
+    for block, (code, _, _) in enumerate(blocks):
+        data = bytearray(stored.data)
+        data[4 + block // 4] ^= (code ^ (code + 1) % 3) << 2 * (block % 4)
+        refused_late(stored.but(data=bytes(data)), "data_size", "by its mask")
+
+
+@pytest.mark.parametrize("block_size", [0, 1, 4, 12, 65535])
+def test_block_sizes_that_adaptive_data_cannot_have(block_size: int) -> None:
+    """Blocks of adaptive data have a multiple of 8 elements, so that each begins at a byte; found at opening."""
+    stored = adaptive()
+    data = stored.data[:1] + struct.pack("<H", block_size) + stored.data[3:]
+    with pytest.raises(wm.QuantError) as caught:
+        wm.open(amb.build([stored.but(data=data)]))
+    assert caught.value.field == "block_size"
+
+
+def test_adaptive_sizes_out_of_all_bounds() -> None:
+    """Less than all blocks take in 4 bits, and more than they take as halves, is found at opening."""
+    stored = adaptive()
+    least, most = 4 + 3 + 9 * (2 + 8), 4 + 3 + 9 * 32
+    for size in (5, least - 1, most + 1):
+        data = stored.data[:4] + bytes(size - 4)
+        with pytest.raises(wm.QuantError) as caught:
+            wm.open(amb.build([stored.but(data=data)]))
+        assert (caught.value.field, caught.value.actual) == ("data_size", size)
+
+
+def test_an_infinite_scale_of_an_adaptive_block(put: Any) -> None:
+    """`verify` counts blocks, not scales: blocks of halves have none."""
+    blocks = [(2, 0.0, [1.0] * 8), (0, 1.0, [1] * 8), (2, 0.0, [1.0] * 8), (1, math.inf, [1] * 8)]
+    data = amb.pack_adaptive(blocks, 8, 1)
+    path = put(amb.build([amb.quantised("q", (32,), amb.ADAPTIVE, data, 8, 1)]))
+    assert wm.open(path).verify().warnings == ("tensor 'q': NaN or infinite scale of block 3",)
+
+
+# ------------------------------------------------------------------------------------------------- robustness
+
+
+def small() -> bytes:
+    """A file of every scheme."""
+    records = [record(scheme, 20, 8 if scheme in BLOCKED else 0, name=scheme) for scheme in BITS]
+    records += [bare("int4_block", 40, 32, 1), adaptive(3, 8).but(name="adaptive"), amb.dense("d", normal((3,)))]
+    return amb.build(records, b'{"n": 1}', b'{"quant": {"block_size": 32}}')
+
+
+def use(data: bytes) -> None:
+    """Open and use everything; nothing but a TensorFileError may come of it."""
+    try:
+        with wm.open(data) as f:
+            for name in f:
+                try:
+                    np.asarray(f[name])
+                except wm.TensorFileError as error:
+                    str(error)
+            f.verify()
+    except wm.TensorFileError as error:
+        str(error)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("value", [0x00, 0x01, 0x7F, 0x80, 0xFF])
+def test_any_single_byte_of_a_quantised_file_may_be_wrong(value: int) -> None:
+    """With any one byte replaced, a file of all schemes works or raises a TensorFileError."""
+    data = small()
+    for at in range(len(data)):
+        use(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_any_number_anywhere_may_be_at_its_edge(width: int) -> None:
+    """Numbers at the edges of their types, at every byte of a file of all schemes: it works or is a TensorFileError."""
+    data, top = small(), 1 << 8 * width
+    for value in {1, top // 2 - 1, top // 2, top - 1, top // 16}:
+        for at in range(6, len(data) - width):
+            use(data[:at] + value.to_bytes(width, "little") + data[at + width :])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_random_damage_of_a_quantised_file() -> None:
+    """Pieces overwritten, removed and doubled at random, section sizes corrected: it works or is a TensorFileError."""
+    rng = np.random.default_rng(11)
+    for _ in range(2000):
+        data = bytearray(small())
+        start = 28 + sum(struct.unpack_from("<3I", data, 8))
+        for _ in range(int(rng.integers(1, 4))):
+            at = int(rng.integers(start, len(data)))
+            end = min(len(data), at + int(rng.integers(1, 12)))
+            kind = rng.integers(0, 3)
+            data[at:end] = b"" if kind == 0 else data[at:end] * 2 if kind == 1 else rng.bytes(end - at)
+        use(bytes(data[:20] + struct.pack("<Q", len(data) - start) + data[28:]))
+
+
+def test_truncation_of_a_quantised_file() -> None:
+    """Every proper prefix is refused, also one whose section sizes were corrected."""
+    data = small()
+    sizes = struct.unpack_from("<3I", data, 8)
+    start = 28 + sum(sizes)
+    _, _, _, records = amb.parse(data)
+    whole = {start, *(at + len(stored.data) + -(at + len(stored.data)) % 8 for stored, at in records)}
+    for end in range(len(data)):
+        with pytest.raises(wm.FormatError):
+            wm.open(data[:end])
+        if end > start and end not in whole:
+            with pytest.raises(wm.TensorFileError):
+                wm.open(data[:20] + struct.pack("<Q", end - start) + data[28:end])
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def test_what_was_read_is_written_as_it_was(put: Any, tmp_path: Path) -> None:
+    """Quantised tensors go from file to file byte for byte; bare blocks get a header; config["quant"] is set."""
+    source = put(small())
+    with wm.open(source) as f:
+        wm.save(tmp_path / "saved.amb", f, metadata=f.metadata, config={"n_vocab": 3, "quant": "old"})
+        stored = {name: f[name].payload.tobytes() for name in f if isinstance(f[name], QuantizedTensor)}
+    _, config, _, records = amb.parse((tmp_path / "saved.amb").read_bytes())
+    assert {record.name: record.data[4:] for record, _ in records if record.name != "d"} == stored
+    known = json.loads(config)
+    assert known["n_vocab"] == 3
+    assert known["quant"] == {"type": "adaptive", "block_size": 8, "scale_type": "fp16"}
+    with wm.open(source) as f, wm.open(tmp_path / "saved.amb", verify="full") as g:
+        for name in f:
+            np.testing.assert_array_equal(np.asarray(f[name]), np.asarray(g[name]))
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), WAYS)
+def test_tensors_from_memory_are_written(tmp_path: Path, scheme: str, block_size: int) -> None:
+    """A QuantizedTensor that was made in memory is a record with its header, and reads back equal."""
+    for scale_type, size in itertools.product((0, 1), (1, 33, 64)):
+        data = payload(scheme, size, block_size, scale_type)
+        q = QuantizedTensor(scheme, (size,), data, block_size=block_size, scale_type=SCALES[scale_type])
+        path = tmp_path / "x.amb"
+        wm.save(path, {"q": q})
+        _, config, _, [(stored, _)] = amb.parse(path.read_bytes())
+        assert stored == amb.quantised("q", (size,), amb.SCHEMES[scheme], data, block_size, scale_type)
+        quant = {"type": scheme, "block_size": block_size, "scale_type": SCALES[scale_type]}
+        assert json.loads(config) == {"quant": quant}
+        with wm.open(path, verify="full") as f:
+            np.testing.assert_array_equal(np.asarray(f["q"]), np.asarray(q))
+            assert f.verify().warnings == ()
+
+
+def test_the_configuration_describes_most_of_the_file(tmp_path: Path) -> None:
+    """Of several ways of quantisation, config["quant"] is that of most bytes."""
+    large = QuantizedTensor("int5_block", (320,), payload("int5_block", 320, 32, 0), block_size=32, scale_type="fp32")
+    few = QuantizedTensor("int4_block", (64,), payload("int4_block", 64, 64, 1), block_size=64)
+    wm.save(tmp_path / "x.amb", {"a": few, "b": large, "c": np.zeros(1000, np.float32)})
+    with wm.open(tmp_path / "x.amb") as f:
+        assert f.config["quant"] == {"type": "int5_block", "block_size": 32, "scale_type": "fp32"}
+
+
+def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
+    """A list for a configuration is an EncodeError, with quantised tensors and without."""
+    q = QuantizedTensor("int4", (2,), bytes(3))
+    for tensors in ({}, {"q": q}):
+        with pytest.raises(wm.EncodeError, match="config"):
+            wm.save(tmp_path / "x.amb", tensors, config=[1])  # type: ignore[arg-type]
+
+
+def test_blocks_too_large_for_their_field(tmp_path: Path) -> None:
+    """A block size has 16 bits: 65,534 is written, 65,536 an EncodeError that names the tensor."""
+    for block_size in (65534, 65536):
+        q = QuantizedTensor("int4_block", (3,), bytes(2 + block_size // 2), block_size=block_size)
+        path = tmp_path / f"{block_size}.amb"
+        if block_size < 65536:
+            wm.save(path, {"q": q})
+            assert wm.open(path)["q"].block_size == block_size
+        else:
+            with pytest.raises(wm.EncodeError, match=r"'q'.*65536"):
+                wm.save(path, {"q": q})
+            assert not path.exists()
+
+
+def test_formats_without_schemes_refuse_quantised_tensors(put: Any, tmp_path: Path) -> None:
+    """Other formats name every quantised tensor in their refusal."""
+    with wm.open(put(small(), "small.amb")) as f, pytest.raises(wm.EncodeError) as caught:
+        wm.save(tmp_path / "x.safetensors", f)
+    for name in (*BITS, "adaptive", "q"):
+        assert repr(name) in str(caught.value)

@@ -1,0 +1,371 @@
+"""Quantisation: codes against their definition, errors against plain scales, blocks of different kinds."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stn
+from tests import guard
+
+import weightmap as wm
+from weightmap import kernels
+
+QUANTIZE = {4: kernels.quantize_int4, 5: kernels.quantize_int5}
+SCALES = {"fp16": "<f2", "fp32": "<f4"}
+WIDTH = {0: 4, 1: 5, 2: 16}
+
+
+def gaussian(n, seed=1):
+    """Normally distributed float32."""
+    return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+
+
+def unpack(data, bits, count):
+    """Fields of `bits` bits, two's complement, the first in the lowest bits of byte 0."""
+    flat = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[: bits * count].reshape(count, bits)
+    q = (flat.astype(np.int64) << np.arange(bits)).sum(1)
+    return np.where(q >= 1 << (bits - 1), q - (1 << bits), q)
+
+
+def parse(data, n, bits, size, scale_type):
+    """Scales, shape (blocks,), and codes, shape (blocks, size), of ``[scale][codes]`` blocks."""
+    dtype = np.dtype(SCALES[scale_type])
+    width = dtype.itemsize + (bits * size + 7) // 8
+    blocks = np.frombuffer(data, np.uint8).reshape(-(-n // size), width)
+    scales = np.ascontiguousarray(blocks[:, : dtype.itemsize]).view(dtype).ravel()
+    codes = [unpack(block[dtype.itemsize :].tobytes(), bits, size) for block in blocks]
+    return scales, np.array(codes).reshape(len(blocks), size)
+
+
+def nearest(x, scale, bits):
+    """The codes that a scale of float32 gives: nearest to x / scale, ties to even, within range."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        q = np.rint(np.float32(x) / np.float32(scale)) if scale else np.zeros(len(x))
+    return np.clip(q, -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+def squared(x, scale, q):
+    """The squared error of a block."""
+    return float(((x.astype(np.float64) - np.float32(scale) * q.astype(np.float32)) ** 2).sum())
+
+
+def plain_scale(x, bits, scale_type):
+    """The scale of ggml's Q4_0 and Q5_0: the element of largest magnitude gets the lowest code."""
+    return np.array(x[np.argmax(np.abs(x))] / -(1 << (bits - 1)), SCALES[scale_type])
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize("bits", [4, 5])
+def test_codes_are_the_nearest_to_their_scale(isa, bits, scale_type):
+    """Whatever scale was chosen, as it is stored it is finite and each code is the nearest; missing elements are 0."""
+    for size, n, factor in ((32, 1000, 1), (8, 77, 1e-6), (40, 801, 1e4), (512, 2000, 1), (128, 1, -1)):
+        x = gaussian(n) * np.float32(factor)
+        scales, codes = parse(QUANTIZE[bits](x, size, scale_type=scale_type), n, bits, size, scale_type)
+        assert np.isfinite(scales).all()
+        padded = np.concatenate([x, np.zeros(len(codes) * size - n, np.float32)]).reshape(codes.shape)
+        for block, scale, q in zip(padded, scales, codes, strict=True):
+            assert np.array_equal(q, nearest(block, scale, bits))
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_the_same_bytes_everywhere(bits):
+    """Every instruction set and any number of threads give the same bytes, for one scale too."""
+    x = gaussian(70_001)
+    x[:3000] *= 1e-20
+    x[5000:6000] *= 1e18
+    found = set()
+    before = kernels.isa()
+    for name in kernels.available_isas():
+        kernels.use_isa(name)
+        for threads in (1, 3):
+            parts = [kernels.encode_blocks(x, bits=bits, block_size=size, threads=threads) for size in (0, 32, 1024)]
+            found.add(b"".join(part.tobytes() for part in parts))
+    kernels.use_isa(before)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_no_block_is_worse_than_the_plain_scale(bits):
+    """No block has a larger error than with the extreme element at the lowest code, and all together clearly less."""
+    x = gaussian(32 * 3000).reshape(-1, 32)
+    x[1000:2000] **= 3  # heavy tails
+    scales, codes = parse(QUANTIZE[bits](x, 32), x.size, bits, 32, "fp16")
+    plain = [plain_scale(block, bits, "fp16") for block in x]
+    ours = np.array([squared(*part) for part in zip(x, scales, codes, strict=True)])
+    theirs = np.array([squared(b, s, nearest(b, s, bits)) for b, s in zip(x, plain, strict=True)])
+    assert (ours <= theirs * (1 + 1e-5)).all()
+    assert ours[:1000].sum() < 0.93 * theirs[:1000].sum()
+
+
+@pytest.mark.parametrize(("bits", "size", "slack"), [(4, 32, 1.002), (5, 32, 1.01), (4, 128, 1.005), (5, 128, 1.02)])
+def test_near_the_best_scale_there_is(bits, size, slack):
+    """The squared error is within a percent or two of the least that trying thousands of scales finds."""
+    x = gaussian(size * 30, seed=2).reshape(-1, size)
+    scales, codes = parse(QUANTIZE[bits](x, size, scale_type="fp32"), x.size, bits, size, "fp32")
+    total = best = 0.0
+    for block, scale, q in zip(x, scales, codes, strict=True):
+        total += squared(block, scale, q)
+        extreme = np.abs(block).max() / (1 << (bits - 1))
+        tried = np.concatenate([np.linspace(0.6, 2, 3000), -np.linspace(0.6, 2, 3000)])[:, None] * extreme
+        grid = np.clip(np.rint(block / tried), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        refined = (block * grid).sum(1, keepdims=True) / (grid * grid).sum(1, keepdims=True)
+        best += float(((block - refined * grid) ** 2).sum(1).min())
+    assert total <= best * slack
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_zeros_and_multiples_are_exact(isa, bits, scale_type):
+    """Blocks of zeros decode to zeros, and multiples of a storable scale from the lowest code on to themselves."""
+    low = -(1 << (bits - 1))
+    q = np.arange(low, -low, dtype=np.float32)
+    smallest = 2.0**-24 if scale_type == "fp16" else 2.0**-149
+    units = [0.0, 1.0, -0.5, 3 * smallest, smallest, 0.09997558593750]
+    x = np.array([unit * q for unit in units], np.float32)
+    data = kernels.encode_blocks(x, bits=bits, block_size=len(q), scale_type=scale_type)
+    got = kernels.decode_blocks(data, x.size, bits=bits, block_size=len(q), scale_type=scale_type)
+    assert np.array_equal(got, x.ravel())
+    zeros = kernels.encode_blocks(-np.zeros(len(q)), bits=bits, block_size=len(q), scale_type=scale_type)
+    assert not zeros.any()
+
+
+def test_denormal_elements_are_not_lost():
+    """A block of the smallest float32 there is keeps it with a float32 scale; with a float16 one it becomes zeros."""
+    x = np.full(32, 1.4e-45, np.float32)
+    assert np.array_equal(
+        kernels.dequantize_int4(kernels.quantize_int4(x, 32, scale_type="fp32"), 32, 32, scale_type="fp32"), x
+    )
+    assert not kernels.dequantize_int4(kernels.quantize_int4(x, 32), 32, 32).any()
+    x = np.full(32, 4e-8, np.float32)  # nearer to the smallest float16 than to 0
+    assert (kernels.dequantize_int4(kernels.quantize_int4(x, 32), 32, 32) == np.float32(2**-24)).all()
+
+
+def test_scales_stay_finite():
+    """Elements too large for a float16 scale are cut off at the largest one; a float32 scale holds them."""
+    x = np.array([3e38, -3e38, 1e37, 0] * 8, np.float32)
+    for bits in (4, 5):
+        scales, codes = parse(QUANTIZE[bits](x, 32), 32, bits, 32, "fp16")
+        assert abs(float(scales[0])) == 65504
+        assert sorted(set(codes[0].tolist())) == [-(1 << (bits - 1)), 0, (1 << (bits - 1)) - 1]
+        exact = kernels.decode_blocks(
+            QUANTIZE[bits](x, 32, scale_type="fp32"), 32, bits=bits, block_size=32, scale_type="fp32"
+        )
+        assert np.isfinite(exact).all()
+        assert np.abs(exact - x).max() < 3e37
+
+
+@given(
+    stn.arrays(np.float32, st.integers(0, 70), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    st.sampled_from([4, 5, 8]),
+    st.sampled_from([0, 8, 16, 32]),
+    st.sampled_from(list(SCALES)),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_finite_floats(x, bits, size, scale_type):
+    """Whatever finite floats come, no result is NaN, and the error no larger than that of all codes 0."""
+    data = kernels.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
+    got = kernels.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
+    assert not np.isnan(got).any()
+    wide = x.astype(np.float64)
+    assert ((wide - got) ** 2).sum() <= (wide**2).sum() * (1 + 1e-6)
+
+
+def test_one_scale_for_all():
+    """With a block size of 0 all elements share one scale, found for them all, also when there are very many."""
+    x = gaussian(300_001)
+    x[7] = 40  # far out: cutting it off costs less than a coarse scale for all others
+    data = kernels.encode_blocks(x, bits=4, block_size=0)
+    assert data.size == 2 + 150_001
+    scale = data[:2].view("<f2")[0]
+    q = unpack(data[2:].tobytes(), 4, x.size)
+    assert np.array_equal(q, nearest(x, scale, 4))
+    assert abs(float(scale)) < 0.6
+    eight = kernels.quantize_int8(x[:1000], scale_type="fp32")
+    assert eight.size == 1004
+    got = kernels.decode_blocks(eight, 1000, bits=8, block_size=0, scale_type="fp32")
+    plain = np.float32(40 / 127)
+    assert ((got - x[:1000]) ** 2).sum() <= squared(x[:1000], plain, nearest(x[:1000], plain, 8))
+    assert kernels.quantize_int8([]).tolist() == [0, 0]
+
+
+def test_what_is_taken():
+    """Arrays of any shape, strides, byte order and real dtype count as their float32 values row by row."""
+    x = gaussian(64 * 3).reshape(3, 64)
+    expected = kernels.quantize_int4(x, 32).tobytes()
+    assert kernels.quantize_int4(np.asfortranarray(x), 32).tobytes() == expected
+    assert kernels.quantize_int4(x.astype(">f8"), 32).tobytes() == expected
+    assert kernels.quantize_int4(x.tolist(), 32).tobytes() == expected
+    half = x.astype(ml_dtypes.bfloat16)
+    assert kernels.quantize_int4(half, 32).tobytes() == kernels.quantize_int4(half.astype(np.float32), 32).tobytes()
+    assert kernels.quantize_int4(np.arange(-8, 8), 16, scale_type="fp32")[:4].view("<f4") == 1
+    assert kernels.quantize_int4([], 32).size == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("index", [0, 31, 1023, 1024, 4999])
+def test_what_is_not_finite_is_named(value, index):
+    """NaN and infinity are a QuantError that names the first such element; so is a float64 beyond float32."""
+    x = gaussian(5000)
+    x[index] = value
+    x[4999] = value
+    for function in (kernels.quantize_int4, kernels.quantize_int5, kernels.quantize_adaptive):
+        with pytest.raises(wm.QuantError, match=f"element {index} is -?(nan|inf)"):
+            function(x, 32)
+    with pytest.raises(wm.QuantError, match=r"element 1 is 1e\+300"):
+        kernels.quantize_int4(np.array([1, 1e300]), 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: kernels.quantize_int4([1j] * 4, 4), "dtype is complex128"),
+        (lambda: kernels.quantize_int4(["a"] * 4, 4), "dtype is <U1"),
+        (lambda: kernels.quantize_int4([1], 3), "block size for 4-bit codes is 3"),
+        (lambda: kernels.quantize_int5([1], 12), "block size for 5-bit codes is 12"),
+        (lambda: kernels.quantize_int4([1], 32, scale_type="fp8"), "scale_type is 'fp8'"),
+        (lambda: kernels.quantize_adaptive([1], 12), "is 12"),
+        (lambda: kernels.quantize_adaptive([1], 32, bits=4.4), r"bits is 4\.4, expected 4\.5,"),
+        (lambda: kernels.quantize_adaptive([1], 32, bits=16.1), r"bits is 16\.1"),
+        (lambda: kernels.quantize_adaptive([1], 32, bits=float("nan")), "bits is nan"),
+    ],
+)
+def test_misuse(call, match):
+    """What cannot be quantised so is a QuantError that says why."""
+    with pytest.raises(wm.QuantError, match=match):
+        call()
+
+
+# ------------------------------------------------------------------------------------------ blocks of different kinds
+def assemble(kinds, size, scale_type, seed=3):
+    """Bytes of random blocks of these kinds, by definition, and their values."""
+    rng = np.random.default_rng(seed)
+    mask = sum(kind << 2 * i for i, kind in enumerate(kinds)).to_bytes(-(-len(kinds) // 4), "little")
+    scales, codes, values = b"", b"", []
+    for kind in kinds:
+        if kind == 2:
+            block = rng.standard_normal(size).astype("<f2")
+            codes += block.tobytes()
+            values.append(block.astype(np.float32))
+            continue
+        bits = WIDTH[kind]
+        scale = np.array(rng.standard_normal(), SCALES[scale_type])
+        q = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), size)
+        stream = sum((int(c) & ((1 << bits) - 1)) << (bits * k) for k, c in enumerate(q))
+        scales += scale.tobytes()
+        codes += stream.to_bytes(bits * size // 8, "little")
+        values.append(scale.astype(np.float32) * q.astype(np.float32))
+    return mask + scales + codes, np.concatenate(values) if values else np.zeros(0, np.float32)
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize("size", [8, 32, 72, 128])
+def test_decoding_of_different_kinds(isa, size, scale_type):
+    """Blocks of all kinds in any order decode as defined: the whole, any range, to float32 and float16."""
+    rng = np.random.default_rng(size)
+    for blocks in (0, 1, 3, 4, 5, 33, 100):
+        kinds = np.sort(rng.integers(0, 3, blocks)) if blocks == 33 else rng.integers(0, 3, blocks)
+        data, values = assemble(kinds.tolist(), size, scale_type)
+        n = max(0, blocks * size - (blocks % 7))
+        options = {"scale_type": scale_type, "threads": 2}
+        room = guard.guarded(data) if guard.AVAILABLE else data
+        assert kernels.decode_adaptive(room, n, size, **options).tobytes() == values[:n].tobytes()
+        assert kernels.adaptive_counts(data, n, size, scale_type=scale_type) == tuple(np.bincount(kinds, minlength=3))
+        for start in range(0, n, 1 + n // 40):
+            for stop in {start, min(n, start + 5), min(n, start + 3 * size), n}:
+                got = kernels.decode_adaptive(data, n, size, start=start, stop=stop, **options)
+                assert got.tobytes() == values[start:stop].tobytes()
+        half = kernels.decode_adaptive(data, n, size, dtype=np.float16, **options)
+        assert half.tobytes() == values[:n].astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize("size", [8, 32, 128])
+def test_adaptive_is_never_worse_than_uniform(size):
+    """At every target the size is kept, and the error no larger than that of any one kind that fits."""
+    x = gaussian(size * 300 - 5, seed=4)
+    x[: size * 20] *= 30
+    x[size * 50 : size * 60] = 0
+    wide = x.astype(np.float64)
+
+    def error(values):
+        return float(((wide - values) ** 2).sum())
+
+    kinds = {
+        4 + 16 / size: error(kernels.dequantize_int4(kernels.quantize_int4(x, size), x.size, size)),
+        5 + 16 / size: error(kernels.dequantize_int5(kernels.quantize_int5(x, size), x.size, size)),
+        16: error(x.astype(np.float16)),
+    }
+    last = float("inf")
+    targets = [4 + 16 / size, 4.6, 5, 5 + 16 / size, 5.2, 5.5, 6, 7, 7.99, 8, 10, 12, 15.9, 16]
+    for bits in sorted(b for b in targets if b >= 4 + 16 / size):
+        data = kernels.quantize_adaptive(x, size, bits=bits)
+        assert data.size <= 300 * size * bits / 8 + 75
+        found = error(kernels.decode_adaptive(data, x.size, size))
+        assert all(found <= other for width, other in kinds.items() if width <= bits), bits
+        assert found <= last
+        last = found
+
+
+def test_adaptive_keeps_finite():
+    """A block of float16 has no infinity: what is too large becomes the largest float16, or the block another kind."""
+    x = np.array([1e6, -1e6, 3, 0] * 8, np.float32)
+    data = kernels.quantize_adaptive(x, 8, bits=16)
+    assert np.isfinite(kernels.decode_adaptive(data, 32, 8)).all()
+    forced = kernels.quantize_adaptive(np.full(8, 1e9), 8, bits=16)
+    assert np.isfinite(kernels.decode_adaptive(forced, 8, 8)).all()
+
+
+def test_adaptive_takes_one_kind_per_need():
+    """Blocks that int4 holds exactly stay int4, whatever there is to spend."""
+    x = np.concatenate([np.arange(-8, 8), np.linspace(-1, 1, 16)]).astype(np.float32)
+    data = kernels.quantize_adaptive(x, 16, bits=16)
+    assert kernels.adaptive_counts(data, 32, 16) == (1, 0, 1)
+    assert kernels.quantize_adaptive([], 8, bits=16).size == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda data: data[:-1], r"size of the data is 33, expected 34 by its mask"),
+        (lambda data: data + b"\0", r"size of the data is 35"),
+        (lambda data: b"", r"size of the data is 0, expected 1"),
+        (lambda data: bytes([data[0] | 0x0C]) + data[1:], r"kind of block 1 is 3, expected 0, 1 or 2"),
+        (lambda data: bytes([data[0] | 0x40]) + data[1:], r"last byte of the mask of 3 blocks is 0x64, expected 0"),
+        (lambda data: bytes([0]) + data[1:], r"expected 25 by its mask"),
+    ],
+)
+def test_damaged_adaptive_data(damage, match):
+    """A wrong size, an unknown kind and bits behind the last block are each a QuantError that says where and what."""
+    wrong = damage(assemble([0, 1, 2], 8, "fp32")[0])  # 1 + 2 * 4 + 4 + 5 + 16 bytes
+    for call in (kernels.decode_adaptive, kernels.adaptive_counts):
+        with pytest.raises(wm.QuantError, match=match):
+            call(wrong, 24, 8, scale_type="fp32")
+
+
+def test_misuse_of_adaptive_data():
+    """A range outside, an overlap and an unfit `out` are ValueErrors, as for other blocks."""
+    data, _ = assemble([0, 1, 2], 8, "fp32")
+    with pytest.raises(ValueError, match="range"):
+        kernels.decode_adaptive(data, 24, 8, scale_type="fp32", stop=25)
+    with pytest.raises(ValueError, match="out is"):
+        kernels.decode_adaptive(data, 24, 8, scale_type="fp32", out=np.empty(23, np.float32))
+    memory = np.zeros(200, np.uint8)
+    memory[: len(data)] = np.frombuffer(data, np.uint8)
+    with pytest.raises(ValueError, match="overlaps"):
+        kernels.decode_adaptive(memory[: len(data)], 24, 8, scale_type="fp32", out=memory[:96].view(np.float32))
+
+
+@given(st.binary(max_size=120), st.integers(0, 100), st.sampled_from([8, 16, 24]))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_as_adaptive_data(data, n, size):
+    """Any bytes whatever either decode or are a QuantError."""
+    try:
+        counts = kernels.adaptive_counts(data, n, size)
+    except wm.QuantError:
+        with pytest.raises(wm.QuantError):
+            kernels.decode_adaptive(data, n, size)
+    else:
+        assert sum(counts) == -(-n // size)
+        assert kernels.decode_adaptive(data, n, size).size == n
