@@ -9,7 +9,7 @@ names serves the rest of weightmap.
 from __future__ import annotations
 
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from weightmap.kernels._tables import pairs_check as pairs_check
 from weightmap.kernels._tables import records_check as records_check
 from weightmap.kernels._tables import records_find as records_find
 from weightmap.kernels._tables import safetensors_scan as safetensors_scan
+from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -92,17 +93,7 @@ _ON_DEMAND = {
     "quantize_int5": "_quantize",
     "quantize_int8": "_quantize",
 }
-
-
-def __getattr__(name: str) -> Any:
-    module_name = _ON_DEMAND.get(name)
-    if module_name is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    from importlib import import_module  # noqa: PLC0415 - needed here only
-
-    value = globals()[name] = getattr(import_module(f"{__name__}.{module_name}"), name)
-    return value
+__getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
 
 
 def __dir__() -> list[str]:
