@@ -36,6 +36,7 @@ Ours, where the specification is silent or its implementations differ
   keys of the metadata, and in the specification's layout the map, by their bytes. The current layout comes out byte for
   byte as bintensors 0.2.0 writes it. (0.0.5 writes its maps in random order.) The specification prints 3000 as 251, B8,
   B0; it is 251, B8, 0B.
+* A file of the current layout that fits the other one too is not written. It takes names made for the purpose.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 _FIELDS = {"data_offset": ("data_offsets", 0)}
 LAYOUTS = {"spec": 1, "current": 2}
 _EITHER = 3
-# A length of this many bytes is not written in four printable characters, as the magic bytes of other formats are.
+# Larger lengths may spell the magic bytes of another format; this one is already more than a header may have.
 _PRINTABLE = 0x20202020
 
 
