@@ -104,7 +104,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
     sub.add_argument("sentences", metavar="SENTENCE", nargs="*")
-    sub.add_argument("--model", metavar="FILE", help="a converted checkpoint, made here if it does not exist")
+    sub.add_argument(
+        "--model", metavar="FILE", help="a converted checkpoint, quantised or not; made if it does not exist"
+    )
     return parser
 
 
