@@ -197,7 +197,8 @@ static void read_header(reader *r, const wm_bintensors_columns *c, int layout, w
     if (!read_metadata(r, out)) return;
     r->row = 0;
     r->part = WM_BIN_TENSORS;
-    if (!read_count(r, layout == SPEC ? TENSOR_LEAST : NAME_LEAST + TENSOR_LEAST, &n)) return;
+    /* Each tensor has a name, here or in the map: so there is never room for more tensors than the columns have. */
+    if (!read_count(r, TENSOR_LEAST + (layout == SPEC ? ENTRY_LEAST : NAME_LEAST), &n)) return;
     c->bounds[0] = c->dim_bounds[0] = 0;
     for (; r->row < n; r->row++) {
         uint64_t at = r->pos, length;

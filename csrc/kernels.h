@@ -256,8 +256,8 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
  * Capacities: names names_cap >= len bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap, below
  * 2^32 - 1, as is len. A tensor takes at least 5 bytes, so cap = len / 5 + 1 and dims_cap = len are always enough. A file with
  * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled, the first
- * one of the layout that could be read further; that is out->layout. After the faults BIN_ALIAS and BIN_MAP the columns of
- * layout 1, read alone, are filled but for the names.
+ * one of the layout that could be read further; that is out->layout. After the faults BIN_ALIAS, BIN_INDEX and BIN_MAP the
+ * columns of layout 1, read alone, are filled but for the names.
  */
 typedef struct {
     uint64_t cap, dims_cap, names_cap;

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import random
 import time
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builders import bintensors as bt
+from tests.scan_support import Arena
 from tests.support import DATA, exercise, survives
 
 import weightmap as wm
+from weightmap import kernels
+from weightmap._kernels import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,6 +220,8 @@ LIES: dict[str, tuple[Callable[[str], bytes], Any]] = {
     "data one byte short": (lambda layout: make(layout, data=BODY[:-1]), wm.TruncatedError),
     "no data": (lambda layout: make(layout, data=b""), wm.TruncatedError),
     "one tensor fewer than counted": (lambda layout: make(layout, count=3), wm.FormatError),
+    # Forty tensors of the fewest bytes, and none left for the map that names them.
+    "tensors without names": (lambda layout: bt.raw(b"\0\x28" + bytes(160)), wm.TruncatedError),
 }
 
 
@@ -332,6 +338,40 @@ def test_unknown_dtypes_are_told_with_those_that_are_known() -> None:
         assert all(name in str(caught.value).upper() for name in ("BOOL", "BF16", "U64", "F8_E4M3")) or all(
             name in str(caught.value) for name in ("bool", "bfloat16", "uint64", "float8_e4m3fn")
         )
+
+
+# ------------------------------------------------------------------------------------------------- the scan in C
+
+
+def test_the_scan_stays_within_its_memory() -> None:
+    """With the header and every column flush against a page that nobody may touch, any header is read within bounds."""
+    dice = random.Random(3)
+    arenas = [Arena(8192) for _ in range(8)]
+    types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
+    found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    heads = [bt.padded(bt.header(bt.rows_of(bt.RANKS), {"k": "v", "l": ""}, layout)) for layout in bt.LAYOUTS]
+    heads += [bytes([0, count]) + bytes(size * count) for count in (1, 7, 40) for size in (3, 4, 5, 6, 7)]
+    seen = set()
+    for _ in range(6000):
+        head = bytearray(dice.choice(heads))
+        for _ in range(dice.randrange(4)):
+            head[dice.randrange(len(head))] = dice.choice(
+                (0, 1, 2, 5, 32, 40, 250, 251, 252, 253, 254, dice.randrange(256))
+            )
+        del head[dice.randrange(2, len(head) + 1) :]
+        size = len(head)
+        cap = dice.choice((size // 5 + 1, size // 5 + 1, 0, 1, 3))
+        sizes = (size, 4 * (cap + 1), cap, 8 * size, 4 * (cap + 1), 8 * cap, 8 * cap)
+        pointers = [arena.end(*each) for arena, each in zip(arenas[1:], zip(sizes, types, strict=True), strict=True)]
+        columns = ffi.new("wm_bintensors_columns *", (cap, size, size, *pointers))
+        failed = lib.wm_bintensors_scan(arenas[0].put(bytes(head)), size, dice.choice((1, 2, 3)), columns, found, fault)
+        assert bool(failed) == (fault.code != 0)
+        assert fault.code != kernels.FAULTS["COLUMN"]
+        if cap > size // 5:
+            # The columns that kernels.h says suffice do suffice.
+            assert fault.code != kernels.FAULTS["CAPACITY"], bytes(head)
+        seen.add(fault.code)
+    assert len(seen) > 8
 
 
 # ------------------------------------------------------------------------------------------------- absurd numbers

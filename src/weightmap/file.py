@@ -316,8 +316,12 @@ class TensorFile(Mapping[str, Any]):
         TensorNotFoundError
         FileChangedError
             When the file is no longer the one that was opened.
+        LimitError
+            When the result is larger than `Limits.max_copy_bytes`, or than numpy can count.
         ValueError
             When `out` has another shape, or cannot be written.
+        TypeError
+            When `out` is no array.
         """
         place = self.locate(name)
         try:

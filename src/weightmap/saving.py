@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import stat
 from typing import TYPE_CHECKING, Any
@@ -267,6 +268,15 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
         homeless = [] if keys is None else [repr(key)[:80] for key in request.metadata or () if key not in keys]
         if homeless:
             msg = f"{found.title} has no place for the metadata entries {', '.join(homeless[:100])}"
+            raise EncodeError(msg)
+        # No array has such a shape, but an empty tensor may get it when its elements become larger in a conversion.
+        endless = [
+            f"{t.name!r} {t.shape}"
+            for t in request.tensors
+            if not (t.nbytes or t.dtype.quantized) and math.prod(filter(None, t.shape)) * t.dtype.bits >> 3 >= 1 << 63
+        ]
+        if endless:
+            msg = f"no reader could count the bytes of elements in these shapes: {', '.join(endless[:100])}"
             raise EncodeError(msg)
         assert found.plan is not None  # noqa: S101 - `choose` has seen to it
         return found.plan(request)

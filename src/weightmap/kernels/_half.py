@@ -18,6 +18,8 @@ __all__ = ["bf16_to_f32", "f16_to_f32", "half_variants", "unpack_f16_pairs", "wi
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
 _FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
+# More than C ever starts. It counts them in an int, which not every number of a caller fits.
+_MOST_THREADS = 1024
 
 
 def half_variants() -> tuple[str, str]:
@@ -36,8 +38,9 @@ def f16_to_f32(
     Parameters
     ----------
     a : ndarray of float16 or uint16, or buffer
-        An array of any shape, strides and byte order; uint16 stands for the bits. Anything else with a C-contiguous
-        buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any address.
+        An array or scalar of any shape, strides and byte order; uint16 stands for the bits. Anything else with a
+        C-contiguous buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any
+        address.
     out : ndarray of float32, shape of `a`, optional
         Filled and returned; C-contiguous, writeable, apart from `a` in memory.
     threads : int
@@ -71,8 +74,9 @@ def bf16_to_f32(
     Parameters
     ----------
     a : ndarray of ml_dtypes.bfloat16 or uint16, or buffer
-        An array of any shape, strides and byte order; uint16 stands for the bits. Anything else with a C-contiguous
-        buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any address.
+        An array or scalar of any shape, strides and byte order; uint16 stands for the bits. Anything else with a
+        C-contiguous buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any
+        address.
     out : ndarray of float32, shape of `a`, optional
         Filled and returned; C-contiguous, writeable, apart from `a` in memory.
     threads : int
@@ -132,7 +136,8 @@ def unpack_f16_pairs(
     array([ 1., -2.], dtype=float32)
     """
     source: Any
-    if isinstance(u32_array, np.ndarray):
+    if isinstance(u32_array, (np.ndarray, np.generic)):
+        u32_array = np.asarray(u32_array)
         if (u32_array.dtype.kind, u32_array.dtype.itemsize) != ("u", 4):
             msg = f"the words are {u32_array.dtype}, expected uint32"
             raise ValueError(msg)
@@ -175,7 +180,8 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
 
 def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) -> NDArray[np.float32]:
     """Convert an array or a buffer of `dtype` or of its bits."""
-    if isinstance(a, np.ndarray):
+    if isinstance(a, (np.ndarray, np.generic)):  # a scalar has a buffer as well, and would pass for one of any dtype
+        a = np.asarray(a)
         return _run(dtype, from_buffer("uint8_t[]", _little_endian(a, dtype)), a.shape, out, threads)
     source = as_input(a)
     if len(source) % 2:
@@ -209,7 +215,7 @@ def _run(
     elif out.dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
-    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, threads):
+    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, max(0, min(threads, _MOST_THREADS))):
         msg = "out overlaps what is converted"
         raise ValueError(msg)
     return out
