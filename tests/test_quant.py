@@ -545,7 +545,7 @@ def test_arrays_of_no_and_one_element(scheme: str, block_size: int, shape: tuple
 
 @pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
 def test_how_the_array_lies_in_memory_does_not_matter(scheme: str, block_size: int) -> None:
-    """Strided, transposed, big-endian, unaligned, wider, a list: the bytes are those of a plain array. In threads too."""
+    """Strided, transposed, big-endian, unaligned, wider, a list, in threads: the bytes are those of a plain array."""
     values = np.random.default_rng(3).normal(size=(24, 35)).astype(np.float16).astype(np.float32)
     expected = wm.quantize(values, scheme, block_size=block_size).payload.tobytes()
     wide = np.zeros((48, 70), np.float32)
