@@ -25,6 +25,8 @@ from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
 from weightmap.kernels._blocks import blocks_size as blocks_size
 from weightmap.kernels._blocks import decode_blocks as decode_blocks
 from weightmap.kernels._blocks import dequantize_int4, dequantize_int5
+from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
+from weightmap.kernels._fifu import fifu_skip as fifu_skip
 from weightmap.kernels._files import map_file as map_file
 from weightmap.kernels._files import stamp as stamp
 from weightmap.kernels._files import unchanged as unchanged
