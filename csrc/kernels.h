@@ -353,6 +353,18 @@ enum {
 };
 int wm_amb_walk(const wm_amb_section *section, const wm_bintensors_columns *columns, wm_amb *out, wm_fault *fault);
 
+/* ------------------------------------------------------------------------------------------------- finalfusion
+ * Lists of strings as its vocabularies have them: each entry is a u32 length, that many bytes, and `tail` bytes: 0 after
+ * words, 8 after n-grams, whose index they are.
+ */
+/* Walks as many of `count` entries as lie whole in data[0, len), from data[0] on. Returns the bytes that they take, and
+ * their number in *walked: a list may be walked in pieces. */
+uint64_t wm_fifu_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_t tail, uint64_t *walked);
+/* Walks `count` n-grams with their indices (tail 8). Fills bounds (count + 1 entries, gap 12: string i is data[bounds[i],
+ * bounds[i+1] - 12)) and indices (count entries). What lies past 2^32 - 5 bytes does not fit. Returns the number of bytes
+ * walked, or -1 - i when n-gram i does not fit. */
+int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds, uint64_t *indices);
+
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes
  * without overflow, range within the data, alignment, rising order without overlap, holes of at most max_gap bytes;

@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "lazy", "limits"},
     {"_kernels"},
     {"kernels"},
-    {"dtypes", "faults", "quant", "reading", "records", "source", "strict_json", "strings", "table"},
+    {"dtypes", "faults", "quant", "reading", "records", "source", "strict_json", "strings", "subwords", "table"},
     {"formats"},
     {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded"},
     {"quantizing"},

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.subwords import Subwords
+
 __all__ = ["StringTable", "Vocabulary"]
 
 T = TypeVar("T")
@@ -54,6 +56,12 @@ class StringTable:
         # Of the file, for messages, where they are known.
         self.path: str | None = None
         self.format: str | None = None
+
+    @classmethod
+    def of(cls, texts: Sequence[str], what: str) -> StringTable:
+        """Return a table of these texts. Raises UnicodeEncodeError for lone surrogates."""
+        raws = [text.encode() for text in texts]
+        return cls(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, what)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -156,17 +164,25 @@ class Vocabulary(Sequence[str]):
         Number of tokens.
     special_ids : callable
         Returns the ids of the special tokens by name; called at the first use.
+    subwords : Subwords, optional
+        How words that are not in the vocabulary are taken apart; also an attribute.
 
     Notes
     -----
     A token that stands twice (legal in WordPiece vocabularies) is found at its first id.
     """
 
-    __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table", "format", "path")
+    __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table", "format", "path", "subwords")
 
     def __init__(
-        self, load: Callable[[], StringTable], count: int, special_ids: Callable[[], dict[str, int]] = dict
+        self,
+        load: Callable[[], StringTable],
+        count: int,
+        special_ids: Callable[[], dict[str, int]] = dict,
+        *,
+        subwords: Subwords | None = None,
     ) -> None:
+        self.subwords = subwords
         self._load = load
         self._count = count
         self._load_special_ids = special_ids
@@ -175,6 +191,17 @@ class Vocabulary(Sequence[str]):
         # Of the file, for messages; filled in when it is opened.
         self.path: str | None = None
         self.format: str | None = None
+
+    @classmethod
+    def of(cls, words: Sequence[str], *, subwords: Subwords | None = None) -> Vocabulary:
+        """Return a vocabulary of these words, in memory: for `save`.
+
+        Parameters
+        ----------
+        words : sequence of str
+        subwords : Subwords, optional
+        """
+        return cls(lambda: StringTable.of(words, "word"), len(words), subwords=subwords)
 
     @property
     def table(self) -> StringTable:
@@ -257,9 +284,8 @@ class Vocabulary(Sequence[str]):
         return sum(token == value for token in self) if value in self else 0
 
     def ngram_indices(self, word: str) -> list[int]:
-        """Return the rows of the character n-grams of `word`: none, this vocabulary has no subwords."""
-        del word
-        return []
+        """Return the rows of the character n-grams of `word`; none where the vocabulary has no subwords."""
+        return [] if self.subwords is None else self.subwords.indices(word)
 
     def __repr__(self) -> str:
         return f"<Vocabulary of {self._count} tokens>"

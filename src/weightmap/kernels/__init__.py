@@ -17,6 +17,8 @@ import numpy as np
 from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
 from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
+from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
+from weightmap.kernels._fifu import fifu_skip as fifu_skip
 from weightmap.kernels._files import map_file as map_file
 from weightmap.kernels._files import stamp as stamp
 from weightmap.kernels._files import unchanged as unchanged

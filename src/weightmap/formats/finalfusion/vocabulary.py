@@ -1,0 +1,311 @@
+"""Vocabularies: their fields, the walk that finds their end, and the strings themselves at the first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import FormatError, LayoutError, TensorFileError, TruncatedError, UnsupportedError
+from weightmap.formats.finalfusion.layout import (
+    BUCKET,
+    CHUNK,
+    EXPLICIT,
+    FASTTEXT,
+    KINDS,
+    MAX_EXPONENT,
+    MAX_STRINGS,
+    SIMPLE,
+    SPEC_FIELDS,
+    TITLES,
+    U64,
+    UPSTREAM_FIELDS,
+    Block,
+    VocabChunk,
+)
+from weightmap.strings import StringTable, Vocabulary
+from weightmap.subwords import Subwords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from weightmap.source import Source
+
+# Bytes of the index behind an n-gram, and of what stands between two n-grams.
+INDEX = 8
+_GAPS = {0: 4, INDEX: 12}
+# One read of the walk.
+_PIECE = 1 << 20
+
+
+# ---------------------------------------------------------------------------------------------------- the fields
+def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> VocabChunk:
+    """Read the fields of a vocabulary whose payload begins at `offset` of a file of `size` bytes, with `raw`."""
+    # In upstream's order the first field is a u64, whose upper half is 0; in the specification's the second one is
+    # max_n, which is not.
+    spec = id_ != SIMPLE and raw[4:8] != bytes(4)[: len(raw[4:8])]
+    fields = (SPEC_FIELDS if spec else UPSTREAM_FIELDS)[id_]
+    if len(raw) < fields.size:
+        what = f"the file ends within the fields of the {TITLES[id_]}"
+        raise TruncatedError(what, field="vocabulary", offset=size, expected=f"at least {offset + fields.size} bytes")
+    values = fields.unpack_from(raw)
+    ngrams: int | None = None
+    last = 0
+    min_n = max_n = 0
+    if id_ == SIMPLE:
+        (words,) = values
+    elif id_ == EXPLICIT and spec:
+        min_n, max_n, words = values
+    elif id_ == EXPLICIT:
+        words, ngrams, min_n, max_n = values
+    elif spec:
+        min_n, max_n, last, words = values
+    else:
+        words, min_n, max_n, last = values
+    start = offset + fields.size
+    at_n = start - 8 if spec else offset
+    _check_count(words, 4, size - start, "words", at_n)
+    if ngrams is not None:
+        _check_count(ngrams, 12, size - start, "n-grams", offset + 8)
+    if id_ != SIMPLE:
+        at = offset if spec else start - (8 if id_ == EXPLICIT else 12)
+        _check_lengths(min_n, max_n, at)
+        last = _check_last(id_, last, at + 8)
+    return VocabChunk(id_, offset, offset + length, 0, spec, words, ngrams, min_n, max_n, last, start)
+
+
+def _check_count(count: int, least: int, left: int, what: str, at: int) -> None:
+    if count > left // least:
+        expected = f"at most {left // least}, by the bytes that follow"
+        field = "vocab_len" if what == "words" else "n_ngrams"
+        raise TruncatedError(f"number of {what}", field=field, offset=at, actual=count, expected=expected)
+
+
+def _check_lengths(min_n: int, max_n: int, at: int) -> None:
+    if min_n < 1:
+        raise FormatError("min_n", field="min_n", offset=at, actual=min_n, expected="1 or more")
+    if max_n < min_n:
+        expected = f"{min_n} or more, which is min_n"
+        raise FormatError("max_n", field="max_n", offset=at + 4, actual=max_n, expected=expected)
+
+
+def _check_last(id_: int, last: int, at: int) -> int:
+    """Check the exponent or the number of buckets; return the rows that they stand for."""
+    if id_ == BUCKET:
+        if not 1 <= last <= MAX_EXPONENT:
+            expected = f"1 to {MAX_EXPONENT}"
+            raise FormatError("exponent of buckets", field="bucket_exp", offset=at, actual=last, expected=expected)
+        return 1 << last
+    if id_ == FASTTEXT and last == 0:
+        raise FormatError("number of buckets", field="buckets", offset=at, actual=0, expected="1 or more")
+    return last
+
+
+# ------------------------------------------------------------------------------------------- finding where it ends
+def scan_end(source: Source, vocab: VocabChunk) -> int:
+    """Walk the words, and the n-grams if there are any, with flat memory; return where they end."""
+    position = _skip(source, vocab.words, vocab.n_words, 0, "word")
+    if vocab.id != EXPLICIT:
+        return position
+    count, position = ngram_count(source, vocab, position)
+    return _skip(source, position, count, 0 if vocab.spec else INDEX, "n-gram")
+
+
+def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, int]:
+    """Return the number of n-grams, and where the first one begins; `position` is where the words end."""
+    if vocab.n_ngrams is not None:
+        return vocab.n_ngrams, position
+    if source.size - position < U64.size:
+        what = "the file ends before the number of n-grams"
+        raise TruncatedError(what, field="n_ngrams", offset=source.size, expected=f"at least {position + 8} bytes")
+    (count,) = U64.unpack(source.pread(position, U64.size))
+    _check_count(count, 4, source.size - position - U64.size, "n-grams", position)
+    return count, position + U64.size
+
+
+def _skip(source: Source, position: int, count: int, tail: int, what: str) -> int:
+    """Return where `count` strings that begin at `position` end."""
+    left = count
+    while left:
+        piece = source.pread(position, min(_PIECE, source.size - position))
+        size, walked = kernels.fifu_skip(piece, left, tail)
+        left -= walked
+        position += size
+        if not walked:  # longer than a piece, or than the file
+            end = position + 4 + int.from_bytes(piece[:4], "little") + tail
+            if len(piece) < 4 or end > source.size:
+                msg = f"{what} {count - left} of {count} runs past the end of the file"
+                raise TruncatedError(msg, field="vocabulary", offset=position, expected=f"at least {end} bytes")
+            left -= 1
+            position = end
+    return position
+
+
+# ------------------------------------------------------------------------------------------------------ its strings
+class Strings:
+    """The words and n-grams of a vocabulary over bytes that may be mapped or private.
+
+    Parameters
+    ----------
+    source : Source
+    vocab : VocabChunk
+    octets : callable
+        Returns the bytes of the file from one offset to another.
+    distinct : int or None
+        Rows that n-grams have in the matrix; None where there is none.
+    unique : bool
+        Refuse repeated strings when they are indexed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        vocab: VocabChunk,
+        octets: Callable[[int, int], Any],
+        distinct: int | None,
+        *,
+        unique: bool,
+    ) -> None:
+        self._source = source
+        self._vocab = vocab
+        self._octets = octets
+        self._distinct = distinct
+        self._unique = unique
+
+    def words(self) -> StringTable:
+        """Walk the vocabulary and return its words. Raises `LayoutError` when it does not end where it should."""
+        vocab = self._vocab
+        data = self._section(vocab.words)
+        bounds = np.empty(vocab.n_words + 1, np.uint32)
+        walked = kernels.walk_strings(data, vocab.n_words, 4, bounds)
+        if walked < 0:
+            self._fail(f"word {-1 - walked} of {vocab.n_words} runs past it")
+        if vocab.id == EXPLICIT:
+            count, begin = self._ngrams_at(vocab.words + walked)
+            data_of_ngrams = self._section(begin)
+            size, done = kernels.fifu_skip(data_of_ngrams, count, 0 if vocab.spec else INDEX)
+            if done < count:
+                self._fail(f"n-gram {done} of {count} runs past it")
+            walked = begin + size - vocab.words
+        if walked != len(data):
+            self._fail(f"words and n-grams end at byte {vocab.words + walked}")
+        return self._table(data, bounds, 4, "word")
+
+    def ngrams(self) -> tuple[StringTable, NDArray[np.uint64]]:
+        """Return the n-grams of an explicit vocabulary and their indices, shape (n_ngrams,)."""
+        try:
+            return self._ngrams()
+        except TensorFileError as error:
+            raise error.located(path=self._source.name, format="finalfusion") from None
+
+    def _ngrams(self) -> tuple[StringTable, NDArray[np.uint64]]:
+        vocab = self._vocab
+        data = self._section(vocab.words)
+        words = kernels.walk_strings(data, vocab.n_words, 4)
+        if words < 0:
+            self._fail(f"word {-1 - words} of {vocab.n_words} runs past it")
+        count, begin = self._ngrams_at(vocab.words + words)
+        data = self._section(begin)
+        _check_count(count, 4 if vocab.spec else 12, len(data), "n-grams", vocab.offset)
+        if vocab.spec:
+            bounds, indices = np.empty(count + 1, np.uint32), np.arange(count, dtype=np.uint64)
+            walked = kernels.walk_strings(data, count, 4, bounds)
+        else:
+            walked, bounds, indices = kernels.fifu_ngrams(data, count)
+        if walked < 0:
+            self._fail(f"n-gram {-1 - walked} of {count} runs past it")
+        if walked != len(data):
+            self._fail(f"n-grams end at byte {begin + walked}")
+        self._check_indices(indices)
+        return self._table(data, bounds, 4 if vocab.spec else 12, "n-gram"), indices
+
+    def _check_indices(self, indices: NDArray[np.uint64]) -> None:
+        """Refuse indices beyond the rows that the matrix has for n-grams, and rows that no index names."""
+        if self._distinct is None:
+            return
+        beyond = np.flatnonzero(indices >= self._distinct)
+        if len(beyond):
+            first = int(beyond[0])
+            what = f"index of n-gram {first}"
+            expected = f"less than {self._distinct}, the rows that the matrix has for n-grams"
+            raise LayoutError(
+                what, field="index", offset=self._vocab.offset, actual=int(indices[first]), expected=expected
+            )
+        # Before anything is allocated: a matrix without columns may have any number of rows.
+        named = np.zeros(min(self._distinct, len(indices)), np.bool_)
+        named[indices.astype(np.intp)[indices < len(named)]] = True
+        if len(named) != self._distinct or not named.all():
+            rows = self._vocab.n_words + self._distinct
+            expected = f"{self._vocab.n_words + len(np.unique(indices))}: words, and indices of n-grams that differ"
+            raise LayoutError("number of rows", field="rows", offset=self._vocab.end, actual=rows, expected=expected)
+
+    def _section(self, begin: int) -> Any:
+        """Return the bytes from `begin` to the end of the vocabulary."""
+        size = self._vocab.end - begin
+        if size > MAX_STRINGS:
+            what = "bytes of words or n-grams"
+            expected = f"at most {MAX_STRINGS}, which this library can address"
+            raise UnsupportedError(what, field="vocabulary", offset=begin, actual=size, expected=expected)
+        return self._octets(begin, self._vocab.end)
+
+    def _ngrams_at(self, position: int) -> tuple[int, int]:
+        """Return the number of n-grams and where they begin; `position` is where the words end."""
+        vocab = self._vocab
+        if vocab.n_ngrams is not None:
+            return vocab.n_ngrams, position
+        raw = bytes(self._octets(position, min(position + U64.size, vocab.end)))
+        if len(raw) < U64.size:
+            self._fail("the number of n-grams runs past it")
+        return U64.unpack(raw)[0], position + U64.size
+
+    def _table(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> StringTable:
+        table = (_UniqueStrings if self._unique else StringTable)(data, bounds, gap, what)
+        table.path, table.format = self._source.name, "finalfusion"
+        return table
+
+    def _fail(self, how: str) -> NoReturn:
+        vocab = self._vocab
+        msg = f"the {TITLES[vocab.id]} ends at byte {vocab.end}, by the chunk that follows it, and {how}"
+        raise LayoutError(msg, field="vocabulary", offset=vocab.offset - CHUNK.size)
+
+
+class _UniqueStrings(StringTable):
+    """Strings of which no two may be equal: building the index, which finds that out, is refused if two are."""
+
+    __slots__ = ()
+
+    def _build(self) -> tuple[int, int, int]:
+        count, second, first = found = super()._build()
+        if count:
+            self._find = self._slots = None
+            raise repeated(self, count, second, first)
+        return found
+
+
+def repeated(table: StringTable, count: int, second: int, first: int) -> LayoutError:
+    """Return the error for strings that are there twice."""
+    what = table._what  # noqa: SLF001
+    more = f", and {count - 1} more are repeated" if count > 1 else ""
+    msg = f"{what}s {first} and {second} are both {table[second]!r}{more}: {what}s are to be unique"
+    return LayoutError(msg, field=what, path=table.path, format=table.format)
+
+
+def vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
+    """Return the vocabulary, of which nothing is read before it is used."""
+    distinct = None if storage is None else storage.shape[0] - vocab.n_words
+    strings = Strings(source, vocab, lambda begin, end: source.octets[begin:end], distinct, unique=strict)
+    return Vocabulary(strings.words, vocab.n_words, subwords=subwords_of(vocab, distinct, strings))
+
+
+def subwords_of(vocab: VocabChunk, distinct: int | None, strings: Strings) -> Subwords | None:
+    """Return how unknown words are taken apart; None for a simple vocabulary."""
+    if vocab.id == SIMPLE:
+        return None
+    kind = KINDS[vocab.id]
+    if vocab.id != EXPLICIT:
+        return Subwords(kind, vocab.n_words, vocab.min_n, vocab.max_n, vocab.size)
+    size = distinct if distinct is not None else vocab.n_ngrams or 0
+    return Subwords(kind, vocab.n_words, vocab.min_n, vocab.max_n, size, strings.ngrams)
