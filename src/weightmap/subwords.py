@@ -165,9 +165,7 @@ class Subwords:
             return rows
         return kernels.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words, (*index, numbers))
 
-    def _look_up(
-        self, listed: dict[str, int], words: Sequence[str]
-    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    def _look_up(self, listed: dict[str, int], words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         rows: list[int] = []
         bounds = [0]
         for word in words:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.kernels._native import Buffer
 
 __all__ = ["NGRAMS_MOST", "Ngrams", "pack_texts", "unit_sums"]
 
@@ -37,7 +36,9 @@ def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple
     around = len(before) + len(after)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts)) + around
     if int(lengths.sum()) != len(blob):  # not ASCII: bytes and characters count differently
-        lengths = np.fromiter((len(text.encode(errors="surrogatepass")) for text in texts), np.int64, len(texts)) + around
+        lengths = (
+            np.fromiter((len(text.encode(errors="surrogatepass")) for text in texts), np.int64, len(texts)) + around
+        )
     if len(blob) > U32_MAX:
         return None
     bounds = np.zeros(len(texts) + 1, np.uint32)
