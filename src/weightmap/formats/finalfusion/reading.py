@@ -80,7 +80,7 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
 
 def product_of(storage: Block, octets: NDArray[np.uint8]) -> QuantizedTensor:
     """Return a matrix by product quantisation, over its bytes from projection to codes."""
-    from weightmap.pq import ProductQuantized  # type: ignore[import-not-found]  # noqa: PLC0415 - not there yet
+    from weightmap.pq import ProductQuantized  # noqa: PLC0415 - needed where there is one
 
     product = storage.product
     assert product is not None  # noqa: S101 - its dtype has told
