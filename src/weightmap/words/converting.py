@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.dtypes import DTYPES
-from weightmap.errors import EncodeError, MissingDependencyError, TensorFileError
+from weightmap.errors import EncodeError, MissingDependencyError, QuantError, TensorFileError
 from weightmap.formats import Payload, Request
 from weightmap.saving import choose, choose_layout, plan_request, write_plan
 from weightmap.words import NAMES
@@ -114,7 +114,10 @@ def _to_format(
         if "pq" not in found.schemes.get(layout, frozenset()):
             msg = f"{found.title} holds no tensors of scheme pq; finalfusion does"
             raise EncodeError(msg, path=target.path, format=found.name)
-        trainer = Trainer("embeddings", words.rows, words.dims, words.blocks, Options(**target.quantize))
+        try:
+            trainer = Trainer("embeddings", words.rows, words.dims, words.blocks, Options(**target.quantize))
+        except QuantError as error:
+            raise EncodeError(str(error), path=target.path, format=found.name) from None
     shape = (words.rows, words.dims)
     payloads = [
         Payload("embeddings", _FLOAT32, shape, words.nbytes, lambda: _bytes_of(words))
@@ -179,4 +182,4 @@ def _to_words(words: Words, target: Target, progress: Callable[[int, int], None]
     except TensorFileError as error:
         raise error.located(path=target.path, format=name) from None
     write_plan(target.path, plan, progress=progress)
-    return Written(name, "", 1, os.stat(target.path).st_size, (), tuple(warnings), ())
+    return Written(name, name, 1, os.stat(target.path).st_size, (), tuple(warnings), ())

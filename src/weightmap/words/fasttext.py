@@ -213,7 +213,8 @@ class _Model:
             stop = min(first + _WORDS, len(self._table))
             names = [self._table[i] for i in range(first, stop)]
             sums, counts = ngram_sums(names, subwords, self.gather, self._dims)
-            block = self.gather(np.arange(first, stop)) + sums
+            with np.errstate(over="ignore", invalid="ignore"):
+                block = self.gather(np.arange(first, stop)) + sums
             block /= counts[:, None] + np.float32(1)
             check_finite(block, first, self._at)
             yield block
@@ -229,7 +230,8 @@ def ngram_sums(
     some = np.flatnonzero(counts)
     if len(some):
         # Of words without n-grams no sum begins, so that each one ends where the next begins.
-        sums[some] = np.add.reduceat(gather(rows.astype(np.int64)), bounds[some].astype(np.intp), axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):  # found by the check for finite numbers that follows
+            sums[some] = np.add.reduceat(gather(rows.astype(np.int64)), bounds[some].astype(np.intp), axis=0)
     return sums, counts.astype(np.float32)
 
 
@@ -295,5 +297,7 @@ def _undo(words: Words, subwords: Subwords, block: NDArray[np.float32], at: int)
         stop = min(first + _WORDS, count)
         names = [words.table[at + i] for i in range(first, stop)]
         sums, counts = ngram_sums(names, subwords, words.gather, words.dims)
-        block[first:stop] *= counts[:, None] + np.float32(1)
-        block[first:stop] -= sums
+        with np.errstate(over="ignore", invalid="ignore"):
+            block[first:stop] *= counts[:, None] + np.float32(1)
+            block[first:stop] -= sums
+        check_finite(block[first:stop], at + first)

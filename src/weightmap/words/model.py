@@ -151,14 +151,15 @@ def _packed(raws: Sequence[bytes]) -> StringTable:
     return StringTable(b"".join(raws), ends.astype(np.uint32), 0, "word")
 
 
-def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int], int]) -> None:
+def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int], int] | None = None) -> None:
     """Refuse numbers that are not finite; `first` is the number of the block's first row, `offset` where a row is."""
     finite = np.isfinite(block)
     if not finite.all():
         row, column = (int(i) for i in np.argwhere(~finite)[0])
         value = float(block[row, column])
         what = f"number {column} of row {first + row}"
-        raise FormatError(what, field="vector", offset=offset(first + row), actual=value, expected="a finite number")
+        at = None if offset is None else offset(first + row)
+        raise FormatError(what, field="vector", offset=at, actual=value, expected="a finite number")
 
 
 def normalised(words: Words) -> tuple[Callable[[], Iterator[NDArray[np.float32]]], NDArray[np.float32]]:
@@ -205,7 +206,9 @@ def unnormalised(words: Words) -> Words:
         at = 0
         for block in words.blocks():
             part = block[: max(len(norms) - at, 0)]
-            part *= norms[at : at + len(part), None]
+            with np.errstate(over="ignore", invalid="ignore"):
+                part *= norms[at : at + len(part), None]
+            check_finite(part, at)
             at += len(block)
             yield block
 

@@ -72,8 +72,8 @@ def _is_number(field: bytes) -> bool:
 def _is_text(rest: bytes, dims: int) -> bool:
     """Whether the first vector is text and not binary.
 
-    It is when numbers follow the word. So it is, with something wrong in it, when as many bytes as the vector would have
-    in binary, up to 256, are all printable; a single float32 of such bytes is not that rare.
+    It is when numbers follow the word. So it is, with something wrong in it, when as many bytes as the vector would
+    have in binary, up to 256, are all printable; a single float32 of such bytes is not that rare.
     """
     line, end, _ = rest.partition(b"\n")
     fields = line.split()[1:]
@@ -177,7 +177,7 @@ def from_file(
         step = rows_in_block(dims)
         for first in range(0, height, step):
             block = np.array(matrix[first : first + step], np.float32)
-            check_finite(block, first, lambda _: 0)
+            check_finite(block, first)
             yield block
 
     table = vocab.table if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")

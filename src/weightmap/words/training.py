@@ -37,6 +37,8 @@ __all__ = ["Options", "Trainer", "train_pq"]
 # Rows that training looks at: 64 for each of 256 centroids.
 SAMPLE = 1 << 14
 _ITERATIONS = 20
+# Of elements, so that sums of squares stay within float32.
+_LARGEST = 1e15
 # Rows that are encoded at once.
 _ROWS = 4096
 
@@ -182,6 +184,9 @@ class Trainer:
         sample = np.empty((count, dims), np.float32)
         at = taken = 0
         for block in self._blocks():
+            largest = float(np.abs(block).max(initial=0))
+            if not largest <= _LARGEST:
+                raise QuantError("an element of the matrix", actual=largest, expected=f"at most {_LARGEST:g}")
             if self.norms is not None:
                 self.norms[at : at + len(block)] = l2_norms(block)
             stop = int(np.searchsorted(chosen, at + len(block)))
