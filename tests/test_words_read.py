@@ -159,8 +159,18 @@ WRONG: list[tuple[str, bytes, str, str]] = [
         "word2vec",
         "word 1 of 2: the file ends",
     ),
-    ("word2vec, fewer rows", wb.word2vec(["a", "b"], [[1, 2]] * 2, head=b"1 2\n"), "word2vec", "size of the file is 26"),
-    ("word2vec, huge rows", wb.word2vec(["a"], [[1, 2]], head=b"%d 2\n" % BIG), "word2vec", f"{BIG} words of 2 numbers"),
+    (
+        "word2vec, fewer rows",
+        wb.word2vec(["a", "b"], [[1, 2]] * 2, head=b"1 2\n"),
+        "word2vec",
+        "size of the file is 26",
+    ),
+    (
+        "word2vec, huge rows",
+        wb.word2vec(["a"], [[1, 2]], head=b"%d 2\n" % BIG),
+        "word2vec",
+        f"{BIG} words of 2 numbers",
+    ),
     ("word2vec, huge dims", wb.word2vec(["a"], [[1, 2]], head=b"1 %d\n" % BIG), "word2vec", "number of dimensions is"),
     ("word2vec, no dims", b"1 0\na \n", "word2vec", "number of dimensions is 0"),
     ("word2vec, cut", wb.word2vec(["a", "b"], wb.matrix(2, 9))[:-5], "word2vec", "2 words of 9 numbers|runs past"),
@@ -198,9 +208,7 @@ WRONG: list[tuple[str, bytes, str, str]] = [
 
 
 @pytest.mark.parametrize(("data", "kind", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said(
-    data: bytes, kind: str, message: str, put: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_said(data: bytes, kind: str, message: str, put: Callable[..., Path], tmp_path: Path) -> None:
     """Each defect is one FormatError that names the file, the kind and the place, and leaves no file behind."""
     source = put(data, "source.bin")
     with pytest.raises(wm.FormatError, match=message) as caught:

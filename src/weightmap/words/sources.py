@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.dtypes import SCHEMES
+from weightmap.dtypes import SCHEMES, numpy_dtype
 from weightmap.errors import EncodeError, FormatError, NotRegularFileError
 from weightmap.formats import FORMATS, HEAD
 from weightmap.quantizing import FLOATING, matches
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.file import TensorFile
+    from weightmap.reading import Located
 
 __all__ = ["from_file", "read_words", "recognise"]
 
@@ -132,6 +133,21 @@ def _located(
     return located
 
 
+def _rows(place: Located, matrix: Any) -> Iterator[NDArray[np.float32]]:
+    """Yield the rows of a tensor in blocks: decoded, or read by pread, so that mapped pages do not pile up."""
+    source, row, _ = place
+    height, dims = row.shape
+    step = rows_in_block(dims)
+    if row.dtype.quantized:
+        for first in range(0, height, step):
+            yield np.array(matrix[first : first + step], np.float32)
+        return
+    stored = numpy_dtype(row.dtype)
+    for chunk in source.chunks(row.offset, row.nbytes, step * max(dims, 1) * stored.itemsize):
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield np.frombuffer(chunk, stored).astype(np.float32).reshape(-1, dims)
+
+
 def from_file(
     file: TensorFile,
     vocab: Vocabulary | Sequence[str] | None,
@@ -173,11 +189,13 @@ def from_file(
     def gather(rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return np.asarray(matrix[rows], np.float32)
 
+    place = next(place for other, place in zip(file, file.located(), strict=True) if other == name)
+
     def blocks() -> Iterator[NDArray[np.float32]]:
-        step = rows_in_block(dims)
-        for first in range(0, height, step):
-            block = np.array(matrix[first : first + step], np.float32)
+        first = 0
+        for block in _rows(place, matrix):
             check_finite(block, first)
+            first += len(block)
             yield block
 
     table = vocab.table if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
