@@ -228,11 +228,15 @@ static void read_header(reader *r, const wm_bintensors_columns *c, int layout, w
     out->complete = rest == r->len && r->len - r->pos < 8;
 }
 
-/* How far a reading went. One without a fault is the file's own layout, and so is one to the very end, whatever values were
- * wrong; tensors that all read well, up to the map of names, are hardly there by chance either. */
+/* How far a reading went, or how hardly by chance: first what has no fault and ends where the header does; then what ends there
+ * with a fault in the map of names alone, which all of the tensors precede; then what has no fault and leaves bytes over; then
+ * what ends there, whatever values were wrong; then tensors that all read well, up to the map. */
 static uint64_t progress(const reader *r, const wm_bintensors *out) {
-    if (r->fault.code == WM_FAULT_NONE) return UINT64_MAX;
-    if (out->complete) return UINT64_MAX - 1;
+    const int faultless = r->fault.code == WM_FAULT_NONE;
+    if (out->complete && faultless) return UINT64_MAX;
+    if (out->complete && r->faulty_part == WM_BIN_MAP && out->n_tensors > 0) return UINT64_MAX - 1;
+    if (faultless) return UINT64_MAX - 2;
+    if (out->complete) return UINT64_MAX - 3;
     return r->part == WM_BIN_MAP && out->n_tensors > 0 ? r->len : r->pos;
 }
 
@@ -252,12 +256,12 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
             read_header(&r, columns, layout, &found);
             found.progress = progress(&r, &found);
             found.part = r.faulty_part;
-            if (!tolerant && r.fault.code != WM_FAULT_NONE) continue;
+            if (!tolerant && (r.fault.code != WM_FAULT_NONE || (layouts == (SPEC | CURRENT) && !found.complete))) continue;
             if (!tolerant || out->layout == 0 || found.progress > out->progress) {
                 *out = found;
                 *fault = r.fault;
             }
             if (!tolerant) return 0;
         }
-    return -1;
+    return fault->code == WM_FAULT_NONE ? 0 : -1;
 }

@@ -278,6 +278,29 @@ def test_errors_name_field_and_place(case: str, layout: str) -> None:
 
 
 @every_layout
+def test_messages_show_the_beginning_of_a_long_name(layout: str) -> None:
+    """A name or a key of a megabyte makes no message of a megabyte, and looking one up does not take long."""
+    long = "n" * 10**6
+    twice = (A._replace(name=long), B._replace(name=long))
+    for data in (
+        make(layout, (A._replace(name=long, shape=(3,)), B)),
+        make(layout, twice, index=[(long, 0), (long, 1)]),
+        make(layout, metadata=[(long, "1"), (long, "2")]),
+    ):
+        with pytest.raises(wm.LayoutError, match=r"nnn'\.\.\. \(1000000 characters\)") as caught:
+            wm.open(memoryview(data), format="bintensors")
+        assert len(str(caught.value)) < 400
+    started = time.perf_counter()
+    with (
+        wm.open(memoryview(make(layout, (A._replace(name=long), B)))) as f,
+        pytest.raises(wm.TensorNotFoundError) as lost,
+    ):
+        f[long[1:]]
+    assert len(str(lost.value)) < 400
+    assert time.perf_counter() - started < 1
+
+
+@every_layout
 def test_a_tensor_more_than_counted(layout: str) -> None:
     """A second tensor behind the one that is counted is no padding, and its data is not expected."""
     with pytest.raises(wm.FormatError):
@@ -318,6 +341,16 @@ def test_an_index_map_that_lies(case: str) -> None:
         with pytest.raises(error) as caught:
             exercise(wm.open(memoryview(make("spec", **lie)), format="bintensors", strict=strict))
         assert caught.value.format == "bintensors"
+
+
+def test_an_index_map_that_lies_is_told_from_a_tail_of_junk() -> None:
+    """Where one layout reads to the very end but for an index, and the other leaves bytes over, it is the index."""
+    rows = [bt.Row("a", 1, (1,), 0, 1), bt.Row("b", 1, (1,), 1, 2)]
+    data = bt.raw(bt.padded(bt.header(rows, index=[("a", 0), ("b", 0)])), b"12")
+    assert bt.faults(bt.dissect(data, "current"), "current") >= {"tail"}
+    with pytest.raises(wm.LayoutError, match="one that no earlier entry has") as caught:
+        wm.open(memoryview(data), format="bintensors")
+    assert caught.value.field == "index_map"
 
 
 def test_the_index_map_gives_the_names() -> None:

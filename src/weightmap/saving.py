@@ -334,6 +334,8 @@ def save(
         When the format cannot express this; it names every offending tensor, and no file was created.
     OSError
         As the system reports it; the old file is intact and nothing is left behind.
+    TypeError
+        When `tensors` or `metadata` is no mapping.
 
     Examples
     --------
@@ -343,6 +345,10 @@ def save(
     'tiny'
     """
     name = os.fsdecode(os.fspath(path))
+    for what, given in (("tensors", tensors), ("metadata", {} if metadata is None else metadata)):
+        if not hasattr(given, "items"):
+            msg = f"{what} must be a mapping, not {type(given).__name__}"
+            raise TypeError(msg)
     try:
         found = choose(name, format, layout)
         payloads = from_arrays(tensors)

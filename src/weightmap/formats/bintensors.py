@@ -48,7 +48,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
 from weightmap.faults import NUMPY_MAX_NDIM
 from weightmap.formats._base import Content, Format, Options, Plan, Request, encodable, refuse
 from weightmap.formats._framed import LENGTH, MAX_HEADER, check_end, read_header, verifier, writer
@@ -188,7 +188,7 @@ class _Reading:
             "BIN_INTEGER": (f"{where}: first byte of an integer", "at most 253"),
             "BIN_OPTION": (f"{where}: the tag of an optional value", "0 or 1"),
             "BIN_INDEX": (f"{where}: index of a tensor in entry {fault.row}", f"less than {expected}"),
-            "BIN_ALIAS": (f"{where}: entry {fault.row} names a tensor that has a name, tensor", "each tensor once"),
+            "BIN_ALIAS": (f"{where}: index of a tensor in entry {fault.row}", "one that no earlier entry has"),
             "BIN_MAP": (f"{where}: its number of entries", f"{expected}, the number of tensors"),
         }[fault.kind]
         cls = LayoutError if fault.kind in ("BIN_INDEX", "BIN_ALIAS", "BIN_MAP") else FormatError
@@ -221,7 +221,7 @@ class _Reading:
             seen: set[str] = set()
             for key, _ in _pairs(raw, found.metadata_count):
                 if key in seen:
-                    what = f"metadata: the key {key!r} is there twice"
+                    what = f"metadata: the key {quoted(key)} is there twice"
                     self._options.odd(
                         LayoutError(what, field="metadata", offset=LENGTH.size + found.metadata_begin), self._warnings
                     )
