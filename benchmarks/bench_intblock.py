@@ -2,9 +2,9 @@
 
 Decoding has two cases: an output of half a mebibyte, which stays in the second-level cache with its input, and one of
 128 MiB, which no cache holds, written again and again. The floor fills such an output with one number: the shortest
-way to write it, and it reads nothing. bitsandbytes decodes nf4, a code book of sixteen numbers. gguf-py decodes Q4_0 and Q5_0: blocks of 32 with a float16 scale, and so of the
-same size as ours. `extra_info` holds the bytes of output and how many times faster than the others ours is, measured
-in turns.
+way to write it, and it reads nothing. bitsandbytes decodes nf4, a code book of sixteen numbers. gguf-py decodes Q4_0
+and Q5_0: blocks of 32 with a float16 scale, and so of the same size as ours. `extra_info` holds the bytes of output and
+how many times faster than the others ours is, measured in turns.
 
 The errors are root mean squares, over numbers drawn from a normal distribution and over the matrices of
 all-MiniLM-L6-v2 where it is installed. They are printed side by side (``pytest -s``) and kept in `extra_info`, with
