@@ -16,6 +16,7 @@ from tests.builders import safetensors as st
 from tests.support import listing, run_child
 
 import weightmap as wm
+from weightmap import quantizing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,6 +116,25 @@ def test_a_tensor_of_several_pieces(put: Callable[..., Path], tmp_path: Path, sc
         assert file["w"].payload.tobytes() == expected.payload.tobytes()
     error = expected.dequantize(np.float64) - value.array
     assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
+
+
+def test_adaptive_tensors_too_large_to_be_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adaptive tensors are quantised once, before their sizes are known; where they cannot be kept, once more."""
+    quantize, calls = quantizing.quantize, []
+
+    def counted(array: Any, *rest: Any, **options: Any) -> Any:
+        calls.append(np.size(array))
+        return quantize(array, *rest, **options)
+
+    monkeypatch.setattr(quantizing, "quantize", counted)
+    kept = wm.convert(model, tmp_path / "kept.amb", quantize="adaptive")
+    assert calls == [1, *(MODEL[name].array.size for name in CHOSEN)]
+    calls.clear()
+    monkeypatch.setattr(quantizing, "_KEEP", 0)
+    again = wm.convert(model, tmp_path / "again.amb", quantize="adaptive")
+    assert len(calls) == 1 + 2 * len(CHOSEN) - sum(info.nbytes == 0 for info in again.quantized)
+    assert again.quantized == kept.quantized
+    assert (tmp_path / "again.amb").read_bytes() == (tmp_path / "kept.amb").read_bytes()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
