@@ -282,6 +282,18 @@ def test_amb_to_amb_keeps_what_is_quantised(
                 assert file[name].payload.tobytes() == value.payload.tobytes()
 
 
+def test_a_type_for_what_stays_dense_decodes_nothing(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """With both dtype= and quantize=, tensors that are quantised already stay so; dense ones become that type."""
+    path, tensors = quantised
+    wm.convert(path, tmp_path / "again.amb", quantize="int8", quantize_include="none", dtype="float16")
+    with wm.open(tmp_path / "again.amb") as file:
+        assert {name: file.info(name).dtype for name in file} == {
+            **{name: value.scheme for name, value in tensors.items() if name != "dense"},
+            "dense": "float16",
+        }
+        assert file["int5"].payload.tobytes() == tensors["int5"].payload.tobytes()
+
+
 def test_to_other_formats_only_decoded(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """A format without schemes refuses, naming every tensor; with dtype= it gets the decoded values."""
     path, tensors = quantised
