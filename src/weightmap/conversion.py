@@ -175,7 +175,7 @@ def convert(
                 if quantizer is None:
                     payloads.append(_payload(name, place, wanted))
                 elif quantizer.wants(name, place):
-                    payloads.append(quantizer.payload(name, place))
+                    payloads.append(quantizer.payload(name, place, found.schemes.get(chosen, frozenset())))
                 else:  # what is quantised already stays so
                     payloads.append(_payload(name, place, None if row.dtype.quantized else wanted))
             except TensorFileError as error:
