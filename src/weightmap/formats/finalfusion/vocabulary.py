@@ -175,7 +175,7 @@ class Strings:
         self._distinct = distinct
         self._unique = unique
 
-    def words(self) -> StringTable:
+    def words(self) -> UniqueStrings:
         """Walk the vocabulary and return its words. Raises `LayoutError` when it does not end where it should."""
         vocab = self._vocab
         data = self._section(vocab.words)
@@ -194,14 +194,14 @@ class Strings:
             self._fail(f"words and n-grams end at byte {vocab.words + walked}")
         return self._table(data, bounds, 4, "word")
 
-    def ngrams(self) -> tuple[StringTable, NDArray[np.uint64]]:
+    def ngrams(self) -> tuple[UniqueStrings, NDArray[np.uint64]]:
         """Return the n-grams of an explicit vocabulary and their indices, shape (n_ngrams,)."""
         try:
             return self._ngrams()
         except TensorFileError as error:
             raise error.located(path=self._source.name, format="finalfusion") from None
 
-    def _ngrams(self) -> tuple[StringTable, NDArray[np.uint64]]:
+    def _ngrams(self) -> tuple[UniqueStrings, NDArray[np.uint64]]:
         vocab = self._vocab
         data = self._section(vocab.words)
         words = kernels.walk_strings(data, vocab.n_words, 4)
@@ -261,8 +261,9 @@ class Strings:
             self._fail("the number of n-grams runs past it")
         return U64.unpack(raw)[0], position + U64.size
 
-    def _table(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> StringTable:
-        table = (_UniqueStrings if self._unique else StringTable)(data, bounds, gap, what)
+    def _table(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> UniqueStrings:
+        table = UniqueStrings(data, bounds, gap, what)
+        table.strict, table.end = self._unique, self._vocab.end
         table.path, table.format = self._source.name, "finalfusion"
         return table
 
@@ -272,25 +273,35 @@ class Strings:
         raise LayoutError(msg, field="vocabulary", offset=vocab.offset - CHUNK.size)
 
 
-class _UniqueStrings(StringTable):
-    """Strings of which no two may be equal: building the index, which finds that out, is refused if two are."""
+class UniqueStrings(StringTable):
+    """Strings of which no two may be equal.
 
-    __slots__ = ()
+    Attributes
+    ----------
+    strict : bool
+        Building the index, which finds out, is refused if two are.
+    end : int
+        Where the bytes of the table end in the file.
+    """
+
+    __slots__ = ("end", "strict")
+    end: int
+    strict: bool
 
     def _build(self) -> tuple[int, int, int]:
-        count, second, first = found = super()._build()
-        if count:
+        found = super()._build()
+        if found[0] and self.strict:
             self._find = self._slots = None
-            raise repeated(self, count, second, first)
+            raise self.repeated(*found)
         return found
 
-
-def repeated(table: StringTable, count: int, second: int, first: int) -> LayoutError:
-    """Return the error for strings that are there twice."""
-    what = table._what  # noqa: SLF001
-    more = f", and {count - 1} more are repeated" if count > 1 else ""
-    msg = f"{what}s {first} and {second} are both {table[second]!r}{more}: {what}s are to be unique"
-    return LayoutError(msg, field=what, path=table.path, format=table.format)
+    def repeated(self, count: int, second: int, first: int) -> LayoutError:
+        """Return the error for strings that are there twice: `count` of them, and the first such and its original."""
+        what = self._what
+        more = f", and {count - 1} more are repeated" if count > 1 else ""
+        msg = f"{what}s {first} and {second} are both {self[second]!r}{more}: {what}s are to be unique"
+        at = self.end - len(self._data) + int(self._bounds[second])
+        return LayoutError(msg, field=what, offset=at, path=self.path, format=self.format)
 
 
 def vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
