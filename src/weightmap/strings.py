@@ -103,6 +103,13 @@ class StringTable:
         assert self._find is not None  # noqa: S101 - for the type checker
         return self._find
 
+    @property
+    def index(self) -> tuple[Any, NDArray[np.uint32], int, NDArray[np.uint32]] | None:
+        """Data, bounds, gap and slots of the hash index, for C. None when hashes collide too much for one."""
+        if self._find is None:
+            self._build()
+        return None if self._slots is None else (self._data, self._bounds, self._gap, self._slots)
+
     def find(self, text: object) -> int:
         """Return the number of the first string equal to `text`, or -1. The first call builds the index."""
         return (self._find or self.finder)(text)
@@ -110,13 +117,10 @@ class StringTable:
     def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of many strings at once, -1 for those that are not there, shape (len(texts),)."""
         find = self.finder
-        raws = [text.encode(errors="surrogatepass") for text in texts]
-        total = np.cumsum([len(raw) for raw in raws], dtype=np.uint64)
-        if self._slots is None or (len(total) and total[-1] > kernels.U32_MAX):
+        packed = None if self._slots is None else kernels.pack_texts(texts)
+        if packed is None or self._slots is None:
             return np.array([find(text) for text in texts], np.int64)
-        bounds = np.zeros(len(raws) + 1, np.uint32)
-        bounds[1:] = total
-        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, b"".join(raws), bounds)
+        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, *packed)
 
     def _build(self) -> tuple[int, int, int]:
         capacity = 16
