@@ -77,6 +77,7 @@ def test_files_of_finalfusion_python_have_the_recorded_content(name: str) -> Non
                 if part is not None:
                     np.testing.assert_array_equal(part, arrays[key])
             np.testing.assert_allclose(reconstruct(q), arrays["reconstructed"], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(q.dequantize(), arrays["reconstructed"], rtol=1e-5, atol=1e-6)
         if "min_n" in known:
             kinds = {"FinalfusionBucketVocab": "bucket", "FastTextVocab": "fasttext", "ExplicitVocab": "explicit"}
             size = known["shape"][0] - len(known["words"])

@@ -419,6 +419,50 @@ def test_strict_false_is_not_careless(case: str) -> None:
         use(OPENING[case][0], strict=False)
 
 
+# ------------------------------------------------------------------------------------------------- at every byte
+
+PAIRS = [("a", 0), ("b", 1)]
+CHUNKS = [ff.metadata("a = 1"), ff.explicit(WORDS, PAIRS, 1, 3), ff.product(*ff.quantised(N + 2, 2, 3, 2)), NORMS]
+FULL = ff.build(CHUNKS)
+SUBWORDS = {
+    "quantised": FULL,
+    "fastText": ff.build([ff.hashed(ff.FASTTEXT, WORDS, 3, 6, 2), ff.matrix(normal((N + 2, 1))), NORMS]),
+    "specification": ff.build([ff.explicit(WORDS, PAIRS, 1, 3, spec=True), ff.matrix(normal((N + 2, 1)))]),
+}
+INTERESTING = (0, 1, 2**31 - 1, 2**31 + 1, LIMIT, 2**60, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def survives(data: bytes) -> bool:
+    """Whether a file opens and can be used; anything but a TensorFileError, when it cannot, fails the test."""
+    try:
+        use(data)
+        with wm.open(data, strict=False) as f:
+            list(f.vocab or ())
+    except wm.TensorFileError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("case", SUBWORDS)
+def test_any_number_may_stand_at_any_byte(case: str) -> None:
+    """With 4 or 8 bytes replaced at any place, a file opens and works or raises a TensorFileError."""
+    data = SUBWORDS[case]
+    assert survives(data)
+    outcomes = set()
+    for place in range(len(data)):
+        for value in INTERESTING:
+            width = 4 if value <= LIMIT else 8
+            lie = data[:place] + value.to_bytes(width, "little") + data[place + width :]
+            outcomes.add(survives(lie[: len(data)]))
+    assert outcomes == {True, False}
+
+
+def test_every_truncation_of_a_quantised_file_is_refused() -> None:
+    """But for the one that takes the norms away as a whole."""
+    whole = [size for size in range(len(FULL)) if survives(FULL[:size])]
+    assert whole == [start_of(CHUNKS, 3) - 12]
+
+
 # ------------------------------------------------------------------------------------------------------ and the rest
 
 
