@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats._base import take, trailing
+from weightmap.formats.finalfusion.chunk import read_fields, scan_end
 from weightmap.formats.finalfusion.layout import (
     CHUNK,
     HEADER,
@@ -24,7 +25,6 @@ from weightmap.formats.finalfusion.layout import (
     VocabChunk,
 )
 from weightmap.formats.finalfusion.storage import Placing, read_matrix, read_norms, read_product
-from weightmap.formats.finalfusion.vocabulary import read_fields, scan_end
 
 if TYPE_CHECKING:
     from weightmap.formats._base import Options
