@@ -15,12 +15,12 @@ arm64-test:
 		echo "arm64-test: $$tool is missing; apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"; \
 		exit 1; }; done
 	@mkdir -p build
-	$(ARM64_CC) $(KERNELS_FLAGS) -O3 -static $(KERNELS_TEST) -o build/kernels_test_arm64
+	$(ARM64_CC) $(KERNELS_FLAGS) -O3 -static $(KERNELS_TEST) -o build/kernels_test_arm64 -lm
 	$(ARM64_RUN) build/kernels_test_arm64
 
 # The same driver on this machine, under the sanitisers; VPCLMULQDQ emulated by four PCLMULQDQ.
 sanitize-test:
 	@mkdir -p build
 	$(CC) $(KERNELS_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-		-DWEIGHTMAP_EMULATE_VPCLMULQDQ $(KERNELS_TEST) -o build/kernels_test_sanitize
+		-DWEIGHTMAP_EMULATE_VPCLMULQDQ $(KERNELS_TEST) -o build/kernels_test_sanitize -lm
 	build/kernels_test_sanitize

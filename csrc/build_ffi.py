@@ -28,7 +28,7 @@ def make_ffi() -> FFI:
     ffi.cdef("\n".join(line for line in header.splitlines() if not line.startswith("#")))
     msvc = platform.system() == "Windows"
     flags = [] if msvc else list(FLAGS)
-    link = [] if msvc else ["-pthread"]
+    link = [] if msvc else ["-pthread", "-lm"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined", "-g", "-O1"]
         link += [f"-fsanitize={SANITIZE}"]

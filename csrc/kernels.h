@@ -29,6 +29,7 @@ const char *wm_fnv1a32_variant(void);   /* the same for batches of names */
 const char *wm_f16_to_f32_variant(void);
 const char *wm_bf16_to_f32_variant(void);
 const char *wm_intblock_variant(void);  /* and for quantised blocks */
+const char *wm_rows_variant(void);      /* and for sums of rows */
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
  * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
@@ -132,6 +133,57 @@ int64_t wm_index_lookup(const wm_index *index, const uint8_t *name, uint64_t nam
 int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                        const uint32_t *slots, uint64_t capacity, const uint8_t *names, uint64_t names_len,
                        const uint32_t *name_bounds, uint64_t n_names, int64_t *out);
+
+/* ---------------------------------------------------------------------------------------------------- subwords
+ * Rows of the character n-grams of words that a vocabulary does not have. The n-grams of a text are those of min_n to max_n
+ * characters: from each character on, in turn, the longest first. Kinds:
+ *   bucket    row = first_row + (FNV-1a 64 over the number of characters as u64 and each as u32, modulo size, a power of two)
+ *   fastText  row = first_row + (FNV-1a 32 over the UTF-8, a byte taken as signed by the XOR, modulo size < 2^32)
+ *   explicit  row = first_row + indices[number of the n-gram in the index], and none for one that is not there
+ * A character is a byte and the bytes 0x80 to 0xBF behind it.
+ */
+enum { WM_SUBWORDS_BUCKET = 0, WM_SUBWORDS_FASTTEXT = 1, WM_SUBWORDS_EXPLICIT = 2, WM_NGRAMS_MOST = 1048576 };
+typedef struct {
+    int32_t kind;
+    uint32_t min_n, max_n;
+    uint64_t size;      /* of the hashed kinds */
+    uint64_t first_row; /* added modulo 2^64 */
+    const wm_index *ngrams; /* explicit; else NULL */
+    const uint64_t *indices;
+    uint64_t n_indices;
+} wm_subwords;
+/* The rows of the n-grams of n texts, text i being texts[bounds[i], bounds[i+1]) with its brackets "<" and ">": rows[
+ * row_bounds[i], row_bounds[i+1]), row_bounds having n + 1 entries. Returns their number, which may exceed cap; then rows is
+ * only filled in part, and the call is to be repeated with more room. Or -1 for bounds that do not lie in texts in rising
+ * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams. */
+int64_t wm_subword_rows(const wm_subwords *subwords, const uint8_t *texts, uint64_t len, const uint32_t *bounds, uint64_t n,
+                        uint64_t *rows, uint64_t cap, uint64_t *row_bounds);
+/* Sums of rows, each divided by its L2 norm; a sum of zeros stays one. The matrix lies in matrix[0, size), rows of dims float32,
+ * at any alignment. Sum i is of the rows rows[bounds[i], bounds[i+1]), of n_rows in all, added in this order in float32, and goes
+ * to row places[i] of out (i with places NULL), which has out_rows rows; places are different ones. norms[i], when norms is not
+ * NULL, is its norm: of the squares in double precision. Returns -1 when done, or the number of the first sum one of whose rows
+ * does not lie in the matrix, or -2 for bounds or places that are not as they should be. */
+int64_t wm_unit_sums(const uint8_t *matrix, uint64_t size, uint64_t dims, const uint64_t *rows, uint64_t n_rows,
+                     const uint64_t *bounds, const uint64_t *places, uint64_t n, float *out, uint64_t out_rows, float *norms,
+                     int threads);
+
+/* ---------------------------------------------------------------------------------------- product quantisation
+ * n_rows rows of `pieces` codes; piece j of a row is codebooks[j][code], `width` floats of n_centroids such. Then, with a
+ * projection (given transposed, dims x dims for dims = pieces * width; else NULL), the row is multiplied by it, and with norms
+ * (else NULL) by norms[row]. Codes may change while they are read; all else must be where a float may be, and of its full size.
+ */
+typedef struct {
+    const uint8_t *codes;
+    const float *codebooks, *projection, *norms;
+    uint64_t n_rows, pieces, n_centroids, width;
+} wm_pq;
+/* Decodes `count` rows to out[0, count * dims): those from `first` on, or with rows not NULL rows[0, count). With a projection
+ * `scratch` has n_scratch >= dims floats, dims for each thread. Returns -1 when done, or the position, among all codes, of one
+ * that is not below n_centroids; or -2 for rows that there are not, or too little scratch. */
+int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, float *scratch,
+                     uint64_t n_scratch, int threads);
+/* out[i] = sum over j of table[j * n_centroids + code j of row first + i], added in the order of j in float32. Returns as above. */
+int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t first, uint64_t count, float *out, int threads);
 
 /* ------------------------------------------------------------------------------------------------ scan faults
  * What a scan of an index found wrong. Python words the message; `code` says what, the numbers say where.
@@ -355,6 +407,18 @@ enum {
     WM_AMB_PADDING = 9
 };
 int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb *out, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------------------- finalfusion
+ * Lists of strings as its vocabularies have them: each entry is a u32 length, that many bytes, and `tail` bytes: 0 after
+ * words, 8 after n-grams, whose index they are.
+ */
+/* Walks as many of `count` entries as lie whole in data[0, len), from data[0] on. Returns the bytes that they take, and
+ * their number in *walked: a list may be walked in pieces. */
+uint64_t wm_fifu_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_t tail, uint64_t *walked);
+/* Walks `count` n-grams with their indices (tail 8). Fills bounds (count + 1 entries, gap 12: string i is data[bounds[i],
+ * bounds[i+1] - 12)) and indices (count entries). What lies past 2^32 - 5 bytes does not fit. Returns the number of bytes
+ * walked, or -1 - i when n-gram i does not fit. */
+int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds, uint64_t *indices);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes

@@ -18,9 +18,9 @@ LAYERS = [
     {"errors", "lazy", "limits"},
     {"_kernels"},
     {"kernels"},
-    {"dtypes", "faults", "quant", "reading", "records", "source", "strict_json", "strings", "table"},
+    {"dtypes", "faults", "pq", "quant", "reading", "records", "source", "strict_json", "strings", "subwords", "table"},
     {"formats"},
-    {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded"},
+    {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded", "similarity"},
     {"quantizing"},
     {"comparison", "conversion"},
     {""},  # weightmap/__init__.py, the public names

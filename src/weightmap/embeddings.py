@@ -1,10 +1,17 @@
-"""Word vectors: a vocabulary and the matrix whose rows belong to its tokens."""
+"""Word vectors: a vocabulary and the matrix whose rows belong to its tokens, and to n-grams of tokens that it lacks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+
+from weightmap import kernels
+from weightmap.dtypes import SCHEMES
+from weightmap.errors import LayoutError
+from weightmap.pq import ProductQuantized
+from weightmap.quant import QuantizedTensor
+from weightmap.similarity import Search, unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,20 +23,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Embeddings"]
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
+_FLOAT32 = np.dtype(np.float32)
+# Words that are taken apart at once, and rows that are decoded at once: what they need stays in the caches.
+_WORDS, _ROWS = 4096, 8192
 
 
 class Embeddings:
     """Vectors by word.
 
-    Obtained from `TensorFile.embeddings`.
+    Obtained from `TensorFile.embeddings`. A word of the vocabulary has its row. Another one, where the vocabulary has
+    subwords, has the sum of the rows of its character n-grams divided by the L2 norm of that sum; where none of its
+    n-grams is known, or there are no subwords, it has no vector.
 
     Parameters
     ----------
     vocab : Vocabulary
         Of n words.
-    matrix : ndarray, shape (n, d)
-        A view of the file.
+    matrix : ndarray or QuantizedTensor, shape (m, d)
+        A view of the file, m >= n: the rows of the words, then those of n-grams.
+    norms : ndarray of float32, shape (n,), optional
+        Norms that the vectors of the words had before they were made unit vectors.
+
+    Notes
+    -----
+    The sum is made in float32, element by element in the order of `Vocabulary.ngram_indices`. Its norm is the root of
+    the sum of the squares in double precision, rounded to float32. A sum of zeros stays one.
+
+    ``word in e`` is true of words of the vocabulary alone, as in finalfusion: ``e.get(word)`` tells whether a word has
+    a vector.
 
     Examples
     --------
@@ -38,23 +60,41 @@ class Embeddings:
     >>> e = wm.open("words.weights").embeddings
     >>> e["no"]
     array([0., 1.], dtype=float32)
+    >>> e.most_similar([1, 2], k=1)
+    [('no', 0.8944271802902222)]
     """
 
-    def __init__(self, vocab: Vocabulary, matrix: NDArray[Any]) -> None:
+    def __init__(
+        self,
+        vocab: Vocabulary,
+        matrix: NDArray[Any] | QuantizedTensor,
+        norms: NDArray[Any] | None = None,
+    ) -> None:
         self._vocab = vocab
         self._matrix = matrix
+        self._norms = norms
+        self._search: Search | None = None
 
     @classmethod
     def of(cls, file: TensorFile) -> Embeddings | None:
-        """Return the embeddings of a file; None unless just one matrix of floats has a row for each token."""
+        """Return the embeddings of a file, or None when it has none.
+
+        Those of a finalfusion file are its "embeddings" and its "norms"; of another one, the only matrix, of floats or
+        quantised, that has a row for each token of its vocabulary.
+        """
         vocab = file.vocab
         if vocab is None:
             return None
         count = len(vocab)
+        if file.format == "finalfusion":
+            if "embeddings" not in file or file.info("embeddings").shape[0] < count:
+                return None
+            norms = file["norms"] if "norms" in file and file.info("norms").shape == (count,) else None
+            return cls(vocab, file["embeddings"], norms)
         found = [
             info.name
             for info in file.infos()
-            if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _FLOATS
+            if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _KINDS
         ]
         return cls(vocab, file[found[0]]) if len(found) == 1 else None
 
@@ -64,28 +104,46 @@ class Embeddings:
         return self._vocab
 
     @property
+    def matrix(self) -> NDArray[Any] | QuantizedTensor:
+        """The rows, of words first, then of n-grams."""
+        return self._matrix
+
+    @property
+    def norms(self) -> NDArray[Any] | None:
+        """Norms of the words, as the file has them; None where it has none."""
+        return self._norms
+
+    @property
     def dims(self) -> int:
         """Length of a vector."""
         return int(self._matrix.shape[1])
 
+    # ------------------------------------------------------------------------------------------------ one word
     def __contains__(self, word: object) -> bool:
         return word in self._vocab
 
     def __getitem__(self, word: str) -> NDArray[Any]:
-        row = self._vocab.get(word)
-        if row is None:
+        vector = self.get(word)
+        if vector is None:
             raise KeyError(word)
-        vector: NDArray[Any] = self._matrix[row]
-        return vector
+        found: NDArray[Any] = vector
+        return found
 
     @overload
     def get(self, word: str) -> NDArray[Any] | None: ...
     @overload
     def get(self, word: str, default: Any) -> Any: ...
     def get(self, word: str, default: Any = None) -> Any:
-        """Return the vector of `word`, a view of shape (d,), or `default` when there is none."""
+        """Return the vector of `word`, shape (d,), or `default` when there is none.
+
+        Of a word of the vocabulary it is a view of the matrix, or decoded from a quantised one; of another one an array
+        of float32.
+        """
         row = self._vocab.get(word)
-        return default if row is None else self._matrix[row]
+        if row is not None:
+            return self._matrix[row]
+        summed = self._summed(word)
+        return default if summed is None else summed[0]
 
     def embedding(self, word: str, *, out: NDArray[Any] | None = None) -> NDArray[Any] | None:
         """Return the vector of `word`, or None when there is none.
@@ -94,7 +152,7 @@ class Embeddings:
         ----------
         word : str
         out : ndarray, shape (d,), optional
-            Filled and returned.
+            Filled and returned; left alone when there is no vector.
         """
         vector = self.get(word)
         if vector is None or out is None:
@@ -103,28 +161,214 @@ class Embeddings:
         return out
 
     def embedding_with_norm(self, word: str) -> tuple[NDArray[Any], float] | None:
-        """Return the vector of `word` and its L2 norm, or None when there is none."""
-        vector = self.get(word)
-        return None if vector is None else (vector, float(np.linalg.norm(vector.astype(np.float32))))
+        """Return the vector of `word` and a norm, or None when there is none.
 
-    def batch(self, words: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return the vectors of many words.
+        Returns
+        -------
+        vector : ndarray, shape (d,)
+            As `get` returns it.
+        norm : float
+            Of a word of the vocabulary: what the file says, or where it has no norms, the L2 norm of the vector. Of
+            another one: of the sum of the rows, before it was made a unit vector.
+        """
+        row = self._vocab.get(word)
+        if row is None:
+            return self._summed(word)
+        vector = self._matrix[row]
+        if self._norms is not None:
+            return vector, float(self._norms[row])
+        return vector, float(np.linalg.norm(vector.astype(np.float32)))
+
+    def _summed(self, word: str) -> tuple[NDArray[np.float32], float] | None:
+        """Return the vector of a word that the vocabulary does not have, and the norm of the sum."""
+        subwords = self._vocab.subwords
+        if subwords is None or not isinstance(word, str):
+            return None
+        rows, bounds = subwords.rows_of([word])
+        if not len(rows):
+            return None
+        out, norms = np.empty((1, self.dims), np.float32), np.empty(1, np.float32)
+        self._sum_rows(rows, bounds, out, None, norms, 1)
+        return out[0], float(norms[0])
+
+    # ----------------------------------------------------------------------------------------------- many words
+    def batch(self, words: Sequence[str], *, threads: int = 1) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the vectors of many words: looked up, hashed, gathered and summed in C.
 
         Parameters
         ----------
         words : sequence of str, length k
+        threads : int
+            At most this many threads share the work that is worth dividing. The result does not depend on it.
 
         Returns
         -------
         matrix : ndarray, shape (k, d)
-            Zeros where a word has no vector.
+            Zeros where a word has no vector. Of the type of the matrix; of float32 when that is quantised, and of a
+            type that holds both when n-grams are summed.
         found : ndarray of bool, shape (k,)
         """
+        if isinstance(words, str):
+            raise TypeError("words is a str, expected a sequence of them")
+        words = words if isinstance(words, (list, tuple)) else list(words)
         rows = self._vocab.table.find_many(words)
         found = rows >= 0
-        matrix = np.zeros((len(rows), self.dims), self._matrix.dtype)
-        matrix[found] = self._matrix[rows[found]]
-        return matrix, found
+        subwords = self._vocab.subwords
+        dtype = _FLOAT32
+        if not isinstance(self._matrix, QuantizedTensor):
+            dtype = self._matrix.dtype if subwords is None else np.promote_types(self._matrix.dtype, _FLOAT32)
+        out = np.empty((len(rows), self.dims), dtype)
+        self._gather(rows, found, out, threads)
+        missing = np.flatnonzero(~found)
+        if subwords is None or not len(missing):
+            out[missing] = 0
+            return out, found
+        # Sums are float32 and go straight to where they belong, unless that is of another type.
+        direct = dtype == _FLOAT32
+        for first in range(0, len(missing), _WORDS):
+            places = missing[first : first + _WORDS]
+            ngrams, bounds = subwords.rows_of([words[i] for i in places.tolist()])
+            sums = out if direct else np.empty((len(places), self.dims), np.float32)
+            self._sum_rows(ngrams, bounds, sums, places.astype(np.uint64) if direct else None, None, threads)
+            if not direct:
+                out[places] = sums
+            found[places] = bounds[1:] > bounds[:-1]
+        return out, found
+
+    def _gather(self, rows: NDArray[np.int64], found: NDArray[np.bool_], out: NDArray[Any], threads: int) -> None:
+        """Fill `out` with rows of the matrix, where one was found."""
+        matrix = self._matrix
+        if isinstance(matrix, QuantizedTensor):
+            known = rows[found]
+            out[found] = (
+                matrix.gather(known, threads=threads) if isinstance(matrix, ProductQuantized) else matrix[known]
+            )
+        elif _plain(matrix) and matrix.dtype == out.dtype and len(matrix):
+            # In one pass: what was not found gets row 0 for now.
+            np.take(matrix, rows, axis=0, out=out, mode="clip")
+        else:
+            out[found] = matrix[rows[found]]
+
+    def _sum_rows(
+        self,
+        rows: NDArray[np.uint64],
+        bounds: NDArray[np.uint64],
+        out: NDArray[np.float32],
+        places: NDArray[np.uint64] | None,
+        norms: NDArray[np.float32] | None,
+        threads: int,
+    ) -> None:
+        """Fill rows of `out` with sums of rows of the matrix, as unit vectors: see `weightmap.kernels.unit_sums`."""
+        matrix = self._matrix
+        height = matrix.shape[0]
+        if len(rows) and int(rows.max()) >= height:
+            raise LayoutError("row of an n-gram", actual=int(rows.max()), expected=f"less than {height}")
+        if isinstance(matrix, np.ndarray) and matrix.dtype == _FLOAT32 and matrix.flags.c_contiguous:
+            kernels.unit_sums(matrix, rows, bounds, out, places=places, norms=norms, threads=threads)
+            return
+        # Decoded or converted some rows at a time, of whole words.
+        last = len(bounds) - 1
+        first = 0
+        while first < last:
+            start = int(bounds[first])
+            stop = max(first + 1, int(np.searchsorted(bounds, start + _ROWS, "right")) - 1)
+            wanted = rows[start : int(bounds[stop])].astype(np.int64)
+            dense = np.ascontiguousarray(self._some(wanted, threads), np.float32)
+            kernels.unit_sums(
+                dense,
+                np.arange(len(wanted), dtype=np.uint64),
+                bounds[first : stop + 1] - bounds[first],
+                out if places is not None else out[first:stop],
+                places=None if places is None else places[first:stop],
+                norms=None if norms is None else norms[first:stop],
+                threads=threads,
+            )
+            first = stop
+
+    def _some(self, rows: NDArray[np.int64], threads: int) -> NDArray[Any]:
+        """Return rows of the matrix, decoded where it is quantised."""
+        if isinstance(self._matrix, ProductQuantized):
+            return self._matrix.gather(rows, threads=threads)
+        some: NDArray[Any] = self._matrix[rows]
+        return some
+
+    # ---------------------------------------------------------------------------------------------- similar words
+    def most_similar(self, query: str | NDArray[Any] | Sequence[float], k: int = 10) -> list[tuple[str, float]]:
+        """Return the words whose vectors have the largest cosine with that of a word, or with a vector.
+
+        The search is exact and walks the whole matrix, in blocks of flat memory. The first one computes the norms of
+        the rows, which are kept. A matrix of scheme "pq" is not decoded: see `ProductQuantized.dots`.
+
+        Parameters
+        ----------
+        query : str or array_like, shape (d,)
+            A word, which is left out of the result; or a vector.
+        k : int
+            At most this many words.
+
+        Returns
+        -------
+        list of (str, float)
+            Word and cosine, the largest first; of equal ones the earlier word.
+
+        Raises
+        ------
+        KeyError
+            When the word has no vector.
+        ValueError
+            When the vector has another shape, or an element that is no finite number.
+        """
+        skip: set[int] = set()
+        if isinstance(query, str):
+            skip = self._known(query)
+            vector = self[query]
+        else:
+            vector = np.asarray(query)
+            if vector.shape != (self.dims,):
+                raise ValueError(f"a vector of shape {vector.shape}, expected ({self.dims},)")
+        return self._nearest(unit(vector), k, skip)
+
+    def analogy(self, a: str, b: str, c: str, k: int = 10) -> list[tuple[str, float]]:
+        """Return the words that are to `c` as `b` is to `a`: nearest to b - a + c, all three as unit vectors.
+
+        Parameters
+        ----------
+        a, b, c : str
+            Left out of the result.
+        k : int
+            At most this many words.
+
+        Returns
+        -------
+        list of (str, float)
+            As `most_similar` returns it.
+
+        Raises
+        ------
+        KeyError
+            When one of the words has no vector.
+        ValueError
+            When a vector has an element that is no finite number.
+        """
+        first, second, third = (unit(self[word]) for word in (a, b, c))
+        return self._nearest(unit(second - first + third), k, self._known(a, b, c))
+
+    def _known(self, *words: str) -> set[int]:
+        """Return the rows of those words that the vocabulary has."""
+        return {row for row in map(self._vocab.get, words) if row is not None}
+
+    def _nearest(self, query: NDArray[np.float32], k: int, skip: set[int]) -> list[tuple[str, float]]:
+        if k < 1:
+            raise ValueError(f"k is {k}, expected 1 or more")
+        search = self._search
+        if search is None:
+            search = self._search = Search(self._matrix, len(self._vocab))
+        return [(self._vocab[row], cosine) for row, cosine in search.nearest(query, k, skip)]
 
     def __repr__(self) -> str:
         return f"<Embeddings of {len(self._vocab)} words, {self.dims} dimensions>"
+
+
+def _plain(matrix: NDArray[Any]) -> bool:
+    """Whether numpy.take reads this array where it lies; of another it would make a copy as a whole."""
+    return matrix.flags.c_contiguous and matrix.flags.aligned and matrix.dtype.isnative

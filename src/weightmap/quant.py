@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -38,7 +38,6 @@ __all__ = ["BITS", "BLOCKED", "QuantizedTensor", "quantize"]
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 BLOCKED = ("int4_block", "int5_block")
 _SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
-_DIRECT = (np.dtype(np.float32), np.dtype(np.float16))
 # Elements that are decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
 _PIECE = 1 << 18
 # Where there are no blocks, rows are decoded together that lie in the same so many elements, or the next.
@@ -88,6 +87,9 @@ class QuantizedTensor:
     """
 
     __slots__ = ("__weakref__", "_octets", "block_size", "scale_type", "scheme", "shape", "size")
+
+    # What `_decode_to` can write; on the way to another type there is a buffer of float32.
+    _direct: ClassVar[tuple[np.dtype[Any], ...]] = (np.dtype(np.float32), np.dtype(np.float16))
 
     def __init__(
         self,
@@ -266,7 +268,7 @@ class QuantizedTensor:
 
     def _decode(self, start: int, stop: int, target: NDArray[Any], threads: int) -> None:
         """Write the values from `start` to `stop` to an array of as many elements."""
-        if target.dtype in _DIRECT and target.flags.c_contiguous and target.flags.aligned:
+        if target.dtype in self._direct and target.flags.c_contiguous and target.flags.aligned:
             self._decode_to(start, stop, target, threads)
             return
         if target.flags.c_contiguous:
@@ -277,7 +279,7 @@ class QuantizedTensor:
                 self._decode_to(first, first + len(piece), piece, threads)
                 flat[first - start : first - start + len(piece)] = piece
             return
-        dense = np.empty(target.shape, target.dtype if target.dtype in _DIRECT else np.float32)
+        dense = np.empty(target.shape, target.dtype if target.dtype in self._direct else np.float32)
         self._decode_to(start, stop, dense, threads)
         target[...] = dense
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.subwords import Subwords
+
 __all__ = ["StringTable", "Vocabulary"]
 
 T = TypeVar("T")
@@ -54,6 +56,12 @@ class StringTable:
         # Of the file, for messages, where they are known.
         self.path: str | None = None
         self.format: str | None = None
+
+    @classmethod
+    def of(cls, texts: Sequence[str], what: str) -> StringTable:
+        """Return a table of these texts. Raises UnicodeEncodeError for lone surrogates."""
+        raws = [text.encode() for text in texts]
+        return cls(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, what)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -95,6 +103,13 @@ class StringTable:
         assert self._find is not None  # noqa: S101 - for the type checker
         return self._find
 
+    @property
+    def index(self) -> tuple[Any, NDArray[np.uint32], int, NDArray[np.uint32]] | None:
+        """Data, bounds, gap and slots of the hash index, for C. None when hashes collide too much for one."""
+        if self._find is None:
+            self._build()
+        return None if self._slots is None else (self._data, self._bounds, self._gap, self._slots)
+
     def find(self, text: object) -> int:
         """Return the number of the first string equal to `text`, or -1. The first call builds the index."""
         return (self._find or self.finder)(text)
@@ -102,13 +117,10 @@ class StringTable:
     def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of many strings at once, -1 for those that are not there, shape (len(texts),)."""
         find = self.finder
-        raws = [text.encode(errors="surrogatepass") for text in texts]
-        total = np.cumsum([len(raw) for raw in raws], dtype=np.uint64)
-        if self._slots is None or (len(total) and total[-1] > kernels.U32_MAX):
+        packed = None if self._slots is None else kernels.pack_texts(texts)
+        if packed is None or self._slots is None:
             return np.array([find(text) for text in texts], np.int64)
-        bounds = np.zeros(len(raws) + 1, np.uint32)
-        bounds[1:] = total
-        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, b"".join(raws), bounds)
+        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, *packed)
 
     def _build(self) -> tuple[int, int, int]:
         capacity = 16
@@ -156,17 +168,25 @@ class Vocabulary(Sequence[str]):
         Number of tokens.
     special_ids : callable
         Returns the ids of the special tokens by name; called at the first use.
+    subwords : Subwords, optional
+        How words that are not in the vocabulary are taken apart; also an attribute.
 
     Notes
     -----
     A token that stands twice (legal in WordPiece vocabularies) is found at its first id.
     """
 
-    __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table", "format", "path")
+    __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table", "format", "path", "subwords")
 
     def __init__(
-        self, load: Callable[[], StringTable], count: int, special_ids: Callable[[], dict[str, int]] = dict
+        self,
+        load: Callable[[], StringTable],
+        count: int,
+        special_ids: Callable[[], dict[str, int]] = dict,
+        *,
+        subwords: Subwords | None = None,
     ) -> None:
+        self.subwords = subwords
         self._load = load
         self._count = count
         self._load_special_ids = special_ids
@@ -175,6 +195,18 @@ class Vocabulary(Sequence[str]):
         # Of the file, for messages; filled in when it is opened.
         self.path: str | None = None
         self.format: str | None = None
+
+    @classmethod
+    def of(cls, words: Sequence[str], *, subwords: Subwords | None = None) -> Vocabulary:
+        """Return a vocabulary of these words, in memory: for `save`.
+
+        Parameters
+        ----------
+        words : sequence of str
+        subwords : Subwords, optional
+        """
+        kept = tuple(words)
+        return cls(lambda: StringTable.of(kept, "word"), len(kept), subwords=subwords)
 
     @property
     def table(self) -> StringTable:
@@ -257,9 +289,8 @@ class Vocabulary(Sequence[str]):
         return sum(token == value for token in self) if value in self else 0
 
     def ngram_indices(self, word: str) -> list[int]:
-        """Return the rows of the character n-grams of `word`: none, this vocabulary has no subwords."""
-        del word
-        return []
+        """Return the rows of the character n-grams of `word`; none where the vocabulary has no subwords."""
+        return [] if self.subwords is None else self.subwords.indices(word)
 
     def __repr__(self) -> str:
         return f"<Vocabulary of {self._count} tokens>"

@@ -17,6 +17,8 @@ import numpy as np
 from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
 from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
+from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
+from weightmap.kernels._fifu import fifu_skip as fifu_skip
 from weightmap.kernels._files import map_file as map_file
 from weightmap.kernels._files import stamp as stamp
 from weightmap.kernels._files import unchanged as unchanged
@@ -26,11 +28,16 @@ from weightmap.kernels._half import half_variants as half_variants
 from weightmap.kernels._half import widen as widen
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
 from weightmap.kernels._native import U32_MAX as U32_MAX
+from weightmap.kernels._pq import Codes as Codes
 from weightmap.kernels._strings import index_build as index_build
 from weightmap.kernels._strings import index_find_many as index_find_many
 from weightmap.kernels._strings import index_finder as index_finder
 from weightmap.kernels._strings import utf8_strings as utf8_strings
 from weightmap.kernels._strings import walk_strings as walk_strings
+from weightmap.kernels._subwords import NGRAMS_MOST as NGRAMS_MOST
+from weightmap.kernels._subwords import Ngrams as Ngrams
+from weightmap.kernels._subwords import pack_texts as pack_texts
+from weightmap.kernels._subwords import unit_sums as unit_sums
 from weightmap.kernels._tables import FAULTS as FAULTS
 from weightmap.kernels._tables import Columns as Columns
 from weightmap.kernels._tables import Fault as Fault
@@ -160,6 +167,12 @@ def fnv1a32_variant() -> str:
 def intblock_variant() -> str:
     """Return the name of the C function that decodes quantised blocks."""
     name: str = ffi.string(lib.wm_intblock_variant()).decode()
+    return name
+
+
+def rows_variant() -> str:
+    """Return the name of the C function that adds rows of matrices."""
+    name: str = ffi.string(lib.wm_rows_variant()).decode()
     return name
 
 

@@ -1,0 +1,118 @@
+/* Product quantisation.
+ *
+ * A vector of R elements is cut into m pieces of equal width. For each place there is a codebook: n_centroids vectors of the
+ * width of a piece. A piece is stored as the number of the one that comes nearest, a single byte, so a vector of 300 floats
+ * may take 100 bytes or fewer. Decoding is looking up, y = the codebooks' pieces one after another, and then
+ *   - with a projection P, x = y Pt: a rotation was applied before, so that the pieces came out equally hard to store;
+ *   - with norms, x = x * norm of the row: unit vectors were stored.
+ * The projection is given transposed, so that x is a sum of rows, each times an element of y, added in their order in float32
+ * from 0 on: the bits of a row do not depend on the CPU, nor on which other rows are decoded with it.
+ *
+ * The dot product of a vector q with every row needs no decoding. That of q's piece j with each of the n_centroids pieces of
+ * codebook j is computed once; for each row the m numbers that its codes pick from this table add up to the dot product.
+ *
+ * Codes lie in a mapped file and may be changed by somebody while they are read. Each is loaded once (hence volatile: a
+ * compiler may otherwise load it a second time), compared with n_centroids, and used as it was then.
+ */
+#include "rows.h"
+
+enum { ROWS_A_THREAD = 1 << 14 };
+
+void combine_rows_portable(const float *matrix, const float *x, uint64_t dims, float *sum) {
+    combine_rows_body(matrix, x, dims, sum);
+}
+
+static inline uint32_t load_code(const uint8_t *p) { return *(const volatile uint8_t *)p; }
+
+typedef struct {
+    const wm_pq *pq;
+    const uint64_t *rows;
+    uint64_t first;
+    float *out;
+    float *scratch;             /* one vector for each part */
+    uint64_t bad[WM_MAX_PARTS]; /* of each part: 1 + the position of a code that is too large, among all codes; or 0 */
+} work;
+
+static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
+    work *w = context;
+    const wm_pq *pq = w->pq;
+    const uint64_t dims = pq->pieces * pq->width;
+    wm_combine_rows_fn *const combine_rows = wm_variants_in_use()->combine_rows;
+    w->bad[number] = 0;
+    for (uint64_t i = begin; i < end; i++) {
+        const uint64_t row = w->rows ? w->rows[i] : w->first + i;
+        const uint8_t *codes = pq->codes + row * pq->pieces;
+        float *x = w->out + i * dims, *y = pq->projection ? w->scratch + (uint64_t)number * dims : x;
+        for (uint64_t j = 0; j < pq->pieces; j++) {
+            const uint32_t code = load_code(codes + j);
+            if (code >= pq->n_centroids) {
+                w->bad[number] = 1 + row * pq->pieces + j;
+                return;
+            }
+            memcpy(y + j * pq->width, pq->codebooks + (j * pq->n_centroids + code) * pq->width, pq->width * sizeof(float));
+        }
+        if (pq->projection) combine_rows(pq->projection, y, dims, x);
+        if (pq->norms)
+            for (uint64_t k = 0; k < dims; k++) x[k] *= pq->norms[row];
+    }
+}
+
+/* The bad code of the lowest part, or -1. */
+static int64_t first_bad(const uint64_t *bad, int parts) {
+    for (int i = 0; i < parts; i++)
+        if (bad[i]) return (int64_t)(bad[i] - 1);
+    return -1;
+}
+
+int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, float *scratch,
+                     uint64_t n_scratch, int threads) {
+    const uint64_t dims = pq->pieces * pq->width;
+    if (!rows && (first > pq->n_rows || count > pq->n_rows - first)) return -2;
+    if (rows)
+        for (uint64_t i = 0; i < count; i++)
+            if (rows[i] >= pq->n_rows) return -2;
+    if (pq->projection && n_scratch < dims) return -2;
+    work w = {.pq = pq, .rows = rows, .first = first, .out = out, .scratch = scratch};
+    if (threads > WM_MAX_PARTS) threads = WM_MAX_PARTS;
+    if (pq->projection && (uint64_t)(threads > 1 ? threads : 1) > n_scratch / dims) threads = (int)(n_scratch / dims);
+    const uint64_t least = pq->projection ? ROWS_A_THREAD / 64 : ROWS_A_THREAD;
+    return first_bad(w.bad, wm_run_parts(decode_part, &w, count, 1, least, threads));
+}
+
+typedef struct {
+    const wm_pq *pq;
+    const float *table;
+    uint64_t first;
+    float *out;
+    uint64_t bad[WM_MAX_PARTS];
+} table_work;
+
+/* Eight rows at a time: a row's sum is one chain of additions, and eight chains do not wait for one another. */
+static void sum_part(void *context, int number, uint64_t begin, uint64_t end) {
+    enum { TOGETHER = 8 };
+    table_work *w = context;
+    const wm_pq *pq = w->pq;
+    const uint64_t pieces = pq->pieces, n = pq->n_centroids;
+    w->bad[number] = 0;
+    for (uint64_t i = begin; i < end; i += TOGETHER) {
+        const unsigned count = end - i < TOGETHER ? (unsigned)(end - i) : TOGETHER;
+        const uint8_t *codes = pq->codes + (w->first + i) * pieces;
+        float sums[TOGETHER] = {0};
+        for (uint64_t j = 0; j < pieces; j++)
+            for (unsigned k = 0; k < count; k++) {
+                const uint32_t code = load_code(codes + k * pieces + j);
+                if (code >= n) {
+                    w->bad[number] = 1 + (w->first + i + k) * pieces + j;
+                    return;
+                }
+                sums[k] += w->table[j * n + code];
+            }
+        memcpy(w->out + i, sums, count * sizeof(float));
+    }
+}
+
+int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t first, uint64_t count, float *out, int threads) {
+    if (first > pq->n_rows || count > pq->n_rows - first) return -2;
+    table_work w = {.pq = pq, .table = table, .first = first, .out = out};
+    return first_bad(w.bad, wm_run_parts(sum_part, &w, count, 8, ROWS_A_THREAD, threads));
+}

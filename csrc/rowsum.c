@@ -1,0 +1,82 @@
+/* Sums of rows of a matrix, as unit vectors.
+ *
+ * The rows of a word's n-grams lie far apart in a matrix that no cache holds, so nearly all the time goes into waiting for
+ * memory. Which rows will be needed is known beforehand: each is asked for (prefetched) some rows ahead of its turn.
+ *
+ * What a result is must not depend on the CPU, so the order of all additions is fixed: an element's terms are added in the
+ * order of the rows, in float32. Elements do not depend on one another, and compilers make vector code of that. Four rows
+ * are added at a time, one after the other, so that the sum is loaded and stored once for the four.
+ */
+#include <math.h>
+
+#include "rows.h"
+
+void add_rows_portable(const uint8_t *const *rows, unsigned count, uint64_t dims, float *sum) {
+    add_rows_body(rows, count, dims, sum);
+}
+
+/* Divides x by its L2 norm, which it returns: the root of the sum of the squares in double precision, element i being added to
+ * sum i % 8 of eight. A vector of zeros stays one. */
+static float unit_vector(float *x, uint64_t dims) {
+    double sums[8] = {0};
+    uint64_t i = 0;
+    for (; i + 8 <= dims; i += 8)
+        for (int k = 0; k < 8; k++) sums[k] += (double)x[i + k] * x[i + k];
+    for (int k = 0; i < dims; i++, k++) sums[k] += (double)x[i] * x[i];
+    const double even = (sums[0] + sums[2]) + (sums[4] + sums[6]), odd = (sums[1] + sums[3]) + (sums[5] + sums[7]);
+    const float norm = (float)sqrt(even + odd);
+    if (norm != 0)
+        for (i = 0; i < dims; i++) x[i] /= norm;
+    return norm;
+}
+
+enum { ROWS_AHEAD = 12, ROWS_A_THREAD = 4096 };
+
+typedef struct {
+    const uint8_t *matrix;
+    uint64_t dims;
+    const uint64_t *rows, *bounds, *places;
+    float *out, *norms;
+} work;
+
+static inline void prefetch_row(const uint8_t *row, uint64_t bytes) {
+    for (uint64_t at = 0; at < bytes; at += 64) PREFETCH(row + at);
+}
+
+static void sum_part(void *context, int number, uint64_t begin, uint64_t end) {
+    const work *w = context;
+    const uint64_t stride = w->dims * sizeof(float), last = w->bounds[end];
+    wm_add_rows_fn *const add_rows = wm_variants_in_use()->add_rows;
+    (void)number;
+    for (uint64_t i = begin; i < end; i++) {
+        float *sum = w->out + (w->places ? w->places[i] : i) * w->dims;
+        memset(sum, 0, stride);
+        for (uint64_t at = w->bounds[i], stop = w->bounds[i + 1]; at < stop;) {
+            const uint64_t count = stop - at < WM_ROWS_TOGETHER ? stop - at : WM_ROWS_TOGETHER;
+            const uint8_t *rows[WM_ROWS_TOGETHER];
+            for (uint64_t k = 0; k < count; k++) {
+                rows[k] = w->matrix + w->rows[at + k] * stride;
+                if (at + k + ROWS_AHEAD < last) prefetch_row(w->matrix + w->rows[at + k + ROWS_AHEAD] * stride, stride);
+            }
+            add_rows(rows, (unsigned)count, w->dims, sum);
+            at += count;
+        }
+        const float norm = unit_vector(sum, w->dims);
+        if (w->norms) w->norms[i] = norm;
+    }
+}
+
+int64_t wm_unit_sums(const uint8_t *matrix, uint64_t size, uint64_t dims, const uint64_t *rows, uint64_t n_rows,
+                     const uint64_t *bounds, const uint64_t *places, uint64_t n, float *out, uint64_t out_rows, float *norms,
+                     int threads) {
+    if (dims > size / sizeof(float) && n_rows) return -2;
+    const uint64_t height = dims ? size / (dims * sizeof(float)) : 0;
+    for (uint64_t i = 0; i < n; i++) {
+        if (bounds[i] > bounds[i + 1] || bounds[i + 1] > n_rows || (places ? places[i] : i) >= out_rows) return -2;
+        for (uint64_t k = bounds[i]; k < bounds[i + 1]; k++)
+            if (rows[k] >= height) return (int64_t)i;
+    }
+    work w = {matrix, dims, rows, bounds, places, out, norms};
+    wm_run_parts(sum_part, &w, n, 1, n_rows ? n * (uint64_t)ROWS_A_THREAD / n_rows + 1 : n, threads);
+    return -1;
+}

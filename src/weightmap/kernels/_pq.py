@@ -1,0 +1,100 @@
+"""Product quantisation in C. Used by weightmap.pq."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Codes"]
+
+
+class Codes:
+    """Codes and what they stand for, ready for C: see wm_pq in kernels.h. It keeps the arrays alive.
+
+    Parameters
+    ----------
+    codes : ndarray of uint8, shape (n, m)
+    codebooks : ndarray of float32, shape (m, centroids, width)
+    turned : ndarray of float32, shape (m * width, m * width), optional
+        The projection, transposed.
+    norms : ndarray of float32, shape (n,), optional
+        All of them C-contiguous, and all but the codes aligned.
+    """
+
+    __slots__ = ("_dims", "_keep", "_struct", "_turned", "count")
+
+    def __init__(
+        self,
+        codes: NDArray[np.uint8],
+        codebooks: NDArray[np.float32],
+        turned: NDArray[np.float32] | None,
+        norms: NDArray[np.float32] | None,
+    ) -> None:
+        pieces, centroids, width = codebooks.shape
+        self.count = len(codes)
+        self._dims = pieces * width
+        self._turned = turned is not None
+        pointers = [NULL if array is None else from_buffer("float[]", array) for array in (codebooks, turned, norms)]
+        self._keep: tuple[Any, ...] = (as_input(codes), *pointers)
+        self._struct = ffi.new("wm_pq *", (*self._keep, self.count, pieces, centroids, width))
+
+    def decode(
+        self, out: NDArray[np.float32], *, first: int = 0, rows: NDArray[np.uint64] | None = None, threads: int = 1
+    ) -> int:
+        """Fill `out`, float32 and C-contiguous, with the values of rows.
+
+        Parameters
+        ----------
+        out : ndarray of float32
+            As many elements as the rows have.
+        first : int
+            The rows from here on,
+        rows : ndarray of uint64, optional
+            or these, in this order.
+        threads : int
+            At most this many threads share the work. The result does not depend on it.
+
+        Returns
+        -------
+        int
+            -1, or the position among all codes of one that stands for nothing; then `out` is filled in part.
+
+        Raises
+        ------
+        IndexError
+            For rows that there are not.
+        """
+        count = out.size // self._dims if self._dims else 0
+        scratch = np.empty(self._dims * max(1, min(threads, 64)) if self._turned else 0, np.float32)
+        bad: int = lib.wm_pq_decode(
+            self._struct,
+            NULL if rows is None else from_buffer("uint64_t[]", rows),
+            first,
+            count if rows is None else len(rows),
+            as_output(out, "float[]"),
+            as_output(scratch, "float[]"),
+            len(scratch),
+            threads,
+        )
+        if bad == -2:
+            raise IndexError(f"rows that do not exist: there are {self.count}")
+        return bad
+
+    def sums(self, table: NDArray[np.float32], out: NDArray[np.float32], *, first: int = 0, threads: int = 1) -> int:
+        """Fill `out`, shape (k,), with the sums over j of ``table[j, code j]`` of the rows from `first` on.
+
+        `table` is float32, C-contiguous, of shape (m, centroids); terms are added in the order of j in float32. Returns
+        and raises as `decode` does.
+        """
+        bad: int = lib.wm_pq_sums(
+            self._struct, from_buffer("float[]", table), first, len(out), as_output(out, "float[]"), threads
+        )
+        if bad == -2:
+            raise IndexError(f"rows that do not exist: there are {self.count}")
+        return bad

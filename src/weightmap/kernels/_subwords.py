@@ -1,0 +1,171 @@
+"""Character n-grams and sums of rows in C. Used by weightmap.subwords and weightmap.embeddings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, ffi, from_buffer, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+__all__ = ["NGRAMS_MOST", "Ngrams", "pack_texts", "unit_sums"]
+
+_KINDS = {
+    "bucket": lib.WM_SUBWORDS_BUCKET,
+    "fasttext": lib.WM_SUBWORDS_FASTTEXT,
+    "explicit": lib.WM_SUBWORDS_EXPLICIT,
+}
+NGRAMS_MOST: int = lib.WM_NGRAMS_MOST
+# Rows that there is room for at first, for each text and in all: a word of 15 characters has 54 n-grams of 3 to 6.
+_ROOM, _ROOM_LEAST = 64, 256
+
+
+def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple[bytes, NDArray[np.uint32]] | None:
+    """Return the UTF-8 of texts back to back, each within `before` and `after` (ASCII), and their bounds.
+
+    Lone surrogates are encoded as if they were characters, which no valid UTF-8 contains. None when all together are
+    4 GiB or more.
+    """
+    blob = (before + (after + before).join(texts) + after).encode(errors="surrogatepass") if texts else b""
+    around = len(before) + len(after)
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts)) + around
+    if int(lengths.sum()) != len(blob):  # not ASCII: bytes and characters count differently
+        lengths = (
+            np.fromiter((len(text.encode(errors="surrogatepass")) for text in texts), np.int64, len(texts)) + around
+        )
+    if len(blob) > U32_MAX:
+        return None
+    bounds = np.zeros(len(texts) + 1, np.uint32)
+    np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
+    return blob, bounds
+
+
+class Ngrams:
+    """The n-grams of a vocabulary, ready for C: see wm_subwords in kernels.h. It keeps the arrays alive.
+
+    Parameters
+    ----------
+    kind : str
+        "bucket", "fasttext" or "explicit".
+    min_n, max_n : int
+    size : int
+    first_row : int
+        Added to each index.
+    table : tuple, optional
+        Of an explicit vocabulary: data, bounds, gap, slots of the index over its n-grams, and their indices, uint64.
+    """
+
+    __slots__ = ("_keep", "_struct")
+
+    def __init__(self, kind: str, min_n: int, max_n: int, size: int, first_row: int, table: Any = None) -> None:
+        index, indices, count = NULL, NULL, 0
+        if table is not None:
+            data, bounds, gap, slots, numbers = table
+            buffer, starts = as_input(data), from_buffer("uint32_t[]", bounds)
+            places, indices, count = from_buffer("uint32_t[]", slots), from_buffer("uint64_t[]", numbers), len(numbers)
+            index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, places, len(slots)))
+            table = (buffer, starts, places, indices, index)
+        self._keep = table
+        size = 0 if kind == "explicit" else size
+        self._struct = ffi.new("wm_subwords *", (_KINDS[kind], min_n, max_n, size, first_row, index, indices, count))
+
+    def rows(self, blob: bytes, bounds: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | int:
+        """Return the rows of the n-grams of many texts, and where those of each begin.
+
+        Parameters
+        ----------
+        blob, bounds
+            The texts, within their brackets, as `pack_texts` returns them.
+
+        Returns
+        -------
+        rows : ndarray of uint64
+        row_bounds : ndarray of uint64, shape (texts + 1,)
+            Or, in place of both, the number of the first text with more than `NGRAMS_MOST` n-grams.
+        """
+        texts = len(bounds) - 1
+        row_bounds = np.empty(texts + 1, np.uint64)
+        room = max(_ROOM_LEAST, _ROOM * texts)
+        while True:
+            rows = np.empty(room, np.uint64)
+            total: int = lib.wm_subword_rows(
+                self._struct,
+                blob,
+                len(blob),
+                from_buffer("uint32_t[]", bounds),
+                texts,
+                as_output(rows, "uint64_t[]"),
+                room,
+                as_output(row_bounds, "uint64_t[]"),
+            )
+            if total < 0:
+                assert total != -1  # noqa: S101 - Subwords and pack_texts have seen to that
+                return -2 - total
+            if total <= room:
+                return rows[:total], row_bounds
+            room = total
+
+
+def unit_sums(
+    matrix: NDArray[np.float32],
+    rows: NDArray[np.uint64],
+    bounds: NDArray[np.uint64],
+    out: NDArray[np.float32],
+    *,
+    places: NDArray[np.uint64] | None = None,
+    norms: NDArray[np.float32] | None = None,
+    threads: int = 1,
+) -> int:
+    """Fill rows `places` of `out` with sums of rows of `matrix`, each divided by its L2 norm.
+
+    Parameters
+    ----------
+    matrix : ndarray of float32, shape (n, d)
+        C-contiguous, at any alignment.
+    rows : ndarray of uint64
+        The numbers of the rows.
+    bounds : ndarray of uint64, shape (k + 1,)
+        Sum i is of the rows ``rows[bounds[i]:bounds[i + 1]]``, added in this order in float32.
+    out : ndarray of float32, shape (m, d)
+        C-contiguous.
+    places : ndarray of uint64, shape (k,), optional
+        Which row of `out` each sum goes to, all different; 0, 1, 2 … when not given.
+    norms : ndarray of float32, shape (k,), optional
+        Filled with the norms: roots of the sums of the squares in double precision.
+    threads : int
+        At most this many threads share the work. The result does not depend on it.
+
+    Returns
+    -------
+    int
+        -1, or the number of the first sum that has a row which `matrix` does not have.
+
+    Raises
+    ------
+    ValueError
+        When bounds or places do not fit.
+    """
+    octets = np.ndarray((matrix.nbytes,), np.uint8, matrix) if matrix.nbytes else b""
+    bad: int = lib.wm_unit_sums(
+        from_buffer("uint8_t[]", octets),
+        matrix.nbytes,
+        matrix.shape[1],
+        from_buffer("uint64_t[]", rows),
+        len(rows),
+        from_buffer("uint64_t[]", bounds),
+        NULL if places is None else from_buffer("uint64_t[]", places),
+        len(bounds) - 1,
+        as_output(out, "float[]"),
+        len(out),
+        NULL if norms is None else as_output(norms, "float[]"),
+        threads,
+    )
+    if bad == -2:
+        raise ValueError("bounds or places do not fit the rows or the output")
+    return bad
