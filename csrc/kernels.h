@@ -155,7 +155,7 @@ typedef struct {
 /* The rows of the n-grams of n texts, text i being texts[bounds[i], bounds[i+1]) with its brackets "<" and ">": rows[
  * row_bounds[i], row_bounds[i+1]), row_bounds having n + 1 entries. Returns their number, which may exceed cap; then rows is
  * only filled in part, and the call is to be repeated with more room. Or -1 for bounds that do not lie in texts in rising
- * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams. */
+ * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams, with rows or without. */
 int64_t wm_subword_rows(const wm_subwords *subwords, const uint8_t *texts, uint64_t len, const uint32_t *bounds, uint64_t n,
                         uint64_t *rows, uint64_t cap, uint64_t *row_bounds);
 /* Sums of rows, each divided by its L2 norm; a sum of zeros stays one. The matrix lies in matrix[0, size), rows of dims float32,
