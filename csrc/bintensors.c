@@ -133,7 +133,7 @@ static int read_metadata(reader *r, wm_bintensors *out) {
 }
 
 /* The dtype and shape of tensor `row` and where its data lies. */
-static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_t *n_dims) {
+static inline int read_tensor(reader *r, const wm_columns *c, uint64_t *n_dims) {
     uint64_t at = r->pos, code, ndim;
     r->part = WM_BIN_DTYPE;
     if (!read_integer(r, &code)) return 0;
@@ -153,7 +153,7 @@ static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_
 }
 
 /* The map from names to tensors: bounds[i] becomes the place of the name of tensor i, its length in front. */
-static int read_map(reader *r, const wm_bintensors_columns *c, uint64_t n, wm_bintensors *out) {
+static int read_map(reader *r, const wm_columns *c, uint64_t n, wm_bintensors *out) {
     uint64_t at = r->pos, count;
     r->row = n;
     r->part = WM_BIN_MAP;
@@ -191,13 +191,14 @@ static int read_map(reader *r, const wm_bintensors_columns *c, uint64_t n, wm_bi
 }
 
 /* Reads a header to its end, or as far as it goes. */
-static void read_header(reader *r, const wm_bintensors_columns *c, int layout, wm_bintensors *out) {
+static void read_header(reader *r, const wm_columns *c, int layout, wm_bintensors *out) {
     uint64_t n = 0, n_dims = 0, names_len = 0;
     *out = (wm_bintensors){.layout = layout};
     if (!read_metadata(r, out)) return;
     r->row = 0;
     r->part = WM_BIN_TENSORS;
-    if (!read_count(r, layout == SPEC ? TENSOR_LEAST : NAME_LEAST + TENSOR_LEAST, &n)) return;
+    /* Each tensor has a name, here or in the map: so there is never room for more tensors than the columns have. */
+    if (!read_count(r, TENSOR_LEAST + (layout == SPEC ? ENTRY_LEAST : NAME_LEAST), &n)) return;
     c->bounds[0] = c->dim_bounds[0] = 0;
     for (; r->row < n; r->row++) {
         uint64_t at = r->pos, length;
@@ -227,15 +228,19 @@ static void read_header(reader *r, const wm_bintensors_columns *c, int layout, w
     out->complete = rest == r->len && r->len - r->pos < 8;
 }
 
-/* How far a reading went. One without a fault is the file's own layout, and so is one to the very end, whatever values were
- * wrong; tensors that all read well, up to the map of names, are hardly there by chance either. */
+/* How far a reading went, or how hardly by chance: first what has no fault and ends where the header does; then what ends there
+ * with a fault in the map of names alone, which all of the tensors precede; then what has no fault and leaves bytes over; then
+ * what ends there, whatever values were wrong; then tensors that all read well, up to the map. */
 static uint64_t progress(const reader *r, const wm_bintensors *out) {
-    if (r->fault.code == WM_FAULT_NONE) return UINT64_MAX;
-    if (out->complete) return UINT64_MAX - 1;
+    const int faultless = r->fault.code == WM_FAULT_NONE;
+    if (out->complete && faultless) return UINT64_MAX;
+    if (out->complete && r->faulty_part == WM_BIN_MAP && out->n_tensors > 0) return UINT64_MAX - 1;
+    if (faultless) return UINT64_MAX - 2;
+    if (out->complete) return UINT64_MAX - 3;
     return r->part == WM_BIN_MAP && out->n_tensors > 0 ? r->len : r->pos;
 }
 
-int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
+int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_columns *columns,
                        wm_bintensors *out, wm_fault *fault) {
     *out = (wm_bintensors){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
@@ -251,12 +256,12 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
             read_header(&r, columns, layout, &found);
             found.progress = progress(&r, &found);
             found.part = r.faulty_part;
-            if (!tolerant && r.fault.code != WM_FAULT_NONE) continue;
+            if (!tolerant && (r.fault.code != WM_FAULT_NONE || (layouts == (SPEC | CURRENT) && !found.complete))) continue;
             if (!tolerant || out->layout == 0 || found.progress > out->progress) {
                 *out = found;
                 *fault = r.fault;
             }
             if (!tolerant) return 0;
         }
-    return -1;
+    return fault->code == WM_FAULT_NONE ? 0 : -1;
 }

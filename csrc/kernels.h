@@ -305,6 +305,18 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
                         uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
                         uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault);
 
+/* The columns of a table of tensors, for a scan to fill, and how much each holds: names_cap bytes of names, cap + 1 bounds and
+ * dim_bounds, cap of dtype, begin and end, dims_cap dims. What they mean stands at wm_safetensors_scan. */
+typedef struct {
+    uint64_t cap, dims_cap, names_cap;
+    uint8_t *names;
+    uint32_t *bounds;
+    uint8_t *dtype;
+    uint64_t *dims;
+    uint32_t *dim_bounds;
+    uint64_t *begin, *end;
+} wm_columns;
+
 /* ------------------------------------------------------------------------------------------------- BinTensors
  * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1 the specification's, 2 the current
  * one, 3: the first of them that fits) and turns it into columns as wm_safetensors_scan has them, rows in the order of the
@@ -314,18 +326,9 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
  * Capacities: names names_cap >= len bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap, below
  * 2^32 - 1, as is len. A tensor takes at least 5 bytes, so cap = len / 5 + 1 and dims_cap = len are always enough. A file with
  * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled, the first
- * one of the layout that could be read further; that is out->layout. After the faults BIN_ALIAS and BIN_MAP the columns of
- * layout 1, read alone, are filled but for the names.
+ * one of the layout that could be read further; that is out->layout. After the faults BIN_ALIAS, BIN_INDEX and BIN_MAP the
+ * columns of layout 1, read alone, are filled but for the names.
  */
-typedef struct {
-    uint64_t cap, dims_cap, names_cap;
-    uint8_t *names;
-    uint32_t *bounds;
-    uint8_t *dtype;
-    uint64_t *dims;
-    uint32_t *dim_bounds;
-    uint64_t *begin, *end;
-} wm_bintensors_columns;
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
     uint64_t metadata_count;               /* pairs of the metadata */
@@ -349,7 +352,7 @@ enum {
     WM_BIN_OFFSETS = 5,
     WM_BIN_MAP = 6
 };
-int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
+int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_columns *columns,
                        wm_bintensors *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------------------- CNN v2
@@ -409,7 +412,19 @@ enum {
     WM_AMB_SCALE_TYPE = 8,
     WM_AMB_PADDING = 9
 };
-int wm_amb_walk(const wm_amb_section *section, const wm_bintensors_columns *columns, wm_amb *out, wm_fault *fault);
+int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb *out, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------------------- finalfusion
+ * Lists of strings as its vocabularies have them: each entry is a u32 length, that many bytes, and `tail` bytes: 0 after
+ * words, 8 after n-grams, whose index they are.
+ */
+/* Walks as many of `count` entries as lie whole in data[0, len), from data[0] on. Returns the bytes that they take, and
+ * their number in *walked: a list may be walked in pieces. */
+uint64_t wm_fifu_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_t tail, uint64_t *walked);
+/* Walks `count` n-grams with their indices (tail 8). Fills bounds (count + 1 entries, gap 12: string i is data[bounds[i],
+ * bounds[i+1] - 12)) and indices (count entries). What lies past 2^32 - 5 bytes does not fit. Returns the number of bytes
+ * walked, or -1 - i when n-gram i does not fit. */
+int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds, uint64_t *indices);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes

@@ -13,10 +13,12 @@ import pytest
 from tests import guard
 from tests.builders import amb, noise, normal
 from tests.builders import safetensors as st
+from tests.scan_support import Arena
 from tests.support import DATA, listing, run_child, same
 
 import weightmap as wm
 from weightmap import cli, kernels
+from weightmap._kernels import ffi, lib
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -238,6 +240,55 @@ def test_kernel_reads_nothing_outside_its_memory() -> None:
         assert found.n_tensors == sum(at <= end for at in whole) - 1
 
 
+ARENAS = [Arena(4096) for _ in range(7)]
+
+
+@pytest.mark.parametrize("missing", ["", "cap", "dims_cap", "names_cap", "all"])
+def test_kernel_writes_nothing_outside_its_columns(missing: str) -> None:
+    """Columns flush against forbidden pages are filled as far as they go, and counts are right in any case."""
+    shapes = [(), (2, 1), (0,), (1, 1, 3), (4,)]
+    records = [amb.dense("n" * i, noise("int8", shape, i)) for i, shape in enumerate(shapes)]
+    data = amb.build(records)
+    needed = {"cap": 5, "dims_cap": 7, "names_cap": 10}
+    room = {key: 0 if missing == "all" else need - (key == missing) for key, need in needed.items()}
+    types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
+    sizes = (1, 4, 1, 8, 4, 8, 8)
+    counts = (
+        room["names_cap"],
+        room["cap"] + 1,
+        room["cap"],
+        room["dims_cap"],
+        room["cap"] + 1,
+        room["cap"],
+        room["cap"],
+    )
+    ends = [arena.end(n * size, kind) for arena, n, size, kind in zip(ARENAS, counts, sizes, types, strict=True)]
+    columns = ffi.new("wm_columns *", (room["cap"], room["dims_cap"], room["names_cap"], *ends))
+    found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    section = ffi.new("wm_amb_section *", (-1, 0, ffi.from_buffer(data), len(data), 28, len(data), 0, 9, 99, 0, 0))
+    assert lib.wm_amb_walk(section, columns, found, fault) == 0
+    assert (found.n_tensors, found.n_dims, found.names_len) == tuple(needed.values())
+    if not missing:
+        assert bytes(ffi.buffer(columns.names, 10)) == b"nnnnnnnnnn"
+        assert list(ffi.unpack(columns.dim_bounds, 6)) == [0, 0, 2, 3, 6, 7]
+        assert list(ffi.unpack(columns.dims, 7)) == [2, 1, 0, 1, 1, 3, 4]
+        begins, ends = ffi.unpack(columns.begin, 5), ffi.unpack(columns.end, 5)
+        assert [data[28 + a : 28 + b] for a, b in zip(begins, ends, strict=True)] == [r.data for r in records]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "origin", "names"),
+    [(29, 28, 0, 9), (28, 1000, 0, 9), (28, 2**63, 0, 9), (28, 28, 29, 9), (28, 28, 0, 2**32)],
+)
+def test_kernel_refuses_what_makes_no_sense(begin: int, end: int, origin: int, names: int) -> None:
+    """A section outside of the file, or upside down, and names that 32 bits cannot count are an error of the caller."""
+    data = amb.build()
+    columns, found, fault = ffi.new("wm_columns *"), ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    asked = (-1, 0, ffi.from_buffer(data), len(data), begin, end, origin, 9, names, 0, 0)
+    assert lib.wm_amb_walk(ffi.new("wm_amb_section *", asked), columns, found, fault) == -1
+    assert fault.code == lib.WM_FAULT_COLUMN
+
+
 # ------------------------------------------------------------------------------------------------- verify
 
 
@@ -287,7 +338,7 @@ def test_verify_notices_what_changed(put: Any) -> None:
 
 def test_odd_but_legal_things_are_warnings(put: Any) -> None:
     """An empty name and a config whose "quant" says nothing usable load; `verify` mentions them."""
-    data = amb.build([amb.dense("", normal((1,)))], config=b'{"quant": {"block_size": 0}}')
+    data = amb.build([amb.dense("", normal((1,)))], config=b'{"quant": {"block_size": -1}}')
     warnings = wm.open(put(data)).verify().warnings
     assert len(warnings) == 2
     assert "quant" in warnings[0]

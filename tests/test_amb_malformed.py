@@ -379,10 +379,10 @@ def walked(source: Any, data: bytes) -> None:
 
 
 def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:
-    """Records that are gone when the walk comes to them are a TruncatedError, wherever the file ends."""
+    """Headers of records that are gone when the walk comes to them are a TruncatedError; data is not looked at."""
     data = sound()
     path = tmp_path / "shrinks.amb"
-    for size in range(START, len(data)):
+    for size in range(START, len(data) - len(SECOND.data)):
         path.write_bytes(data)
         source = Source.from_path(str(path), "mmap")
         os.truncate(path, size)

@@ -187,7 +187,17 @@ def test_bare_blocks_without_a_word_are_of_32_with_halves(put: Any, config: byte
 
 @pytest.mark.parametrize(
     "quant",
-    [{"block_size": 64}, {"block_size": 33}, {"block_size": True}, {"block_size": "32"}, {"scale_type": "fp32"}, [], 5],
+    [
+        {"block_size": 64},
+        {"block_size": 33},
+        {"block_size": True},
+        {"block_size": 0},
+        {"block_size": -2},
+        {"block_size": "32"},
+        {"scale_type": "fp32"},
+        [],
+        5,
+    ],
     ids=repr,
 )
 def test_bare_blocks_that_the_configuration_does_not_fit(put: Any, quant: Any) -> None:
@@ -399,6 +409,31 @@ def test_any_single_byte_of_a_quantised_file_may_be_wrong(value: int) -> None:
         use(data[:at] + bytes([value]) + data[at + 1 :])
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_any_number_anywhere_may_be_at_its_edge(width: int) -> None:
+    """Numbers at the edges of their types, at every byte of a file of all schemes: it works or is a TensorFileError."""
+    data, top = small(), 1 << 8 * width
+    for value in {1, top // 2 - 1, top // 2, top - 1, top // 16}:
+        for at in range(6, len(data) - width):
+            use(data[:at] + value.to_bytes(width, "little") + data[at + width :])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_random_damage_of_a_quantised_file() -> None:
+    """Pieces overwritten, removed and doubled at random, section sizes corrected: it works or is a TensorFileError."""
+    rng = np.random.default_rng(11)
+    for _ in range(2000):
+        data = bytearray(small())
+        start = 28 + sum(struct.unpack_from("<3I", data, 8))
+        for _ in range(int(rng.integers(1, 4))):
+            at = int(rng.integers(start, len(data)))
+            end = min(len(data), at + int(rng.integers(1, 12)))
+            kind = rng.integers(0, 3)
+            data[at:end] = b"" if kind == 0 else data[at:end] * 2 if kind == 1 else rng.bytes(end - at)
+        use(bytes(data[:20] + struct.pack("<Q", len(data) - start) + data[28:]))
+
+
 def test_truncation_of_a_quantised_file() -> None:
     """Every proper prefix is refused, also one whose section sizes were corrected."""
     data = small()
@@ -447,6 +482,7 @@ def test_tensors_from_memory_are_written(tmp_path: Path, scheme: str, block_size
         assert json.loads(config) == {"quant": quant}
         with wm.open(path, verify="full") as f:
             np.testing.assert_array_equal(np.asarray(f["q"]), np.asarray(q))
+            assert f.verify().warnings == ()
 
 
 def test_the_configuration_describes_most_of_the_file(tmp_path: Path) -> None:
@@ -456,6 +492,14 @@ def test_the_configuration_describes_most_of_the_file(tmp_path: Path) -> None:
     wm.save(tmp_path / "x.amb", {"a": few, "b": large, "c": np.zeros(1000, np.float32)})
     with wm.open(tmp_path / "x.amb") as f:
         assert f.config["quant"] == {"type": "int5_block", "block_size": 32, "scale_type": "fp32"}
+
+
+def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
+    """A list for a configuration is an EncodeError, with quantised tensors and without."""
+    q = QuantizedTensor("int4", (2,), bytes(3))
+    for tensors in ({}, {"q": q}):
+        with pytest.raises(wm.EncodeError, match="config"):
+            wm.save(tmp_path / "x.amb", tensors, config=[1])  # type: ignore[arg-type]
 
 
 def test_blocks_too_large_for_their_field(tmp_path: Path) -> None:

@@ -228,6 +228,18 @@ def test_none_and_nothing_differ_and_stay(layout: str, tmp_path: Path) -> None:
             assert (tmp_path / "n.bt").read_bytes() == bt.build(value, metadata, target)
 
 
+def test_no_file_is_converted_into_one_that_cannot_be_read(put: Callable[..., Path], tmp_path: Path) -> None:
+    """An empty tensor whose shape is too large for elements of 8 bytes is an EncodeError with its name."""
+    path = put(bt.build({"vast": noise("float16", (2**60, 0)), "a": noise("float16", (2,))}), "m.bt")
+    wm.convert(path, tmp_path / "out.bt", dtype="float32")
+    with wm.open(tmp_path / "out.bt") as f:
+        assert f["vast"].shape == (2**60, 0)
+    for name in ("other.bt", "other.safetensors"):
+        with pytest.raises(wm.EncodeError, match=r"'vast' \(1152921504606846976, 0\)"):
+            wm.convert(path, tmp_path / name, dtype="float64")
+        assert not (tmp_path / name).exists()
+
+
 def test_conversion_between_the_layouts(put: Callable[..., Path], tmp_path: Path) -> None:
     """spec → current → spec gives the same file, with metadata, empty tensors, scalars and every name."""
     path = put(bt.build(bt.RANKS, {"k": "v"}), "m.bt")

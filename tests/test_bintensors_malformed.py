@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import random
 import time
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builders import bintensors as bt
+from tests.scan_support import Arena
 from tests.support import DATA, exercise, survives
 
 import weightmap as wm
+from weightmap import kernels
+from weightmap._kernels import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,6 +220,8 @@ LIES: dict[str, tuple[Callable[[str], bytes], Any]] = {
     "data one byte short": (lambda layout: make(layout, data=BODY[:-1]), wm.TruncatedError),
     "no data": (lambda layout: make(layout, data=b""), wm.TruncatedError),
     "one tensor fewer than counted": (lambda layout: make(layout, count=3), wm.FormatError),
+    # Forty tensors of the fewest bytes, and none left for the map that names them.
+    "tensors without names": (lambda layout: bt.raw(b"\0\x28" + bytes(160)), wm.TruncatedError),
 }
 
 
@@ -272,6 +278,29 @@ def test_errors_name_field_and_place(case: str, layout: str) -> None:
 
 
 @every_layout
+def test_messages_show_the_beginning_of_a_long_name(layout: str) -> None:
+    """A name or a key of a megabyte makes no message of a megabyte, and looking one up does not take long."""
+    long = "n" * 10**6
+    twice = (A._replace(name=long), B._replace(name=long))
+    for data in (
+        make(layout, (A._replace(name=long, shape=(3,)), B)),
+        make(layout, twice, index=[(long, 0), (long, 1)]),
+        make(layout, metadata=[(long, "1"), (long, "2")]),
+    ):
+        with pytest.raises(wm.LayoutError, match=r"nnn'\.\.\. \(1000000 characters\)") as caught:
+            wm.open(memoryview(data), format="bintensors")
+        assert len(str(caught.value)) < 400
+    started = time.perf_counter()
+    with (
+        wm.open(memoryview(make(layout, (A._replace(name=long), B)))) as f,
+        pytest.raises(wm.TensorNotFoundError) as lost,
+    ):
+        f[long[1:]]
+    assert len(str(lost.value)) < 400
+    assert time.perf_counter() - started < 1
+
+
+@every_layout
 def test_a_tensor_more_than_counted(layout: str) -> None:
     """A second tensor behind the one that is counted is no padding, and its data is not expected."""
     with pytest.raises(wm.FormatError):
@@ -314,6 +343,16 @@ def test_an_index_map_that_lies(case: str) -> None:
         assert caught.value.format == "bintensors"
 
 
+def test_an_index_map_that_lies_is_told_from_a_tail_of_junk() -> None:
+    """Where one layout reads to the very end but for an index, and the other leaves bytes over, it is the index."""
+    rows = [bt.Row("a", 1, (1,), 0, 1), bt.Row("b", 1, (1,), 1, 2)]
+    data = bt.raw(bt.padded(bt.header(rows, index=[("a", 0), ("b", 0)])), b"12")
+    assert bt.faults(bt.dissect(data, "current"), "current") >= {"tail"}
+    with pytest.raises(wm.LayoutError, match="one that no earlier entry has") as caught:
+        wm.open(memoryview(data), format="bintensors")
+    assert caught.value.field == "index_map"
+
+
 def test_the_index_map_gives_the_names() -> None:
     """A map in any order that names each tensor once is right: names go where it says."""
     with wm.open(memoryview(make("spec", index=[("z", 1), ("a", 0)]))) as f:
@@ -332,6 +371,40 @@ def test_unknown_dtypes_are_told_with_those_that_are_known() -> None:
         assert all(name in str(caught.value).upper() for name in ("BOOL", "BF16", "U64", "F8_E4M3")) or all(
             name in str(caught.value) for name in ("bool", "bfloat16", "uint64", "float8_e4m3fn")
         )
+
+
+# ------------------------------------------------------------------------------------------------- the scan in C
+
+
+def test_the_scan_stays_within_its_memory() -> None:
+    """With the header and every column flush against a page that nobody may touch, any header is read within bounds."""
+    dice = random.Random(3)
+    arenas = [Arena(8192) for _ in range(8)]
+    types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
+    found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    heads = [bt.padded(bt.header(bt.rows_of(bt.RANKS), {"k": "v", "l": ""}, layout)) for layout in bt.LAYOUTS]
+    heads += [bytes([0, count]) + bytes(size * count) for count in (1, 7, 40) for size in (3, 4, 5, 6, 7)]
+    seen = set()
+    for _ in range(6000):
+        head = bytearray(dice.choice(heads))
+        for _ in range(dice.randrange(4)):
+            head[dice.randrange(len(head))] = dice.choice(
+                (0, 1, 2, 5, 32, 40, 250, 251, 252, 253, 254, dice.randrange(256))
+            )
+        del head[dice.randrange(2, len(head) + 1) :]
+        size = len(head)
+        cap = dice.choice((size // 5 + 1, size // 5 + 1, 0, 1, 3))
+        sizes = (size, 4 * (cap + 1), cap, 8 * size, 4 * (cap + 1), 8 * cap, 8 * cap)
+        pointers = [arena.end(*each) for arena, each in zip(arenas[1:], zip(sizes, types, strict=True), strict=True)]
+        columns = ffi.new("wm_columns *", (cap, size, size, *pointers))
+        failed = lib.wm_bintensors_scan(arenas[0].put(bytes(head)), size, dice.choice((1, 2, 3)), columns, found, fault)
+        assert bool(failed) == (fault.code != 0)
+        assert fault.code != kernels.FAULTS["COLUMN"]
+        if cap > size // 5:
+            # The columns that kernels.h says suffice do suffice.
+            assert fault.code != kernels.FAULTS["CAPACITY"], bytes(head)
+        seen.add(fault.code)
+    assert len(seen) > 8
 
 
 # ------------------------------------------------------------------------------------------------- absurd numbers

@@ -12,6 +12,7 @@ import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 
 import weightmap
 from weightmap import demo
-from weightmap.demo import bert, measure, report
+from weightmap.demo import bert, measure, parts, report
 
 REFERENCE = Path(__file__).parent / "data" / "minilm_reference.npz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -228,9 +229,9 @@ def test_a_configuration_that_the_tensors_contradict_is_refused(minilm, change, 
 
 
 def test_tensors_of_another_shape_or_type_are_refused(minilm):
-    """A tensor with the wrong shape or of another type than float32 is refused by name, before anything is computed."""
+    """A tensor with the wrong shape or a type that no weight has is refused by name, before anything is computed."""
     name = "encoder.layer.2.intermediate.dense.bias"
-    for wrong in (minilm[name][:-1], minilm[name].astype(np.float16), None):
+    for wrong in (minilm[name][:-1], minilm[name].astype(np.float64), minilm[name].astype(np.int8), None):
         with pytest.raises(weightmap.UnsupportedError, match=re.escape(name)):
             demo.SentenceEncoder({**minilm, name: wrong}, minilm.metadata, minilm.vocab)
 
@@ -240,6 +241,127 @@ def test_a_file_without_vocabulary_is_refused(tmp_path):
     path = tmp_path / "bare.weights"
     weightmap.save(path, {"a": np.zeros(3, np.float32)})
     with pytest.raises(weightmap.UnsupportedError, match=r"bare\.weights.*vocabulary"):
+        demo.run(str(path), out=io.StringIO())
+
+
+# ------------------------------------------------------------------------------- AMB, quantised and of half precision
+
+
+def convert_to_amb(checkpoint, path, **options):
+    """Convert the checkpoint to AMB; its path."""
+    weightmap.convert(checkpoint, path, **options)
+    return path
+
+
+def embeddings_of(path, sentences):
+    """Embeddings by the model in a file."""
+    with weightmap.open(path) as file:
+        return demo.SentenceEncoder(file).embed(sentences)
+
+
+@pytest.fixture(scope="module")
+def quantised(checkpoint, tmp_path_factory):
+    """Path of the checkpoint as AMB, its matrices of the layers quantised."""
+    return convert_to_amb(checkpoint, tmp_path_factory.mktemp("demo") / "minilm.amb", quantize="int5_block")
+
+
+def test_an_amb_file_says_of_its_model_what_an_embd_file_says(minilm, quantised):
+    """Numbers, vocabulary and special ids are the same, though AMB keeps them elsewhere and under other names."""
+    ours, theirs = parts.model_parts(minilm), weightmap.open(quantised)
+    found = parts.model_parts(theirs)
+    assert list(found.vocab) == list(ours.vocab)
+    assert dict(found.special_ids) == dict(ours.special_ids)
+    keys = ("num_layers", "num_attention_heads", "max_position_emb", "hidden_act")
+    assert [found.metadata[key] for key in keys] == [ours.metadata[key] for key in keys]
+    assert float(found.metadata["layer_norm_eps"]) == float(ours.metadata["layer_norm_eps"])
+
+
+def test_a_float32_amb_file_gives_the_same_embeddings(checkpoint, encoder, tmp_path):
+    """Tensors that lie at any address are as good as aligned ones: the embeddings are the same to the last bits."""
+    path = convert_to_amb(checkpoint, tmp_path / "plain.amb")
+    assert np.abs(embeddings_of(path, demo.DEFAULT_SENTENCES) - encoder.embed(demo.DEFAULT_SENTENCES)).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"dtype": "float16"}, 0.99999),
+        ({"dtype": "bfloat16"}, 0.999),
+        ({"quantize": "int8"}, 0.99),
+        ({"quantize": "int5_block", "dtype": "float16"}, 0.98),
+        (
+            {
+                "quantize": "adaptive",
+                "quantize_include": ["*.layer.0.*", "*.bias", "*.[pt]o*_emb*"],
+                "dtype": "float16",
+            },
+            0.98,
+        ),
+        ({"quantize": "int5_block", "quantize_include": "*"}, 0.96),
+    ],
+    ids=["float16", "bfloat16", "int8", "int5_block-float16", "adaptive-float16", "int5_block-all"],
+)
+def test_rounded_weights_give_nearly_the_same_embeddings(checkpoint, encoder, tmp_path, options, least):
+    """Half precision, quantised layers, and a model quantised to its last bias run, close to the float32 model."""
+    path = convert_to_amb(checkpoint, tmp_path / "rounded.amb", **options)
+    found, exact = embeddings_of(path, demo.DEFAULT_SENTENCES), encoder.embed(demo.DEFAULT_SENTENCES)
+    cosines = (found * exact).sum(axis=1)
+    assert not np.array_equal(found, exact)
+    assert least < cosines.min() <= cosines.max() < 1.000001
+
+
+def test_only_the_rows_that_occur_are_decoded():
+    """Rows of a quantised table are those of the decoded one, and a scale that no row needs is not looked at."""
+    table = weightmap.quantize(np.arange(50 * 32, dtype=np.float32).reshape(50, 32), "int5_block")
+    payload = bytearray(table.payload.tobytes())
+    ids = np.array([[3, 7, 3], [0, 49, 7]])
+    expected = table.dequantize()[ids]
+    for row in set(range(50)) - set(ids.flat):
+        payload[22 * row : 22 * row + 2] = b"\xff\xff"  # a scale that is NaN
+    poisoned = weightmap.QuantizedTensor("int5_block", (50, 32), payload, block_size=32)
+    decode, decoded = weightmap.QuantizedTensor._decode, []
+
+    def counted(self, start, stop, *rest):
+        decoded.append(stop - start)
+        return decode(self, start, stop, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weightmap.QuantizedTensor, "_decode", counted)
+        assert np.array_equal(bert.rows(poisoned, ids), expected)
+    assert decoded == [32] * 4
+
+
+def test_a_matrix_at_a_time_is_decoded(quantised):
+    """Embedding a sentence takes less than 8 MiB at any time, though the decoded matrices would take 41."""
+    with weightmap.open(quantised) as file:
+        encoder = demo.SentenceEncoder(file)
+        encoder.embed(["Warm."])
+        tracemalloc.start()
+        try:
+            encoder.embed(["A sentence."])
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert 2**20 < peak < 8 * 2**20
+
+
+def test_the_demo_runs_on_a_quantised_file(quantised, checkpoint):
+    """The demo tells how many tensors are quantised, finds the pairs, and tells how near the embeddings are."""
+    out = io.StringIO()
+    assert demo.run(str(quantised), out=out) == 0
+    text = out.getvalue()
+    assert "37 of them int5_block" in text
+    [cosine] = re.findall(r"^Cosine similarity of the two embeddings: ([01]\.\d+)\.", text, re.MULTILINE)
+    assert 0.98 < float(cosine) < 1
+    matrix = [line.split() for line in text.splitlines() if re.fullmatch(r" +\d+( +-?[01]\.\d{3}){6} +\d+", line)]
+    assert [row[-1] for row in matrix[:4]] == ["2", "1", "4", "3"]
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
+    """A model whose tokenizer is no WordPiece is an UnsupportedError with the file's name."""
+    path = tmp_path / "bpe.amb"
+    weightmap.save(path, {"a": np.zeros(3, np.float32)}, tokenizer={"type": 0, "special_ids": {}, "payload": b"{}"})
+    with pytest.raises(weightmap.UnsupportedError, match=r"bpe\.amb.*BPE"):
         demo.run(str(path), out=io.StringIO())
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.builders import Tensor, embd, noise, normal
+from tests.builders import Tensor, cnn_v2, embd, noise, normal
+from tests.builders import bintensors as bt
 from tests.builders import safetensors as st
 
 import weightmap as wm
@@ -33,6 +34,17 @@ def test_a_file_equals_itself_and_its_copy(put: Callable[..., Path]) -> None:
         assert not report.changed
         assert not report.metadata
         assert not report.vocab
+
+
+def test_numbers_and_their_decimal_strings_are_the_same_metadata(put: Callable[..., Path]) -> None:
+    """A CNN v2 file, whose metadata are integers, equals the same model in a format that holds strings alone."""
+    layers = cnn_v2.names(cnn_v2.ODD)
+    a = put(cnn_v2.build(cnn_v2.ODD, mip_level=2), "a.bin")
+    b = put(bt.build(bt.ordered(layers), {"version": "2", "mip_level": "2"}), "b.bt")
+    assert wm.diff(a, b).equal
+    assert wm.diff(b, a).equal
+    other = put(bt.build(bt.ordered(layers), {"version": "2", "mip_level": "02"}), "c.bt")
+    assert wm.diff(a, other).metadata == (("mip_level", 2, "02"),)
 
 
 def test_the_format_does_not_matter_for_tensors(put: Callable[..., Path]) -> None:

@@ -152,7 +152,7 @@ def test_threads_change_nothing(kind):
     order = np.tile(MIXED, 160)[:10_000_003]
     expected = table[order]
     out = np.empty(len(order) + 1, np.float32)[1:]
-    for threads in (1, 2, 5, 64, 0, -1):
+    for threads in (1, 2, 5, 64, 0, -1, 2**40, -(2**40)):
         out.fill(0)
         convert(order, out=out, threads=threads)
         assert np.array_equal(bits(out), expected)
@@ -262,6 +262,21 @@ def test_arrays_of_other_dtypes(kind, dtype):
     convert, _, _, name = kind
     with pytest.raises(ValueError, match=f"expected {name} or uint16"):
         convert(np.zeros(4, dtype))
+
+
+def test_scalars_are_arrays_without_dimensions(kind):
+    """A scalar of numpy gives an array of shape (), and one of another dtype is a ValueError, like an array."""
+    convert, table, dtype, name = kind
+    for scalar in (np.uint16(0x3C01), np.array([0x3C01], np.uint16).view(dtype)[0]):
+        result = convert(scalar)
+        assert result.shape == ()
+        assert result.view(np.uint32) == table[0x3C01]
+    for scalar in (np.float32(1), np.float64(1), np.int16(1)):
+        with pytest.raises(ValueError, match=f"expected {name} or uint16"):
+            convert(scalar)
+    assert kernels.unpack_f16_pairs(np.uint32(0xC0003C00)).tolist() == [1.0, -2.0]
+    with pytest.raises(ValueError, match="expected uint32"):
+        kernels.unpack_f16_pairs(np.float32(1))
 
 
 def test_one_kind_is_not_the_other():

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "weightmap"
 
 # From the ground up: a module imports what stands below it, or beside it. A new module gets its place here.
 LAYERS = [
-    {"errors", "limits"},
+    {"errors", "lazy", "limits"},
     {"_kernels"},
     {"kernels"},
     {"dtypes", "faults", "pq", "quant", "reading", "records", "source", "strict_json", "strings", "subwords", "table"},

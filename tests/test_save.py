@@ -669,3 +669,16 @@ def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
     assert np.array_equal(wm.load(path)["m"], np.asarray(matrix))
     with pytest.raises(wm.EncodeError, match="'masked'"):
         wm.save(path, {"masked": np.ma.masked_array(np.ones(2, np.float32), [True, False])})
+
+
+@pytest.mark.parametrize("suffix", [".weights", ".bt", ".bin", ".amb", ".safetensors"])
+def test_what_is_no_mapping_is_a_type_error(tmp_path: Path, suffix: str) -> None:
+    """Tensors or metadata as a list, a number or text are a TypeError that names the argument."""
+    path = tmp_path / f"out{suffix}"
+    for tensors in ([np.ones(2)], None, 5):
+        with pytest.raises(TypeError, match="tensors must be a mapping"):
+            wm.save(path, tensors)  # type: ignore[arg-type]
+    for metadata in ([("a", "b")], 5, "text"):
+        with pytest.raises(TypeError, match="metadata must be a mapping"):
+            wm.save(path, {}, metadata=metadata)  # type: ignore[arg-type]
+    assert listing(tmp_path) == []

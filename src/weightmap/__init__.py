@@ -9,7 +9,7 @@ array([[0., 1., 2.],
        [3., 4., 5.]], dtype=float32)
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.errors import (
@@ -31,6 +31,7 @@ from weightmap.errors import (
 )
 from weightmap.file import TensorFile, VerifyReport
 from weightmap.formats import formats
+from weightmap.lazy import on_demand
 from weightmap.limits import Limits
 from weightmap.opening import load, open
 from weightmap.strings import Vocabulary
@@ -93,17 +94,7 @@ _ON_DEMAND = {
     "quantize": "quant",
     "save": "saving",
 }
-
-
-def __getattr__(name: str) -> Any:
-    module = _ON_DEMAND.get(name)
-    if module is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    from importlib import import_module  # noqa: PLC0415 - needed here only
-
-    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
-    return value
+__getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
 
 
 def __dir__() -> list[str]:

@@ -105,9 +105,18 @@ def diff(a: Any, b: Any) -> DiffReport:
     changed = tuple(found for name in a if name in names_b if (found := _compare(name, a.locate(name), b.locate(name))))
     keys = {**a.metadata, **b.metadata}
     metadata = tuple(
-        (key, a.metadata.get(key), b.metadata.get(key)) for key in keys if a.metadata.get(key) != b.metadata.get(key)
+        (key, a.metadata.get(key), b.metadata.get(key))
+        for key in keys
+        if not _alike(a.metadata.get(key), b.metadata.get(key))
     )
     return DiffReport(a.name, b.name, only_in_a, only_in_b, changed, metadata, _vocabularies(a.vocab, b.vocab))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Say whether two values of metadata are equal. Some formats hold integers as decimal strings."""
+    if isinstance(a, str) is isinstance(b, str) or isinstance(a, bool) or isinstance(b, bool):
+        return bool(a == b)
+    return isinstance(a, (int, str)) and isinstance(b, (int, str)) and str(a) == str(b)
 
 
 def _compare(name: str, a: Located, b: Located) -> TensorDiff | None:

@@ -247,7 +247,7 @@ def _as_quantized(name: str, place: Located) -> Payload:
     model = from_quantized(name, place.decoder())
 
     def chunks() -> Iterator[Any]:
-        yield place.decoder().payload
+        yield from from_quantized(name, place.decoder()).chunks()
 
     return Payload(
         name,
@@ -257,6 +257,7 @@ def _as_quantized(name: str, place: Located) -> Payload:
         chunks,
         block_size=model.block_size,
         scale_type=model.scale_type,
+        parts=model.parts,
     )
 
 
@@ -280,7 +281,7 @@ def _metadata(file: TensorFile, directory: hub.ModelDirectory | None, found: For
 
     A format that has a place for the configuration does not get its numbers here.
     """
-    metadata = dict(file.metadata)
+    metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     if file.layout == "sharded":
         metadata.pop("total_size", None)  # of the shards, not of what is written
     if directory is None:
@@ -294,7 +295,8 @@ def _extras(
     """Return what goes along with the tensors, and what has to stay behind."""
     keys = found.metadata_keys
     homeless = [key for key in metadata if keys is not None and key not in keys]
-    metadata = {key: value for key, value in metadata.items() if keys is None or key in keys}
+    if keys is not None:
+        metadata = {key: value for key, value in metadata.items() if key in keys}
     if found.text_metadata:
         metadata = {key: str(value) if type(value) is int else value for key, value in metadata.items()}
     vocab: Sequence[str] | None = file.vocab

@@ -26,6 +26,7 @@ __all__ = [
     "UnknownFormatError",
     "UnsupportedError",
     "escape",
+    "quoted",
 ]
 
 # C0 and C1 controls, DEL, line and paragraph separators, the marks and overrides of bidirectional text, lone
@@ -58,6 +59,23 @@ def escape(text: str) -> str:
     layer\x1b[31m.weight
     """
     return re.sub(_CONTROL, _escape_one, text)
+
+
+# A name may have as many characters as a header has bytes.
+_MOST_QUOTED = 200
+
+
+def quoted(name: object) -> str:
+    """Return a name as messages show it: in quotes, and of a long one the beginning.
+
+    Examples
+    --------
+    >>> print(quoted("weight"), quoted("w" * 1000)[-30:])
+    'weight' wwwwwwww'... (1000 characters)
+    """
+    if isinstance(name, str) and len(name) > _MOST_QUOTED:
+        return f"{name[:_MOST_QUOTED]!r}... ({len(name)} characters)"
+    return repr(name)
 
 
 class TensorFileError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError
+from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError, quoted
 
 if TYPE_CHECKING:
     from weightmap import kernels
@@ -96,6 +96,6 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR09
 
 def _name(table: Table, row: int) -> str:
     try:
-        return repr(table.names[row])
+        return quoted(table.names[row])
     except (FormatError, IndexError, ValueError):
         return f"the name of tensor {row}"

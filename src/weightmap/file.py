@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, TensorNotFoundError
+from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
 from weightmap.formats import Content, Options, Verification
 from weightmap.reading import Located, read
 from weightmap.table import Row, Rules, Table, TensorInfo
@@ -30,6 +30,8 @@ __all__ = ["TensorFile", "VerifyReport"]
 
 # Fewer tensors than this are made one by one.
 _RUN = 4
+# Names of more characters than this get no suggestions when they are not found.
+_LONG = 400
 _OCTET = np.dtype(np.uint8)
 
 
@@ -217,11 +219,11 @@ class TensorFile(Mapping[str, Any]):
         import difflib  # noqa: PLC0415 - 3 ms, for messages only
 
         text = str(name)
-        # Bounded: comparing with every one of a million names would take minutes.
-        near = [other for other in self if abs(len(other) - len(text)) < 4][:1000]
+        # Bounded: comparing with every one of a million names, or with long ones, would take minutes.
+        near = [other for other in self if abs(len(other) - len(text)) < 4][:1000] if len(text) <= _LONG else []
         close = difflib.get_close_matches(text, near, n=3)
-        hint = f"; close: {', '.join(map(repr, close))}" if close else ""
-        message = f"no tensor is called {name!r} among {len(self)}{hint}"
+        hint = f"; close: {', '.join(map(quoted, close))}" if close else ""
+        message = f"no tensor is called {quoted(name)} among {len(self)}{hint}"
         return TensorNotFoundError(message, path=self._source.name, format=self.format)
 
     # ----------------------------------------------------------------------------------------------- properties
@@ -316,12 +318,16 @@ class TensorFile(Mapping[str, Any]):
         TensorNotFoundError
         FileChangedError
             When the file is no longer the one that was opened.
+        LimitError
+            When the result is larger than `Limits.max_copy_bytes`, or than numpy can count.
         ValueError
             When `out` has another shape, or cannot be written.
+        TypeError
+            When `out` is no array.
         """
         place = self.locate(name)
         try:
-            return read(place, dtype, out, threads, self._options.limits, f"tensor {name!r}")
+            return read(place, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
         except TensorFileError as error:
             raise error.located(path=place.source.name, format=self.format) from None
 

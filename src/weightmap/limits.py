@@ -19,8 +19,8 @@ class Limits(NamedTuple):
     max_tensors : int
         Largest number of tensors in a file (or in a sharded model as a whole).
     max_copy_bytes : int, optional
-        Largest amount, in bytes, that ``mode="copy"``, `convert` and `load` copy; None for no bound. Set it where files
-        come from strangers: a sparse file of a terabyte costs its author nothing.
+        Largest amount, in bytes, that ``mode="copy"``, `convert`, `load` and `read` copy; None for no bound. Set it
+        where files come from strangers: a sparse file of a terabyte costs its author nothing.
 
     Examples
     --------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
-from weightmap.formats import Payload
+from weightmap.formats import Parts, Payload
 from weightmap.quant import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -90,10 +91,26 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
 
 def from_quantized(name: str, value: QuantizedTensor) -> Payload:
     """Return what is to be written for a quantised tensor: its bytes as they are."""
+    if value.scheme == "pq":
+        return _from_product(name, value)
     dtype, block_size, scale_type = SCHEMES[value.scheme], value.block_size, value.scale_type
     octets = np.ascontiguousarray(value.payload)
     chunks = functools.partial(pieces, octets)
     return Payload(name, dtype, value.shape, value.nbytes, chunks, block_size=block_size, scale_type=scale_type)
+
+
+def _from_product(name: str, value: Any) -> Payload:
+    """Return what is to be written for a tensor by product quantisation: projection, codebooks, norms and codes."""
+    arrays = [part for part in (value.projection, value.codebooks, value.norms, value.codes) if part is not None]
+    quantized_len, n_centroids, _ = value.codebooks.shape
+    return Payload(
+        name,
+        SCHEMES["pq"],
+        value.shape,
+        sum(part.nbytes for part in arrays),
+        lambda: itertools.chain.from_iterable(map(pieces, arrays)),
+        parts=Parts(quantized_len, n_centroids, value.projection is not None, value.norms is not None),
+    )
 
 
 def _asarray(value: Any) -> NDArray[Any] | None:

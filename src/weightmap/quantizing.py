@@ -27,6 +27,9 @@ __all__ = ["FLOATING", "QuantizedInfo", "Quantizer", "matches"]
 FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 # Elements quantised at once: a MiB of float32.
 _PIECE = 1 << 18
+# Bytes of adaptive tensors that are kept from when their sizes are found until they are written. Beyond, memory stays
+# flat: the tensors are quantised a second time.
+_KEEP = 64 << 20
 
 
 class QuantizedInfo(NamedTuple):
@@ -69,8 +72,8 @@ class Quantizer:
     scheme, block_size, scale_type, bits, threads
         As of `weightmap.quantize`.
     include, exclude : glob or sequence of globs, optional
-        Tensors whose names match `exclude` stay as they are; those that match `include` do not, whatever they are. Of
-        the others, those with two dimensions or more that are no embeddings (by their names) are quantised.
+        Just the tensors whose names match `include` are quantised, whatever they are; when not given, those with two
+        dimensions or more that are no embeddings (by their names). Those that match `exclude` stay as they are.
     """
 
     def __init__(
@@ -93,9 +96,9 @@ class Quantizer:
         }
         self._include, self._exclude = include, exclude
         self.done: list[QuantizedInfo] = []
-        trial = quantize(
-            np.zeros(1, np.float32), scheme, **self._options
-        )  # what is wrong is told before anything is read
+        self._kept = 0
+        # What is wrong is told before anything is read.
+        trial = quantize(np.zeros(1, np.float32), scheme, **self._options)
         self.block_size = trial.block_size
 
     def wants(self, name: str, place: Located) -> bool:
@@ -117,8 +120,12 @@ class Quantizer:
             )
             write = self._by_blocks if self.scheme in BLOCKED else self._whole
         else:  # only the choice of each block tells how many bytes it makes
-            nbytes = len(self._quantized(name, place)[0])
+            found = self._quantized(name, place)
+            nbytes = len(found[0])
             write = self._whole
+            if self._kept + nbytes <= _KEEP:
+                self._kept += nbytes
+                write = functools.partial(self._whole, found=found)
         chunks = functools.partial(write, name, place, nbytes)
         dtype = SCHEMES[self.scheme]
         return Payload(name, dtype, row.shape, nbytes, chunks, block_size=self.block_size, scale_type=scale_type)
@@ -149,8 +156,11 @@ class Quantizer:
         except QuantError as error:
             raise _named(error, name, start, values) from None
 
-    def _whole(self, name: str, place: Located, nbytes: int) -> Iterator[NDArray[np.uint8]]:
-        octets, error, square = self._quantized(name, place)
+    def _whole(
+        self, name: str, place: Located, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield a tensor's bytes at once, which may have been found before."""
+        octets, error, square = self._quantized(name, place) if found is None else found
         self._note(name, place, nbytes, error, square)
         yield octets
 

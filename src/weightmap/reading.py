@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES, numpy_dtype
+from weightmap.errors import LimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,22 +70,37 @@ def read(
     quantized = row.dtype.quantized
     stored = _FLOAT32 if quantized else numpy_dtype(row.dtype)
     if out is None:
-        limits.check("max_copy_bytes", row.nbytes, f"size of {what}")
-        out = np.empty(row.shape, dtype_named(dtype))
+        out = _new(row, dtype_named(dtype), limits, what)
+    elif not isinstance(out, np.ndarray):
+        msg = f"out must be an array, not {type(out).__name__}"
+        raise TypeError(msg)
     elif out.shape != row.shape:
         msg = f"out has shape {out.shape}, {what} has {row.shape}"
         raise ValueError(msg)
     elif not out.flags.writeable:
         msg = "out is read-only"
         raise ValueError(msg)
+    plain = np.asarray(out)  # a matrix stays two-dimensional whatever it is asked for
     if quantized:
-        return place.decoder().dequantize(out=out, threads=threads)
-    flat = out.reshape(-1) if out.flags.c_contiguous else None
-    target = np.empty(out.size, out.dtype) if flat is None else flat
+        place.decoder().dequantize(out=plain, threads=threads)
+        return out
+    flat = plain.reshape(-1) if plain.flags.carray else None  # what the kernels can write
+    target = np.empty(plain.size, plain.dtype) if flat is None else flat
     _fill(source, row, stored, target, 1 if threads is None else threads)
     if flat is None:
-        out[...] = target.reshape(out.shape)
+        plain[...] = target.reshape(plain.shape)
     return out
+
+
+def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[Any]:
+    """Return the array to be filled, its size within the limits."""
+    limits.check("max_copy_bytes", max(row.nbytes, math.prod(row.shape) * dtype.itemsize), f"size of {what}")
+    try:
+        return np.empty(row.shape, dtype)
+    except ValueError:
+        # Of an empty tensor the file may declare dimensions that numpy can count in bytes, but not in larger elements.
+        expected = f"one that numpy can have with elements of {dtype.itemsize} bytes"
+        raise LimitError(f"shape of {what}", field="shape", actual=row.shape, expected=expected) from None
 
 
 def _fill(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any], threads: int) -> None:
@@ -109,7 +126,7 @@ def _fill(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any],
 def _fill_part(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int, stop: int) -> None:
     """Read and convert elements `start` to `stop`."""
     size = stored.itemsize
-    widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32 and target.flags.aligned
+    widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32
     for chunk in source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
         piece = target[start : start + len(chunk) // size]
         if widened:

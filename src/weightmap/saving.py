@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import stat
 from typing import TYPE_CHECKING, Any
@@ -268,6 +269,15 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
         if homeless:
             msg = f"{found.title} has no place for the metadata entries {', '.join(homeless[:100])}"
             raise EncodeError(msg)
+        # No array has such a shape, but an empty tensor may get it when its elements become larger in a conversion.
+        endless = [
+            f"{t.name!r} {t.shape}"
+            for t in request.tensors
+            if not (t.nbytes or t.dtype.quantized) and math.prod(filter(None, t.shape)) * t.dtype.bits >> 3 >= 1 << 63
+        ]
+        if endless:
+            msg = f"no reader could count the bytes of elements in these shapes: {', '.join(endless[:100])}"
+            raise EncodeError(msg)
         assert found.plan is not None  # noqa: S101 - `choose` has seen to it
         return found.plan(request)
     except TensorFileError as error:
@@ -324,6 +334,8 @@ def save(
         When the format cannot express this; it names every offending tensor, and no file was created.
     OSError
         As the system reports it; the old file is intact and nothing is left behind.
+    TypeError
+        When `tensors` or `metadata` is no mapping.
 
     Examples
     --------
@@ -333,6 +345,10 @@ def save(
     'tiny'
     """
     name = os.fsdecode(os.fspath(path))
+    for what, given in (("tensors", tensors), ("metadata", {} if metadata is None else metadata)):
+        if not hasattr(given, "items"):
+            msg = f"{what} must be a mapping, not {type(given).__name__}"
+            raise TypeError(msg)
     try:
         found = choose(name, format, layout)
         payloads = from_arrays(tensors)

@@ -57,6 +57,12 @@ class StringTable:
         self.path: str | None = None
         self.format: str | None = None
 
+    @classmethod
+    def of(cls, texts: Sequence[str], what: str) -> StringTable:
+        """Return a table of these texts. Raises UnicodeEncodeError for lone surrogates."""
+        raws = [text.encode() for text in texts]
+        return cls(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, what)
+
     def __len__(self) -> int:
         return len(self._bounds) - 1
 
@@ -189,6 +195,18 @@ class Vocabulary(Sequence[str]):
         # Of the file, for messages; filled in when it is opened.
         self.path: str | None = None
         self.format: str | None = None
+
+    @classmethod
+    def of(cls, words: Sequence[str], *, subwords: Subwords | None = None) -> Vocabulary:
+        """Return a vocabulary of these words, in memory: for `save`.
+
+        Parameters
+        ----------
+        words : sequence of str
+        subwords : Subwords, optional
+        """
+        kept = tuple(words)
+        return cls(lambda: StringTable.of(kept, "word"), len(kept), subwords=subwords)
 
     @property
     def table(self) -> StringTable:

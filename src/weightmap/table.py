@@ -17,7 +17,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DECLARED
-from weightmap.errors import FormatError
+from weightmap.errors import FormatError, quoted
 from weightmap.faults import NUMPY_MAX_NDIM, table_error
 from weightmap.strings import StringTable
 
@@ -282,7 +282,7 @@ class Table:
     def label(self, row: int) -> str:
         """Call a row by its name, where that can be read."""
         try:
-            return f"tensor {self.names[row]!r}"
+            return f"tensor {quoted(self.names[row])}"
         except (FormatError, IndexError, ValueError):
             return f"tensor {row}"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import weightmap as wm
-from weightmap.cli import show
+from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
 from weightmap.errors import TensorFileError
 from weightmap.formats import Plan
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 def convert(args: argparse.Namespace) -> int:
     """Write a file in another format and say what went along."""
     start = time.perf_counter()
+    wrong = quantising.misused(args.quantize, args)
+    if wrong is not None:
+        show.complain(wrong)
+        return USAGE
     try:
         with show.progress_bar(f"convert {Path(args.src).name}") as progress:
             report = wm.convert(
@@ -40,6 +44,7 @@ def convert(args: argparse.Namespace) -> int:
                 exclude=args.exclude,
                 dtype=args.dtype,
                 progress=progress,
+                **quantising.options(args.quantize, args),
             )
     except TensorFileError:
         raise
@@ -49,25 +54,26 @@ def convert(args: argparse.Namespace) -> int:
     took = time.perf_counter() - start
     size = Path(args.dst).stat().st_size
     if args.json:
-        show.emit_json(
-            {
-                "command": "convert",
-                "src": args.src,
-                "dst": args.dst,
-                "format": report.format,
-                "layout": report.layout,
-                "tensors": report.tensors,
-                "nbytes": size,
-                "dropped": [{"name": name, "reason": why} for name, why in report.dropped],
-                "warnings": report.warnings,
-                "seconds": took,
-            }
-        )
+        document = {
+            "command": "convert",
+            "src": args.src,
+            "dst": args.dst,
+            "format": report.format,
+            "layout": report.layout,
+            "tensors": report.tensors,
+            "nbytes": size,
+            "dropped": [{"name": name, "reason": why} for name, why in report.dropped],
+            "warnings": report.warnings,
+            "seconds": took,
+        }
+        if args.quantize is not None:
+            document |= {"quantized": [info._asdict() for info in report.quantized]}
+            document |= {"quantized_total": quantising.total(report.quantized)}
+        show.emit_json(document)
         return OK
-    for name, why in report.dropped:
-        show.emit(f"dropped {show.clean(repr(name))}: {show.clean(why)}")
-    for warning in report.warnings:
-        show.emit(f"warning: {show.clean(warning)}")
+    quantising.emit_left_behind(report)
+    if report.quantized:
+        show.emit(quantising.summary(report))
     show.emit(
         f"{show.clean(args.dst)}: {show.kind(report.format, report.layout)}, {report.tensors:,} tensors, "
         f"{show.sizes(size)}, {show.seconds(took)}"

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from weightmap.cli import commands, reading, show
+from weightmap.cli import commands, quantising, reading, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 _EPILOG = """\
 exit status:
   0    fine
@@ -66,7 +67,18 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
     sub.add_argument("--include", metavar="GLOB", action="append", help="only tensors with such a name (repeatable)")
     sub.add_argument("--exclude", metavar="GLOB", action="append", help="no tensor with such a name (repeatable)")
+    sub.add_argument("--quantize", metavar="SCHEME", choices=_SCHEMES, help=f"one of {', '.join(_SCHEMES)}")
+    _add_quantisation(sub)
     _add_json(sub)
+
+    sub = command(
+        "quantize",
+        quantising.quantize,
+        "store the weights of a model as integers of few bits",
+        "DST (AMB) is replaced in one step. Tensors of one dimension and embeddings (by their names) stay as they are, "
+        "and so do tensors that are quantised already. A search finds the scales of least squared error.",
+    )
+    _add_quantize(sub)
 
     sub = command(
         "diff", commands.diff, "compare two files", "Tensors, metadata and vocabulary count, formats may differ."
@@ -92,8 +104,34 @@ def build_parser() -> argparse.ArgumentParser:
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
     sub.add_argument("sentences", metavar="SENTENCE", nargs="*")
-    sub.add_argument("--model", metavar="FILE", help="a converted checkpoint, made here if it does not exist")
+    sub.add_argument(
+        "--model", metavar="FILE", help="a converted checkpoint, quantised or not; made if it does not exist"
+    )
     return parser
+
+
+def _add_quantize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("src", metavar="SRC", help="a tensor file or a model directory")
+    parser.add_argument("dst", metavar="DST", help="the file to write")
+    parser.add_argument("--scheme", required=True, metavar="SCHEME", choices=_SCHEMES, help=", ".join(_SCHEMES))
+    _add_quantisation(parser)
+    parser.add_argument("--dtype", help="store what stays dense as this type, for example float16")
+    parser.add_argument(
+        "--include", metavar="GLOB", action="append", help="quantise just tensors with such a name (repeatable)"
+    )
+    parser.add_argument(
+        "--exclude", metavar="GLOB", action="append", help="leave such tensors as they are (repeatable)"
+    )
+    _add_json(parser)
+
+
+def _add_quantisation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--block-size", type=int, metavar="N", help="elements with one scale, for schemes with blocks (default: 32)"
+    )
+    parser.add_argument("--bits", type=float, metavar="B", help="for adaptive: bits per weight, 4.5 to 16 (default: 5)")
+    parser.add_argument("--scale-type", choices=("fp16", "fp32"), help="the type of scales (default: fp16)")
+    parser.add_argument("--threads", type=int, metavar="N", help="at most so many threads (default: one for each CPU)")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

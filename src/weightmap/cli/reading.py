@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, reason, status_of
-from weightmap.errors import ChecksumError, TensorFileError
+from weightmap.errors import ChecksumError, QuantError, TensorFileError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 def inspect(args: argparse.Namespace) -> int:
@@ -37,6 +37,38 @@ def _totals(file: wm.TensorFile) -> dict[str, dict[str, int]]:
     return {dtype: {"tensors": tensors[dtype], "nbytes": total} for dtype, total in nbytes.most_common()}
 
 
+def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | None]]:
+    """Yield of every tensor what is known of it, and how it is quantised; None for a dense one.
+
+    Of a quantised tensor its header is read, and the mask of an adaptive one. What is wrong there is told in place of
+    numbers: the rest of the file can be looked at all the same.
+    """
+    for info, place in zip(file.infos(), file.located(), strict=True):
+        if not place.row.dtype.quantized:  # there is an int8 of either kind
+            yield info, None
+            continue
+        try:
+            tensor = file[info.name]
+        except QuantError as error:
+            yield info, {"scheme": info.dtype, "problem": reason(error)}
+            continue
+        yield (
+            info,
+            {
+                "scheme": tensor.scheme,
+                "block_size": tensor.block_size or None,
+                "scale_type": tensor.scale_type,
+                "bits_per_weight": tensor.bits_per_weight if tensor.size else None,
+            },
+        )
+
+
+def _tokenizer_kind(number: int) -> str | None:
+    from weightmap.formats.amb.tokenizer import KINDS
+
+    return KINDS[number] if 0 <= number < len(KINDS) else None
+
+
 def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
     vocab, tokenizer = file.vocab, file.tokenizer
     return {
@@ -51,6 +83,7 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
         "tokenizer": tokenizer
         and {
             "type": tokenizer.type,
+            "kind": _tokenizer_kind(tokenizer.type),
             "special_ids": tokenizer.special_ids,
             "payload_nbytes": len(tokenizer.payload),
         },
@@ -61,8 +94,9 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
                 "shape": info.shape,
                 "offset": info.offset,
                 "nbytes": info.nbytes,
+                **({} if how is None else how),
             }
-            for info in file.infos()
+            for info, how in _storage(file)
         ],
         "totals": _totals(file),
     }
@@ -80,7 +114,9 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
         pairs.append(("vocabulary", f"{len(file.vocab):,} tokens{_ids_text(file.vocab.special_ids)}"))
     if file.tokenizer is not None:
         payload = show.sizes(len(file.tokenizer.payload))
-        pairs.append(("tokenizer", f"type {file.tokenizer.type}, {payload}{_ids_text(file.tokenizer.special_ids)}"))
+        kind = _tokenizer_kind(file.tokenizer.type) or "unknown"
+        about = f"type {file.tokenizer.type} ({kind}), {payload}{_ids_text(file.tokenizer.special_ids)}"
+        pairs.append(("tokenizer", about))
     show.emit_pairs(pairs)
     for title, mapping in (("metadata", file.metadata), ("config", file.config)):
         if mapping:
@@ -88,17 +124,32 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
             show.emit_pairs((f"  {show.clean(k)}", show.shorten(show.value(v))) for k, v in mapping.items())
     if infos:
         show.emit("")
-        show.emit_table(
-            ("name", "dtype", "shape", "offset", "bytes"),
-            [(info.name, info.dtype, show.shape(info.shape), info.offset, info.nbytes) for info in infos],
-            right=("offset", "bytes"),
-        )
+        _tensor_table(file)
         show.emit("")
         show.emit_table(
             ("total", "tensors", "bytes"),
             [(dtype, f"{of['tensors']:,}", show.sizes(of["nbytes"])) for dtype, of in _totals(file).items()],
             right=("tensors", "bytes"),
         )
+
+
+def _tensor_table(file: wm.TensorFile) -> None:
+    """Print a line for each tensor; columns of quantisation only where there is one."""
+    stored = list(_storage(file))
+    columns, rows = ["name", "dtype", "shape", "offset", "bytes"], []
+    if any(how is not None for _, how in stored):
+        columns += ["block", "scales", "bits"]
+    for info, how in stored:
+        row = [info.name, info.dtype, show.shape(info.shape), info.offset, info.nbytes]
+        if how is None:
+            row += [""] * (len(columns) - len(row))
+        elif "problem" in how:
+            row += ["?", "?", "damaged"]
+        else:
+            bits = how["bits_per_weight"]
+            row += [how["block_size"] or "", how["scale_type"], "" if bits is None else f"{bits:.3f}"]
+        rows.append(row)
+    show.emit_table(columns, rows, right=("offset", "bytes", "block", "bits"))
 
 
 def verify(args: argparse.Namespace) -> int:

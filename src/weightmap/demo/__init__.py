@@ -1,7 +1,8 @@
 """``weightmap demo``: a real sentence encoder, run directly on a mapped file.
 
 The all-MiniLM-L6-v2 checkpoint is converted to EMBD, opened by mapping, and used: sentences in, embeddings and their
-similarities out, with no tensor ever copied. The cost of opening is set beside that of the safetensors library.
+similarities out, with no tensor ever copied (of a quantised file, one matrix at a time is decoded). The cost of opening
+is set beside that of the safetensors library.
 
 Nothing imports this package but the command line; ``import weightmap`` does not. For use in a program::
 
@@ -19,6 +20,7 @@ import importlib.util
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +70,9 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
     Parameters
     ----------
     model : str, optional
-        A converted checkpoint. One that exists is used as it is; one that does not is made there from the installed
-        checkpoint and kept. By default it is made in a temporary directory and removed afterwards.
+        A converted checkpoint, EMBD or AMB, quantised or not. One that exists is used as it is; one that does not is
+        made there from the installed checkpoint and kept. By default it is made in a temporary directory and removed
+        afterwards.
     sentences : sequence of str, optional
         What to embed; by default a few examples. A sentence of more tokens than the model has positions (512) is cut
         off there.
@@ -107,7 +110,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
             where = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightmap-")))
             path = where / "minilm.weights" if model is None else Path(model)
             start = time.perf_counter()
-            report = weightmap.convert(checkpoint, path, format="embd")
+            report = weightmap.convert(checkpoint, path, format="amb" if path.suffix == ".amb" else "embd")
             say(f"Converted {escape(str(checkpoint / 'model.safetensors'))}")
             say(f"       to {escape(str(path))} in {time.perf_counter() - start:.2f} s")
             for name, why in report.dropped:
@@ -116,7 +119,11 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
 
         with weightmap.open(path) as file:
             encoder = SentenceEncoder(file)
+            dtypes = Counter(place.row.dtype for place in file.located())
             say(f"{file.format}, {len(file)} tensors, {file.nbytes / 1e6:.1f} MB, used in place")
+            for dtype, count in dtypes.items():
+                if dtype.name != "float32":
+                    say(f"  {count} of them {dtype.name}, each made float32 when its layer needs it")
             say()
             for line in similarity_lines(sentences, encoder.embed(sentences)):
                 say(line)
@@ -132,6 +139,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
             theirs = measure_in_child(
                 "safetensors", str(checkpoint / "model.safetensors"), str(checkpoint), sentences[0]
             )
-        for line in measurement_lines(ours, theirs, why_not):
+        exact = all(dtype.name == "float32" for dtype in dtypes)
+        for line in measurement_lines(ours, theirs, why_not, exact=exact):
             say(line)
     return 0

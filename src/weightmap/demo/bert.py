@@ -1,8 +1,11 @@
 """A BERT sentence encoder in plain numpy, computed directly on tensors that somebody else holds.
 
-The encoder receives a mapping ``name -> array`` (a :class:`weightmap.TensorFile` is one) and never copies a weight:
-products with a transposed matrix use ``w.T``, which is a view that BLAS reads through its transpose flag; a row of the
-word table is gathered by its id, so only the pages of the words that occur are ever touched.
+The encoder receives a mapping ``name -> array`` (a :class:`weightmap.TensorFile` is one) and never copies a float32
+weight: products with a transposed matrix use ``w.T``, which is a view that BLAS reads through its transpose flag; a row
+of the word table is gathered by its id, so only the pages of the words that occur are ever touched.
+
+Weights of float16 and bfloat16 and quantised ones stay as they are, too: a matrix becomes float32 when its layer needs
+it and is forgotten after, so no more than one is there at a time. Of tables, only the rows that occur are decoded.
 
 The computation, for ids of shape (n, t) and hidden size d:
 
@@ -10,15 +13,18 @@ The computation, for ids of shape (n, t) and hidden size d:
 2. in every layer: ``x = LayerNorm(x + Attention(x))``, then ``x = LayerNorm(x + W2 gelu(W1 x + b1) + b2)``
 3. the mean of ``x`` over the real tokens of each sentence, divided by its Euclidean length.
 
-Everything is float32 except the error function inside gelu (see :func:`erf`).
+All of it is computed in float32 except the error function inside gelu (see :func:`erf`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from weightmap import kernels
+from weightmap.quant import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +37,9 @@ _LIMIT = 6.0  # 1 - erf(6) is 2e-17, below half a float64 unit at 1: further out
 _LAST = int(_LIMIT * _KNOTS_PER_UNIT)
 _ERF_AT_KNOT = np.array([math.erf(k / _KNOTS_PER_UNIT) for k in range(-_LAST, _LAST + 1)])
 _SLOPE_AT_KNOT = 2.0 / math.sqrt(math.pi) * np.exp(-((np.arange(-_LAST, _LAST + 1) / _KNOTS_PER_UNIT) ** 2))
+
+# Types of dense tensors that are understood.
+_TYPES = ("float32", "float16", "bfloat16")
 
 # Added to the scores of padding before the softmax: exp() of it is exactly 0, so padding has no influence at all.
 _MASKED = np.float32(-1e30)
@@ -98,15 +107,29 @@ def softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return scaled
 
 
+def dense(weight: NDArray[Any] | QuantizedTensor) -> NDArray[np.float32]:
+    """Return a weight as float32: one that is so already as it is, without a copy; any other decoded."""
+    if isinstance(weight, QuantizedTensor):
+        return weight.dequantize()
+    if weight.dtype == np.float16:
+        return kernels.f16_to_f32(weight)
+    return weight if weight.dtype == np.float32 else kernels.bf16_to_f32(weight)
+
+
+def rows(table: NDArray[Any] | QuantizedTensor, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return rows of a table, shape ids.shape + (d,). Of a quantised one, no others are decoded."""
+    return table[ids] if isinstance(table, QuantizedTensor) else dense(table[ids])
+
+
 class _Affine(NamedTuple):
     """A weight and a bias: of a dense layer, (out, in) and (out,); of a layer norm, (d,) and (d,)."""
 
-    weight: NDArray[np.float32]
+    weight: Any  # an array or a QuantizedTensor; of a layer norm, float32
     bias: NDArray[np.float32]
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Apply as a dense layer: (rows, in) -> (rows, out)."""
-        product: NDArray[np.float32] = x @ self.weight.T
+        product: NDArray[np.float32] = x @ dense(self.weight).T
         product += self.bias
         return product
 
@@ -129,9 +152,10 @@ class BertEncoder:
 
     Parameters
     ----------
-    tensors : mapping of str to ndarray
-        The checkpoint's float32 tensors under their Hugging Face names (``embeddings.word_embeddings.weight``,
-        ``encoder.layer.0.attention.self.query.weight`` ...). Looked up once, kept as they are, never written.
+    tensors : mapping of str to ndarray or QuantizedTensor
+        The checkpoint's tensors under their Hugging Face names (``embeddings.word_embeddings.weight``,
+        ``encoder.layer.0.attention.self.query.weight`` ...): float32, float16, bfloat16 or quantised. Looked up once,
+        never written, and matrices are kept as they are.
     metadata : mapping of str to str
         Decimal strings under EMBD's keys: ``num_layers``, ``num_attention_heads`` and ``max_position_emb`` are used;
         ``layer_norm_eps`` (default 1e-12) and ``hidden_act`` (default gelu) when present. Widths are taken from the
@@ -151,23 +175,28 @@ class BertEncoder:
     KeyError
         If a tensor or a metadata key is missing (from a weightmap file, TensorNotFoundError for a tensor).
     ValueError
-        If a tensor is not float32 or has not the shape that the others call for, a metadata value is not a number, the
-        width is no multiple of the number of heads, or the activation is another one than gelu.
+        If a tensor is of another type or has not the shape that the others call for, a metadata value is not a number,
+        the width is no multiple of the number of heads, or the activation is another one than gelu.
 
     """
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str]) -> None:
-        def tensor(name: str, *shape: int | None) -> NDArray[np.float32]:
+    def __init__(self, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+        def tensor(name: str, *shape: int | None) -> Any:
             found = tensors[name]
-            fits = isinstance(found, np.ndarray) and found.dtype == np.float32 and found.ndim == len(shape)
+            known = isinstance(found, QuantizedTensor) or (isinstance(found, np.ndarray) and found.dtype.name in _TYPES)
+            fits = known and found.ndim == len(shape)
             if not fits or any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True)):
                 wanted = ", ".join("any" if want is None else str(want) for want in shape)
-                raise ValueError(f"{name} is not a float32 array of shape ({wanted})")
+                raise ValueError(
+                    f"{name} is not an array of shape ({wanted}) of one of {', '.join(_TYPES)}, or quantised"
+                )
             return found
 
         def pair(name: str, *shape: int | None) -> _Affine:
             weight = tensor(f"{name}.weight", *shape)
-            return _Affine(weight, tensor(f"{name}.bias", weight.shape[0]))
+            # What has one dimension takes next to nothing and is decoded at once.
+            weight = dense(weight) if weight.ndim == 1 else weight
+            return _Affine(weight, dense(tensor(f"{name}.bias", weight.shape[0])))
 
         def layer(name: str) -> _Layer:
             widen = pair(f"{name}.intermediate.dense", None, d)
@@ -186,7 +215,8 @@ class BertEncoder:
         self.vocab_size, self.dims = (int(n) for n in self._word.shape)
         d = self.dims
         self._position = tensor("embeddings.position_embeddings.weight", None, d)
-        self._segment = tensor("embeddings.token_type_embeddings.weight", None, d)[0]  # a sentence is segment 0
+        segments = tensor("embeddings.token_type_embeddings.weight", None, d)
+        self._segment = rows(segments, np.zeros(1, np.int64))[0]  # a sentence is segment 0
         self._embedding_norm = pair("embeddings.LayerNorm", d)
         self._layers = [layer(f"encoder.layer.{number}") for number in range(int(metadata["num_layers"]))]
         self._heads = int(metadata["num_attention_heads"])
@@ -231,7 +261,7 @@ class BertEncoder:
             raise ValueError(f"token ids must lie in [0, {self.vocab_size}); these span [{ids.min()}, {ids.max()}]")
 
         # The tokens of all sentences are one tall matrix, so each dense layer is one matrix product.
-        x = (self._word[ids] + self._position[:t] + self._segment).reshape(n * t, self.dims)
+        x = (rows(self._word, ids) + dense(self._position[:t]) + self._segment).reshape(n * t, self.dims)
         x = layer_norm(x, *self._embedding_norm, self._eps)
         bias = np.where(mask, np.float32(0), _MASKED)[:, None, None, :]
         for layer in self._layers:

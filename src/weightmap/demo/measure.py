@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import weightmap
+from weightmap.demo.parts import model_parts
 from weightmap.demo.sentences import SentenceEncoder, build_tokenizer
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Tensors = dict[str, NDArray[np.float32]]
+    from weightmap.quant import QuantizedTensor
+
+    Tensors = dict[str, NDArray[np.float32] | QuantizedTensor]
 
 __all__ = ["OPENS", "Measurement", "anonymous_memory", "measure", "measure_in_child"]
 
@@ -55,7 +58,7 @@ json.dump(measure(**request)._asdict(), sys.stdout)
 
 
 class _Weightmap:
-    """The route through weightmap: views of the mapped file, the vocabulary from the same file."""
+    """The route through weightmap: views of the mapped file, quantised or not, the vocabulary from the same file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -67,7 +70,7 @@ class _Weightmap:
         return {name: handle[name] for name in handle}
 
     def encoder(self, handle: Any, tensors: Tensors) -> SentenceEncoder:
-        return SentenceEncoder(tensors, handle.metadata, handle.vocab)
+        return SentenceEncoder(tensors, *model_parts(handle))
 
 
 class _Safetensors:
@@ -102,7 +105,7 @@ class Measurement(NamedTuple):
         From a path to a handle whose header and index are checked: the first in the process, and the median of many
         more after everything else.
     tensors
-        Until every tensor is in hand as a numpy array.
+        Until every tensor is in hand as a numpy array (a quantised one as a QuantizedTensor).
     embedding
         Until the first sentence's embedding is there; includes building the tokeniser.
     memory_before, memory_tensors, memory_embedding

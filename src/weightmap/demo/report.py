@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from weightmap.demo.measure import OPENS
@@ -50,7 +51,9 @@ def similarity_lines(sentences: Sequence[str], embeddings: NDArray[np.float32]) 
         yield line
 
 
-def measurement_lines(ours: Measurement, theirs: Measurement | None, why_not: str) -> Iterator[str]:
+def measurement_lines(
+    ours: Measurement, theirs: Measurement | None, why_not: str, *, exact: bool = True
+) -> Iterator[str]:
     """Lines of the table that sets weightmap beside safetensors, and one line of meaning for each number.
 
     Parameters
@@ -59,6 +62,9 @@ def measurement_lines(ours: Measurement, theirs: Measurement | None, why_not: st
         Of weightmap and of safetensors; `theirs` is None where it could not be taken.
     why_not : str
         The reason for that, printed in place of the second column.
+    exact : bool
+        Whether both files hold the same weights, so that their embeddings have to be the same. Of others (rounded to
+        fewer bits) the cosine similarity is told.
 
     Yields
     ------
@@ -83,8 +89,14 @@ def measurement_lines(ours: Measurement, theirs: Measurement | None, why_not: st
     if theirs is None:
         yield f"safetensors was not measured: {why_not}."
     else:
-        same = "the same embedding, bit for bit" if ours.vector == theirs.vector else "DIFFERENT embeddings"
-        yield f"Both gave {same}. Each column comes from a process of its own; both files were in the page cache."
+        processes = "Each column comes from a process of its own; both files were in the page cache."
+        if ours.vector == theirs.vector:
+            yield f"Both gave the same embedding, bit for bit. {processes}"
+        elif exact:
+            yield f"Both gave DIFFERENT embeddings. {processes}"
+        else:
+            cosine = math.fsum(a * b for a, b in zip(ours.vector, theirs.vector, strict=True))
+            yield f"Cosine similarity of the two embeddings: {cosine:.5f}. {processes}"
     yield "open                  from the path to a handle, header and index checked (safetensors: safe_open)"
     yield "every tensor in hand  from the first opening until each tensor is a numpy array"
     yield "first embedding       from the first opening through tokeniser and layers to the first sentence's vector"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.demo.bert import BertEncoder
+from weightmap.demo.parts import model_parts
 from weightmap.errors import MissingDependencyError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -71,20 +72,20 @@ class SentenceEncoder:
 
     Parameters
     ----------
-    tensors : mapping of str to ndarray
+    tensors : mapping of str to ndarray or QuantizedTensor
         A BERT checkpoint's tensors, as :class:`~weightmap.demo.bert.BertEncoder` takes them: an open
         :class:`weightmap.TensorFile`, used in place.
     metadata : mapping of str to str, optional
-        EMBD's metadata keys; default ``tensors.metadata``.
+        EMBD's metadata keys; by default what the file says, in its metadata (EMBD) or its configuration (AMB).
     vocab : sequence of str, optional
-        Tokens by id; default ``tensors.vocab``.
+        Tokens by id; by default the file's vocabulary (EMBD) or that of its tokenizer (AMB).
     special_ids : mapping of str to int, optional
-        Ids under ``pad unk cls sep mask``; default ``vocab.special_ids``.
+        Ids under ``pad unk cls sep mask``; by default those that came with the vocabulary.
 
     Raises
     ------
     UnsupportedError
-        If this is not a float32 BERT checkpoint with its configuration and vocabulary.
+        If this is not a BERT checkpoint with its configuration and vocabulary.
     MissingDependencyError
         If the tokenizers library is not installed.
 
@@ -99,14 +100,17 @@ class SentenceEncoder:
 
     def __init__(
         self,
-        tensors: Mapping[str, NDArray[np.float32]],
+        tensors: Mapping[str, Any],
         metadata: Mapping[str, str] | None = None,
         vocab: Sequence[str] | None = None,
         special_ids: Mapping[str, int] | None = None,
     ) -> None:
         path = getattr(tensors, "path", None)
-        metadata = getattr(tensors, "metadata", {}) if metadata is None else metadata
-        vocab = getattr(tensors, "vocab", None) if vocab is None else vocab
+        if metadata is None or vocab is None:
+            found = model_parts(tensors)
+            metadata = found.metadata if metadata is None else metadata
+            if vocab is None:
+                vocab, special_ids = found.vocab, found.special_ids if special_ids is None else special_ids
         special_ids = getattr(vocab, "special_ids", None) if special_ids is None else special_ids
         if not vocab or not special_ids:
             raise UnsupportedError("the demo needs a vocabulary with special ids; this model has none", path=path)

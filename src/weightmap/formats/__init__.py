@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weightmap.errors import EncodeError, TruncatedError, UnknownFormatError
-from weightmap.formats._base import HEAD, Content, Format, Options, Payload, Plan, Request, Verification
+from weightmap.formats._base import HEAD, Content, Format, Options, Parts, Payload, Plan, Request, Verification
 
 if TYPE_CHECKING:
     from weightmap.source import Source
@@ -22,6 +22,7 @@ __all__ = [
     "Content",
     "Format",
     "Options",
+    "Parts",
     "Payload",
     "Plan",
     "Request",

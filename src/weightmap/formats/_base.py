@@ -8,7 +8,7 @@ the file and a function that writes it, so that no file is created for what cann
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap.errors import EncodeError, LayoutError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightmap.strings import Vocabulary
     from weightmap.table import Row, Table
 
-__all__ = ["HEAD", "Content", "Format", "Options", "Payload", "Plan", "Request", "Verification", "refuse"]
+__all__ = ["HEAD", "Content", "Format", "Options", "Parts", "Payload", "Plan", "Request", "Verification", "refuse"]
 
 # Bytes from the start of a file that `sniff` and `parse` get without reading again: a page.
 HEAD = 4096
@@ -169,6 +169,25 @@ class Verification:
         self.options.odd(error, self.warnings)
 
 
+class Parts(NamedTuple):
+    """What a tensor by product quantisation is made of, besides its shape (rows, length).
+
+    Attributes
+    ----------
+    quantized_len : int
+        Codes of a row.
+    n_centroids : int
+        Of each codebook.
+    projection, norms : bool
+        Whether it has them.
+    """
+
+    quantized_len: int
+    n_centroids: int
+    projection: bool
+    norms: bool
+
+
 class Payload:
     """One tensor to be written.
 
@@ -183,9 +202,11 @@ class Payload:
         next one.
     block_size, scale_type
         Of a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
+    parts : Parts or None
+        Of a tensor of scheme "pq", whose bytes are its projection, codebooks, norms and codes.
     """
 
-    __slots__ = ("block_size", "chunks", "dtype", "name", "nbytes", "scale_type", "shape")
+    __slots__ = ("block_size", "chunks", "dtype", "name", "nbytes", "parts", "scale_type", "shape")
 
     def __init__(
         self,
@@ -197,7 +218,9 @@ class Payload:
         *,
         block_size: int = 0,
         scale_type: str = "",
+        parts: Parts | None = None,
     ) -> None:
+        self.parts = parts
         self.name = name
         self.dtype = dtype
         self.shape = shape

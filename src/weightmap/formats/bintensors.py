@@ -36,6 +36,7 @@ Ours, where the specification is silent or its implementations differ
   keys of the metadata, and in the specification's layout the map, by their bytes. The current layout comes out byte for
   byte as bintensors 0.2.0 writes it. (0.0.5 writes its maps in random order.) The specification prints 3000 as 251, B8,
   B0; it is 251, B8, 0B.
+* A file of the current layout that fits the other one too is not written. It takes names made for the purpose.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
 from weightmap.faults import NUMPY_MAX_NDIM
 from weightmap.formats._base import Content, Format, Options, Plan, Request, encodable, refuse
 from weightmap.formats._framed import LENGTH, MAX_HEADER, check_end, read_header, verifier, writer
@@ -82,7 +83,7 @@ _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 _FIELDS = {"data_offset": ("data_offsets", 0)}
 LAYOUTS = {"spec": 1, "current": 2}
 _EITHER = 3
-# A length of this many bytes is not written in four printable characters, as the magic bytes of other formats are.
+# Larger lengths may spell the magic bytes of another format; this one is already more than a header may have.
 _PRINTABLE = 0x20202020
 
 
@@ -172,7 +173,7 @@ class _Reading:
             return TruncatedError(f"the header ends within {where}", field=field, offset=offset)
         if fault.kind == "BIN_COUNT":
             return TruncatedError(
-                f"{where}: a count or length",
+                _COUNTS[self._found.part].format(row=fault.row),
                 field=field,
                 offset=offset,
                 actual=actual,
@@ -187,7 +188,7 @@ class _Reading:
             "BIN_INTEGER": (f"{where}: first byte of an integer", "at most 253"),
             "BIN_OPTION": (f"{where}: the tag of an optional value", "0 or 1"),
             "BIN_INDEX": (f"{where}: index of a tensor in entry {fault.row}", f"less than {expected}"),
-            "BIN_ALIAS": (f"{where}: entry {fault.row} names a tensor that has a name, tensor", "each tensor once"),
+            "BIN_ALIAS": (f"{where}: index of a tensor in entry {fault.row}", "one that no earlier entry has"),
             "BIN_MAP": (f"{where}: its number of entries", f"{expected}, the number of tensors"),
         }[fault.kind]
         cls = LayoutError if fault.kind in ("BIN_INDEX", "BIN_ALIAS", "BIN_MAP") else FormatError
@@ -220,7 +221,7 @@ class _Reading:
             seen: set[str] = set()
             for key, _ in _pairs(raw, found.metadata_count):
                 if key in seen:
-                    what = f"metadata: the key {key!r} is there twice"
+                    what = f"metadata: the key {quoted(key)} is there twice"
                     self._options.odd(
                         LayoutError(what, field="metadata", offset=LENGTH.size + found.metadata_begin), self._warnings
                     )
@@ -249,6 +250,8 @@ class _Reading:
             name, position = self._header[position : position + length], position + length
             index, position = _integer(self._header, position)
             names[name] = index
+            if len(names) > count:  # a map may have millions of them
+                break
         if len(names) != count:
             raise self._error(fault)
         highest = max(names.values())  # of a name that is there twice, the last index counts
@@ -274,6 +277,16 @@ _PARTS = (
     ("the shape of tensor {row}", "shape"),
     ("the data offsets of tensor {row}", "data_offsets"),
     ("the map of names", "index_map"),
+)
+# The same, for a count or length that is too large; data offsets have none.
+_COUNTS = (
+    "the metadata: a count or length",
+    "the number of tensors",
+    "the length of the name of tensor {row}",
+    "",
+    "the number of dimensions of tensor {row}",
+    "",
+    "the map of names: a count or length",
 )
 
 

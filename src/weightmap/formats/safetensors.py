@@ -30,7 +30,7 @@ import numpy as np
 
 from weightmap import kernels, strict_json
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, UnsupportedError
+from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
 from weightmap.faults import NUMPY_MAX_NDIM
 from weightmap.formats._base import Content, Format, Options, Plan, Request, encodable, refuse
 from weightmap.formats._framed import LENGTH, MAX_HEADER, check_end, read_header, verifier, writer
@@ -120,7 +120,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 def _backwards(columns: kernels.Columns, row: int) -> LayoutError:
     first, end = columns.bounds[row], columns.bounds[row + 1]
-    what = f"tensor {columns.text()[first:end].decode()!r}: data_offsets"
+    what = f"tensor {quoted(columns.text()[first:end].decode())}: data_offsets"
     actual = [columns.begin[row], columns.end[row]]
     return LayoutError(what, field="data_offsets", actual=actual, expected="begin <= end")
 
@@ -138,7 +138,7 @@ def _metadata(raw: bytes, at: int) -> dict[str, str]:
     metadata = strict_json.loads(raw, "__metadata__", offset=at)
     for key, value in metadata.items():
         if not isinstance(value, str):
-            what = f"__metadata__: value of {key!r}"
+            what = f"__metadata__: value of {quoted(key)}"
             raise FormatError(what, field="__metadata__", offset=at, actual=type(value).__name__, expected="a string")
     return metadata
 

@@ -13,18 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
-from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
-from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
-
 # The rest of weightmap takes these from here; they are not part of the interface.
 from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
 from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
-from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
-from weightmap.kernels._blocks import blocks_size as blocks_size
-from weightmap.kernels._blocks import decode_blocks as decode_blocks
-from weightmap.kernels._blocks import dequantize_int4, dequantize_int5
+from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
+from weightmap.kernels._fifu import fifu_skip as fifu_skip
 from weightmap.kernels._files import map_file as map_file
 from weightmap.kernels._files import stamp as stamp
 from weightmap.kernels._files import unchanged as unchanged
@@ -35,10 +29,6 @@ from weightmap.kernels._half import widen as widen
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
 from weightmap.kernels._native import U32_MAX as U32_MAX
 from weightmap.kernels._pq import Codes as Codes
-from weightmap.kernels._quantize import encode_blocks as encode_blocks
-from weightmap.kernels._quantize import encode_with_errors as encode_with_errors
-from weightmap.kernels._quantize import quantize_int4, quantize_int5
-from weightmap.kernels._quantize import quantize_int8 as quantize_int8
 from weightmap.kernels._strings import index_build as index_build
 from weightmap.kernels._strings import index_find_many as index_find_many
 from weightmap.kernels._strings import index_finder as index_finder
@@ -58,11 +48,23 @@ from weightmap.kernels._tables import pairs_check as pairs_check
 from weightmap.kernels._tables import records_check as records_check
 from weightmap.kernels._tables import records_find as records_find
 from weightmap.kernels._tables import safetensors_scan as safetensors_scan
+from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
+    from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
+    from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
+    from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
+    from weightmap.kernels._blocks import blocks_size as blocks_size
+    from weightmap.kernels._blocks import decode_blocks as decode_blocks
+    from weightmap.kernels._blocks import dequantize_int4, dequantize_int5
     from weightmap.kernels._native import Buffer
+    from weightmap.kernels._quantize import encode_blocks as encode_blocks
+    from weightmap.kernels._quantize import encode_with_errors as encode_with_errors
+    from weightmap.kernels._quantize import quantize_int4, quantize_int5
+    from weightmap.kernels._quantize import quantize_int8 as quantize_int8
 
 __all__ = [
     "available_isas",
@@ -81,6 +83,29 @@ __all__ = [
     "unpack_f16_pairs",
     "use_isa",
 ]
+
+
+# Not needed to open a file, and so imported when first asked for.
+_ON_DEMAND = {
+    "SCALE_TYPES": "_blocks",
+    "adaptive_counts": "_adaptive",
+    "blocks_size": "_blocks",
+    "decode_adaptive": "_adaptive",
+    "decode_blocks": "_blocks",
+    "dequantize_int4": "_blocks",
+    "dequantize_int5": "_blocks",
+    "encode_blocks": "_quantize",
+    "encode_with_errors": "_quantize",
+    "quantize_adaptive": "_adaptive",
+    "quantize_int4": "_quantize",
+    "quantize_int5": "_quantize",
+    "quantize_int8": "_quantize",
+}
+__getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def available_isas() -> tuple[str, ...]:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["bf16_to_f32", "f16_to_f32", "half_variants", "unpack_f16_pairs", "widen"]
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
-_FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
+_FLOAT32, _FLOAT16, _UINT16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
+_LITTLE = sys.byteorder == "little"
+_MANY = 1 << 16
+# More than C ever starts. It counts them in an int, which not every number of a caller fits.
+_MOST_THREADS = 1024
 
 
 def half_variants() -> tuple[str, str]:
@@ -36,8 +40,9 @@ def f16_to_f32(
     Parameters
     ----------
     a : ndarray of float16 or uint16, or buffer
-        An array of any shape, strides and byte order; uint16 stands for the bits. Anything else with a C-contiguous
-        buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any address.
+        An array or scalar of any shape, strides and byte order; uint16 stands for the bits. Anything else with a
+        C-contiguous buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any
+        address.
     out : ndarray of float32, shape of `a`, optional
         Filled and returned; C-contiguous, writeable, apart from `a` in memory.
     threads : int
@@ -71,8 +76,9 @@ def bf16_to_f32(
     Parameters
     ----------
     a : ndarray of ml_dtypes.bfloat16 or uint16, or buffer
-        An array of any shape, strides and byte order; uint16 stands for the bits. Anything else with a C-contiguous
-        buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any address.
+        An array or scalar of any shape, strides and byte order; uint16 stands for the bits. Anything else with a
+        C-contiguous buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any
+        address.
     out : ndarray of float32, shape of `a`, optional
         Filled and returned; C-contiguous, writeable, apart from `a` in memory.
     threads : int
@@ -132,7 +138,8 @@ def unpack_f16_pairs(
     array([ 1., -2.], dtype=float32)
     """
     source: Any
-    if isinstance(u32_array, np.ndarray):
+    if isinstance(u32_array, (np.ndarray, np.generic)):
+        u32_array = np.asarray(u32_array)
         if (u32_array.dtype.kind, u32_array.dtype.itemsize) != ("u", 4):
             msg = f"the words are {u32_array.dtype}, expected uint32"
             raise ValueError(msg)
@@ -175,13 +182,24 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
 
 def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) -> NDArray[np.float32]:
     """Convert an array or a buffer of `dtype` or of its bits."""
-    if isinstance(a, np.ndarray):
+    # The usual case, written out: what the checks below cost is a tenth of the work on an array that fits in a cache.
+    if type(out) is type(a) is np.ndarray and a.dtype is _FLOAT16 and dtype == "float16" and _plain(a, out, threads):
+        source, target = from_buffer("uint8_t[]", a), from_buffer("float[]", out, require_writable=True)
+        if lib.wm_f16_to_f32(source, target, len(target), threads) == 0:
+            return out
+    if isinstance(a, (np.ndarray, np.generic)):  # a scalar has a buffer as well, and would pass for one of any dtype
+        a = np.asarray(a)
         return _run(dtype, from_buffer("uint8_t[]", _little_endian(a, dtype)), a.shape, out, threads)
     source = as_input(a)
     if len(source) % 2:
         msg = f"{len(source)} bytes are no whole number of elements of 2 bytes"
         raise ValueError(msg)
     return _run(dtype, source, (len(source) // 2,), out, threads)
+
+
+def _plain(a: NDArray[Any], out: NDArray[Any], threads: int) -> bool:
+    flags, same = out.flags, a.shape == out.shape
+    return out.dtype is _FLOAT32 and same and flags.carray and a.flags.c_contiguous and _LITTLE and 0 < threads < _MANY
 
 
 def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -192,7 +210,7 @@ def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
     if name not in {dtype, "uint16"}:
         msg = f"the array is {a.dtype}, expected {dtype} or uint16"
         raise ValueError(msg)
-    if a.flags.c_contiguous and a.dtype.isnative and sys.byteorder == "little":
+    if a.flags.c_contiguous and a.dtype.isnative and _LITTLE:
         return a.view(_UINT16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
     return np.asarray(a.view(_UINT16.newbyteorder(a.dtype.byteorder)), "<u2", order="C")
 
@@ -209,7 +227,7 @@ def _run(
     elif out.dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
-    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, threads):
+    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, max(0, min(threads, _MOST_THREADS))):
         msg = "out overlaps what is converted"
         raise ValueError(msg)
     return out

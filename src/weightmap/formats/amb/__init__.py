@@ -2,8 +2,7 @@
 
 Little-endian; four sections back to back behind a header of 28 bytes::
 
-    "AMBEE" | u8 version = 1 | u16 flags = 0 | u32 metadata_size | u32 config_size | u32 tokenizer_size | u64
-    weights_size
+    "AMBEE" | u8 version = 1 | u16 flags = 0 | 3 x u32 sizes of metadata, config, tokenizer | u64 size of weights
 
 * The sizes and 28 make the size of the file. No flag is defined: one that is set is not supported.
 * metadata, config: a JSON object in UTF-8.
@@ -28,8 +27,7 @@ Ours, where the specification is silent
   vocabulary, where that is known, is a warning of `verify`.
 * The vocabulary in the tokenizer section, as `convert` writes it from a model directory. WordPiece: the tokens by id,
   in UTF-8, a line feed behind each. BPE: a JSON object ``{"merges": [[left, right], ...], "vocab": {token: id}}``.
-  SentencePiece: the serialised model (``tokenizer.model``) as it is. Reading, `payload` is bytes and nothing is
-  assumed.
+  SentencePiece: the serialised model (``tokenizer.model``). Custom: ``tokenizer.json``. To a reader it is just bytes.
 * ``strict=False`` also lets pass: padding that is not zero, or missing behind the last record, and trailing bytes.
 
 Quantised tensors (ours: the specification leaves position, packing and codes open)
@@ -39,10 +37,9 @@ quant_type: 0 none, 1 INT8, 2 INT4, 3 INT5, 4 INT4_BLOCK, 5 INT5_BLOCK, 6 ADAPTI
 float32, 1 float16.
 
 * Integers are two's complement, and value = scale * integer.
-* Of 4 bits: element 2i in the low half of byte i, element 2i + 1 in the high one. Of 5 bits: element k in bits 5k to 5k
-  + 4 of a stream, bit 0 being the lowest of byte 0.
-* INT8, INT4, INT5: block_size 0; one scale, then the codes of all elements. An INT8 tensor may be dense: data_size
-  says.
+* Of 4 bits: element 2i in the low half of byte i, element 2i + 1 in the high one. Of 5 bits: element k in bits 5k,
+  5k + 1, ... 5k + 4 of a stream, bit 0 being the lowest of byte 0.
+* INT8, INT4, INT5: block_size 0; one scale, then the codes of all elements. INT8 may be dense as well: data_size tells.
 * INT4BLOCK, INT5BLOCK: for each block of the flattened tensor its scale, then its codes. The last block is whole, its
   missing elements 0. block_size is even for 4 bits, a multiple of 8 for 5.
 * ADAPTIVE: a mask of two bits for each block, the first in the lowest bits, padded with 0 to a byte: 0 INT4, 1 INT5, 2

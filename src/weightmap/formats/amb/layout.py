@@ -102,13 +102,16 @@ def read_json(prefix: bytes, what: str, start: int, end: int) -> dict[str, Any]:
 
 
 def bare_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return block size, and bytes of a scale, of blocks without a header; None where the configuration is no help."""
+    """Return block size, and bytes of a scale, of blocks without a header; None where the configuration makes no sense.
+
+    A block size of 0, as of the schemes with one scale, fits no blocks.
+    """
     quant = config.get("quant", {})
     if not isinstance(quant, dict):
         return None
     known = BARE_DEFAULTS | quant
     block_size, scale_type = known["block_size"], known["scale_type"]
-    if type(block_size) is not int or not 0 < block_size <= U16_MAX:
+    if type(block_size) is not int or not 0 <= block_size <= U16_MAX:
         return None
     if not isinstance(scale_type, str) or scale_type not in SCALE_SIZES:
         return None

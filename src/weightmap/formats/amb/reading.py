@@ -9,10 +9,8 @@ from weightmap import kernels
 from weightmap.formats import _base
 from weightmap.formats._base import Content
 from weightmap.formats.amb.layout import bare_blocks, read_header, read_json
-from weightmap.formats.amb.quantized import tensor_of
 from weightmap.formats.amb.records import table_of, walk
 from weightmap.formats.amb.tokenizer import read_tokenizer
-from weightmap.formats.amb.verify import verify
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,10 +40,15 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     def load_metadata() -> dict[str, Any]:
         return metadata
 
+    # What quantised tensors and `verify` need is imported when they are asked for: opening is what import time is for.
     def quantized(row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
+        from weightmap.formats.amb.quantized import tensor_of  # noqa: PLC0415 - see above
+
         return tensor_of(row, octets, bare)
 
     def check(run: Verification) -> None:
+        from weightmap.formats.amb.verify import verify  # noqa: PLC0415 - see above
+
         verify(run, header, seal, records, bare)
 
     return Content(

@@ -115,7 +115,7 @@ def _config(request: Request) -> Mapping[str, Any] | None:
         if tensor.dtype.quantized:
             way = (tensor.dtype.name, tensor.block_size, tensor.scale_type)
             bytes_by_way[way] = bytes_by_way.get(way, 0) + tensor.nbytes
-    if not bytes_by_way:
+    if not bytes_by_way or not isinstance(request.config or {}, Mapping):
         return request.config
     way = max(bytes_by_way, key=bytes_by_way.__getitem__)
     return {**(request.config or {}), "quant": dict(zip(("type", "block_size", "scale_type"), way, strict=True))}

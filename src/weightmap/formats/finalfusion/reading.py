@@ -1,0 +1,100 @@
+"""Reading: from the chunks of a file to its content."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.formats._base import Content
+from weightmap.formats.finalfusion.layout import BITS, DTYPE_LIST, Block, Chunks
+from weightmap.formats.finalfusion.metadata import TomlDocument, load_metadata
+from weightmap.formats.finalfusion.storage import product_sizes
+from weightmap.formats.finalfusion.verify import verify
+from weightmap.formats.finalfusion.vocabulary import vocabulary
+from weightmap.formats.finalfusion.walk import walk
+from weightmap.table import ColumnTable, Rules
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.formats._base import Options, Verification
+    from weightmap.quant import QuantizedTensor
+    from weightmap.source import Source
+    from weightmap.table import Row
+
+_NAMES = ("embeddings", "norms")
+
+
+def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
+    """Walk the chunks and return the content. No data is read, and words only where nothing else tells their end."""
+    warnings: list[str] = []
+    chunks = walk(source, head, options, warnings)
+    table = table_of(chunks, source.size)
+    options.limits.check("max_tensors", len(table), "number of tensors")
+    if options.checked:
+        table.check()
+    vocab, storage, metadata = chunks.vocab, chunks.storage, chunks.metadata
+
+    def load() -> dict[str, Any]:
+        return TomlDocument({}, "") if metadata is None else load_metadata(source.pread(*metadata), metadata[0])
+
+    def quantized(row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
+        del row  # there is one such tensor at most
+        assert storage is not None  # noqa: S101 - there is a row of it
+        return product_of(storage, octets)
+
+    def check(run: Verification) -> None:
+        verify(run, chunks)
+
+    return Content(
+        "spec" if vocab is not None and vocab.spec else "upstream",
+        table,
+        load_metadata=load,
+        has_metadata=metadata is not None,
+        verify=check,
+        vocab=None if vocab is None else vocabulary(source, vocab, storage, strict=options.strict),
+        quantized=quantized,
+        warnings=warnings,
+    )
+
+
+def table_of(chunks: Chunks, size: int) -> ColumnTable:
+    """Return the table of the one or two tensors of a file of `size` bytes."""
+    parts = [(name, block) for name, block in zip(_NAMES, (chunks.storage, chunks.norms), strict=True) if block]
+    names = [name.encode() for name, _ in parts]
+    blocks = [block for _, block in parts]
+    columns = kernels.Columns(
+        b"".join(names),
+        np.cumsum([0, *map(len, names)], dtype=np.uint32),
+        np.array([block.code for block in blocks], np.uint8),
+        np.array([dim for block in blocks for dim in block.shape], np.uint64),
+        np.cumsum([0, *(len(block.shape) for block in blocks)], dtype=np.uint32),
+        np.array([block.data for block in blocks], np.uint64),
+        np.array([block.end for block in blocks], np.uint64),
+    )
+    # Offsets are those of the file, and between the tensors lie the headers of chunks: the walk has seen to order.
+    return ColumnTable(columns, Rules(DTYPE_LIST, BITS, 0, size, 1, 2, lax=True), utf8=False)
+
+
+def product_of(storage: Block, octets: NDArray[np.uint8]) -> QuantizedTensor:
+    """Return a matrix by product quantisation, over its bytes from projection to codes."""
+    from weightmap.pq import ProductQuantized  # noqa: PLC0415 - needed by quantised matrices alone
+
+    product = storage.product
+    assert product is not None  # noqa: S101 - its dtype has told
+    rows, width = storage.shape
+    parts = []
+    start = 0
+    for nbytes in product_sizes(storage.shape, product):
+        parts.append(octets[start : start + nbytes])
+        start += nbytes
+    projection, codebooks, norms, codes = parts
+    subspace = width // product.quantized_len
+    return ProductQuantized(
+        codes.reshape(rows, product.quantized_len),
+        codebooks.view("<f4").reshape(product.quantized_len, product.n_centroids, subspace),
+        projection.view("<f4").reshape(width, width) if product.projection else None,
+        norms.view("<f4") if product.norms else None,
+    )

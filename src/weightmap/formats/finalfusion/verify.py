@@ -1,0 +1,169 @@
+"""What `TensorFile.verify` checks in a finalfusion file: all that opening leaves unread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap.errors import LayoutError, QuantError
+from weightmap.formats.finalfusion.layout import BITS, EXPLICIT, TITLES, Block, Chunks, VocabChunk
+from weightmap.formats.finalfusion.metadata import load_metadata
+from weightmap.formats.finalfusion.storage import product_sizes
+from weightmap.formats.finalfusion.vocabulary import Strings
+from weightmap.formats.finalfusion.walk import walk
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.formats._base import Verification
+    from weightmap.formats.finalfusion.vocabulary import UniqueStrings
+
+
+def verify(run: Verification, chunks: Chunks) -> None:
+    """Check the whole file: what was found when it was opened is there now, and every byte, each read once."""
+    source, options = run.source, run.options
+    if walk(source, b"", options, []) != chunks:
+        msg = "the chunks changed after the file was opened"
+        raise LayoutError(msg, field="chunk", offset=0)
+    run.checked("header and chunks: order, sizes, rows")
+    _compare_list(run, chunks)
+    position = 0
+    if chunks.metadata is not None:
+        offset, size = chunks.metadata
+        _pass(run, position, offset)
+        load_metadata(run.read(offset, size), offset)
+        position = offset + size
+        run.checked("metadata")
+    if chunks.vocab is not None:
+        _pass(run, position, chunks.vocab.words)
+        _verify_vocabulary(run, chunks)
+        position = chunks.vocab.end
+    for what, block in (("embeddings", chunks.storage), ("norms", chunks.norms)):
+        if block is None:
+            continue
+        _pass(run, position, block.padding)
+        _verify_padding(run, block)
+        if block.product is not None:
+            _verify_codes(run, block)
+        elif what == "norms":
+            _verify_norms(run, block)
+        else:
+            _pass(run, block.data, block.end)
+        position = block.end
+    _pass(run, position, source.size)
+    run.checked("every byte is readable (finalfusion has no checksums)")
+
+
+def _pass(run: Verification, position: int, end: int) -> None:
+    """Read bytes that need no looking at."""
+    for _ in run.chunks(position, end - position):
+        pass
+
+
+def _compare_list(run: Verification, chunks: Chunks) -> None:
+    if chunks.listed != chunks.found:
+        listed = "too many" if chunks.listed is None else ", ".join(map(str, chunks.listed)) or "none"
+        found = ", ".join(f"{id_} {TITLES[id_]}" for id_ in chunks.found)
+        run.warn(f"the header lists other chunks ({listed}) than there are ({found})")
+
+
+# ---------------------------------------------------------------------------------------------------- vocabularies
+def _verify_vocabulary(run: Verification, chunks: Chunks) -> None:
+    vocab = chunks.vocab
+    assert vocab is not None  # noqa: S101 - the caller has looked
+    # Private bytes, so that nothing changes between two checks.
+    raw = np.frombuffer(run.read(vocab.words, vocab.end - vocab.words), np.uint8)
+    distinct = None if chunks.storage is None else chunks.storage.shape[0] - vocab.n_words
+
+    def octets(begin: int, end: int) -> NDArray[np.uint8]:
+        return raw[begin - vocab.words : end - vocab.words]
+
+    strings = Strings(run.source, vocab, octets, distinct, unique=False)
+    _verify_strings(run, strings.words())
+    run.checked("words: ends, UTF-8, no repetition")
+    if vocab.id == EXPLICIT:
+        table, indices = strings.ngrams()
+        _verify_strings(run, table)
+        _verify_numbering(run, vocab, table, indices)
+        run.checked("n-grams: ends, UTF-8, no repetition, indices")
+
+
+def _verify_strings(run: Verification, table: UniqueStrings) -> None:
+    bad = table.not_utf8()
+    if bad >= 0:
+        table[bad]  # raises, saying which
+    found = table.duplicates()
+    if found[0]:
+        run.odd(table.repeated(*found))
+
+
+def _verify_numbering(run: Verification, vocab: VocabChunk, table: UniqueStrings, indices: NDArray[np.uint64]) -> None:
+    """Warn of what other readers read otherwise: one numbers indices by their first appearance, whatever they are."""
+    if not numbered(indices):
+        run.warn("indices of n-grams are not numbered by their first appearance: some readers number them so")
+    wrong = sum(not vocab.min_n <= len(ngram) <= vocab.max_n for ngram in table)
+    if wrong:
+        run.warn(f"{wrong} n-grams are shorter than {vocab.min_n} or longer than {vocab.max_n} characters")
+
+
+def numbered(indices: NDArray[np.uint64]) -> bool:
+    """Whether indices are numbered from 0 on by their first appearance."""
+    if not len(indices):
+        return True
+    highest = np.maximum.accumulate(indices)
+    return bool(indices[0] == 0 and (indices[1:] <= highest[:-1] + np.uint64(1)).all())
+
+
+# ------------------------------------------------------------------------------------------------------------ data
+def _verify_padding(run: Verification, block: Block) -> None:
+    padding = run.read(block.padding, block.data - block.padding)
+    if any(padding):
+        run.odd(LayoutError("padding before the data is not zero", field="padding", offset=block.padding))
+    width = 4 if block.product is not None else BITS[block.code] // 8
+    if block.data % width:
+        run.warn(f"the data at byte {block.data} is not aligned: elements have {width} bytes")
+
+
+def _verify_codes(run: Verification, block: Block) -> None:
+    """Read a quantised matrix; every code must be that of a centroid."""
+    product = block.product
+    assert product is not None  # noqa: S101 - the caller has looked
+    projection, codebooks, norms, size = product_sizes(block.shape, product)
+    start = block.data + projection + codebooks
+    _pass(run, block.data, start)
+    if norms:
+        bad = _count_bad(run, start, norms)
+        if bad:
+            run.warn(f"{bad} norms of quantised rows are NaN or infinite")
+    start += norms
+    if product.n_centroids == 256:  # as many as a byte has values
+        _pass(run, start, start + size)
+    else:
+        position = start
+        for chunk in run.chunks(start, size):
+            codes = np.frombuffer(chunk, np.uint8)
+            if codes.max() >= product.n_centroids:
+                at = position + int(np.argmax(codes >= product.n_centroids))
+                row, part = divmod(at - start, product.quantized_len)
+                what = f"code {part} of row {row}"
+                expected = f"less than {product.n_centroids}, the number of centroids"
+                actual = int(codes[at - position])
+                raise QuantError(what, field="codes", offset=at, actual=actual, expected=expected)
+            position += len(codes)
+    run.checked("codes of the quantised matrix")
+
+
+def _verify_norms(run: Verification, block: Block) -> None:
+    bad = _count_bad(run, block.data, block.end - block.data)
+    if bad:
+        run.warn(f"{bad} norms are NaN, infinite or negative")
+    run.checked("norms")
+
+
+def _count_bad(run: Verification, start: int, size: int) -> int:
+    bad = 0
+    for chunk in run.chunks(start, size):
+        values = np.frombuffer(chunk, "<f4")
+        bad += int((~(np.isfinite(values) & (values >= 0))).sum())
+    return bad

@@ -1,0 +1,244 @@
+"""The walk through the chunks of a file: by pread, a few bytes at each, and the words only if need be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
+from weightmap.formats._base import take, trailing
+from weightmap.formats.finalfusion.chunk import read_fields, scan_end
+from weightmap.formats.finalfusion.layout import (
+    CHUNK,
+    HEADER,
+    KNOWN,
+    MAGIC,
+    METADATA,
+    NORMS,
+    QUANTIZED,
+    STAGE_TITLES,
+    STAGES,
+    TITLES,
+    U32,
+    VERSION,
+    Block,
+    Chunks,
+    VocabChunk,
+)
+from weightmap.formats.finalfusion.storage import Placing, read_matrix, read_norms, read_product
+
+if TYPE_CHECKING:
+    from weightmap.formats._base import Options
+    from weightmap.source import Source
+
+# A list of more chunk ids than this is no list of the chunks that are there.
+_LISTED_MOST = 64
+# What a chunk's header and the fields of any chunk take together.
+_FIELDS_MOST = 64
+
+
+def walk(source: Source, head: bytes, options: Options, warnings: list[str]) -> Chunks:
+    """Find the chunks of a file and check their fields.
+
+    What is odd and let pass is added to `warnings`. Raises the `FormatError` that the first defect deserves.
+    """
+    return _Walk(source, head, options, warnings).run()
+
+
+class _Walk:
+    def __init__(self, source: Source, head: bytes, options: Options, warnings: list[str]) -> None:
+        self._source = source
+        self._head = head
+        self._options = options
+        self._warnings = warnings
+        self._size = source.size
+        self._metadata: tuple[int, int] | None = None
+        self._vocab: VocabChunk | None = None
+        self._storage: Block | None = None
+        self._norms: Block | None = None
+
+    def _take(self, offset: int, count: int) -> bytes:
+        """Return at most `count` bytes: fewer at the end of the file."""
+        return take(self._source, self._head, offset, max(0, min(count, self._size - offset)))
+
+    def run(self) -> Chunks:
+        """Walk from the header to the end of the file."""
+        listed, position = self._header()
+        stage = -1
+        found: list[int] = []
+        while position < self._size:
+            raw = self._take(position, _FIELDS_MOST)
+            if (self._storage or self._norms) and not self._is_chunk(raw, position):
+                trailing(self._source, position, self._options, self._warnings)
+                break
+            if len(raw) < CHUNK.size:
+                what = f"the file ends within the header of chunk {len(found)}"
+                expected = f"at least {position + CHUNK.size} bytes"
+                raise TruncatedError(what, field="chunk", offset=self._size, expected=expected)
+            id_, length = CHUNK.unpack_from(raw)
+            if id_ not in STAGES:
+                position = self._unknown(id_, length, position)
+                continue
+            self._check_order(id_, stage, position)
+            stage = STAGES[id_]
+            found.append(id_)
+            position = self._chunk(id_, length, position, raw[CHUNK.size :])
+        self._check_complete()
+        return Chunks(listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms)
+
+    def _header(self) -> tuple[tuple[int, ...] | None, int]:
+        """Check the header; return the ids that it lists, and where the first chunk begins."""
+        raw = self._take(0, HEADER.size)
+        if len(raw) < HEADER.size:
+            what = "the file ends within its header"
+            raise TruncatedError(what, field="header", offset=len(raw), expected=f"at least {HEADER.size} bytes")
+        magic, version, count = HEADER.unpack(raw)
+        if magic != MAGIC:
+            raise FormatError("magic", field="magic", offset=0, actual=repr(magic), expected=repr(MAGIC))
+        if version != VERSION:
+            raise UnsupportedError("version", field="version", offset=4, actual=version, expected=VERSION)
+        most = (self._size - HEADER.size) // 4
+        if count > most:
+            what, expected = "number of chunks", f"at most {most}, by the size of the file"
+            raise TruncatedError(what, field="n_chunks", offset=8, actual=count, expected=expected)
+        first = HEADER.size + 4 * count
+        if count > _LISTED_MOST:
+            return None, first
+        ids = self._take(HEADER.size, 4 * count)
+        return tuple(id_ for (id_,) in U32.iter_unpack(ids)), first
+
+    def _is_chunk(self, raw: bytes, position: int) -> bool:
+        """Whether what stands behind a storage may be one more chunk, whole or cut off, and not just any bytes."""
+        known = int.from_bytes(raw[:4], "little")
+        if len(raw) < CHUNK.size:
+            return raw[:4] == U32.pack(NORMS)[: len(raw)] and self._norms is None
+        length = CHUNK.unpack_from(raw)[1]
+        return known in STAGES or (known != 0 and length <= self._size - position - CHUNK.size)
+
+    def _unknown(self, id_: int, length: int, position: int) -> int:
+        """Refuse an unknown chunk, or with ``strict=False`` step over it."""
+        error = UnsupportedError("chunk id", field="chunk_id", offset=position, actual=id_, expected=f"one of {KNOWN}")
+        if self._options.strict:
+            raise error
+        self._check_length(f"unknown chunk {id_}", length, position)
+        self._warnings.append(f"{error}: stepped over")
+        return position + CHUNK.size + length
+
+    def _check_length(self, what: str, length: int, position: int) -> None:
+        left = self._size - position - CHUNK.size
+        if length > left:
+            what, expected = f"length of the {what}", f"at most {left}, the bytes that are left"
+            raise TruncatedError(what, field="chunk_len", offset=position + 4, actual=length, expected=expected)
+
+    def _check_order(self, id_: int, stage: int, position: int) -> None:
+        """Refuse a chunk that is there twice or in the wrong place."""
+        mine, title = STAGES[id_], TITLES[id_]
+        if mine <= stage:
+            there = (self._metadata, self._vocab, self._storage, self._norms)[mine]
+            problem = (
+                f"is a second {STAGE_TITLES[mine]} chunk"
+                if there is not None
+                else f"stands behind the {STAGE_TITLES[stage]}"
+            )
+            raise LayoutError(f"the {title} chunk {problem}", field="chunk_id", offset=position)
+        missing = [STAGE_TITLES[k] for k, part in ((1, self._vocab), (2, self._storage)) if k < mine and part is None]
+        alone = id_ == NORMS and stage == -1  # as finalfusion-python writes norms by themselves
+        if missing and not alone:
+            error = LayoutError(f"the {title} chunk stands before any {missing[0]}", field="chunk_id", offset=position)
+            self._options.odd(error, self._warnings)
+
+    def _chunk(self, id_: int, length: int, position: int, fields: bytes) -> int:
+        """Read one chunk, whose `fields` follow its header; return where it ends."""
+        payload = position + CHUNK.size
+        if id_ == METADATA:
+            self._check_length("metadata", length, position)
+            self._options.limits.check("max_header_bytes", length, "size of the metadata", offset=position + 4)
+            self._metadata = (payload, length)
+            return payload + length
+        stage = STAGES[id_]
+        if stage == 1:
+            self._vocab = self._vocabulary(id_, length, position, fields)
+            return self._vocab.end
+        words = None if self._vocab is None else self._vocab.n_words
+        if id_ == NORMS:
+            self._norms = read_norms(self._placing(position, length), fields, words)
+            return self._norms.end
+        self._storage = self._read_storage(id_, length, position, fields)
+        self._check_rows(self._storage)
+        return self._storage.end
+
+    def _vocabulary(self, id_: int, length: int, position: int, fields: bytes) -> VocabChunk:
+        """Read the fields of a vocabulary, and find its end.
+
+        By its length, when that leads to a whole storage chunk that fits the vocabulary; else by walking the words.
+        """
+        vocab = read_fields(id_, length, position + CHUNK.size, fields, self._size)
+        if self._leads_to_storage(vocab):
+            return vocab._replace(end=vocab.declared)
+        end = scan_end(self._source, vocab)
+        if end != vocab.declared:
+            self._warnings.append(
+                f"the length of the {TITLES[id_]} chunk is {length}, and its words and n-grams take "
+                f"{end - vocab.offset} bytes (at byte {position + 4})"
+            )
+        return vocab._replace(end=end)
+
+    def _leads_to_storage(self, vocab: VocabChunk) -> bool:
+        """Whether a whole storage chunk with as many rows as the vocabulary calls for begins where its length says."""
+        position = vocab.declared
+        if not vocab.words <= position < self._size:
+            return False
+        raw = self._take(position, _FIELDS_MOST)
+        if len(raw) < CHUNK.size:
+            return False
+        id_, length = CHUNK.unpack_from(raw)
+        if STAGES.get(id_) != 2:
+            return False
+        kept, self._vocab = self._vocab, vocab
+        noted = len(self._warnings)
+        try:
+            storage = self._read_storage(id_, length, position, raw[CHUNK.size :])
+            self._check_rows(storage)
+            return self._placing(position, length).lands(storage.end)
+        except FormatError:
+            return False
+        finally:
+            self._vocab = kept
+            del self._warnings[noted:]
+
+    def _placing(self, position: int, length: int) -> Placing:
+        def starts_norms(end: int) -> bool:
+            raw = self._take(end, CHUNK.size)
+            return len(raw) == CHUNK.size and raw[:4] == U32.pack(NORMS)
+
+        return Placing(position, length, self._size, self._warnings, starts_norms)
+
+    def _read_storage(self, id_: int, length: int, position: int, fields: bytes) -> Block:
+        read = read_product if id_ == QUANTIZED else read_matrix
+        return read(self._placing(position, length), fields)
+
+    def _check_rows(self, storage: Block) -> None:
+        """Compare the rows of a storage with what its vocabulary calls for."""
+        vocab = self._vocab
+        if vocab is None:
+            return
+        rows, least = storage.shape[0], vocab.n_words + vocab.size
+        most, reason = least, f"{vocab.n_words} words"
+        if vocab.size:
+            reason += f" and {vocab.size} buckets"
+        if vocab.min_n and not vocab.size:  # explicit: how many indices there are, the n-grams themselves tell
+            most = rows if vocab.n_ngrams is None else least + vocab.n_ngrams
+            reason += f" and at most {most - least} n-grams" if most != rows else " and its n-grams"
+        if not least <= rows <= most:
+            expected = f"{least}: {reason}" if most == least else f"{least} to {most}: {reason}"
+            at = storage.chunk + CHUNK.size + (0 if storage.product is None else 20)
+            raise LayoutError("number of rows", field="rows", offset=at, actual=rows, expected=expected)
+
+    def _check_complete(self) -> None:
+        """Refuse a file that lacks a part."""
+        if self._norms is not None and self._storage is None and self._vocab is None:
+            return
+        parts = (("vocabulary", self._vocab), ("storage", self._storage))
+        missing = " or ".join(name for name, part in parts if part is None)
+        if missing:
+            error = TruncatedError(f"the file ends without a {missing} chunk", field="chunk", offset=self._size)
+            self._options.odd(error, self._warnings)

@@ -1,0 +1,278 @@
+"""Writing finalfusion files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.formats._base import Payload, Plan, Request, encodable, refuse
+from weightmap.formats.finalfusion.layout import (
+    BUCKET,
+    CHUNK,
+    EXPLICIT,
+    F32_CODE,
+    FASTTEXT,
+    HEADER,
+    KINDS,
+    MAGIC,
+    MATRIX,
+    MATRIX_FIELDS,
+    MAX_CENTROIDS,
+    MAX_EXPONENT,
+    METADATA,
+    NORMS,
+    NORMS_FIELDS,
+    QUANTIZED,
+    QUANTIZED_FIELDS,
+    SIMPLE,
+    SPEC_FIELDS,
+    TYPES,
+    U8_CODE,
+    U32,
+    U32_MAX,
+    U64,
+    UPSTREAM_FIELDS,
+    VERSION,
+)
+from weightmap.formats.finalfusion.metadata import encode_metadata
+from weightmap.formats.finalfusion.verify import numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.saving import Sink
+
+_IDS = {kind: id_ for id_, kind in KINDS.items()}
+# Strings that are put together before they are written.
+_BATCH = 4096
+
+
+class _Ngrams(NamedTuple):
+    """n-grams in the order in which they are written."""
+
+    strings: list[bytes]
+    indices: NDArray[np.uint64]
+
+
+class _Vocab(NamedTuple):
+    """A vocabulary to be written: its id, the fields, and what stands behind them."""
+
+    id: int
+    fields: bytes
+    words: list[bytes]
+    ngrams: _Ngrams | None
+    spec: bool
+    rows: int
+
+    def size(self) -> int:
+        """Bytes of the payload."""
+        size = len(self.fields) + sum(map(len, self.words)) + 4 * len(self.words)
+        if self.ngrams is not None:
+            entry = 4 if self.spec else 12
+            size += sum(map(len, self.ngrams.strings)) + entry * len(self.ngrams.strings) + (8 if self.spec else 0)
+        return size
+
+    def write(self, sink: Sink) -> None:
+        """Write the payload."""
+        sink.write(self.fields)
+        for piece in _joined(self.words, None):
+            sink.write(piece)
+        if self.ngrams is not None:
+            if self.spec:
+                sink.write(U64.pack(len(self.ngrams.strings)))
+            for piece in _joined(self.ngrams.strings, None if self.spec else self.ngrams.indices):
+                sink.write(piece)
+
+
+def _joined(strings: Sequence[bytes], indices: NDArray[np.uint64] | None) -> Iterator[bytes]:
+    """Yield strings behind their lengths, and in front of their indices where they have any."""
+    for first in range(0, len(strings), _BATCH):
+        batch = strings[first : first + _BATCH]
+        if indices is None:
+            yield b"".join(part for string in batch for part in (U32.pack(len(string)), string))
+        else:
+            tails = indices[first : first + _BATCH].tolist()
+            pairs = zip(batch, tails, strict=True)
+            yield b"".join(part for raw, tail in pairs for part in (U32.pack(len(raw)), raw, U64.pack(tail)))
+
+
+def plan_finalfusion(request: Request) -> Plan:
+    """Lay out a file."""
+    reasons: list[str] = []
+    tensors = {tensor.name: tensor for tensor in request.tensors}
+    matrix, norms = tensors.get("embeddings"), tensors.get("norms")
+    others = [name for name in tensors if name not in ("embeddings", "norms")]
+    if matrix is None:
+        reasons.append("there is no tensor 'embeddings', the matrix that every file has")
+    reasons.extend(f"tensor {name[:80]!r}: it has 'embeddings' and 'norms' alone" for name in others)
+    metadata = None if request.metadata is None else encode_metadata(request.metadata, reasons)
+    vocab = _encode_vocab(request.vocab, request.layout, reasons)
+    if matrix is not None:
+        _check_matrix(matrix, vocab, reasons)
+    if norms is not None:
+        _check_norms(norms, vocab, reasons)
+    if reasons or matrix is None or vocab is None:
+        refuse("finalfusion", reasons)
+
+    ids = [METADATA] * (metadata is not None) + [vocab.id, MATRIX if matrix.parts is None else QUANTIZED]
+    ids += [NORMS] * (norms is not None)
+    start = HEADER.pack(MAGIC, VERSION, len(ids)) + b"".join(map(U32.pack, ids))
+    if metadata is not None:
+        start += CHUNK.pack(METADATA, len(metadata)) + metadata
+    words = vocab.size()
+    start += CHUNK.pack(vocab.id, words)
+    position = len(start) + words
+    tail: list[tuple[bytes, Payload]] = []
+    for tensor in (matrix, norms):
+        if tensor is not None:
+            before = _before(tensor, position)
+            tail.append((before, tensor))
+            position += len(before) + tensor.nbytes
+
+    def write(sink: Sink) -> None:
+        sink.write(start)
+        vocab.write(sink)
+        for before, tensor in tail:
+            sink.write(before)
+            for chunk in tensor.chunks():
+                sink.write(chunk)
+
+    return Plan(position, write)
+
+
+# -------------------------------------------------------------------------------------------------------- tensors
+def _before(tensor: Payload, position: int) -> bytes:
+    """Return what stands before the data of a tensor, in a chunk that begins at `position`."""
+    width = tensor.dtype.bits // 8
+    if tensor.parts is not None:
+        parts, (rows, cols) = tensor.parts, tensor.shape
+        flags = (parts.projection, parts.norms)
+        id_, width = QUANTIZED, 4
+        fields = QUANTIZED_FIELDS.pack(*flags, parts.quantized_len, cols, parts.n_centroids, rows, U8_CODE, F32_CODE)
+    elif len(tensor.shape) == 1:
+        id_, fields = NORMS, NORMS_FIELDS.pack(*tensor.shape, F32_CODE)
+    else:
+        id_, fields = MATRIX, MATRIX_FIELDS.pack(*tensor.shape, TYPES.index(tensor.dtype.name))
+    at = position + CHUNK.size + len(fields)
+    padding = bytes(width - at % width)
+    return CHUNK.pack(id_, len(fields) + len(padding) + tensor.nbytes) + fields + padding
+
+
+def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[str]) -> None:
+    what = "tensor 'embeddings'"
+    if matrix.dtype.quantized:
+        if matrix.parts is None:  # `save` has refused other schemes
+            reasons.append(f"{what}: scheme {matrix.dtype.name}")
+        elif matrix.parts.n_centroids > MAX_CENTROIDS or not matrix.parts.n_centroids:
+            reasons.append(f"{what}: {matrix.parts.n_centroids} centroids (1 to {MAX_CENTROIDS})")
+        elif not matrix.shape[1]:
+            reasons.append(f"{what}: rows without elements")
+    elif matrix.dtype.name not in TYPES:
+        hint = "; convert with dtype='float32'" if matrix.dtype.name in ("float16", "bfloat16") else ""
+        reasons.append(f"{what}: dtype {matrix.dtype.name} (it has {', '.join(filter(None, TYPES))}{hint})")
+    if len(matrix.shape) != 2:
+        reasons.append(f"{what}: {len(matrix.shape)} dimensions (2)")
+        return
+    rows, cols = matrix.shape
+    if cols > U32_MAX:
+        reasons.append(f"{what}: {cols} columns (at most {U32_MAX})")
+    if vocab is not None and rows != vocab.rows:
+        subwords = vocab.rows - len(vocab.words)
+        of = f"{len(vocab.words)} words" + (f" and {subwords} subwords" if subwords else "")
+        reasons.append(f"{what}: {rows} rows ({vocab.rows}: the vocabulary has {of})")
+
+
+def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[str]) -> None:
+    if norms.dtype.name != "float32" or norms.dtype.quantized:
+        reasons.append(f"tensor 'norms': dtype {norms.dtype.name} (float32)")
+    if len(norms.shape) != 1:
+        reasons.append(f"tensor 'norms': {len(norms.shape)} dimensions (1)")
+    elif vocab is not None and norms.shape[0] != len(vocab.words):
+        reasons.append(f"tensor 'norms': {norms.shape[0]} elements ({len(vocab.words)}, one for each word)")
+
+
+# ------------------------------------------------------------------------------------------------------ vocabulary
+def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[str]) -> _Vocab | None:
+    """Return the vocabulary; None when it cannot be expressed, for reasons that are added to the list."""
+    if words is None:
+        reasons.append("there is no vocabulary (vocab=), which every file has")
+        return None
+    before = len(reasons)
+    raws = _encode_words(words, reasons)
+    if len(reasons) > before:
+        return None
+    subwords = getattr(words, "subwords", None)
+    if subwords is None:
+        return _Vocab(SIMPLE, UPSTREAM_FIELDS[SIMPLE].pack(len(raws)), raws, None, spec=False, rows=len(raws))
+    id_ = _IDS.get(subwords.kind, SIMPLE)
+    spec = layout == "spec"
+    ngrams = None
+    last: tuple[int, ...] = ()
+    if not 1 <= subwords.min_n <= subwords.max_n <= U32_MAX:
+        reasons.append(f"n-grams of {subwords.min_n} to {subwords.max_n} characters (1 <= min_n <= max_n < 2**32)")
+    if id_ == BUCKET:
+        last = (int(subwords.size).bit_length() - 1,)
+        if subwords.size < 2 or subwords.size & (subwords.size - 1) or last[0] > MAX_EXPONENT:
+            reasons.append(f"{subwords.size} buckets (a power of two from 2 to 2**{MAX_EXPONENT})")
+    elif id_ == FASTTEXT:
+        last = (int(subwords.size),)
+        if not 1 <= subwords.size <= U32_MAX:
+            reasons.append(f"{subwords.size} buckets (1 to {U32_MAX})")
+    elif id_ == EXPLICIT:
+        ngrams = _encode_ngrams(subwords, reasons, spec=spec)
+    else:
+        reasons.append(f"subwords of kind {subwords.kind!r} (it has bucket, fasttext and explicit)")
+    if len(reasons) > before:
+        return None
+    lengths, count = (int(subwords.min_n), int(subwords.max_n)), len(raws)
+    if spec:
+        fields = SPEC_FIELDS[id_].pack(*lengths, *last, count)
+    else:
+        counts = (count,) if ngrams is None else (count, len(ngrams.strings))
+        fields = UPSTREAM_FIELDS[id_].pack(*counts, *lengths, *last)
+    size = int(subwords.size) if ngrams is None else int(ngrams.indices.max(initial=0)) + 1 if ngrams.strings else 0
+    return _Vocab(id_, fields, raws, ngrams, spec, count + size)
+
+
+def _encode_words(words: Sequence[str], reasons: list[str]) -> list[bytes]:
+    raws: list[bytes] = []
+    for i, word in enumerate(words):
+        if not isinstance(word, str) or not encodable(word):
+            reasons.append(f"word {i} is {repr(word)[:80]} (Unicode text)")
+            return []
+        raws.append(word.encode())
+    if any(len(raw) > U32_MAX for raw in raws):
+        reasons.append("a word of 2**32 bytes or more")
+    if len(set(raws)) != len(raws):
+        seen: set[bytes] = set()
+        twice = next(raw for raw in raws if raw in seen or seen.add(raw))  # type: ignore[func-returns-value]
+        reasons.append(f"the word {twice[:80].decode(errors='replace')!r} stands in the vocabulary twice")
+    return raws
+
+
+def _encode_ngrams(subwords: Any, reasons: list[str], *, spec: bool) -> _Ngrams | None:
+    """Return the n-grams of an explicit vocabulary, in an order in which their indices are numbered by appearance."""
+    if subwords.ngrams is None:
+        reasons.append("explicit subwords without n-grams")
+        return None
+    table, given = subwords.ngrams()
+    strings = [table.raw(i) for i in range(len(table))]
+    indices = np.asarray(given, np.uint64)
+    if len(indices) != len(strings) or len(set(strings)) != len(strings):
+        reasons.append("n-grams that are repeated, or of another number than their indices")
+        return None
+    distinct = np.unique(indices)
+    if len(distinct) and int(distinct[-1]) != len(distinct) - 1:
+        reasons.append("indices of n-grams that leave out a number")
+        return None
+    if spec and len(distinct) != len(indices):
+        reasons.append("n-grams that share an index, in layout 'spec'")
+        return None
+    # The rows of the matrix stay where they are: it is the n-grams that are sorted.
+    if not numbered(indices) or (spec and len(indices) and bool((np.diff(indices.astype(np.int64)) != 1).any())):
+        order = np.argsort(indices, kind="stable")
+        strings, indices = [strings[i] for i in order.tolist()], indices[order]
+    return _Ngrams(strings, indices)

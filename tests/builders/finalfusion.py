@@ -1,0 +1,237 @@
+"""finalfusion files: a header and chunks; `build` puts any of them together, right or wrong."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import Example, Tensor, noise, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+FORMAT = "finalfusion"
+SUFFIX = ".fifu"
+SIMPLE, MATRIX, BUCKET, PQ, METADATA, NORMS, FASTTEXT, EXPLICIT = 1, 2, 3, 4, 5, 6, 7, 8
+CODES = {"int8": 0, "uint8": 1, "int16": 2, "uint16": 3, "int32": 4, "uint32": 5}
+CODES |= {"int64": 6, "uint64": 7, "float32": 10, "float64": 11}
+WIDTHS = (1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 4, 8)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk: its payload is the fields, padding so that the data is at a multiple of `width`, and the data.
+
+    `width` 0 is no padding at all; `padding`, where it is given, is the padding itself; `length` a lie about it.
+    """
+
+    id: int
+    fields: bytes
+    data: bytes = b""
+    width: int = 0
+    padding: bytes | None = None
+    length: int | None = None
+
+    def at(self, position: int) -> bytes:
+        """The chunk as it is at a position of the file."""
+        start = position + 12 + len(self.fields)
+        rule = bytes(self.width - start % self.width) if self.width else b""
+        padding = rule if self.padding is None else self.padding
+        size = len(self.fields) + len(padding) + len(self.data)
+        length = size if self.length is None else self.length
+        return struct.pack("<IQ", self.id, length) + self.fields + padding + self.data
+
+
+def build(chunks: Sequence[Chunk], listed: Sequence[int] | None = None, version: int = 0, count: Any = None) -> bytes:
+    """A file of these chunks; the header lists `listed`, or what is there."""
+    ids = [chunk.id for chunk in chunks] if listed is None else list(listed)
+    out = struct.pack("<4sII", b"FiFu", version, len(ids) if count is None else count)
+    out += struct.pack(f"<{len(ids)}I", *ids)
+    for chunk in chunks:
+        out += chunk.at(len(out))
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------ the chunks
+def strings(words: Iterable[str | bytes]) -> bytes:
+    """Strings behind their lengths."""
+    raws = [word.encode() if isinstance(word, str) else word for word in words]
+    return b"".join(struct.pack("<I", len(raw)) + raw for raw in raws)
+
+
+def ngrams(pairs: Iterable[tuple[str, int]]) -> bytes:
+    """n-grams with an index behind each."""
+    return b"".join(strings([text]) + struct.pack("<Q", index) for text, index in pairs)
+
+
+def simple(words: Sequence[str | bytes], **lies: Any) -> Chunk:
+    """A simple vocabulary."""
+    return Chunk(SIMPLE, struct.pack("<Q", lies.pop("n", len(words))) + strings(words), **lies)
+
+
+def hashed(
+    id_: int, words: Sequence[str | bytes], min_n: int, max_n: int, last: int, *, spec: bool = False, **lies: Any
+) -> Chunk:
+    """A bucket vocabulary, whose `last` field is the exponent, or a fastText one, whose is the number of buckets."""
+    n = lies.pop("n", len(words))
+    fields = struct.pack("<IIIQ", min_n, max_n, last, n) if spec else struct.pack("<QIII", n, min_n, max_n, last)
+    return Chunk(id_, fields + strings(words), **lies)
+
+
+def explicit(
+    words: Sequence[str], pairs: Sequence[tuple[str, int]], min_n: int, max_n: int, *, spec: bool = False, **lies: Any
+) -> Chunk:
+    """An explicit vocabulary; in the order of the specification indices are not written."""
+    n, m = lies.pop("n", len(words)), lies.pop("m", len(pairs))
+    if spec:
+        head = struct.pack("<IIQ", min_n, max_n, n) + strings(words)
+        return Chunk(EXPLICIT, head + struct.pack("<Q", m) + strings(text for text, _ in pairs), **lies)
+    return Chunk(EXPLICIT, struct.pack("<QQII", n, m, min_n, max_n) + strings(words) + ngrams(pairs), **lies)
+
+
+def matrix(value: Tensor, **lies: Any) -> Chunk:
+    """A plain matrix; `rows`, `cols` and `code` override its fields."""
+    code = lies.pop("code", CODES[value.dtype])
+    rows, cols = lies.pop("rows", value.shape[0]), lies.pop("cols", value.shape[1])
+    width = WIDTHS[CODES[value.dtype]]
+    return Chunk(MATRIX, struct.pack("<QII", rows, cols, code), value.data, width, **lies)
+
+
+def norms(value: Tensor, **lies: Any) -> Chunk:
+    """Norms."""
+    count, code = lies.pop("count", value.shape[0]), lies.pop("code", 10)
+    return Chunk(NORMS, struct.pack("<QI", count, code), value.data, 4, **lies)
+
+
+def metadata(text: str | bytes, **lies: Any) -> Chunk:
+    """Metadata."""
+    return Chunk(METADATA, text.encode() if isinstance(text, str) else text, **lies)
+
+
+def product(
+    codes: np.ndarray[Any, Any],
+    codebooks: np.ndarray[Any, Any],
+    rotation: np.ndarray[Any, Any] | None = None,
+    row_norms: np.ndarray[Any, Any] | None = None,
+    **lies: Any,
+) -> Chunk:
+    """A matrix by product quantisation; the fields can be overridden by their names."""
+    parts, centroids, length = codebooks.shape
+    fields = {
+        "projection": int(rotation is not None),
+        "norms": int(row_norms is not None),
+        "quantized_len": parts,
+        "reconstructed_len": parts * length,
+        "n_centroids": centroids,
+        "rows": len(codes),
+        "quantized_type": 1,
+        "reconstructed_type": 10,
+    }
+    fields |= {name: lies.pop(name) for name in list(lies) if name in fields}
+    floats = [part.astype("<f4").tobytes() for part in (rotation, codebooks, row_norms) if part is not None]
+    data = b"".join(floats) + codes.astype(np.uint8).tobytes()
+    return Chunk(PQ, struct.pack("<5IQ2I", *fields.values()), data, 4, **lies)
+
+
+def quantised(rows: int, parts: int, centroids: int, length: int, seed: int = 0) -> tuple[Any, Any, Any, Any]:
+    """Codes, codebooks, projection and norms of a matrix of ordinary numbers."""
+    random = np.random.default_rng(seed)
+    codes = random.integers(0, centroids, (rows, parts), np.uint8)
+    books = random.standard_normal((parts, centroids, length)).astype("<f4")
+    projection = random.standard_normal((parts * length, parts * length)).astype("<f4")
+    return codes, books, projection, random.random(rows).astype("<f4") + 1
+
+
+# -------------------------------------------------------------------------------------------------------- examples
+def lengths(n: int) -> Tensor:
+    """The norms of n words: positive numbers."""
+    return Tensor("float32", (n,), (np.random.default_rng(n).random(n) + 0.5).astype("<f4").tobytes())
+
+
+WORDS = ("one", "two", "", "dreißig", "日本語", "a b\tc", "🌎")
+TOML = """# A comment that stays where it is.
+name = "tïny"   # and this one
+[hyper]
+dims = 300
+lr = 0.05
+list = [1, 2, 3]
+"""
+PARSED = {"name": "tïny", "hyper": {"dims": 300, "lr": 0.05, "list": [1, 2, 3]}}
+PAIRS = (("<on", 0), ("one", 1), ("ne>", 0), ("<tw", 2), ("日本", 3))
+
+
+def example(
+    name: str,
+    chunks: Sequence[Chunk],
+    tensors: Mapping[str, Tensor],
+    vocab: Sequence[str] | None = WORDS,
+    text: Mapping[str, Any] | None = None,
+    layout: str = "upstream",
+    **options: Any,
+) -> Example:
+    """An example. A file with norms is one without them too, up to where they begin."""
+    data = build(chunks, **options)
+    before = build(chunks[:-1], options.get("listed", [chunk.id for chunk in chunks]))
+    cut = frozenset({len(before)} if chunks[-1].id == NORMS and len(chunks) > 1 else ())
+    words = None if vocab is None else tuple(vocab)
+    return Example(name, FORMAT, SUFFIX, data, tensors, text or {}, words, layout=layout, prefixes=cut)
+
+
+def examples() -> list[Example]:
+    """Every vocabulary in both orders of its fields, every type of matrix, with and without norms and metadata."""
+    n = len(WORDS)
+    plain, sizes = normal((n, 5), 1), lengths(n)
+    both = {"embeddings": plain, "norms": sizes}
+    buckets, explicits = normal((n + 8, 3), 3), normal((n + 4, 2), 4)
+    every = {dtype: noise(dtype, (n, 3), 5) for dtype in CODES}
+    own = [(text, i) for i, (text, _) in enumerate(PAIRS)]
+    short = explicit(WORDS, PAIRS, 2, 3, length=len(explicit(WORDS, PAIRS, 2, 3).fields) - 8 * len(PAIRS))
+    return [
+        example("simple", [simple(WORDS), matrix(plain)], {"embeddings": plain}),
+        example("everything", [metadata(TOML), simple(WORDS), matrix(plain), norms(sizes)], both, text=PARSED),
+        # Words of 1 to 4 bytes more bring every padding.
+        *(
+            example(
+                f"padding-{k}",
+                [simple(["x" * k]), matrix(normal((1, 2), k)), norms(lengths(1))],
+                {"embeddings": normal((1, 2), k), "norms": lengths(1)},
+                ["x" * k],
+            )
+            for k in range(1, 5)
+        ),
+        *(
+            example(f"type-{dtype}", [simple(WORDS), matrix(value)], {"embeddings": value})
+            for dtype, value in every.items()
+        ),
+        example("no-words", [simple([]), matrix(normal((0, 4)))], {"embeddings": normal((0, 4))}, []),
+        example("no-columns", [simple(WORDS), matrix(normal((n, 0)))], {"embeddings": normal((n, 0))}),
+        example("bucket", [hashed(BUCKET, WORDS, 3, 6, 3), matrix(buckets)], {"embeddings": buckets}),
+        example(
+            "bucket-spec",
+            [hashed(BUCKET, WORDS, 3, 6, 3, spec=True), matrix(buckets), norms(sizes)],
+            {"embeddings": buckets, "norms": sizes},
+            layout="spec",
+        ),
+        example("fasttext", [hashed(FASTTEXT, WORDS, 1, 2, 8), matrix(buckets)], {"embeddings": buckets}),
+        example(
+            "fasttext-spec",
+            [hashed(FASTTEXT, WORDS, 1, 2, 8, spec=True), matrix(buckets)],
+            {"embeddings": buckets},
+            layout="spec",
+        ),
+        example("explicit", [explicit(WORDS, PAIRS, 2, 3), matrix(explicits)], {"embeddings": explicits}),
+        example("explicit-short", [short, matrix(explicits)], {"embeddings": explicits}),
+        example(
+            "explicit-spec",
+            [metadata(TOML), explicit(WORDS, own, 2, 3, spec=True), matrix(normal((n + 5, 2), 6))],
+            {"embeddings": normal((n + 5, 2), 6)},
+            text=PARSED,
+            layout="spec",
+        ),
+        example("wrong-list", [simple(WORDS), matrix(plain), norms(sizes)], both, listed=[2, 1]),
+        example("no-list", [simple(WORDS), matrix(plain)], {"embeddings": plain}, listed=[]),
+        example("norms-alone", [norms(sizes)], {"norms": sizes}, None),
+    ]

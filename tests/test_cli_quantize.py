@@ -1,0 +1,408 @@
+"""The command line on quantised tensors: quantize, convert --quantize, and the other commands on what these make."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import amb, normal, tensor
+from tests.builders import safetensors as st
+from tests.support import listing
+from tests.test_cli import NASTY, is_printable, on_terminal
+
+import weightmap as wm
+from weightmap import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., tuple[int, str, str]]
+
+MODEL = {
+    "embeddings.word.weight": normal((50, 16), 1),
+    "layer.weight": normal((32, 16), 2),
+    "layer.bias": normal((32,), 3),
+    "head.weight": normal((4, 16), 4, "float16"),
+}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process; give (exit status, standard output, standard error)."""
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        status = cli.main([str(argument) for argument in argv])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def model(put: Callable[..., Path]) -> Path:
+    """A small model as a safetensors file."""
+    return put(st.build(MODEL, {"format": "pt"}), "model.safetensors")
+
+
+@pytest.fixture
+def quantised(tmp_path: Path) -> Path:
+    """An AMB file with dense, blocked, adaptive and plain tensors, a configuration and a tokenizer."""
+    path = tmp_path / "mixed.amb"
+    values = np.random.default_rng(5).normal(size=(8, 16)).astype(np.float32)
+    tensors: dict[str, Any] = {
+        "dense": values,
+        "blocks": wm.quantize(values, "int5_block", block_size=16),
+        "mixed": wm.quantize(values, "adaptive", block_size=32, bits=8, scale_type="fp32"),
+        "bytes": wm.quantize(values, "int8", scale_type="fp32"),
+    }
+    tokens = {"type": 2, "special_ids": {"pad": 0, "unk": 1}, "payload": b"[PAD]\n[UNK]\nword\n"}
+    wm.save(path, tensors, metadata={"name": "tiny"}, config={"architecture": "bert", "n_vocab": 3}, tokenizer=tokens)
+    return path
+
+
+# --------------------------------------------------------------------------------------------------------- quantize
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
+def test_quantize_writes_what_the_library_writes(model: Path, run: Run, tmp_path: Path, scheme: str) -> None:
+    """Every scheme makes the file that `convert(quantize=)` makes, and the report names the tensors it changed."""
+    status, out, err = run("quantize", model, tmp_path / "q.amb", "--scheme", scheme)
+    assert (status, err) == (0, "")
+    wm.convert(model, tmp_path / "same.amb", quantize=scheme)
+    assert (tmp_path / "q.amb").read_bytes() == (tmp_path / "same.amb").read_bytes()
+    assert "layer.weight" in out
+    assert "head.weight" in out
+    assert "layer.bias" not in out
+    assert "embeddings" not in out
+    assert f"quantised to {scheme}: 2 of 4 tensors" in out
+
+
+def test_options_of_quantize_reach_the_library(model: Path, run: Run, tmp_path: Path) -> None:
+    """Block size, bits, scale type, globs, dtype and threads are those that were given."""
+    options = ["--scheme", "adaptive", "--block-size", "16", "--bits", "7.5", "--scale-type", "fp32", "--threads", "2"]
+    globs = ["--include", "*weight", "--include", "*.bias", "--exclude", "head*", "--dtype", "float16"]
+    assert run("quantize", model, tmp_path / "q.amb", *options, *globs)[0] == 0
+    wm.convert(
+        model,
+        tmp_path / "same.amb",
+        quantize="adaptive",
+        block_size=16,
+        bits=7.5,
+        scale_type="fp32",
+        quantize_include=["*weight", "*.bias"],
+        quantize_exclude="head*",
+        dtype="float16",
+    )
+    assert (tmp_path / "q.amb").read_bytes() == (tmp_path / "same.amb").read_bytes()
+    with wm.open(tmp_path / "q.amb") as file:
+        assert [info.dtype for info in file.infos()] == ["adaptive", "adaptive", "adaptive", "float16"]
+
+
+def test_the_json_report(model: Path, run: Run, tmp_path: Path) -> None:
+    """The document has schema 1, size and error of every quantised tensor, and totals that are their sums."""
+    status, out, _ = run("quantize", model, tmp_path / "q.amb", "--scheme", "int4_block", "--block-size", 16, "--json")
+    document = json.loads(out)
+    assert (status, document["schema"], document["command"], document["scheme"]) == (0, 1, "quantize", "int4_block")
+    assert (document["src"], document["dst"]) == (str(model), str(tmp_path / "q.amb"))
+    assert document["nbytes_before"] == model.stat().st_size
+    assert document["nbytes"] == (tmp_path / "q.amb").stat().st_size
+    assert (document["tensors"], document["format"]) == (4, "amb")
+    with wm.open(tmp_path / "q.amb") as file:
+        errors, entries = [], {entry["name"]: entry for entry in document["quantized"]}
+        assert list(entries) == ["layer.weight", "head.weight"]
+        for name, entry in entries.items():
+            error = np.asarray(file[name], np.float64) - MODEL[name].array
+            errors.append(error.reshape(-1))
+            assert entry["shape"] == list(error.shape)
+            assert (entry["nbytes_before"], entry["nbytes"]) == (len(MODEL[name].data), error.size // 16 * 10)
+            assert entry["bits_per_weight"] == 5
+            assert entry["rmse"] == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
+    every = np.concatenate(errors)
+    assert document["total"] == {
+        "tensors": 2,
+        "elements": every.size,
+        "nbytes_before": 32 * 16 * 4 + 4 * 16 * 2,
+        "nbytes": every.size // 16 * 10,
+        "bits_per_weight": 5,
+        "rmse": pytest.approx(math.sqrt(np.square(every).mean()), rel=1e-6),
+    }
+
+
+def test_the_text_report_has_the_numbers_of_the_json_report(model: Path, run: Run, tmp_path: Path) -> None:
+    """Bits and error of each tensor and in all, sizes before and after, are in the printed report."""
+    arguments = ["quantize", model, tmp_path / "q.amb", "--scheme", "int5_block"]
+    document, text = json.loads(run(*arguments, "--json")[1]), run(*arguments)[1]
+    lines = text.splitlines()
+    for entry in document["quantized"]:
+        [line] = [line for line in lines if line.startswith(entry["name"])]
+        assert line.split()[-3:] == ["5.500", f"{entry['rmse']:.3e}", f"{entry['relative_error']:.4f}"]
+    total = document["total"]
+    [line] = [line for line in lines if line.startswith("quantised to")]
+    assert f"{total['bits_per_weight']:.3f} bits per weight, RMSE {total['rmse']:.3e}" in line
+    assert f"{document['nbytes_before']:,} bytes" in lines[-1]
+    assert f"{document['nbytes']:,} bytes" in lines[-1]
+
+
+def test_nothing_to_quantise_is_said(model: Path, run: Run, tmp_path: Path) -> None:
+    """A glob that matches nothing leaves every tensor as it is, and a line says so."""
+    status, out, _ = run("quantize", model, tmp_path / "q.amb", "--scheme", "int8", "--include", "none")
+    assert status == 0
+    assert "no tensor was quantised" in out
+    document = json.loads(run("quantize", model, tmp_path / "q.amb", "--scheme", "int8", "--include", "x", "--json")[1])
+    assert (document["quantized"], document["total"]["bits_per_weight"], document["total"]["rmse"]) == ([], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--scheme"),
+        (["--scheme", "int3"], "int3"),
+        (["--scheme", "int5_block", "--block-size", "12"], "multiple of 8"),
+        (["--scheme", "int4_block", "--block-size", "0"], "block"),
+        (["--scheme", "int8", "--block-size", "32"], "--block-size: int8 has one scale"),
+        (["--scheme", "int4_block", "--bits", "5"], "--bits: for adaptive"),
+        (["--scheme", "adaptive", "--bits", "3"], "bits is 3"),
+        (["--scheme", "adaptive", "--bits", "nan"], "bits is nan"),
+        (["--scheme", "int8", "--threads", "0"], "--threads"),
+        (["--scheme", "int8", "--scale-type", "fp8"], "fp8"),
+        (["--scheme", "int8", "--dtype", "int32"], "int32"),
+    ],
+)
+def test_wrong_options_are_usage_errors(model: Path, run: Run, tmp_path: Path, options: list[str], said: str) -> None:
+    """What no scheme can do is exit status 2 and one line that says why; no file is made."""
+    status, out, err = run("quantize", model, tmp_path / "q.amb", *options)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert listing(tmp_path) == ["model.safetensors"]
+
+
+def test_exit_statuses_of_quantize(model: Path, put: Callable[..., Path], run: Run, tmp_path: Path) -> None:
+    """2 for a target that holds no such tensors, 3 for a malformed file and for NaN, 4 for one that is not there."""
+    arguments = ["--scheme", "int4_block"]
+    assert run("quantize", model, tmp_path / "q.safetensors", *arguments)[0] == 2
+    assert run("quantize", model, tmp_path / "q.unknown", *arguments)[0] == 2
+    assert run("quantize", put(b"nothing of ours" * 9, "bad.amb"), tmp_path / "q.amb", *arguments)[0] == 3
+    values = np.ones((4, 8), np.float32)
+    values[2, 1] = np.nan
+    status, _, err = run(
+        "quantize", put(st.build({"w": tensor(values)}), "nan.safetensors"), tmp_path / "q.amb", *arguments
+    )
+    assert status == 3
+    assert "'w'" in err
+    assert "element 17" in err
+    assert run("quantize", tmp_path / "missing.safetensors", tmp_path / "q.amb", *arguments)[0] == 4
+    assert not [name for name in listing(tmp_path) if name.startswith("q.")]
+
+
+def test_a_file_is_quantised_onto_itself(run: Run, tmp_path: Path) -> None:
+    """SRC and DST may be one file: it is replaced when the new one is whole, and sizes are those of then and now."""
+    path = tmp_path / "model.amb"
+    wm.save(path, {"w": MODEL["layer.weight"].array})
+    before = path.stat().st_size
+    document = json.loads(run("quantize", path, path, "--scheme", "int8", "--json")[1])
+    assert (document["nbytes_before"], document["nbytes"]) == (before, path.stat().st_size)
+    assert document["nbytes"] < before
+
+
+@pytest.mark.parametrize("name", NASTY.values(), ids=NASTY)
+def test_names_do_not_speak_to_the_terminal(put: Callable[..., Path], run: Run, tmp_path: Path, name: str) -> None:
+    """Names with control characters are spelt out in the reports, in errors, and by inspect."""
+    source = put(st.build({name: normal((4, 8))}), "model.safetensors")
+    for options in ([], ["--json"]):
+        _, out, err = run("quantize", source, tmp_path / "q.amb", "--scheme", "int8", *options)
+        assert is_printable(out)
+        assert err == ""
+        assert is_printable(run("inspect", tmp_path / "q.amb", *options)[1])
+    source = put(st.build({name: tensor(np.full((4, 8), np.inf, np.float32))}), "model.safetensors")
+    status, _, err = run("quantize", source, tmp_path / "q.amb", "--scheme", "int8")
+    assert status == 3
+    assert is_printable(err)
+
+
+def test_the_progress_bar_is_for_terminals(model: Path, tmp_path: Path) -> None:
+    """On a terminal the bar is drawn, and the report follows as a table."""
+    pytest.importorskip("rich")
+    status, sent = on_terminal("quantize", model, tmp_path / "q.amb", "--scheme", "int8")
+    assert status == 0
+    assert "quantize model.safetensors" in sent
+    assert "layer.weight" in sent
+
+
+# ------------------------------------------------------------------------------------------------ convert --quantize
+
+
+def test_convert_quantises_on_the_way(model: Path, run: Run, tmp_path: Path) -> None:
+    """`convert --quantize` gives the file that `quantize` gives; its globs choose tensors, not which are quantised."""
+    options = ["--block-size", "16", "--scale-type", "fp32", "--threads", "1"]
+    status, out, _ = run("convert", model, tmp_path / "a.amb", "--quantize", "int4_block", *options)
+    assert status == 0
+    assert "quantised to int4_block: 2 of 4 tensors" in out
+    assert run("quantize", model, tmp_path / "b.amb", "--scheme", "int4_block", *options)[0] == 0
+    assert (tmp_path / "a.amb").read_bytes() == (tmp_path / "b.amb").read_bytes()
+    arguments = ["convert", model, tmp_path / "c.amb", "--quantize", "int8", "--include", "layer.*", "--json"]
+    document = json.loads(run(*arguments)[1])
+    assert document["tensors"] == 2
+    assert [entry["name"] for entry in document["quantized"]] == ["layer.weight"]
+    assert document["quantized_total"]["tensors"] == 1
+    assert "quantized" not in json.loads(run("convert", model, tmp_path / "d.amb", "--json")[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--block-size", "32"], "--block-size: for --quantize"),
+        (["--bits", "5", "--threads", "2"], "--bits, --threads: for --quantize"),
+        (["--quantize", "int5", "--block-size", "8"], "one scale"),
+        (["--quantize", "int5_block", "--block-size", "7"], "multiple of 8"),
+    ],
+)
+def test_convert_refuses_options_without_meaning(
+    model: Path, run: Run, tmp_path: Path, options: list[str], said: str
+) -> None:
+    """Options of quantisation without a scheme, or of another scheme, are exit status 2."""
+    status, _, err = run("convert", model, tmp_path / "q.amb", *options)
+    assert status == 2
+    assert said in err
+    assert listing(tmp_path) == ["model.safetensors"]
+
+
+def test_decoding_by_convert(quantised: Path, run: Run, tmp_path: Path) -> None:
+    """A quantised file becomes a dense one of another format with --dtype, and without is refused with every name."""
+    status, _, err = run("convert", quantised, tmp_path / "d.safetensors")
+    assert status == 2
+    assert all(f"'{name}'" in err for name in ("blocks", "mixed", "bytes"))
+    assert run("convert", quantised, tmp_path / "d.safetensors", "--dtype", "float32")[0] == 0
+    with wm.open(quantised) as file, wm.open(tmp_path / "d.safetensors") as decoded:
+        assert all(np.array_equal(np.asarray(file[name]), decoded[name]) for name in file)
+
+
+# ----------------------------------------------------------------------------------------------- the other commands
+
+
+def test_inspect_tells_how_tensors_are_quantised(quantised: Path, run: Run) -> None:
+    """Scheme, block size, type of scales and bits per weight of each tensor; configuration and tokenizer."""
+    status, out, _ = run("inspect", quantised)
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert status == 0
+    assert rows["name"][-3:] == ["block", "scales", "bits"]
+    assert rows["blocks"][1] == "int5_block"
+    assert rows["blocks"][-3:] == ["16", "fp16", "6.000"]
+    assert rows["mixed"][-3:-1] == ["32", "fp32"]
+    assert rows["bytes"][-2:] == ["fp32", "8.250"]
+    assert rows["dense"][1:4] == ["float32", "[8,", "16]"]
+    assert "tokenizer  type 2 (WordPiece), 17 bytes; pad 0, unk 1" in out
+    assert rows["architecture"] == ["architecture", "bert"]
+    assert rows["quant"][0] == "quant"
+
+
+def test_inspect_json_on_quantised_tensors(quantised: Path, run: Run) -> None:
+    """The same in JSON; dense tensors have no such entries."""
+    document = json.loads(run("inspect", quantised, "--json")[1])
+    entries = {entry["name"]: entry for entry in document["tensors"]}
+    ways = {name: [entry.get(key) for key in ("scheme", "block_size", "scale_type")] for name, entry in entries.items()}
+    assert ways == {
+        "dense": [None, None, None],
+        "blocks": ["int5_block", 16, "fp16"],
+        "mixed": ["adaptive", 32, "fp32"],
+        "bytes": ["int8", None, "fp32"],
+    }
+    assert "scheme" not in entries["dense"]
+    with wm.open(quantised) as file:
+        for name in ("blocks", "mixed", "bytes"):
+            assert entries[name]["bits_per_weight"] == file[name].bits_per_weight
+    assert document["tokenizer"] == {
+        "type": 2,
+        "kind": "WordPiece",
+        "special_ids": {"pad": 0, "unk": 1},
+        "payload_nbytes": 17,
+    }
+    assert document["config"]["n_vocab"] == 3
+    assert document["totals"]["adaptive"]["tensors"] == 1
+
+
+def test_a_dense_file_has_no_columns_of_quantisation(model: Path, run: Run) -> None:
+    """Where nothing is quantised the table is what it always was."""
+    _, out, _ = run("inspect", model)
+    [heading] = [line for line in out.splitlines() if line.startswith("name")]
+    assert heading.split() == ["name", "dtype", "shape", "offset", "bytes"]
+
+
+def test_inspect_shows_a_file_whose_mask_is_damaged(put: Callable[..., Path], run: Run) -> None:
+    """A mask that contradicts its data keeps nobody from seeing the other tensors; verify tells what is wrong."""
+    good = amb.dense("good", normal((2, 2)))
+    payload = bytes([0b11]) + struct.pack("<e", 1) + bytes(4)  # no block is of kind 3
+    bad = amb.Record("bad", (8,), amb.ADAPTIVE, struct.pack("<BHB", 6, 8, 1) + payload)
+    path = put(amb.build([good, bad], b"{}", b"{}"), "damaged.amb")
+    status, out, _ = run("inspect", path)
+    assert status == 0
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith("bad")] == ["damaged"]
+    assert any(line.startswith("good") for line in out.splitlines())
+    [_, entry] = json.loads(run("inspect", path, "--json")[1])["tensors"]
+    assert entry["scheme"] == "adaptive"
+    assert "mask" in entry["problem"] or "kind" in entry["problem"]
+    status, out, err = run("verify", path)
+    assert status == 3
+    assert "failed" in out + err
+
+
+def test_export_decodes(quantised: Path, run: Run, tmp_path: Path) -> None:
+    """A quantised tensor is exported as float32 values, and a line says so."""
+    for name in ("blocks", "mixed", "bytes"):
+        status, out, _ = run("export", quantised, name, tmp_path / "t.npy")
+        assert status == 0
+        assert "written as float32" in out
+        with wm.open(quantised) as file:
+            found = np.load(tmp_path / "t.npy")
+            assert found.dtype == np.float32
+            assert np.array_equal(found, np.asarray(file[name]))
+
+
+def test_diff_and_verify_and_lookup(quantised: Path, run: Run, tmp_path: Path) -> None:
+    """Verify accepts the file; diff finds a copy equal and one changed scale; lookup says that there are no words."""
+    status, out, _ = run("verify", "-v", quantised)
+    assert status == 0
+    assert "masks and scales of 3 quantised tensors" in out
+    data = bytearray(quantised.read_bytes())
+    with wm.open(quantised) as file:
+        at = file.info("blocks").offset + 4
+    data[at : at + 2] = struct.pack("<e", 3)
+    (tmp_path / "changed.amb").write_bytes(data)
+    (tmp_path / "copy.amb").write_bytes(quantised.read_bytes())
+    assert run("diff", quantised, tmp_path / "copy.amb")[:2] == (0, "no differences\n")
+    status, out, _ = run("diff", quantised, tmp_path / "changed.amb", "--json")
+    assert status == 1
+    [change] = json.loads(out)["changed"]
+    assert (change["name"], change["what"]) == ("blocks", "values")
+    assert 0 < change["n_different"] <= 16
+    status, _, err = run("lookup", quantised, "word")
+    assert status == 2
+    assert "vocabulary" in err
+
+
+def test_quantize_reads_a_model_directory(run: Run, tmp_path: Path) -> None:
+    """Of a directory, the configuration goes along; what was dropped is said."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    counts = tensor(np.arange(8, dtype=np.int64)[None])
+    (folder / "model.safetensors").write_bytes(st.build(MODEL | {"embeddings.position_ids": counts}))
+    config = {"model_type": "bert", "num_hidden_layers": 1, "vocab_size": 50, "hidden_size": 16}
+    (folder / "config.json").write_text(json.dumps(config))
+    status, out, err = run("quantize", folder, tmp_path / "q.amb", "--scheme", "int8")
+    assert (status, err) == (0, "")
+    assert "dropped 'embeddings.position_ids'" in out
+    with wm.open(tmp_path / "q.amb") as file:
+        assert file.config is not None
+        assert file.config["n_layers"] == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_target_that_is_no_file_is_refused(model: Path, run: Run, tmp_path: Path) -> None:
+    """A FIFO in the place of the target is exit status 4, and stays one."""
+    os.mkfifo(tmp_path / "q.amb")
+    assert run("quantize", model, tmp_path / "q.amb", "--scheme", "int8")[0] == 4
+    assert (tmp_path / "q.amb").is_fifo()

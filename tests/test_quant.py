@@ -1,0 +1,625 @@
+"""QuantizedTensor and quantize: what a quantised tensor is made of, decodes to, and is indexed to."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap.quant import QuantizedTensor
+
+BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
+SCALES = {"fp16": "<e", "fp32": "<f"}
+# Scheme and block size: the smallest blocks, the usual ones, and some that are neither.
+KINDS = [
+    *(("int8", 0), ("int4", 0), ("int5", 0)),
+    *(("int4_block", size) for size in (2, 6, 32, 128)),
+    *(("int5_block", size) for size in (8, 24, 32, 128)),
+    *(("adaptive", size) for size in (8, 32, 64)),
+]
+# Shapes of none, one and more elements, with tails of every kind behind whole blocks.
+SHAPES = [(), (0,), (1,), (3, 0), (7,), (5, 13), (32,), (2, 3, 43), (11, 32)]
+
+
+def scale_bytes(generator: np.random.Generator, scale_type: str) -> bytes:
+    """A scale of either sign."""
+    return struct.pack(SCALES[scale_type], generator.normal())
+
+
+def payload_of(scheme: str, size: int, block_size: int, scale_type: str, seed: int = 0) -> bytes:
+    """A payload of random codes and scales, laid out by what the schemes are defined to be."""
+    generator = np.random.default_rng([seed, size, block_size])
+    if scheme == "adaptive":
+        count = math.ceil(size / block_size)
+        kinds = generator.integers(0, 3, count).tolist()
+        mask = sum(kind << 2 * i for i, kind in enumerate(kinds)).to_bytes(math.ceil(count / 4), "little")
+        scales = b"".join(scale_bytes(generator, scale_type) for kind in kinds if kind < 2)
+        halves = generator.normal(size=block_size).astype("<f2").tobytes
+        codes = [halves() if kind == 2 else generator.bytes((4 + kind) * block_size // 8) for kind in kinds]
+        return mask + scales + b"".join(codes)
+    length = block_size or size
+    count = math.ceil(size / block_size) if block_size else 1
+    width = math.ceil(BITS[scheme] * length / 8)
+    return b"".join(scale_bytes(generator, scale_type) + generator.bytes(width) for _ in range(count))
+
+
+def integers(data: bytes, bits: int, count: int) -> list[int]:
+    """Two's complement numbers back to back, the first in the lowest bits of the first byte."""
+    number = int.from_bytes(data, "little")
+    fields = [number >> bits * i & (1 << bits) - 1 for i in range(count)]
+    return [field - (1 << bits) if field >> bits - 1 else field for field in fields]
+
+
+def plain(
+    payload: bytes, scheme: str, shape: tuple[int, ...], block_size: int, scale_type: str
+) -> np.ndarray[Any, Any]:
+    """The values by definition: scale times integer, one product of float32."""
+    size, width = math.prod(shape), struct.calcsize(SCALES[scale_type])
+    values: list[np.float32] = []
+
+    def block(scale: bytes, codes: bytes, bits: int, count: int) -> None:
+        factor = np.float32(struct.unpack(SCALES[scale_type], scale)[0])
+        values.extend(factor * np.float32(q) for q in integers(codes, bits, count))
+
+    if scheme == "adaptive":
+        count = math.ceil(size / block_size)
+        kinds = [payload[i // 4] >> i % 4 * 2 & 3 for i in range(count)]
+        scale = math.ceil(count / 4)
+        code = scale + width * sum(kind < 2 for kind in kinds)
+        for kind in kinds:
+            if kind == 2:
+                values.extend(np.frombuffer(payload, "<f2", block_size, code).astype(np.float32))
+                code += 2 * block_size
+                continue
+            step = (4 + kind) * block_size // 8
+            block(payload[scale : scale + width], payload[code : code + step], 4 + kind, block_size)
+            scale, code = scale + width, code + step
+    else:
+        length = block_size or size
+        step = width + math.ceil(BITS[scheme] * length / 8)
+        for at in range(0, len(payload) if size else 0, step):
+            block(payload[at : at + width], payload[at + width : at + step], BITS[scheme], length)
+    return np.array(values[:size], np.float32).reshape(shape)
+
+
+def make(
+    scheme: str, shape: tuple[int, ...], block_size: int, scale_type: str = "fp16", seed: int = 0
+) -> tuple[QuantizedTensor, np.ndarray[Any, Any]]:
+    """A tensor of random bytes, and its values by definition."""
+    payload = payload_of(scheme, math.prod(shape), block_size, scale_type, seed)
+    tensor = QuantizedTensor(scheme, shape, payload, block_size=block_size, scale_type=scale_type)
+    return tensor, plain(payload, scheme, shape, block_size, scale_type)
+
+
+def identical(a: Any, b: np.ndarray[Any, Any]) -> bool:
+    """Whether shape, dtype and every bit are the same."""
+    return (
+        isinstance(a, (np.ndarray, np.generic))
+        and a.shape == b.shape
+        and a.dtype == b.dtype
+        and a.tobytes() == b.tobytes()
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- its parts
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize(("scheme", "block_size"), KINDS)
+def test_values_are_those_of_the_definition(scheme: str, block_size: int, scale_type: str) -> None:
+    """Of every scheme, block size, scale type and tail, each value is the float32 product of scale and integer."""
+    for shape in SHAPES:
+        tensor, expected = make(scheme, shape, block_size, scale_type)
+        assert identical(tensor.dequantize(), expected), shape
+        assert (tensor.shape, tensor.ndim, tensor.size) == (shape, len(shape), math.prod(shape))
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize(("scheme", "block_size"), KINDS)
+def test_parts_are_views_of_the_payload(scheme: str, block_size: int, scale_type: str) -> None:
+    """Scales, codes and mask are read-only views of the bytes that were given, wherever these lie in memory."""
+    shape = (5, 13)
+    payload = payload_of(scheme, 65, block_size, scale_type)
+    for shift in range(4):
+        given = np.frombuffer(bytes(shift) + payload, np.uint8)[shift:]
+        tensor = QuantizedTensor(scheme, shape, given, block_size=block_size, scale_type=scale_type)
+        parts = [tensor.payload, tensor.scales, tensor.codes] + ([] if tensor.mask is None else [tensor.mask])
+        for part in parts:
+            assert np.shares_memory(part, given)
+            assert not part.flags.writeable
+        assert identical(tensor.dequantize(), plain(payload, scheme, shape, block_size, scale_type))
+        assert tensor.nbytes == len(payload)
+        assert tensor.payload.tobytes() == payload
+        assert tensor.bits_per_weight == 8 * len(payload) / 65
+        assert tensor.scales.dtype == {"fp16": np.float16, "fp32": np.float32}[scale_type]
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize(("scheme", "block_size"), [kind for kind in KINDS if "_block" in kind[0]])
+def test_scales_and_codes_of_blocks_are_strided(scheme: str, block_size: int, scale_type: str) -> None:
+    """Scales and codes are two strided arrays over the blocks, which alternate in memory."""
+    width = struct.calcsize(SCALES[scale_type])
+    step = width + BITS[scheme] * block_size // 8
+    tensor, _ = make(scheme, (3, 43), block_size, scale_type)
+    count = math.ceil(129 / block_size)
+    assert (tensor.n_blocks, tensor.nbytes) == (count, count * step)
+    assert (tensor.scales.shape, tensor.scales.strides) == ((count,), (step,))
+    assert (tensor.codes.shape, tensor.codes.strides, tensor.codes.dtype) == (
+        (count, step - width),
+        (step, 1),
+        np.uint8,
+    )
+    raw = tensor.payload.tobytes()
+    for i in range(count):
+        assert tensor.scales[i].tobytes() == raw[i * step : i * step + width]
+        assert tensor.codes[i].tobytes() == raw[i * step + width : (i + 1) * step]
+
+
+def test_codes_of_int8_have_the_shape_of_the_tensor() -> None:
+    """Of int8, codes are the integers themselves, in shape; of int4 and int5, packed bytes; each has one scale."""
+    tensor, values = make("int8", (5, 13), 0, "fp32")
+    assert (tensor.codes.shape, tensor.codes.dtype, tensor.scales.shape) == ((5, 13), np.int8, (1,))
+    assert identical(tensor.scales[0] * tensor.codes.astype(np.float32), values)
+    for scheme, nbytes in (("int4", 33), ("int5", 41)):
+        tensor, _ = make(scheme, (5, 13), 0)
+        assert (tensor.codes.shape, tensor.codes.dtype, tensor.scales.shape) == ((nbytes,), np.uint8, (1,))
+        assert tensor.n_blocks == 1
+
+
+def test_parts_of_an_adaptive_tensor() -> None:
+    """Mask, kinds of blocks, the scales of INT4 and INT5 blocks and the codes are those of the bytes."""
+    mask = bytes([0b01_10_00_01, 0b10])  # INT5, INT4, FP16, INT5, FP16
+    scales = struct.pack("<3e", 1, 2, 3)
+    codes = bytes(range(5 + 4 + 16 + 5 + 16))
+    tensor = QuantizedTensor("adaptive", (37,), mask + scales + codes, block_size=8)
+    assert tensor.mask is not None
+    assert tensor.kinds is not None
+    assert tensor.mask.tobytes() == mask
+    assert tensor.kinds.tolist() == [1, 0, 2, 1, 2]
+    assert tensor.scales.tolist() == [1, 2, 3]
+    assert tensor.codes.tobytes() == codes
+    others, _ = make("int4_block", (8,), 8)
+    assert (others.mask, others.kinds) == (None, None)
+
+
+def test_a_mapped_tensor_is_a_view_of_the_file(tmp_path: Any) -> None:
+    """Over a file, nothing is copied: two looks at a tensor share memory, and both outlive the handle."""
+    path = tmp_path / "q.amb"
+    wm.save(path, {"w": wm.quantize(np.arange(64, dtype=np.float32), "int5_block")})
+    with wm.open(path) as file:
+        one, two = file["w"], file["w"]
+        assert np.shares_memory(one.scales, two.scales)
+        assert np.shares_memory(one.codes, two.payload)
+        expected = one.dequantize()
+    assert identical(one.dequantize(), expected)
+    assert two.codes.sum() == one.codes.sum()
+
+
+# -------------------------------------------------------------------------------------------------------- decoding
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), KINDS)
+def test_decoding_to_other_types_is_astype(scheme: str, block_size: int) -> None:
+    """float16, float64, bfloat16 and integers hold what numpy makes of the float32 values."""
+    tensor, values = make(scheme, (5, 13), block_size)
+    for dtype in (np.float16, np.float64, np.int32, ">f4", wm.dtypes.numpy_dtype(wm.dtypes.DTYPES["bfloat16"])):
+        with np.errstate(all="ignore"):
+            assert identical(tensor.dequantize(dtype), values.astype(dtype)), dtype
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), KINDS)
+def test_out_is_filled_in_place(scheme: str, block_size: int) -> None:
+    """`out` is filled and returned, be it strided, transposed, unaligned or of another type, and nothing beside it."""
+    tensor, values = make(scheme, (5, 13), block_size)
+    unaligned = np.frombuffer(bytearray(1 + 4 * 65), np.uint8)[1:].view(np.float32).reshape(5, 13)
+    room = np.full((10, 26), 7, np.float32)
+    outs = [
+        np.empty((5, 13), np.float32),
+        np.empty((13, 5), np.float32).T,
+        room[::2, ::-2],
+        np.empty((5, 13), np.float16),
+        np.empty((5, 13), np.float64)[::-1],
+        unaligned,
+    ]
+    for out in outs:
+        assert tensor.dequantize(out=out) is out
+        assert identical(out, values.astype(out.dtype))
+    assert (room[1::2] == 7).all()
+    assert (room[::2, ::2] == 7).all()
+
+
+def test_out_that_does_not_fit_is_refused() -> None:
+    """An `out` of another shape or a read-only one is a ValueError, and it is not touched."""
+    tensor, _ = make("int4_block", (5, 13), 32)
+    wrong = np.zeros((13, 5), np.float32)
+    with pytest.raises(ValueError, match=r"\(13, 5\).*\(5, 13\)"):
+        tensor.dequantize(out=wrong)
+    assert not wrong.any()
+    fixed = np.zeros((5, 13), np.float32)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        tensor.dequantize(out=fixed)
+    assert not fixed.any()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
+def test_large_tensors_in_pieces_and_threads(scheme: str) -> None:
+    """A tensor of several pieces decodes to the same bits in one go, in threads, to a type that goes through pieces."""
+    generator = np.random.default_rng(1)
+    tensor = wm.quantize(generator.normal(size=(3, 200_003)).astype(np.float32), scheme, block_size=40)
+    values = tensor.dequantize()
+    assert identical(tensor.dequantize(threads=4), values)
+    assert identical(tensor.dequantize(np.float64), values.astype(np.float64))
+    assert identical(tensor.dequantize(out=np.empty((200_003, 3), np.float32).T, threads=2), values)
+    assert identical(tensor.flat(262_100, 300_001), values.reshape(-1)[262_100:300_001])
+
+
+def test_strict_refuses_scales_that_are_no_numbers() -> None:
+    """With strict=True a NaN or infinite scale is a QuantError that names its block; else its block is no numbers."""
+    scales = [1.0, 2.0, math.inf, 4.0]
+    payload = b"".join(struct.pack("<e", scale) + bytes([0x21]) for scale in scales)
+    tensor = QuantizedTensor("int4_block", (8,), payload, block_size=2)
+    with pytest.raises(wm.QuantError, match=r"scale of block 2 is inf, expected a finite number"):
+        tensor.dequantize(strict=True)
+    assert tensor.dequantize().tolist() == [1, 2, 2, 4, math.inf, math.inf, 4, 8]
+    good, values = make("int4_block", (5, 13), 2)
+    assert identical(good.dequantize(strict=True), values)
+
+
+def test_strict_counts_blocks_and_not_scales() -> None:
+    """In an adaptive tensor, where some blocks have no scale, the block named is the one with the bad scale."""
+    mask, scales = bytes([0b00_10_00_10]), struct.pack("<2e", 1, math.nan)  # FP16, INT4, FP16, INT4
+    payload = mask + scales + bytes(16 + 4 + 16 + 4)
+    tensor = QuantizedTensor("adaptive", (32,), payload, block_size=8)
+    with pytest.raises(wm.QuantError, match="scale of block 3 is nan"):
+        tensor.dequantize(strict=True)
+    assert np.isnan(tensor.dequantize()).tolist() == [False] * 24 + [True] * 8
+
+
+def test_numpy_takes_it_as_an_array() -> None:
+    """np.asarray decodes to float32, or to the type that is asked for; a view without a copy is impossible."""
+    tensor, values = make("int5_block", (5, 13), 32)
+    assert identical(np.asarray(tensor), values)
+    assert identical(np.asarray(tensor, np.float16), values.astype(np.float16))
+    assert identical(np.add(tensor, 1), values + np.float32(1))
+    with pytest.raises(ValueError, match="copy=False"):
+        tensor.__array__(copy=False)
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        with pytest.raises(ValueError, match="copy=False"):
+            np.asarray(tensor, copy=False)
+
+
+# -------------------------------------------------------------------------------------------------------- indexing
+
+MATRIX_KEYS = [
+    *(0, 4, -1, -5, np.int64(2), True, False, np.True_),
+    *(slice(None), slice(1, 3), slice(None, None, 2), slice(None, None, -1), slice(4, 0, -2), slice(3, 1)),
+    *(slice(-2, 99), slice(-99, 2), slice(5, 5)),
+    *([0, 2], [-1, 0, 0], [], [True, False, True, False, True], [False] * 5),
+    *(np.array([3, 1]), np.array([[0, 1], [4, -2]]), np.array([], int), np.array([1, 4], np.uint8), np.array(2)),
+    *(np.arange(65).reshape(5, 13) % 3 == 0, None, Ellipsis, ()),
+    *((1, 2), (-1, slice(3, 7)), (slice(1, 4), 5), (slice(None, None, -2), slice(None, None, 3)), (2,)),
+    *(([0, 3], [1, 12]), ([0, 3], slice(2)), (slice(2), [1, 1]), (2, [0, 5]), (np.array([1, 2])[:, None], [0, 1])),
+    *(
+        (Ellipsis, 3),
+        (None, 1),
+        (1, None),
+        (1, Ellipsis),
+        (Ellipsis, None, 2),
+        (slice(1, 3), None, slice(2)),
+        (True, 1),
+    ),
+    *((0, 0, Ellipsis), (slice(0, 0), 3)),
+]
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), [("int8", 0), ("int5", 0), ("int4_block", 6), ("adaptive", 8)])
+@pytest.mark.parametrize("key", MATRIX_KEYS, ids=repr)
+def test_indexing_is_that_of_the_decoded_array(scheme: str, block_size: int, key: Any) -> None:
+    """Whatever numpy understands as an index gives what it would give on the decoded array: shape, dtype and bits."""
+    tensor, values = make(scheme, (5, 13), block_size)
+    assert identical(tensor[key], np.asarray(values[key]) if np.ndim(values[key]) else values[key])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 0), (2, 3, 43), (0, 4)])
+def test_indexing_of_other_shapes(shape: tuple[int, ...]) -> None:
+    """Tensors of no, one and three dimensions, and those without elements, are indexed as arrays are."""
+    tensor, values = make("int5_block", shape, 8)
+    keys: list[Any] = [
+        (),
+        Ellipsis,
+        None,
+        slice(None),
+        slice(None, None, -1),
+        slice(1),
+        0,
+        -1,
+        [0],
+        [],
+        (0, 0),
+        (1, 2, 3),
+    ]
+    for key in keys:
+        try:
+            expected = values[key]
+        except IndexError:
+            with pytest.raises(IndexError):
+                tensor[key]
+        else:
+            assert identical(tensor[key], expected), key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [5, -6, 2**70, [5], [0, -6], (0, 13), (0, 0, 0), [True, False], 1.0, "a", [0.5], (slice(None), "a")],
+    ids=repr,
+)
+def test_what_is_no_index_is_an_index_error(key: Any) -> None:
+    """Out of range, of another type, of too many dimensions: an IndexError, where numpy has one."""
+    tensor, values = make("int4_block", (5, 13), 32)
+    with pytest.raises(IndexError):
+        values[key]
+    with pytest.raises(IndexError):
+        tensor[key]
+
+
+def test_length_and_iteration() -> None:
+    """len() is the first dimension and iteration gives its rows; a tensor without dimensions has neither."""
+    tensor, values = make("adaptive", (5, 13), 8)
+    assert len(tensor) == 5
+    assert all(identical(row, expected) for row, expected in zip(tensor, values, strict=True))
+    scalar, _ = make("int8", (), 0)
+    with pytest.raises(TypeError):
+        len(scalar)
+
+
+def poisoned(scheme: str, block_size: int, good: set[int]) -> tuple[QuantizedTensor, np.ndarray[Any, Any]]:
+    """A tensor whose scales are NaN but in some blocks, and the values it had before."""
+    clean, values = make(scheme, (10, 32), block_size, "fp32")
+    payload = bytearray(clean.payload.tobytes())
+    width = 4 + BITS[scheme] * block_size // 8
+    for block in set(range(clean.n_blocks)) - good:
+        payload[block * width : block * width + 4] = struct.pack("<f", math.nan)
+    return QuantizedTensor(scheme, (10, 32), payload, block_size=block_size, scale_type="fp32"), values
+
+
+@pytest.mark.parametrize("scheme", ["int4_block", "int5_block"])
+def test_only_the_blocks_needed_are_decoded(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row, a range or a choice of rows decodes the blocks that it lies in and no others, each but once."""
+    decode, done = QuantizedTensor._decode, []
+
+    def counted(self: QuantizedTensor, start: int, stop: int, *rest: Any) -> None:
+        done.append((start, stop))
+        decode(self, start, stop, *rest)
+
+    monkeypatch.setattr(QuantizedTensor, "_decode", counted)
+    # Rows of 32 elements and blocks of 48: rows 3, 4 and 5 are elements 96 to 192, blocks 2 and 3; row 9 is in block 6.
+    tensor, values = poisoned(scheme, 48, {2, 3, 6})
+    cases: list[tuple[Any, list[tuple[int, int]]]] = [
+        (4, [(128, 160)]),
+        (-6, [(128, 160)]),
+        (slice(3, 6), [(96, 192)]),
+        ([5, 3], [(96, 192)]),
+        ([9, 4, 9, -1], [(128, 160), (288, 320)]),
+        (np.array([[9, 3], [3, 3]]), [(96, 128), (288, 320)]),
+        (np.arange(10) // 2 == 2, [(128, 192)]),
+        (slice(5, 2, -2), [(96, 192)]),
+        (slice(3, None, 6), [(96, 128), (288, 320)]),
+        ((3, slice(4, 9)), [(96, 128)]),
+        ((slice(3, 5), 1), [(96, 160)]),
+    ]
+    for key, ranges in cases:
+        done.clear()
+        assert identical(tensor[key], values[key]), key
+        assert done == ranges, key
+    assert identical(tensor.flat(100, 190), values.reshape(-1)[100:190])
+    assert np.isnan(tensor[2]).any()
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), [("int8", 0), ("int5_block", 8), ("adaptive", 64)])
+@pytest.mark.parametrize("width", [1, 3, 100])
+def test_any_choice_of_rows(scheme: str, block_size: int, width: int) -> None:
+    """Rows in any order and number, near and far, repeated or not, are those of the decoded array."""
+    tensor, values = make(scheme, (211, width), block_size)
+    generator = np.random.default_rng(6)
+    for count in (1, 2, 7, 50, 500):
+        rows = generator.integers(-211, 211, count)
+        assert identical(tensor[rows], values[rows])
+        assert identical(tensor[np.sort(rows)], values[np.sort(rows)])
+        mask = generator.random(211) * 500 < count
+        assert identical(tensor[mask], values[mask])
+    for step in (2, 17, 63, 65, -1, -5, -70):
+        assert identical(tensor[::step], values[::step])
+
+
+def test_flat_checks_its_range() -> None:
+    """A range that does not lie within the tensor is a ValueError; an empty one is empty."""
+    tensor, _ = make("int4_block", (5, 13), 32)
+    assert tensor.flat(65, 65).shape == (0,)
+    for start, stop in ((-1, 3), (0, 66), (5, 4)):
+        with pytest.raises(ValueError, match="65"):
+            tensor.flat(start, stop)
+
+
+# ------------------------------------------------------------------------------------------------------- as an object
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), KINDS)
+def test_a_copy_is_the_same_tensor(scheme: str, block_size: int) -> None:
+    """Pickled or copied, it has the same attributes and bytes, of its own."""
+    tensor, values = make(scheme, (5, 13), block_size, "fp32")
+    for twin in (pickle.loads(pickle.dumps(tensor)), copy.deepcopy(tensor)):
+        for name in ("scheme", "shape", "block_size", "scale_type", "nbytes", "size"):
+            assert getattr(twin, name) == getattr(tensor, name)
+        assert not np.shares_memory(twin.payload, tensor.payload)
+        assert identical(twin.dequantize(), values)
+
+
+def test_repr_tells_scheme_shape_and_size() -> None:
+    """The representation names what it is, and decodes nothing."""
+    tensor, _ = make("int4_block", (5, 13), 32)
+    assert repr(tensor) == "<QuantizedTensor int4_block [5, 13], blocks of 32, fp16 scales, 54 bytes>"
+    assert repr(make("int8", (4,), 0, "fp32")[0]) == "<QuantizedTensor int8 [4], fp32 scales, 8 bytes>"
+
+
+@pytest.mark.parametrize("change", [-1, 1, 4])
+@pytest.mark.parametrize(("scheme", "block_size"), KINDS)
+def test_a_payload_of_another_size_is_refused(scheme: str, block_size: int, change: int) -> None:
+    """Bytes too few or too many for scheme, shape and block size are a QuantError that tells both numbers."""
+    payload = payload_of(scheme, 65, block_size, "fp16")
+    wrong = payload[:change] if change < 0 else payload + bytes(change)
+    with pytest.raises(wm.QuantError, match=rf"{len(wrong)}, expected {len(payload)}"):
+        QuantizedTensor(scheme, (5, 13), wrong, block_size=block_size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scheme": "int3"}, "int3.*expected one of int8"),
+        ({"scheme": "int8", "block_size": 32}, "block size of int8 is 32, expected 0"),
+        ({"scheme": "int4_block", "block_size": 0}, "block size of int4_block is 0"),
+        ({"scheme": "int4_block", "block_size": 7}, "7, expected .*multiple of 2"),
+        ({"scheme": "int5_block", "block_size": 12}, "12, expected .*multiple of 8"),
+        ({"scheme": "adaptive", "block_size": 0}, "0, expected"),
+        ({"scheme": "int4_block", "block_size": 32, "scale_type": "fp8"}, "fp8"),
+    ],
+)
+def test_what_no_tensor_can_be_is_refused(arguments: dict[str, Any], message: str) -> None:
+    """An unknown scheme or scale type, a block size that does not fit the scheme: a QuantError that says which."""
+    with pytest.raises(wm.QuantError, match=message):
+        QuantizedTensor(shape=(8,), payload=bytes(64), **arguments)
+
+
+# -------------------------------------------------------------------------------------------------------- quantising
+
+SCHEMES = [("int8", 32), ("int4", 32), ("int5", 32), ("int4_block", 32), ("int5_block", 32), ("adaptive", 32)]
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
+def test_a_value_is_off_by_half_a_step_and_rarely_more(scheme: str, block_size: int, scale_type: str) -> None:
+    """Decoded values are near the original's, and their error is no more than that of the largest-value scale."""
+    values = np.random.default_rng(2).normal(size=(40, 33)).astype(np.float32)
+    tensor = wm.quantize(values, scheme, block_size=block_size, scale_type=scale_type)
+    assert (tensor.scheme, tensor.shape, tensor.scale_type) == (scheme, values.shape, scale_type)
+    assert tensor.block_size == (block_size if "block" in scheme or scheme == "adaptive" else 0)
+    largest = 2 ** (BITS.get(scheme, 4) - 1) - 1
+    flat = np.pad(values.reshape(-1), (0, -values.size % 32))
+    blocks = flat.reshape(1, -1) if not tensor.block_size else flat.reshape(-1, 32)
+    step = np.abs(blocks).max(axis=1, keepdims=True) / largest
+    naive = np.square(np.rint(blocks / step) * step - blocks).sum()
+    error = np.square(tensor.dequantize() - values).sum()
+    assert 0 < error <= naive * 1.001
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_refused_with_its_index(scheme: str, block_size: int, bad: float) -> None:
+    """A NaN or an infinity is a QuantError that names the element's index in the flattened array."""
+    values = np.ones((7, 11), np.float32)
+    values[3, 5] = bad
+    with pytest.raises(wm.QuantError, match=f"element 38 is {bad}"):
+        wm.quantize(values, scheme, block_size=block_size)
+    with pytest.raises(wm.QuantError, match="element 1"):
+        wm.quantize([1.0, 1e300], scheme, block_size=block_size)
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
+def test_zeros_are_exact(scheme: str, block_size: int, scale_type: str) -> None:
+    """Zeros, whole tensors or whole blocks of them, decode to zeros."""
+    zeros = wm.quantize(np.zeros((3, 50), np.float32), scheme, block_size=block_size, scale_type=scale_type)
+    assert not zeros.dequantize().any()
+    values = np.zeros(128, np.float32)
+    values[64:96] = np.arange(32)
+    assert not wm.quantize(values, scheme, block_size=block_size, scale_type=scale_type)[:64].any()
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
+def test_small_values_survive(scheme: str, block_size: int) -> None:
+    """Values so small that their scale is a denormal number are not flushed to zero, with either type of scale."""
+    for scale_type, least in (("fp16", 2.0**-24), ("fp32", 2.0**-149)):
+        values = np.tile([0.0, 7 * least, -7 * least, 3 * least], 16).astype(np.float32)
+        tensor = wm.quantize(values, scheme, block_size=block_size, scale_type=scale_type)
+        assert np.array_equal(tensor.dequantize(), values)
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (), (1,), (1, 1, 1)])
+def test_arrays_of_no_and_one_element(scheme: str, block_size: int, shape: tuple[int, ...]) -> None:
+    """Empty arrays and single numbers are quantised, and have their shape when decoded."""
+    values = np.full(shape, 7, np.float32)
+    tensor = wm.quantize(values, scheme, block_size=block_size)
+    assert tensor.shape == shape
+    assert identical(tensor.dequantize(), values)
+    assert math.isnan(tensor.bits_per_weight) == (values.size == 0)
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), SCHEMES)
+def test_how_the_array_lies_in_memory_does_not_matter(scheme: str, block_size: int) -> None:
+    """Strided, transposed, big-endian, unaligned, wider, a list, in threads: the bytes are those of a plain array."""
+    values = np.random.default_rng(3).normal(size=(24, 35)).astype(np.float16).astype(np.float32)
+    expected = wm.quantize(values, scheme, block_size=block_size).payload.tobytes()
+    wide = np.zeros((48, 70), np.float32)
+    wide[::2, ::2] = values
+    unaligned = np.frombuffer(b"\0" + values.tobytes(), np.uint8)[1:].view(np.float32).reshape(values.shape)
+    others = [
+        wide[::2, ::2],
+        np.asfortranarray(values),
+        values.astype(">f4"),
+        values.astype(np.float64),
+        values.astype(np.float16),
+        unaligned,
+        values.tolist(),
+    ]
+    for other in others:
+        assert wm.quantize(other, scheme, block_size=block_size).payload.tobytes() == expected
+    assert wm.quantize(values, scheme, block_size=block_size, threads=3).payload.tobytes() == expected
+
+
+def test_bits_of_adaptive_are_kept_to() -> None:
+    """More bits give no larger an error, and no more are used than asked for, the mask of 2 bits a block aside."""
+    values = np.random.default_rng(4).standard_t(3, size=6400).astype(np.float32)
+    errors = []
+    for bits in (4.5, 4.75, 5.0, 5.5, 6.0, 8.0, 12.0, 16.0):
+        tensor = wm.quantize(values, "adaptive", block_size=32, bits=bits)
+        assert tensor.bits_per_weight <= bits + 2 / 32
+        errors.append(float(np.square(tensor.dequantize() - values).sum()))
+    assert all(late <= early for early, late in itertools.pairwise(errors))
+    assert errors[-1] < 1e-3 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "message"),
+    [
+        ("int3", {}, "int3"),
+        ("pq", {}, "pq"),
+        ("int4_block", {"block_size": 0}, "0, expected"),
+        ("int4_block", {"block_size": 3}, "3, expected"),
+        ("int5_block", {"block_size": 4}, "4, expected"),
+        ("int5_block", {"block_size": -8}, "-8, expected"),
+        ("adaptive", {"block_size": 12}, "12, expected"),
+        ("adaptive", {"bits": 4.0}, "bits is 4.0, expected 4.5"),
+        ("adaptive", {"bits": 17.0}, "bits is 17.0, expected"),
+        ("adaptive", {"bits": math.nan}, "bits is nan, expected"),
+        ("int8", {"scale_type": "bf16"}, "bf16"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(scheme: str, options: dict[str, Any], message: str) -> None:
+    """A scheme, block size, scale type or number of bits that does not exist is a QuantError that names it."""
+    with pytest.raises(wm.QuantError, match=message):
+        wm.quantize(np.ones(64, np.float32), scheme, **options)
+
+
+def test_what_holds_no_real_numbers_is_refused() -> None:
+    """Complex numbers, strings and objects are a QuantError."""
+    for wrong in (np.ones(3, np.complex64), np.array(["a"]), np.array([None])):
+        with pytest.raises(wm.QuantError, match="real numbers"):
+            wm.quantize(wrong, "int8")

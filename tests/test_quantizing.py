@@ -1,0 +1,412 @@
+"""Quantisation on the way from one file to another: which tensors, how, with what error, and in how much memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, amb, embd, noise, normal, tensor
+from tests.builders import safetensors as st
+from tests.support import listing, run_child
+
+import weightmap as wm
+from weightmap import quantizing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SCHEMES = ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"]
+MODEL = {
+    "tok_embeddings.weight": normal((7, 16), 1),
+    "layer.0.Attention.weight": normal((12, 16), 2),
+    "layer.0.attention.bias": normal((16,), 3),
+    "layer.1.attention.weight": normal((3, 4, 11), 4, "float16"),
+    "layer.1.norm": normal((), 5),
+    "ids": noise("int8", (4, 4)),
+    "empty": normal((0, 8), 6),
+    "wide": normal((9, 5), 7, "bfloat16"),
+}
+CHOSEN = ["layer.0.Attention.weight", "layer.1.attention.weight", "empty", "wide"]
+
+
+def quantised_names(path: Path) -> list[str]:
+    """Names of the quantised tensors of a file, in its order."""
+    with wm.open(path) as file:
+        return [name for name in file if isinstance(file[name], wm.QuantizedTensor)]
+
+
+@pytest.fixture
+def model(put: Callable[..., Path]) -> Path:
+    """The model as a safetensors file."""
+    return put(st.build(MODEL, {"format": "pt"}), "model.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------------- which, and how
+
+
+def test_matrices_are_quantised_and_all_else_stays(model: Path, tmp_path: Path) -> None:
+    """By default: of floating point, two dimensions or more, no embedding by its name. The rest keeps every bit."""
+    report = wm.convert(model, tmp_path / "q.amb", quantize="int5_block", block_size=8)
+    assert [info.name for info in report.quantized] == CHOSEN == quantised_names(tmp_path / "q.amb")
+    with wm.open(tmp_path / "q.amb") as file:
+        assert list(file) == list(MODEL)
+        for name, value in MODEL.items():
+            if name not in CHOSEN:
+                assert file.info(name).dtype == value.dtype
+                assert file[name].tobytes() == value.data
+        assert file.config["quant"] == {"type": "int5_block", "block_size": 8, "scale_type": "fp16"}
+        assert file.metadata["format"] == "pt"
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"quantize_include": "*"}, [*MODEL]),
+        ({"quantize_include": ["*.bias", "*norm"]}, ["layer.0.attention.bias", "layer.1.norm"]),
+        ({"quantize_include": "*attention*"}, ["layer.0.attention.bias", "layer.1.attention.weight"]),
+        ({"quantize_include": "*embed*", "quantize_exclude": "*tok*"}, []),
+        ({"quantize_exclude": "layer.?.*"}, ["empty", "wide"]),
+        ({"quantize_exclude": ["layer.0*", "w*"]}, ["layer.1.attention.weight", "empty"]),
+        ({"quantize_include": "*", "quantize_exclude": "*weight"}, [name for name in MODEL if "weight" not in name]),
+        ({"quantize_include": "nothing"}, []),
+        ({"include": "layer.*"}, ["layer.0.Attention.weight", "layer.1.attention.weight"]),
+        ({"exclude": "layer.*", "quantize_include": "*"}, [name for name in MODEL if "layer" not in name]),
+    ],
+)
+def test_globs_choose(model: Path, tmp_path: Path, options: dict[str, Any], names: list[str]) -> None:
+    """`quantize_include` takes just what matches, whatever its shape, `quantize_exclude` leaves out; integers stay."""
+    report = wm.convert(model, tmp_path / "q.amb", quantize="int8", **options)
+    expected = [name for name in names if name != "ids"]
+    assert [info.name for info in report.quantized] == quantised_names(tmp_path / "q.amb") == expected
+
+
+@pytest.mark.parametrize("scale_type", ["fp16", "fp32"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_bytes_are_those_of_quantize(model: Path, tmp_path: Path, scheme: str, scale_type: str) -> None:
+    """Each tensor of the file has the bytes that `quantize` makes of the array."""
+    options: dict[str, Any] = {"block_size": 16, "scale_type": scale_type, "bits": 7.0}
+    wm.convert(model, tmp_path / "q.amb", quantize=scheme, threads=2, **options)
+    with wm.open(tmp_path / "q.amb") as file:
+        for name in CHOSEN:
+            expected = wm.quantize(MODEL[name].array, scheme, **options)
+            found = file[name]
+            assert (found.scheme, found.shape, found.block_size, found.scale_type) == (
+                (scheme, expected.shape, expected.block_size, scale_type)
+            )
+            assert found.payload.tobytes() == expected.payload.tobytes(), name
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("block_size", [24, 40])
+def test_a_tensor_of_several_pieces(put: Callable[..., Path], tmp_path: Path, scheme: str, block_size: int) -> None:
+    """A tensor that is read in pieces gives the same bytes, though blocks are of no size that divides a piece."""
+    value = normal((3, 270_001), 8)
+    source = put(st.build({"w": value}), "big.safetensors")
+    options: dict[str, Any] = {"block_size": block_size, "bits": 6.0}
+    [info] = wm.convert(source, tmp_path / "q.amb", quantize=scheme, **options).quantized
+    expected = wm.quantize(value.array, scheme, **options)
+    with wm.open(tmp_path / "q.amb") as file:
+        assert file["w"].payload.tobytes() == expected.payload.tobytes()
+    error = expected.dequantize(np.float64) - value.array
+    assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
+
+
+def test_adaptive_tensors_too_large_to_be_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adaptive tensors are quantised once, before their sizes are known; where they cannot be kept, once more."""
+    quantize, calls = quantizing.quantize, []
+
+    def counted(array: Any, *rest: Any, **options: Any) -> Any:
+        calls.append(np.size(array))
+        return quantize(array, *rest, **options)
+
+    monkeypatch.setattr(quantizing, "quantize", counted)
+    kept = wm.convert(model, tmp_path / "kept.amb", quantize="adaptive")
+    assert calls == [1, *(MODEL[name].array.size for name in CHOSEN)]
+    calls.clear()
+    monkeypatch.setattr(quantizing, "_KEEP", 0)
+    again = wm.convert(model, tmp_path / "again.amb", quantize="adaptive")
+    assert len(calls) == 1 + 2 * len(CHOSEN) - sum(info.nbytes == 0 for info in again.quantized)
+    assert again.quantized == kept.quantized
+    assert (tmp_path / "again.amb").read_bytes() == (tmp_path / "kept.amb").read_bytes()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_report_tells_size_and_error(model: Path, tmp_path: Path, scheme: str) -> None:
+    """Sizes, bits per weight, RMSE and relative error are those that one computes from the two files."""
+    report = wm.convert(model, tmp_path / "q.amb", quantize=scheme, block_size=8, bits=8.0)
+    assert report.nbytes == (tmp_path / "q.amb").stat().st_size
+    with wm.open(tmp_path / "q.amb") as file:
+        for info in report.quantized:
+            value, found = MODEL[info.name].array.astype(np.float64), file[info.name]
+            assert (info.scheme, info.shape) == (scheme, value.shape)
+            assert (info.nbytes_before, info.nbytes) == (len(MODEL[info.name].data), found.nbytes)
+            if value.size == 0:
+                assert (info.bits_per_weight, info.rmse, info.relative_error) == (0, 0, 0)
+                continue
+            rmse = math.sqrt(np.square(found.dequantize(np.float64) - value).mean())
+            assert info.bits_per_weight == 8 * found.nbytes / value.size
+            assert info.rmse == pytest.approx(rmse, rel=1e-6)
+            assert info.relative_error == pytest.approx(rmse / math.sqrt(np.square(value).mean()), rel=1e-6)
+            assert info.rmse > 0
+
+
+def test_half_precision_for_what_stays(model: Path, tmp_path: Path) -> None:
+    """With dtype=, tensors that are not quantised become that type; those that are, are made of the originals."""
+    wm.convert(model, tmp_path / "q.amb", quantize="int4_block", dtype="float16")
+    with wm.open(tmp_path / "q.amb") as file:
+        assert file.info("tok_embeddings.weight").dtype == "float16"
+        assert file.info("ids").dtype == "int8"
+        expected = wm.quantize(MODEL["layer.0.Attention.weight"].array, "int4_block")
+        assert file["layer.0.Attention.weight"].payload.tobytes() == expected.payload.tobytes()
+
+
+def test_progress_counts_bytes_of_the_target(model: Path, tmp_path: Path) -> None:
+    """The callback hears of growing numbers of bytes, up to the size of the file."""
+    heard: list[tuple[int, int]] = []
+    wm.convert(model, tmp_path / "q.amb", quantize="int8", progress=lambda done, total: heard.append((done, total)))
+    size = (tmp_path / "q.amb").stat().st_size
+    assert heard[-1] == (size, size)
+    assert heard == sorted(heard)
+
+
+def test_other_formats_are_quantised_too(put: Callable[..., Path], tmp_path: Path) -> None:
+    """The source may be of any format: an EMBD file gives the tensors that a safetensors file gives."""
+    dense = {name: value for name, value in MODEL.items() if name != "layer.1.norm"}
+    for name, data in (("a.safetensors", st.build(dense)), ("a.weights", embd.Draft(list(dense.items())).seal())):
+        wm.convert(put(data, name), tmp_path / f"{name}.amb", quantize="int5_block")
+    assert wm.diff(tmp_path / "a.safetensors.amb", tmp_path / "a.weights.amb").changed == ()
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_is_named_and_no_file_is_left(
+    put: Callable[..., Path], tmp_path: Path, scheme: str, bad: float
+) -> None:
+    """A NaN or infinity, deep in a later piece, is a QuantError with file, tensor and index; nothing is left behind."""
+    values = np.ones((2, 300_000), np.float32)
+    values[1, 234_567] = bad
+    source = put(st.build({"fine": normal((8, 8)), "a\x1bb": tensor(values)}), "a.safetensors")
+    (tmp_path / "q.amb").write_bytes(b"before")
+    with pytest.raises(wm.QuantError, match=r"a\\x1bb.*element 534567") as caught:
+        wm.convert(source, tmp_path / "q.amb", quantize=scheme)
+    assert str(bad) in str(caught.value)
+    assert listing(tmp_path) == ["a.safetensors", "q.amb"]
+    assert (tmp_path / "q.amb").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantize": "int3"}, "int3"),
+        ({"quantize": "int4_block", "block_size": 3}, "3, expected"),
+        ({"quantize": "int5_block", "block_size": 4}, "4, expected"),
+        ({"quantize": "adaptive", "bits": 3.0}, "bits is 3"),
+        ({"quantize": "int8", "scale_type": "fp64"}, "fp64"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused_first(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    """What is wrong with the options is told before the source is opened: it does not even have to be there."""
+    with pytest.raises(wm.QuantError, match=message):
+        wm.convert(tmp_path / "missing.safetensors", tmp_path / "q.amb", **options)
+    assert listing(tmp_path) == []
+
+
+def test_a_block_size_without_a_scheme_is_refused(model: Path, tmp_path: Path) -> None:
+    """`block_size` alone means nothing, and is a ValueError."""
+    with pytest.raises(ValueError, match="block_size"):
+        wm.convert(model, tmp_path / "q.amb", block_size=32)
+
+
+def test_formats_without_schemes_refuse(model: Path, tmp_path: Path) -> None:
+    """A format that holds no quantised tensors names those that were to be, and no file is made."""
+    with pytest.raises(wm.EncodeError, match=r"layer\.0\.Attention\.weight.*int4_block"):
+        wm.convert(model, tmp_path / "q.safetensors", quantize="int4_block")
+    assert listing(tmp_path) == ["model.safetensors"]
+
+
+# -------------------------------------------------------------------------------------------- from quantised files on
+
+
+@pytest.fixture
+def quantised(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A file with a tensor of each scheme and a dense one, and what was saved."""
+    values = np.random.default_rng(9).normal(size=(6, 37)).astype(np.float32)
+    tensors: dict[str, Any] = {scheme: wm.quantize(values, scheme, block_size=8, bits=8.0) for scheme in SCHEMES}
+    tensors["fp32"] = wm.quantize(values, "int4_block", block_size=2, scale_type="fp32")
+    tensors["dense"] = values
+    path = tmp_path / "quantised.amb"
+    wm.save(path, tensors, metadata={"name": "q"}, config={"n_embd": 37})
+    return path, tensors
+
+
+def test_saved_tensors_come_back(quantised: tuple[Path, dict[str, Any]]) -> None:
+    """Quantised tensors given to `save` are read back with the same bytes, and `load` has them too."""
+    path, tensors = quantised
+    with wm.open(path) as file:
+        for name, value in tensors.items():
+            if name == "dense":
+                assert np.array_equal(file[name], value)
+                continue
+            found = file[name]
+            assert (found.scheme, found.block_size, found.scale_type) == (
+                value.scheme,
+                value.block_size,
+                value.scale_type,
+            )
+            assert found.payload.tobytes() == value.payload.tobytes()
+
+
+@pytest.mark.parametrize("quantize", [None, "int5_block"])
+def test_amb_to_amb_keeps_what_is_quantised(
+    quantised: tuple[Path, dict[str, Any]], tmp_path: Path, quantize: str | None
+) -> None:
+    """Tensors that are quantised already go along as they are, also while others are quantised."""
+    path, tensors = quantised
+    report = wm.convert(path, tmp_path / "again.amb", quantize=quantize, quantize_include="*" if quantize else None)
+    assert [info.name for info in report.quantized] == (["dense"] if quantize else [])
+    if quantize is None:
+        assert (tmp_path / "again.amb").read_bytes() == path.read_bytes()
+    with wm.open(tmp_path / "again.amb") as file:
+        for name, value in tensors.items():
+            if name != "dense":
+                assert file[name].payload.tobytes() == value.payload.tobytes()
+
+
+def test_to_other_formats_only_decoded(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """A format without schemes refuses, naming every tensor; with dtype= it gets the decoded values."""
+    path, tensors = quantised
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.convert(path, tmp_path / "q.safetensors")
+    assert all(f"{name!r}" in str(caught.value) for name in tensors if name != "dense")
+    assert not (tmp_path / "q.safetensors").exists()
+    wm.convert(path, tmp_path / "q.safetensors", dtype="float32")
+    wm.convert(path, tmp_path / "half.safetensors", dtype="bfloat16")
+    with wm.open(tmp_path / "q.safetensors") as file, wm.open(tmp_path / "half.safetensors") as half:
+        for name, value in tensors.items():
+            assert file[name].tobytes() == np.asarray(value).tobytes()
+            assert half[name].tobytes() == np.asarray(value).astype(half[name].dtype).tobytes()
+
+
+def test_decoding_in_pieces(tmp_path: Path) -> None:
+    """A quantised tensor of several pieces is decoded to another format just as in one go."""
+    value = wm.quantize(np.random.default_rng(10).normal(size=(3, 200_001)), "int5_block", block_size=24)
+    wm.save(tmp_path / "q.amb", {"w": value})
+    wm.convert(tmp_path / "q.amb", tmp_path / "d.weights", dtype="float16")
+    with wm.open(tmp_path / "d.weights") as file:
+        assert file["w"].tobytes() == value.dequantize(np.float16).tobytes()
+
+
+def test_differences_of_quantised_files(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """A code, a scale or a block size that differs is a difference, with its count and size; a copy has none."""
+    path, tensors = quantised
+    wm.convert(path, tmp_path / "same.amb")
+    assert wm.diff(path, tmp_path / "same.amb").equal
+    payload = bytearray(tensors["int4_block"].payload.tobytes())
+    payload[2] ^= 0x11  # two codes of the first block
+    changed = wm.QuantizedTensor("int4_block", (6, 37), payload, block_size=8)
+    other = wm.quantize(tensors["dense"], "int5_block", block_size=16)
+    wm.save(tmp_path / "other.amb", tensors | {"int4_block": changed, "int5_block": other}, metadata={"name": "q"})
+    report = wm.diff(path, tmp_path / "other.amb")
+    found = {change.name: change for change in report.changed}
+    assert set(found) == {"int4_block", "int5_block"}
+    assert (found["int4_block"].what, found["int4_block"].n_different) == ("values", 2)
+    distance = np.abs(changed.dequantize(np.float64) - tensors["int4_block"].dequantize(np.float64)).max()
+    assert found["int4_block"].max_abs == distance
+    assert found["int5_block"].what == "dtype"
+    assert "blocks of 16" in found["int5_block"].b
+
+
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_reading_dense(quantised: tuple[Path, dict[str, Any]], mode: str, threads: int | None) -> None:
+    """`read` decodes, in every mode, with any number of threads, to any dtype and any `out`."""
+    path, tensors = quantised
+    with wm.open(path, mode=mode) as file:
+        for name, value in tensors.items():
+            exact = np.asarray(value)
+            assert file.read(name, threads=threads).tobytes() == exact.tobytes()
+            assert file.read(name, np.float64, threads=threads).tobytes() == exact.astype(np.float64).tobytes()
+            out = np.zeros((37, 6), np.float32).T
+            assert file.read(name, out=out, threads=threads) is out
+            assert np.array_equal(out, exact)
+            with pytest.raises(ValueError, match="shape"):
+                file.read(name, out=np.zeros((2, 2), np.float32))
+
+
+def test_a_pickled_handle_has_the_same_tensors(quantised: tuple[Path, dict[str, Any]]) -> None:
+    """A handle that went through pickle gives the same quantised tensors, and so does a copy of one of these."""
+    path, tensors = quantised
+    with wm.open(path) as file, pickle.loads(pickle.dumps(file)) as again:
+        for name, value in tensors.items():
+            found = again[name]
+            assert np.asarray(found).tobytes() == np.asarray(value).tobytes()
+            twin = copy.deepcopy(found)
+            assert np.asarray(twin).tobytes() == np.asarray(value).tobytes()
+
+
+def test_files_written_by_hand_are_converted(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Bare blocks, as config describes them, are copied with a header, and decode to the same values."""
+    blocks = [(0.5, [*range(-8, 8)]), (2.0, [1, -1] * 8)]
+    payload = amb.pack_blocks(blocks, 4, 16, 1)
+    config = json.dumps({"quant": {"block_size": 16, "scale_type": "fp16"}}).encode()
+    source = put(amb.build([amb.Record("w", (30,), amb.INT4BLOCK, payload)], b"{}", config), "bare.amb")
+    wm.convert(source, tmp_path / "whole.amb")
+    _, _, _, [(record, _)] = amb.parse((tmp_path / "whole.amb").read_bytes())
+    assert record.data == struct.pack("<BHB", 4, 16, 1) + payload
+    with wm.open(tmp_path / "whole.amb") as file:
+        assert np.asarray(file["w"]).tolist() == amb.decode(payload, 4, 30, 16, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+STREAM = """
+import sys, resource, weightmap as wm
+wm.convert(sys.argv[2], sys.argv[3], quantize=sys.argv[4])
+wm.convert(sys.argv[3], sys.argv[3] + ".weights", dtype="float32")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+wm.convert(sys.argv[1], sys.argv[3], quantize=sys.argv[4])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("scheme", ["int4_block", "int5_block"])
+def test_memory_stays_flat(tmp_path: Path, scheme: str) -> None:
+    """Quantising 256 MiB in one tensor of blocks takes less than 48 MiB more than quantising 1 MiB."""
+    sizes = {"big": 2**26, "small": 2**18}
+    for name, size in sizes.items():
+        head = json.dumps({"w": {"dtype": "F32", "shape": [size // 64, 64], "data_offsets": [0, 4 * size]}}).encode()
+        head += b" " * (-len(head) % 8)
+        with (tmp_path / name).open("wb") as file:  # a hole of zeros, with a number here and there
+            file.write(struct.pack("<Q", len(head)) + head)
+            for at in range(0, 4 * size, 2**24):
+                file.seek(8 + len(head) + at)
+                file.write(struct.pack("<f", 1.5))
+            file.truncate(8 + len(head) + 4 * size)
+    grown = run_child(STREAM, tmp_path / "big", tmp_path / "small", tmp_path / "q.amb", scheme).stdout
+    assert int(grown) < 48 * 1024
+    with wm.open(tmp_path / "q.amb") as file:
+        rows = file["w"][:: 2**16]
+        assert rows[:, 0].tolist() == [1.5] * 16
+        assert not rows[:, 1:].any()
+
+
+def test_empty_and_single_tensors(tmp_path: Path) -> None:
+    """Tensors without elements and of one element pass through every scheme and come back."""
+    values = {"none": np.zeros((0, 3), np.float32), "one": np.full((1, 1), 7, np.float32)}
+    source = {name: Tensor("float32", value.shape, value.tobytes()) for name, value in values.items()}
+    (tmp_path / "a.safetensors").write_bytes(st.build(source))
+    for scheme in SCHEMES:
+        wm.convert(tmp_path / "a.safetensors", tmp_path / "q.amb", quantize=scheme)
+        with wm.open(tmp_path / "q.amb") as file:
+            assert all(np.array_equal(np.asarray(file[name]), value) for name, value in values.items())
+            file.verify()

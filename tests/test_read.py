@@ -1,0 +1,167 @@
+"""`TensorFile.read`: every stored dtype as every wanted one, into arrays of any layout, in any number of threads."""
+
+from __future__ import annotations
+
+import tracemalloc
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.builders import Tensor, noise
+from tests.builders import bintensors as bt
+from tests.builders import cnn_v2 as cnn
+from tests.builders import safetensors as st
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+STORED = {name: noise(name, (4, 6), seed) for seed, name in enumerate(bt.NAMES)}
+# float16 and float32, which kernels convert to, in both byte orders; one dtype of each other kind.
+WANTED = [
+    *(np.dtype(code) for code in ("<f4", ">f4", "<f2", "f8", "i1", ">i4", "u8", "?", "c8")),
+    *(np.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)),
+]
+# Elements of a tensor that several threads share, with a remainder: four parts of at least 4 MiB.
+LARGE = 2**23 + 2**21 + 77
+
+
+@pytest.fixture
+def every_dtype() -> Iterator[wm.TensorFile]:
+    """A file with a tensor of each dtype, named after it."""
+    with wm.open(memoryview(bt.build(bt.ordered(STORED)))) as f, np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy warns of NaN that become integers
+        yield f
+
+
+def layouts(shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays of this shape and dtype that lie in memory in all sorts of ways."""
+    rows, columns = shape
+    return {
+        "C order": np.zeros(shape, dtype),
+        "Fortran order": np.zeros(shape, dtype, order="F"),
+        "every second": np.zeros((rows, 2 * columns), dtype)[:, ::2],
+        "backwards": np.zeros(shape, dtype)[::-1, ::-1],
+        "odd address": np.ndarray(shape, dtype, bytearray(rows * columns * dtype.itemsize + 1), 1),
+    }
+
+
+@pytest.mark.parametrize("wanted", WANTED, ids=str)
+@pytest.mark.parametrize("stored", STORED)
+def test_every_dtype_as_every_other(stored: str, wanted: np.dtype[Any], every_dtype: wm.TensorFile) -> None:
+    """What read gives, as a new array or into `out` in any layout, is bit by bit what numpy's astype gives.
+
+    But for the NaN that the kernels' contract makes quiet, wherever they go to.
+    """
+    expected = every_dtype[stored].astype(wanted)
+    if stored == "float16" and wanted == np.float32:
+        expected = kernels.f16_to_f32(every_dtype[stored])
+    got = every_dtype.read(stored, wanted)
+    assert (got.dtype, got.shape) == (wanted, expected.shape)
+    assert got.tobytes() == expected.tobytes()
+    for layout, out in layouts(expected.shape, wanted).items():
+        assert every_dtype.read(stored, np.int8, out=out) is out, layout
+        assert out.tobytes() == expected.tobytes(), layout
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_of_every_format_are_widened_by_the_kernels(dtype: str, put: Callable[..., Path]) -> None:
+    """Every format that holds halves gives the bits of the kernels' contract, signalling NaN included."""
+    convert = {"float16": kernels.f16_to_f32, "bfloat16": kernels.bf16_to_f32}[dtype]
+    value = Tensor(dtype, (4, 4, 64, 64), np.arange(2**16, dtype="<u2").tobytes())
+    files = [bt.build({"layer.0.weight": value}), st.build({"layer.0.weight": value})]
+    files += [cnn.build([value])] * (dtype == "float16")
+    for data in files:
+        for source in (memoryview(data), put(data, "halves")):
+            with wm.open(source) as f:
+                got = f.read("layer.0.weight")
+                assert got.tobytes() == convert(f["layer.0.weight"]).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16"])
+def test_threads_share_a_large_tensor(dtype: str, put: Callable[..., Path]) -> None:
+    """No number of threads, not even an absurd one, changes a bit of a tensor that is large enough to be shared."""
+    bits = np.resize(np.arange(2**16, dtype="<u2") * 40503, LARGE)
+    bits &= 0x3FFF  # no NaN
+    path = put(bt.build({"odd": noise("uint8", (3,)), "large": Tensor(dtype, (LARGE,), bits.tobytes())}), "large.bt")
+    with wm.open(path) as f:
+        expected = f["large"].astype(np.float32)
+        out = np.empty(LARGE, np.float32)
+        for threads in (None, 0, -5, 1, 2, 3, 100, 2**40):
+            out.fill(-1)
+            assert f.read("large", out=out, threads=threads) is out
+            assert np.array_equal(out, expected)
+
+
+def test_a_file_that_became_shorter_is_an_error_in_any_thread(
+    put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file cut off behind the check of its size is an error from read, with threads too, and no crash."""
+    path = put(bt.build({"large": noise("float16", (LARGE,))}), "large.bt")
+    monkeypatch.setattr(Source, "check_unchanged", lambda _: None)
+    with wm.open(path) as f, path.open("r+b") as file:
+        file.truncate(2**22)
+        for threads in (1, 4):
+            with pytest.raises(wm.TruncatedError) as caught:
+                f.read("large", threads=threads)
+            assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("kind", [np.matrix, np.ma.MaskedArray], ids=lambda kind: kind.__name__)
+def test_out_may_be_a_subclass(kind: Any, every_dtype: wm.TensorFile) -> None:
+    """A matrix and a masked array are filled as the arrays that they are."""
+    out = np.zeros((4, 6), np.float64).view(kind)
+    for stored in ("float16", "bfloat16", "int32"):
+        assert every_dtype.read(stored, out=out) is out
+        assert np.asarray(out).tobytes() == every_dtype[stored].astype(np.float64).tobytes()
+
+
+def test_out_that_is_no_array_is_a_type_error(every_dtype: wm.TensorFile) -> None:
+    """A list, bytes and a number are no arrays to be filled."""
+    for out in ([[0.0] * 6] * 4, bytearray(96), 7):
+        with pytest.raises(TypeError, match="out must be an array"):
+            every_dtype.read("float16", out=out)  # type: ignore[arg-type]
+
+
+def test_the_limit_is_on_what_is_allocated(every_dtype: wm.TensorFile) -> None:
+    """max_copy_bytes bounds the array that comes out, which may be larger than the tensor in the file."""
+    data = bt.build({"a": noise("uint8", (1000,))})
+    with wm.open(memoryview(data), limits=wm.Limits(max_copy_bytes=1000)) as f:
+        assert f.read("a", np.uint8).nbytes == 1000
+        with pytest.raises(wm.LimitError, match="4000, expected at most 1000"):
+            f.read("a")
+        out = np.empty(1000, np.float32)
+        assert f.read("a", out=out) is out
+
+
+def test_an_empty_tensor_too_large_for_the_wanted_dtype() -> None:
+    """Dimensions that numpy can have with small elements and not with larger ones are a LimitError of the larger."""
+    data = bt.build({"a": noise("uint8", (2**62, 0))})
+    with wm.open(memoryview(data)) as f:
+        assert f.read("a", np.uint8).shape == (2**62, 0)
+        with pytest.raises(wm.LimitError, match=r"shape of tensor 'a' is \(4611686018427387904, 0\)"):
+            f.read("a")
+        with pytest.raises(wm.LimitError):
+            f.read("a", "bfloat16", threads=4)
+
+
+def test_reading_into_out_takes_little_memory(put: Callable[..., Path]) -> None:
+    """With `out` given, a tensor of 20 MiB is read in pieces, by one thread or by four."""
+    path = put(bt.build({"large": noise("float16", (LARGE,))}), "large.bt")
+    out = np.empty(LARGE, np.float32)
+    with wm.open(path) as f:
+        for threads in (1, 4):
+            f.read("large", out=out, threads=threads)  # imports are not what is measured
+            tracemalloc.start()
+            try:
+                f.read("large", out=out, threads=threads)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert peak < threads * 2**20
