@@ -18,6 +18,7 @@ from tests.word_support import WORDS, listed, ngrams, unit_sum, vocabulary
 import weightmap as wm
 from weightmap import embeddings as module
 from weightmap import kernels
+from weightmap import rows as rows_module
 from weightmap._kernels import ffi, lib
 from weightmap.embeddings import Embeddings
 from weightmap.pq import ProductQuantized
@@ -132,7 +133,7 @@ MATRICES = {
 def test_every_word_has_the_vector_of_the_definition(subwords, matrix, monkeypatch):
     """Known words have their rows; unknown ones the unit sum of their n-grams' rows, to the bit; in batches too."""
     monkeypatch.setattr(module, "_WORDS", 3)
-    monkeypatch.setattr(module, "_ROWS", 50)
+    monkeypatch.setattr(rows_module, "_ROWS", 50)
     parts = SUBWORDS[subwords]()
     rows = MATRICES[matrix](len(WORDS) + (parts.size if parts else 0))
     e = Embeddings(vocabulary(WORDS, parts), rows)
