@@ -17,7 +17,7 @@ MODEL  := $(VENV)/.model
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench wheel clean
+.PHONY: help demo test lint format bench quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint    ruff, mypy --strict, and the C sources with warnings as errors"
 	@echo "make format  lay the Python sources out as make lint wants them"
 	@echo "make bench   the benchmarks with their rivals; writes benchmark.json"
+	@echo "make quantisation-table  the table of docs/quantisation.md, measured anew"
 	@echo "make wheel   source distribution and wheel, into dist/"
 	@echo "make arm64-test     the arm64 kernels, cross-compiled and run under an emulator"
 	@echo "make sanitize-test  the kernels under the address and undefined-behaviour sanitisers"
@@ -41,6 +42,10 @@ bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench
 	@echo "Running the benchmarks; this takes some minutes"
 	@$(PYTEST) --benchmark-only --benchmark-json=benchmark.json --benchmark-group-by=group \
 	    --benchmark-columns=min,median,iqr,rounds benchmarks
+
+quantisation-table: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.extra-demo
+	@echo "Quantising all-MiniLM-L6-v2 in every scheme; this takes a minute or two"
+	@$(BIN)/python benchmarks/quantise_minilm.py --into docs/quantisation.md
 
 lint: $(VENV)/.extra-lint
 	@echo "Checking style with ruff"

@@ -2,9 +2,9 @@
 
 Decoding has two cases: an output of half a mebibyte, which stays in the second-level cache with its input, and one of
 128 MiB, which no cache holds, written again and again. The floor fills such an output with one number: the shortest
-way to write it, and it reads nothing. gguf-py decodes Q4_0 and Q5_0: blocks of 32 with a float16 scale, and so of the
-same size as ours. `extra_info` holds the bytes of output and how many times faster than the others ours is, measured
-in turns.
+way to write it, and it reads nothing. bitsandbytes decodes nf4, a code book of sixteen numbers. gguf-py decodes Q4_0
+and Q5_0: blocks of 32 with a float16 scale, and so of the same size as ours. `extra_info` holds the bytes of output and
+how many times faster than the others ours is, measured in turns.
 
 The errors are root mean squares, over numbers drawn from a normal distribution and over the matrices of
 all-MiniLM-L6-v2 where it is installed. They are printed side by side (``pytest -s``) and kept in `extra_info`, with
@@ -58,6 +58,8 @@ def other(name, bits, size, out):
     """Return the call of a rival, or of the floor; skip a rival that is not installed or has no such blocks."""
     if name == "fill":
         return partial(out.fill, 1.0)
+    if name == "bitsandbytes":
+        return bitsandbytes(bits, size, out)
     gguf, types = gguf_types()
     if size != BLOCK:
         pytest.skip("gguf-py has these types in blocks of 32")
@@ -66,7 +68,18 @@ def other(name, bits, size, out):
     return partial(gguf.dequantize, raw, types[bits])
 
 
-@pytest.mark.parametrize("name", ["fill", "gguf-py"])
+def bitsandbytes(bits, size, out):
+    """Return the call that decodes nf4, a code book of 4 bits, in blocks of the same size, with one thread."""
+    torch = pytest.importorskip("torch")
+    functional = pytest.importorskip("bitsandbytes.functional")
+    if bits != 4 or size == BLOCK:
+        pytest.skip("bitsandbytes has 4 bits, in blocks of 64 and more")
+    torch.set_num_threads(1)
+    packed, state = functional.quantize_4bit(torch.randn(out.size), blocksize=size, quant_type="nf4")
+    return partial(functional.dequantize_4bit, packed, state)
+
+
+@pytest.mark.parametrize("name", ["fill", "gguf-py", "bitsandbytes"])
 def test_other(run, benchmark, work, name):
     """What the other takes, and the floor."""
     group, bits, size, _, out = work
@@ -85,7 +98,7 @@ def test_weightmap(run, benchmark, work, isa, threads):
     benchmark.extra_info |= {"bytes": out.nbytes, "variant": kernels.intblock_variant()}
     run(group, "ours", ours, rounds=7 if out.nbytes > 1 << 24 else None)
     if benchmark.enabled:
-        for name in ("fill", "gguf-py"):
+        for name in ("fill", "gguf-py", "bitsandbytes"):
             try:
                 rival = other(name, bits, size, out)
             except pytest.skip.Exception:

@@ -133,8 +133,10 @@ def lines(checkpoint: Path) -> Iterator[str]:
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "tokenizers", "gguf") if _has(name)]
     date = dt.datetime.now(dt.UTC).date()
     yield ""
-    yield f"Measured on {date}: {_cpu()}, Python {platform.python_version()}, {', '.join(versions)}, kernels "
-    yield f"{wm.kernels.isa()}. The quantised bytes are the same on every machine."
+    yield (
+        f"Measured on {date}: {_cpu()} ({wm.kernels.isa()}), weightmap {wm.__version__}, Python "
+        f"{platform.python_version()}, {', '.join(versions)}."
+    )
 
 
 def _has(name: str) -> bool:
@@ -169,7 +171,7 @@ def main() -> int:
         return 0
     before, _, rest = into.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    into.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+    into.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
     return 0
 
 

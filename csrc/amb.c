@@ -37,7 +37,7 @@ enum { INT8 = 3, FIRST_QUANT = 4, BLOCKS = 6, ADAPTIVE = 8, DTYPES = 9, QUANTISE
 
 typedef struct {
     const wm_amb_section *section;
-    const wm_bintensors_columns *columns;
+    const wm_columns *columns;
     wm_amb *out;
     wm_fault *fault;
     uint64_t pos;    /* in the file */
@@ -206,7 +206,7 @@ static int read_record(walker *w, record *r) {
 /* Counts a record, and writes it to the columns as long as they have room. */
 static int take(walker *w, const record *r) {
     const wm_amb_section *s = w->section;
-    const wm_bintensors_columns *c = w->columns;
+    const wm_columns *c = w->columns;
     wm_amb *out = w->out;
     uint64_t row = out->n_tensors, names = out->names_len + r->name_len, dims = out->n_dims + r->ndim;
     if (row >= s->max_tensors || dims >= UINT32_MAX)
@@ -246,7 +246,7 @@ static int step(walker *w, const record *r) {
     return 1;
 }
 
-int wm_amb_walk(const wm_amb_section *section, const wm_bintensors_columns *columns, wm_amb *out, wm_fault *fault) {
+int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb *out, wm_fault *fault) {
     walker w = {.section = section, .columns = columns, .out = out, .fault = fault, .pos = section->begin};
     *out = (wm_amb){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);

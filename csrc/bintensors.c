@@ -133,7 +133,7 @@ static int read_metadata(reader *r, wm_bintensors *out) {
 }
 
 /* The dtype and shape of tensor `row` and where its data lies. */
-static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_t *n_dims) {
+static inline int read_tensor(reader *r, const wm_columns *c, uint64_t *n_dims) {
     uint64_t at = r->pos, code, ndim;
     r->part = WM_BIN_DTYPE;
     if (!read_integer(r, &code)) return 0;
@@ -153,7 +153,7 @@ static inline int read_tensor(reader *r, const wm_bintensors_columns *c, uint64_
 }
 
 /* The map from names to tensors: bounds[i] becomes the place of the name of tensor i, its length in front. */
-static int read_map(reader *r, const wm_bintensors_columns *c, uint64_t n, wm_bintensors *out) {
+static int read_map(reader *r, const wm_columns *c, uint64_t n, wm_bintensors *out) {
     uint64_t at = r->pos, count;
     r->row = n;
     r->part = WM_BIN_MAP;
@@ -191,7 +191,7 @@ static int read_map(reader *r, const wm_bintensors_columns *c, uint64_t n, wm_bi
 }
 
 /* Reads a header to its end, or as far as it goes. */
-static void read_header(reader *r, const wm_bintensors_columns *c, int layout, wm_bintensors *out) {
+static void read_header(reader *r, const wm_columns *c, int layout, wm_bintensors *out) {
     uint64_t n = 0, n_dims = 0, names_len = 0;
     *out = (wm_bintensors){.layout = layout};
     if (!read_metadata(r, out)) return;
@@ -240,7 +240,7 @@ static uint64_t progress(const reader *r, const wm_bintensors *out) {
     return r->part == WM_BIN_MAP && out->n_tensors > 0 ? r->len : r->pos;
 }
 
-int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
+int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_columns *columns,
                        wm_bintensors *out, wm_fault *fault) {
     *out = (wm_bintensors){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);

@@ -29,7 +29,7 @@ const char *wm_fnv1a32_variant(void);   /* the same for batches of names */
 const char *wm_f16_to_f32_variant(void);
 const char *wm_bf16_to_f32_variant(void);
 const char *wm_intblock_variant(void);  /* and for quantised blocks */
-const char *wm_rows_variant(void);      /* and for sums of rows */
+const char *wm_combine_rows_variant(void); /* and for projections in product quantisation */
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
  * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
@@ -155,7 +155,7 @@ typedef struct {
 /* The rows of the n-grams of n texts, text i being texts[bounds[i], bounds[i+1]) with its brackets "<" and ">": rows[
  * row_bounds[i], row_bounds[i+1]), row_bounds having n + 1 entries. Returns their number, which may exceed cap; then rows is
  * only filled in part, and the call is to be repeated with more room. Or -1 for bounds that do not lie in texts in rising
- * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams. */
+ * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams, with rows or without. */
 int64_t wm_subword_rows(const wm_subwords *subwords, const uint8_t *texts, uint64_t len, const uint32_t *bounds, uint64_t n,
                         uint64_t *rows, uint64_t cap, uint64_t *row_bounds);
 /* Sums of rows, each divided by its L2 norm; a sum of zeros stays one. The matrix lies in matrix[0, size), rows of dims float32,
@@ -167,22 +167,28 @@ int64_t wm_unit_sums(const uint8_t *matrix, uint64_t size, uint64_t dims, const 
                      const uint64_t *bounds, const uint64_t *places, uint64_t n, float *out, uint64_t out_rows, float *norms,
                      int threads);
 
+/* Copies rows of row_bytes of the matrix in matrix[0, size) to out[0, out_size): row i is row rows[i], or zeros for a number that
+ * is negative or too large. 0, or -1 when out is too small for n rows. */
+int wm_gather_rows(const uint8_t *matrix, uint64_t size, uint64_t row_bytes, const int64_t *rows, uint64_t n, uint8_t *out,
+                   uint64_t out_size, int threads);
+
 /* ---------------------------------------------------------------------------------------- product quantisation
  * n_rows rows of `pieces` codes; piece j of a row is codebooks[j][code], `width` floats of n_centroids such. Then, with a
  * projection (given transposed, dims x dims for dims = pieces * width; else NULL), the row is multiplied by it, and with norms
  * (else NULL) by norms[row]. Codes may change while they are read; all else must be where a float may be, and of its full size.
  */
+enum { WM_PQ_TOGETHER = 8 };
 typedef struct {
     const uint8_t *codes;
     const float *codebooks, *projection, *norms;
     uint64_t n_rows, pieces, n_centroids, width;
 } wm_pq;
 /* Decodes `count` rows to out[0, count * dims): those from `first` on, or with rows not NULL rows[0, count). With a projection
- * `scratch` has n_scratch >= dims floats, dims for each thread. Returns -1 when done, or the position, among all codes, of one
+ * `scratch` has n_scratch floats, WM_PQ_TOGETHER * dims of them for each thread. Returns -1 when done, or the position, among all codes, of one
  * that is not below n_centroids; or -2 for rows that there are not, or too little scratch. */
 int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, float *scratch,
                      uint64_t n_scratch, int threads);
-/* out[i] = sum over j of table[j * n_centroids + code j of row first + i], added in the order of j in float32. Returns as above. */
+/* out[i] = sum over j of table[j * n_centroids + code j of row first + i], in the order of j in float32. Returns as above. */
 int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t first, uint64_t count, float *out, int threads);
 
 /* ------------------------------------------------------------------------------------------------ scan faults
@@ -299,6 +305,18 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
                         uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
                         uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault);
 
+/* The columns of a table of tensors, for a scan to fill, and how much each holds: names_cap bytes of names, cap + 1 bounds and
+ * dim_bounds, cap of dtype, begin and end, dims_cap dims. What they mean stands at wm_safetensors_scan. */
+typedef struct {
+    uint64_t cap, dims_cap, names_cap;
+    uint8_t *names;
+    uint32_t *bounds;
+    uint8_t *dtype;
+    uint64_t *dims;
+    uint32_t *dim_bounds;
+    uint64_t *begin, *end;
+} wm_columns;
+
 /* ------------------------------------------------------------------------------------------------- BinTensors
  * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1 the specification's, 2 the current
  * one, 3: the first of them that fits) and turns it into columns as wm_safetensors_scan has them, rows in the order of the
@@ -311,15 +329,6 @@ int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes
  * one of the layout that could be read further; that is out->layout. After the faults BIN_ALIAS, BIN_INDEX and BIN_MAP the
  * columns of layout 1, read alone, are filled but for the names.
  */
-typedef struct {
-    uint64_t cap, dims_cap, names_cap;
-    uint8_t *names;
-    uint32_t *bounds;
-    uint8_t *dtype;
-    uint64_t *dims;
-    uint32_t *dim_bounds;
-    uint64_t *begin, *end;
-} wm_bintensors_columns;
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
     uint64_t metadata_count;               /* pairs of the metadata */
@@ -343,7 +352,7 @@ enum {
     WM_BIN_OFFSETS = 5,
     WM_BIN_MAP = 6
 };
-int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_bintensors_columns *columns,
+int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_columns *columns,
                        wm_bintensors *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------------------- CNN v2
@@ -403,7 +412,7 @@ enum {
     WM_AMB_SCALE_TYPE = 8,
     WM_AMB_PADDING = 9
 };
-int wm_amb_walk(const wm_amb_section *section, const wm_bintensors_columns *columns, wm_amb *out, wm_fault *fault);
+int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------------- finalfusion
  * Lists of strings as its vocabularies have them: each entry is a u32 length, that many bytes, and `tail` bytes: 0 after

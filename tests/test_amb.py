@@ -263,7 +263,7 @@ def test_kernel_writes_nothing_outside_its_columns(missing: str) -> None:
         room["cap"],
     )
     ends = [arena.end(n * size, kind) for arena, n, size, kind in zip(ARENAS, counts, sizes, types, strict=True)]
-    columns = ffi.new("wm_bintensors_columns *", (room["cap"], room["dims_cap"], room["names_cap"], *ends))
+    columns = ffi.new("wm_columns *", (room["cap"], room["dims_cap"], room["names_cap"], *ends))
     found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
     section = ffi.new("wm_amb_section *", (-1, 0, ffi.from_buffer(data), len(data), 28, len(data), 0, 9, 99, 0, 0))
     assert lib.wm_amb_walk(section, columns, found, fault) == 0
@@ -283,7 +283,7 @@ def test_kernel_writes_nothing_outside_its_columns(missing: str) -> None:
 def test_kernel_refuses_what_makes_no_sense(begin: int, end: int, origin: int, names: int) -> None:
     """A section outside of the file, or upside down, and names that 32 bits cannot count are an error of the caller."""
     data = amb.build()
-    columns, found, fault = ffi.new("wm_bintensors_columns *"), ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    columns, found, fault = ffi.new("wm_columns *"), ffi.new("wm_amb *"), ffi.new("wm_fault *")
     asked = (-1, 0, ffi.from_buffer(data), len(data), begin, end, origin, 9, names, 0, 0)
     assert lib.wm_amb_walk(ffi.new("wm_amb_section *", asked), columns, found, fault) == -1
     assert fault.code == lib.WM_FAULT_COLUMN

@@ -396,7 +396,7 @@ def test_the_scan_stays_within_its_memory() -> None:
         cap = dice.choice((size // 5 + 1, size // 5 + 1, 0, 1, 3))
         sizes = (size, 4 * (cap + 1), cap, 8 * size, 4 * (cap + 1), 8 * cap, 8 * cap)
         pointers = [arena.end(*each) for arena, each in zip(arenas[1:], zip(sizes, types, strict=True), strict=True)]
-        columns = ffi.new("wm_bintensors_columns *", (cap, size, size, *pointers))
+        columns = ffi.new("wm_columns *", (cap, size, size, *pointers))
         failed = lib.wm_bintensors_scan(arenas[0].put(bytes(head)), size, dice.choice((1, 2, 3)), columns, found, fault)
         assert bool(failed) == (fault.code != 0)
         assert fault.code != kernels.FAULTS["COLUMN"]

@@ -35,6 +35,19 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "safetensors ['weight', 'scale'] (3, 3)\n[1. 1. 1.]\n"
 
 
+def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
+    """The Python of docs/quantisation.md runs, and gives the shapes that its comments say."""
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quantisation.md").read_text("utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block, "quantisation.md", "exec"), names)
+    q = names["q"]
+    assert (q.scheme, q.shape, q.block_size) == ("int4_block", (512, 384), 32)
+    assert (q.scales.shape, q.codes.shape, names["rows"].shape) == ((6144,), (6144, 16), (3, 384))
+    assert [info.name for info in names["report"].quantized] == ["bias"]
+    names["f"].close()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document):
     """Every relative link names a file that is there."""

@@ -128,7 +128,8 @@ def test_parts_are_views_of_the_payload(scheme: str, block_size: int, scale_type
     shape = (5, 13)
     payload = payload_of(scheme, 65, block_size, scale_type)
     for shift in range(4):
-        given = np.frombuffer(bytes(shift) + payload, np.uint8)[shift:]
+        given = np.frombuffer(bytearray(shift) + payload, np.uint8)[shift:]
+        assert given.flags.writeable
         tensor = QuantizedTensor(scheme, shape, given, block_size=block_size, scale_type=scale_type)
         parts = [tensor.payload, tensor.scales, tensor.codes] + ([] if tensor.mask is None else [tensor.mask])
         for part in parts:
@@ -392,7 +393,7 @@ def poisoned(scheme: str, block_size: int, good: set[int]) -> tuple[QuantizedTen
 
 @pytest.mark.parametrize("scheme", ["int4_block", "int5_block"])
 def test_only_the_blocks_needed_are_decoded(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row, a range or a choice of rows decodes its own elements and no others; other blocks may be anything."""
+    """A row, a range or a choice of rows decodes the blocks that it lies in and no others, each but once."""
     decode, done = QuantizedTensor._decode, []
 
     def counted(self: QuantizedTensor, start: int, stop: int, *rest: Any) -> None:
@@ -400,24 +401,45 @@ def test_only_the_blocks_needed_are_decoded(scheme: str, monkeypatch: pytest.Mon
         decode(self, start, stop, *rest)
 
     monkeypatch.setattr(QuantizedTensor, "_decode", counted)
-    # Rows of 32 elements and blocks of 48: rows 3, 4 and 5 are elements 96 to 192, blocks 2 and 3.
-    tensor, values = poisoned(scheme, 48, {2, 3})
+    # Rows of 32 elements and blocks of 48: rows 3, 4 and 5 are elements 96 to 192, blocks 2 and 3; 6 is in
+    # block 4, and 9 in block 6.
+    tensor, values = poisoned(scheme, 48, {2, 3, 4, 6})
     cases: list[tuple[Any, list[tuple[int, int]]]] = [
         (4, [(128, 160)]),
         (-6, [(128, 160)]),
         (slice(3, 6), [(96, 192)]),
-        ([5, 3], [(160, 192), (96, 128)]),
-        (np.arange(10) // 2 == 2, [(128, 160), (160, 192)]),
-        (slice(5, 2, -2), [(160, 192), (96, 128)]),
+        ([5, 3], [(96, 192)]),
+        ([6, 3], [(96, 128), (192, 224)]),
+        ([9, 4, 9, -1], [(128, 160), (288, 320)]),
+        (np.array([[9, 3], [3, 3]]), [(96, 128), (288, 320)]),
+        (np.arange(10) // 2 == 2, [(128, 192)]),
+        (slice(5, 2, -2), [(96, 192)]),
+        (slice(3, None, 6), [(96, 128), (288, 320)]),
         ((3, slice(4, 9)), [(96, 128)]),
         ((slice(3, 5), 1), [(96, 160)]),
     ]
     for key, ranges in cases:
         done.clear()
         assert identical(tensor[key], values[key]), key
-        assert done == ranges
+        assert done == ranges, key
     assert identical(tensor.flat(100, 190), values.reshape(-1)[100:190])
     assert np.isnan(tensor[2]).any()
+
+
+@pytest.mark.parametrize(("scheme", "block_size"), [("int8", 0), ("int5_block", 8), ("adaptive", 64)])
+@pytest.mark.parametrize("width", [1, 3, 100])
+def test_any_choice_of_rows(scheme: str, block_size: int, width: int) -> None:
+    """Rows in any order and number, near and far, repeated or not, are those of the decoded array."""
+    tensor, values = make(scheme, (211, width), block_size)
+    generator = np.random.default_rng(6)
+    for count in (1, 2, 7, 50, 500):
+        rows = generator.integers(-211, 211, count)
+        assert identical(tensor[rows], values[rows])
+        assert identical(tensor[np.sort(rows)], values[np.sort(rows)])
+        mask = generator.random(211) * 500 < count
+        assert identical(tensor[mask], values[mask])
+    for step in (2, 17, 63, 65, -1, -5, -70):
+        assert identical(tensor[::step], values[::step])
 
 
 def test_flat_checks_its_range() -> None:

@@ -16,6 +16,7 @@ from tests.builders import safetensors as st
 from tests.support import listing, run_child
 
 import weightmap as wm
+from weightmap import quantizing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMES = ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"]
 MODEL = {
-    "tok_embeddings.weight": normal((7, 16), 1),
+    "tok_Embeddings.weight": normal((7, 16), 1),
     "layer.0.Attention.weight": normal((12, 16), 2),
     "layer.0.attention.bias": normal((16,), 3),
     "layer.1.attention.weight": normal((3, 4, 11), 4, "float16"),
@@ -70,7 +71,7 @@ def test_matrices_are_quantised_and_all_else_stays(model: Path, tmp_path: Path) 
         ({"quantize_include": "*"}, [*MODEL]),
         ({"quantize_include": ["*.bias", "*norm"]}, ["layer.0.attention.bias", "layer.1.norm"]),
         ({"quantize_include": "*attention*"}, ["layer.0.attention.bias", "layer.1.attention.weight"]),
-        ({"quantize_include": "*embed*", "quantize_exclude": "*tok*"}, []),
+        ({"quantize_include": "*Embed*", "quantize_exclude": "*tok*"}, []),
         ({"quantize_exclude": "layer.?.*"}, ["empty", "wide"]),
         ({"quantize_exclude": ["layer.0*", "w*"]}, ["layer.1.attention.weight", "empty"]),
         ({"quantize_include": "*", "quantize_exclude": "*weight"}, [name for name in MODEL if "weight" not in name]),
@@ -117,6 +118,25 @@ def test_a_tensor_of_several_pieces(put: Callable[..., Path], tmp_path: Path, sc
     assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
 
 
+def test_adaptive_tensors_too_large_to_be_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adaptive tensors are quantised once, before their sizes are known; where they cannot be kept, once more."""
+    quantize, calls = quantizing.quantize, []
+
+    def counted(array: Any, *rest: Any, **options: Any) -> Any:
+        calls.append(np.size(array))
+        return quantize(array, *rest, **options)
+
+    monkeypatch.setattr(quantizing, "quantize", counted)
+    kept = wm.convert(model, tmp_path / "kept.amb", quantize="adaptive")
+    assert calls == [1, *(MODEL[name].array.size for name in CHOSEN)]
+    calls.clear()
+    monkeypatch.setattr(quantizing, "_KEEP", 0)
+    again = wm.convert(model, tmp_path / "again.amb", quantize="adaptive")
+    assert len(calls) == 1 + 2 * len(CHOSEN) - sum(info.nbytes == 0 for info in again.quantized)
+    assert again.quantized == kept.quantized
+    assert (tmp_path / "again.amb").read_bytes() == (tmp_path / "kept.amb").read_bytes()
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_report_tells_size_and_error(model: Path, tmp_path: Path, scheme: str) -> None:
     """Sizes, bits per weight, RMSE and relative error are those that one computes from the two files."""
@@ -141,7 +161,7 @@ def test_half_precision_for_what_stays(model: Path, tmp_path: Path) -> None:
     """With dtype=, tensors that are not quantised become that type; those that are, are made of the originals."""
     wm.convert(model, tmp_path / "q.amb", quantize="int4_block", dtype="float16")
     with wm.open(tmp_path / "q.amb") as file:
-        assert file.info("tok_embeddings.weight").dtype == "float16"
+        assert file.info("tok_Embeddings.weight").dtype == "float16"
         assert file.info("ids").dtype == "int8"
         expected = wm.quantize(MODEL["layer.0.Attention.weight"].array, "int4_block")
         assert file["layer.0.Attention.weight"].payload.tobytes() == expected.payload.tobytes()
@@ -260,6 +280,18 @@ def test_amb_to_amb_keeps_what_is_quantised(
         for name, value in tensors.items():
             if name != "dense":
                 assert file[name].payload.tobytes() == value.payload.tobytes()
+
+
+def test_a_type_for_what_stays_dense_decodes_nothing(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """With both dtype= and quantize=, tensors that are quantised already stay so; dense ones become that type."""
+    path, tensors = quantised
+    wm.convert(path, tmp_path / "again.amb", quantize="int8", quantize_include="none", dtype="float16")
+    with wm.open(tmp_path / "again.amb") as file:
+        assert {name: file.info(name).dtype for name in file} == {
+            **{name: value.scheme for name, value in tensors.items() if name != "dense"},
+            "dense": "float16",
+        }
+        assert file["int5"].payload.tobytes() == tensors["int5"].payload.tobytes()
 
 
 def test_to_other_formats_only_decoded(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

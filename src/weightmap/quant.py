@@ -40,6 +40,8 @@ BLOCKED = ("int4_block", "int5_block")
 _SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
 # Elements that are decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
 _PIECE = 1 << 18
+# Where there are no blocks, rows are decoded together that lie in the same so many elements, or the next.
+_RUN = 64
 
 
 class QuantizedTensor:
@@ -345,12 +347,14 @@ class QuantizedTensor:
             return self.dequantize()[key]
         if isinstance(first, slice):
             rows = range(*first.indices(self.shape[0]))
-            part = self._rows(rows.start, rows.stop) if rows.step == 1 else self._gather(list(rows))
+            part = self._rows(rows.start, rows.stop) if rows.step == 1 else self._gather(np.asarray(rows, np.intp))
             return part[(slice(None), *rest)]
         if isinstance(first, (list, np.ndarray)):
             picked = np.asarray(first)
-            if picked.ndim == 1 and picked.dtype.kind in "iub" and not rest:
-                return self._gather(np.arange(self.shape[0])[picked].tolist())
+            if picked.dtype.kind in "iu" and picked.ndim and not rest:
+                return self._gather(self._row_numbers(picked.reshape(-1))).reshape(*picked.shape, *self.shape[1:])
+            if picked.dtype.kind == "b" and picked.shape == self.shape[:1] and not rest:
+                return self._gather(np.flatnonzero(picked))
         elif first is not None and first is not Ellipsis and not isinstance(first, (bool, np.bool_, tuple)):
             row = self._row_number(first)
             return self._rows(row, row + 1)[(0, *rest)]
@@ -368,6 +372,16 @@ class QuantizedTensor:
             raise IndexError(msg)
         return row + count if row < 0 else row
 
+    def _row_numbers(self, picked: NDArray[Any]) -> NDArray[np.intp]:
+        count = self.shape[0]
+        rows = picked.astype(np.intp)
+        rows[rows < 0] += count
+        bad = np.flatnonzero((rows < 0) | (rows >= count))
+        if len(bad):
+            msg = f"index {picked[bad[0]]} is out of bounds for axis 0 with size {count}"
+            raise IndexError(msg)
+        return rows
+
     def _rows(self, start: int, stop: int) -> NDArray[np.float32]:
         stop = max(start, stop)
         width = math.prod(self.shape[1:])
@@ -375,11 +389,21 @@ class QuantizedTensor:
         self._decode(start * width, stop * width, part, 1)
         return part
 
-    def _gather(self, rows: list[int]) -> NDArray[np.float32]:
+    def _gather(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Return these rows, in this order. Each is decoded once, and rows without a block between them together."""
         width = math.prod(self.shape[1:])
         part = np.empty((len(rows), *self.shape[1:]), np.float32)
-        for place, row in enumerate(rows):
-            self._decode(row * width, (row + 1) * width, part[place : place + 1], 1)
+        if not part.size:
+            return part
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        block = self.block_size or _RUN
+        ends = ((ordered + 1) * width - 1) // block
+        cuts = np.flatnonzero(ordered[1:] * width // block > ends[:-1] + 1) + 1
+        for run in np.split(np.arange(len(rows)), cuts):
+            start = int(ordered[run[0]])
+            decoded = self._rows(start, int(ordered[run[-1]]) + 1)
+            part[order[run]] = decoded[ordered[run] - start]
         return part
 
     # ------------------------------------------------------------------------------------------------- as an object

@@ -16,7 +16,7 @@ from weightmap.formats import Payload
 from weightmap.quant import BITS, BLOCKED, quantize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,6 +27,9 @@ __all__ = ["FLOATING", "QuantizedInfo", "Quantizer", "matches"]
 FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 # Elements quantised at once: a MiB of float32.
 _PIECE = 1 << 18
+# Bytes of adaptive tensors that are kept from when their sizes are found until they are written. Beyond, memory stays
+# flat: the tensors are quantised a second time.
+_KEEP = 64 << 20
 
 
 class QuantizedInfo(NamedTuple):
@@ -93,6 +96,7 @@ class Quantizer:
         }
         self._include, self._exclude = include, exclude
         self.done: list[QuantizedInfo] = []
+        self._kept = 0
         # What is wrong is told before anything is read.
         trial = quantize(np.zeros(1, np.float32), scheme, **self._options)
         self.block_size = trial.block_size
@@ -106,18 +110,24 @@ class Quantizer:
             return matches(name, self._include)
         return len(row.shape) >= 2 and "embed" not in name.lower()
 
-    def payload(self, name: str, place: Located) -> Payload:
-        """Return what is to be written for a tensor. It is read when it is written."""
+    def payload(self, name: str, place: Located, held: Collection[str]) -> Payload:
+        """Return what is to be written for a tensor, to a format that holds these schemes. It is read when written."""
         row, scale_type = place.row, self._options["scale_type"]
         size = math.prod(row.shape)
+        if self.scheme not in held:  # the writer will refuse it by its name, so nothing need be quantised
+            return Payload(name, SCHEMES[self.scheme], row.shape, 0, lambda: iter(()))
         if self.scheme in BITS:
             nbytes = kernels.blocks_size(
                 size, bits=BITS[self.scheme], block_size=self.block_size, scale_type=scale_type
             )
             write = self._by_blocks if self.scheme in BLOCKED else self._whole
         else:  # only the choice of each block tells how many bytes it makes
-            nbytes = len(self._quantized(name, place)[0])
+            found = self._quantized(name, place)
+            nbytes = len(found[0])
             write = self._whole
+            if self._kept + nbytes <= _KEEP:
+                self._kept += nbytes
+                write = functools.partial(self._whole, found=found)
         chunks = functools.partial(write, name, place, nbytes)
         dtype = SCHEMES[self.scheme]
         return Payload(name, dtype, row.shape, nbytes, chunks, block_size=self.block_size, scale_type=scale_type)
@@ -148,8 +158,11 @@ class Quantizer:
         except QuantError as error:
             raise _named(error, name, start, values) from None
 
-    def _whole(self, name: str, place: Located, nbytes: int) -> Iterator[NDArray[np.uint8]]:
-        octets, error, square = self._quantized(name, place)
+    def _whole(
+        self, name: str, place: Located, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield a tensor's bytes at once, which may have been found before."""
+        octets, error, square = self._quantized(name, place) if found is None else found
         self._note(name, place, nbytes, error, square)
         yield octets
 

@@ -205,7 +205,8 @@ class Vocabulary(Sequence[str]):
         words : sequence of str
         subwords : Subwords, optional
         """
-        return cls(lambda: StringTable.of(words, "word"), len(words), subwords=subwords)
+        kept = tuple(words)
+        return cls(lambda: StringTable.of(kept, "word"), len(kept), subwords=subwords)
 
     @property
     def table(self) -> StringTable:

@@ -114,14 +114,14 @@ def metadata(text: str | bytes, **lies: Any) -> Chunk:
 def product(
     codes: np.ndarray[Any, Any],
     codebooks: np.ndarray[Any, Any],
-    projection: np.ndarray[Any, Any] | None = None,
+    rotation: np.ndarray[Any, Any] | None = None,
     row_norms: np.ndarray[Any, Any] | None = None,
     **lies: Any,
 ) -> Chunk:
     """A matrix by product quantisation; the fields can be overridden by their names."""
     parts, centroids, length = codebooks.shape
     fields = {
-        "projection": int(projection is not None),
+        "projection": int(rotation is not None),
         "norms": int(row_norms is not None),
         "quantized_len": parts,
         "reconstructed_len": parts * length,
@@ -131,7 +131,7 @@ def product(
         "reconstructed_type": 10,
     }
     fields |= {name: lies.pop(name) for name in list(lies) if name in fields}
-    floats = [part.astype("<f4").tobytes() for part in (projection, codebooks, row_norms) if part is not None]
+    floats = [part.astype("<f4").tobytes() for part in (rotation, codebooks, row_norms) if part is not None]
     data = b"".join(floats) + codes.astype(np.uint8).tobytes()
     return Chunk(PQ, struct.pack("<5IQ2I", *fields.values()), data, 4, **lies)
 
@@ -146,6 +146,11 @@ def quantised(rows: int, parts: int, centroids: int, length: int, seed: int = 0)
 
 
 # -------------------------------------------------------------------------------------------------------- examples
+def lengths(n: int) -> Tensor:
+    """The norms of n words: positive numbers."""
+    return Tensor("float32", (n,), (np.random.default_rng(n).random(n) + 0.5).astype("<f4").tobytes())
+
+
 WORDS = ("one", "two", "", "dreißig", "日本語", "a b\tc", "🌎")
 TOML = """# A comment that stays where it is.
 name = "tïny"   # and this one
@@ -178,21 +183,21 @@ def example(
 def examples() -> list[Example]:
     """Every vocabulary in both orders of its fields, every type of matrix, with and without norms and metadata."""
     n = len(WORDS)
-    plain, lengths = normal((n, 5), 1), normal((n,), 2)
-    both = {"embeddings": plain, "norms": lengths}
+    plain, sizes = normal((n, 5), 1), lengths(n)
+    both = {"embeddings": plain, "norms": sizes}
     buckets, explicits = normal((n + 8, 3), 3), normal((n + 4, 2), 4)
     every = {dtype: noise(dtype, (n, 3), 5) for dtype in CODES}
     own = [(text, i) for i, (text, _) in enumerate(PAIRS)]
     short = explicit(WORDS, PAIRS, 2, 3, length=len(explicit(WORDS, PAIRS, 2, 3).fields) - 8 * len(PAIRS))
     return [
         example("simple", [simple(WORDS), matrix(plain)], {"embeddings": plain}),
-        example("everything", [metadata(TOML), simple(WORDS), matrix(plain), norms(lengths)], both, text=PARSED),
+        example("everything", [metadata(TOML), simple(WORDS), matrix(plain), norms(sizes)], both, text=PARSED),
         # Words of 1 to 4 bytes more bring every padding.
         *(
             example(
                 f"padding-{k}",
-                [simple(["x" * k]), matrix(normal((1, 2), k)), norms(normal((1,), k))],
-                {"embeddings": normal((1, 2), k), "norms": normal((1,), k)},
+                [simple(["x" * k]), matrix(normal((1, 2), k)), norms(lengths(1))],
+                {"embeddings": normal((1, 2), k), "norms": lengths(1)},
                 ["x" * k],
             )
             for k in range(1, 5)
@@ -206,8 +211,8 @@ def examples() -> list[Example]:
         example("bucket", [hashed(BUCKET, WORDS, 3, 6, 3), matrix(buckets)], {"embeddings": buckets}),
         example(
             "bucket-spec",
-            [hashed(BUCKET, WORDS, 3, 6, 3, spec=True), matrix(buckets), norms(lengths)],
-            {"embeddings": buckets, "norms": lengths},
+            [hashed(BUCKET, WORDS, 3, 6, 3, spec=True), matrix(buckets), norms(sizes)],
+            {"embeddings": buckets, "norms": sizes},
             layout="spec",
         ),
         example("fasttext", [hashed(FASTTEXT, WORDS, 1, 2, 8), matrix(buckets)], {"embeddings": buckets}),
@@ -226,7 +231,7 @@ def examples() -> list[Example]:
             text=PARSED,
             layout="spec",
         ),
-        example("wrong-list", [simple(WORDS), matrix(plain), norms(lengths)], both, listed=[2, 1]),
+        example("wrong-list", [simple(WORDS), matrix(plain), norms(sizes)], both, listed=[2, 1]),
         example("no-list", [simple(WORDS), matrix(plain)], {"embeddings": plain}, listed=[]),
-        example("norms-alone", [norms(lengths)], {"norms": lengths}, None),
+        example("norms-alone", [norms(sizes)], {"norms": sizes}, None),
     ]

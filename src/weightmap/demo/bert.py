@@ -117,12 +117,8 @@ def dense(weight: NDArray[Any] | QuantizedTensor) -> NDArray[np.float32]:
 
 
 def rows(table: NDArray[Any] | QuantizedTensor, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return rows of a table, shape ids.shape + (d,), each decoded once however often it occurs."""
-    if isinstance(table, QuantizedTensor):
-        different, places = np.unique(ids, return_inverse=True)
-        decoded: NDArray[np.float32] = table[different][places.reshape(ids.shape)]
-        return decoded
-    return dense(table[ids])
+    """Return rows of a table, shape ids.shape + (d,). Of a quantised one, no others are decoded."""
+    return table[ids] if isinstance(table, QuantizedTensor) else dense(table[ids])
 
 
 class _Affine(NamedTuple):

@@ -96,7 +96,7 @@ def _walk(
     names_cap, cap, dims_cap = room
     columns = Columns.scratch(*room)
     filled = ffi.new(
-        "wm_bintensors_columns *",
+        "wm_columns *",
         (
             cap,
             dims_cap,

@@ -295,7 +295,7 @@ def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Colu
     size = len(header)
     columns = Columns.scratch(size, min(size // _BINTENSORS_ENTRY + 1, max_tensors), size)
     filled = ffi.new(
-        "wm_bintensors_columns *",
+        "wm_columns *",
         (
             columns.count,
             size,

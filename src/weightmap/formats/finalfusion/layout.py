@@ -68,6 +68,9 @@ BITS = bits_of(DTYPE_LIST)
 MAX_CENTROIDS = 256  # codes are bytes
 MAX_EXPONENT = 63
 
+# Bytes of the index behind an n-gram.
+INDEX = 8
+
 INT64_MAX = (1 << 63) - 1
 U32_MAX = (1 << 32) - 1
 # A vocabulary is held by positions of 32 bits.

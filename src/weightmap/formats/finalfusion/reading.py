@@ -80,7 +80,7 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
 
 def product_of(storage: Block, octets: NDArray[np.uint8]) -> QuantizedTensor:
     """Return a matrix by product quantisation, over its bytes from projection to codes."""
-    from weightmap.pq import ProductQuantized  # noqa: PLC0415 - needed where there is one
+    from weightmap.pq import ProductQuantized  # noqa: PLC0415 - needed by quantised matrices alone
 
     product = storage.product
     assert product is not None  # noqa: S101 - its dtype has told
@@ -92,10 +92,9 @@ def product_of(storage: Block, octets: NDArray[np.uint8]) -> QuantizedTensor:
         start += nbytes
     projection, codebooks, norms, codes = parts
     subspace = width // product.quantized_len
-    found: QuantizedTensor = ProductQuantized(
+    return ProductQuantized(
         codes.reshape(rows, product.quantized_len),
         codebooks.view("<f4").reshape(product.quantized_len, product.n_centroids, subspace),
         projection.view("<f4").reshape(width, width) if product.projection else None,
         norms.view("<f4") if product.norms else None,
     )
-    return found

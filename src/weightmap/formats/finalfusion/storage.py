@@ -101,10 +101,11 @@ class Placing(NamedTuple):
                 f"(at byte {self.position + 4})"
             )
             return data, data + nbytes
-        if start + nbytes > self.size:
+        if cut or start + nbytes > self.size:
             msg = f"the file ends within the data of the {what}"
-            raise TruncatedError(msg, field=what, offset=self.size, expected=f"at least {start + nbytes} bytes")
-        if declared > self.size or not sound:
+            least = declared if cut else start + nbytes
+            raise TruncatedError(msg, field=what, offset=self.size, expected=f"at least {least} bytes")
+        if not sound:
             cls = TruncatedError if declared > self.size else LayoutError
             wanted = start + nbytes - self.payload
             expected = f"{wanted} to {wanted + most}: fields, padding and data"

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap.errors import LayoutError, QuantError
-from weightmap.formats.finalfusion.layout import EXPLICIT, TITLES, Block, Chunks, VocabChunk
+from weightmap.formats.finalfusion.layout import BITS, EXPLICIT, TITLES, Block, Chunks, VocabChunk
 from weightmap.formats.finalfusion.metadata import load_metadata
 from weightmap.formats.finalfusion.storage import product_sizes
-from weightmap.formats.finalfusion.vocabulary import Strings, repeated
+from weightmap.formats.finalfusion.vocabulary import Strings
 from weightmap.formats.finalfusion.walk import walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.formats._base import Verification
-    from weightmap.strings import StringTable
+    from weightmap.formats.finalfusion.vocabulary import UniqueStrings
 
 
 def verify(run: Verification, chunks: Chunks) -> None:
@@ -89,16 +89,16 @@ def _verify_vocabulary(run: Verification, chunks: Chunks) -> None:
         run.checked("n-grams: ends, UTF-8, no repetition, indices")
 
 
-def _verify_strings(run: Verification, table: StringTable) -> None:
+def _verify_strings(run: Verification, table: UniqueStrings) -> None:
     bad = table.not_utf8()
     if bad >= 0:
         table[bad]  # raises, saying which
     found = table.duplicates()
     if found[0]:
-        run.odd(repeated(table, *found))
+        run.odd(table.repeated(*found))
 
 
-def _verify_numbering(run: Verification, vocab: VocabChunk, table: StringTable, indices: NDArray[np.uint64]) -> None:
+def _verify_numbering(run: Verification, vocab: VocabChunk, table: UniqueStrings, indices: NDArray[np.uint64]) -> None:
     """Warn of what other readers read otherwise: one numbers indices by their first appearance, whatever they are."""
     if not numbered(indices):
         run.warn("indices of n-grams are not numbered by their first appearance: some readers number them so")
@@ -120,10 +120,9 @@ def _verify_padding(run: Verification, block: Block) -> None:
     padding = run.read(block.padding, block.data - block.padding)
     if any(padding):
         run.odd(LayoutError("padding before the data is not zero", field="padding", offset=block.padding))
-    if block.product is None and len(block.shape) == 2 and block.declared != block.end:
-        return  # a warning of the walk has told
-    if block.data % 4 and block.product is not None:
-        run.warn(f"the data at byte {block.data} is not aligned to its type")
+    width = 4 if block.product is not None else BITS[block.code] // 8
+    if block.data % width:
+        run.warn(f"the data at byte {block.data} is not aligned: elements have {width} bytes")
 
 
 def _verify_codes(run: Verification, block: Block) -> None:

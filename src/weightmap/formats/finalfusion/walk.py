@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats._base import take, trailing
+from weightmap.formats.finalfusion.chunk import read_fields, scan_end
 from weightmap.formats.finalfusion.layout import (
     CHUNK,
     HEADER,
@@ -24,7 +25,6 @@ from weightmap.formats.finalfusion.layout import (
     VocabChunk,
 )
 from weightmap.formats.finalfusion.storage import Placing, read_matrix, read_norms, read_product
-from weightmap.formats.finalfusion.vocabulary import read_fields, scan_end
 
 if TYPE_CHECKING:
     from weightmap.formats._base import Options
@@ -134,18 +134,16 @@ class _Walk:
         mine, title = STAGES[id_], TITLES[id_]
         if mine <= stage:
             there = (self._metadata, self._vocab, self._storage, self._norms)[mine]
-            problem = "is a second one" if there is not None else f"stands behind the {STAGE_TITLES[stage]}"
-            what = f"the {STAGE_TITLES[mine]} chunk ({title}) {problem}: chunk id"
-            raise LayoutError(what, field="chunk_id", offset=position, actual=id_)
+            problem = (
+                f"is a second {STAGE_TITLES[mine]} chunk"
+                if there is not None
+                else f"stands behind the {STAGE_TITLES[stage]}"
+            )
+            raise LayoutError(f"the {title} chunk {problem}", field="chunk_id", offset=position)
         missing = [STAGE_TITLES[k] for k, part in ((1, self._vocab), (2, self._storage)) if k < mine and part is None]
         alone = id_ == NORMS and stage == -1  # as finalfusion-python writes norms by themselves
         if missing and not alone:
-            error = LayoutError(
-                f"the {title} chunk stands before any {missing[0]}: chunk id",
-                field="chunk_id",
-                offset=position,
-                actual=id_,
-            )
+            error = LayoutError(f"the {title} chunk stands before any {missing[0]}", field="chunk_id", offset=position)
             self._options.odd(error, self._warnings)
 
     def _chunk(self, id_: int, length: int, position: int, fields: bytes) -> int:

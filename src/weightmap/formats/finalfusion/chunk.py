@@ -1,0 +1,130 @@
+"""Vocabularies before they are used: their fields, and the walk that finds their end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.errors import FormatError, TruncatedError
+from weightmap.formats.finalfusion.layout import (
+    BUCKET,
+    EXPLICIT,
+    FASTTEXT,
+    INDEX,
+    MAX_EXPONENT,
+    SIMPLE,
+    SPEC_FIELDS,
+    TITLES,
+    U64,
+    UPSTREAM_FIELDS,
+    VocabChunk,
+)
+
+if TYPE_CHECKING:
+    from weightmap.source import Source
+
+# One read of the walk.
+_PIECE = 1 << 20
+
+
+def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> VocabChunk:
+    """Read the fields of a vocabulary whose payload begins at `offset` of a file of `size` bytes, with `raw`."""
+    # In upstream's order the first field is a u64, whose upper half is 0; in the specification's the second one is
+    # max_n, which is not.
+    spec = id_ != SIMPLE and raw[4:8] != bytes(4)[: len(raw[4:8])]
+    fields = (SPEC_FIELDS if spec else UPSTREAM_FIELDS)[id_]
+    if len(raw) < fields.size:
+        what = f"the file ends within the fields of the {TITLES[id_]}"
+        raise TruncatedError(what, field="vocabulary", offset=size, expected=f"at least {offset + fields.size} bytes")
+    values = fields.unpack_from(raw)
+    ngrams: int | None = None
+    last = 0
+    min_n = max_n = 0
+    if id_ == SIMPLE:
+        (words,) = values
+    elif id_ == EXPLICIT and spec:
+        min_n, max_n, words = values
+    elif id_ == EXPLICIT:
+        words, ngrams, min_n, max_n = values
+    elif spec:
+        min_n, max_n, last, words = values
+    else:
+        words, min_n, max_n, last = values
+    start = offset + fields.size
+    at_n = start - 8 if spec else offset
+    check_count(words, 4, size - start, "words", at_n)
+    if ngrams is not None:
+        check_count(ngrams, 12, size - start, "n-grams", offset + 8)
+    if id_ != SIMPLE:
+        at = offset if spec else start - (8 if id_ == EXPLICIT else 12)
+        _check_lengths(min_n, max_n, at)
+        last = _check_last(id_, last, at + 8)
+    return VocabChunk(id_, offset, offset + length, 0, spec, words, ngrams, min_n, max_n, last, start)
+
+
+def check_count(count: int, least: int, left: int, what: str, at: int) -> None:
+    """Bound a number of words or n-grams by the `left` bytes that follow it, of which each takes `least`."""
+    if count > left // least:
+        expected = f"at most {left // least}, by the bytes that follow"
+        field = "vocab_len" if what == "words" else "n_ngrams"
+        raise TruncatedError(f"number of {what}", field=field, offset=at, actual=count, expected=expected)
+
+
+def _check_lengths(min_n: int, max_n: int, at: int) -> None:
+    if min_n < 1:
+        raise FormatError("min_n", field="min_n", offset=at, actual=min_n, expected="1 or more")
+    if max_n < min_n:
+        expected = f"{min_n} or more, which is min_n"
+        raise FormatError("max_n", field="max_n", offset=at + 4, actual=max_n, expected=expected)
+
+
+def _check_last(id_: int, last: int, at: int) -> int:
+    """Check the exponent or the number of buckets; return the rows that they stand for."""
+    if id_ == BUCKET:
+        if not 1 <= last <= MAX_EXPONENT:
+            expected = f"1 to {MAX_EXPONENT}"
+            raise FormatError("exponent of buckets", field="bucket_exp", offset=at, actual=last, expected=expected)
+        return 1 << last
+    if id_ == FASTTEXT and last == 0:
+        raise FormatError("number of buckets", field="buckets", offset=at, actual=0, expected="1 or more")
+    return last
+
+
+# ------------------------------------------------------------------------------------------- finding where it ends
+def scan_end(source: Source, vocab: VocabChunk) -> int:
+    """Walk the words, and the n-grams if there are any, with flat memory; return where they end."""
+    position = _skip(source, vocab.words, vocab.n_words, 0, "word")
+    if vocab.id != EXPLICIT:
+        return position
+    count, position = ngram_count(source, vocab, position)
+    return _skip(source, position, count, 0 if vocab.spec else INDEX, "n-gram")
+
+
+def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, int]:
+    """Return the number of n-grams, and where the first one begins; `position` is where the words end."""
+    if vocab.n_ngrams is not None:
+        return vocab.n_ngrams, position
+    if source.size - position < U64.size:
+        what = "the file ends before the number of n-grams"
+        raise TruncatedError(what, field="n_ngrams", offset=source.size, expected=f"at least {position + 8} bytes")
+    (count,) = U64.unpack(source.pread(position, U64.size))
+    check_count(count, 4, source.size - position - U64.size, "n-grams", position)
+    return count, position + U64.size
+
+
+def _skip(source: Source, position: int, count: int, tail: int, what: str) -> int:
+    """Return where `count` strings that begin at `position` end."""
+    left = count
+    while left:
+        piece = source.pread(position, min(_PIECE, source.size - position))
+        size, walked = kernels.fifu_skip(piece, left, tail)
+        left -= walked
+        position += size
+        if not walked:  # longer than a piece, or than the file
+            end = position + 4 + int.from_bytes(piece[:4], "little") + tail
+            if len(piece) < 4 or end > source.size:
+                msg = f"{what} {count - left} of {count} runs past the end of the file"
+                raise TruncatedError(msg, field="vocabulary", offset=position, expected=f"at least {end} bytes")
+            left -= 1
+            position = end
+    return position

@@ -1,0 +1,503 @@
+"""finalfusion: files of other writers, the bytes that are written, metadata, subwords, product quantisation."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import os
+import pickle
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as draw
+from tests.builders import finalfusion as ff
+from tests.builders import noise, normal
+from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
+from tests.scan_support import Arena, u8
+from tests.support import DATA, listing, same
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap._kernels import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRUTH = DATA / "finalfusion"
+OF_PYTHON = sorted(path.stem for path in TRUTH.glob("*.json"))
+# Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
+GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).parents[2] / "shared" / "groundtruth")
+UPSTREAM = Path(GROUND) / "upstream"
+OF_UPSTREAM = [
+    f"{folder}/{name}"
+    for folder, names in {
+        "finalfusion-python": ("embeddings", "ff_buckets", "pq", "pq-check", "similarity", "simple_vocab"),
+        "finalfusion-rust": ("quantized", "similarity"),
+    }.items()
+    for name in names
+]
+WORDS = ff.WORDS
+ROWS = len(WORDS)
+
+
+def matrix_of(f: wm.TensorFile) -> np.ndarray[Any, Any]:
+    """All rows, decoded where they are quantised."""
+    return reconstruct(f["embeddings"]) if f.info("embeddings").dtype == "pq" else f["embeddings"]
+
+
+# ---------------------------------------------------------------------------------------------- of other writers
+
+
+@pytest.mark.parametrize("name", OF_PYTHON)
+def test_files_of_finalfusion_python_have_the_recorded_content(name: str) -> None:
+    """Words, metadata, subwords, every row and every norm are what finalfusion-python found in its own files."""
+    known = json.loads((TRUTH / f"{name}.json").read_text(encoding="utf-8"))
+    arrays = np.load(TRUTH / f"{name}.npz")
+    with wm.open(TRUTH / f"{name}.fifu", verify="full") as f:
+        assert (f.format, f.layout) == ("finalfusion", "upstream")
+        assert list(f.vocab) == known["words"]
+        assert dict(f.metadata) == (known["metadata"] or {})
+        assert f.info("embeddings").shape == tuple(known["shape"])
+        assert ("norms" in f) == known["has_norms"]
+        if known["has_norms"]:
+            np.testing.assert_array_equal(f["norms"], arrays["norms"])
+        if "matrix" in arrays:
+            np.testing.assert_array_equal(f["embeddings"], arrays["matrix"])
+        else:
+            q = f["embeddings"]
+            np.testing.assert_array_equal(q.codes, arrays["codes"])
+            for part, key in ((q.projection, "projection"), (q.norms, "storage_norms")):
+                assert (part is None) == (key not in arrays)
+                if part is not None:
+                    np.testing.assert_array_equal(part, arrays[key])
+            np.testing.assert_allclose(reconstruct(q), arrays["reconstructed"], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(q.dequantize(), arrays["reconstructed"], rtol=1e-5, atol=1e-6)
+        if "min_n" in known:
+            kinds = {"FinalfusionBucketVocab": "bucket", "FastTextVocab": "fasttext", "ExplicitVocab": "explicit"}
+            size = known["shape"][0] - len(known["words"])
+            assert subwords_of(f.vocab) == (kinds[known["vocab_type"]], known["min_n"], known["max_n"], size)
+        else:
+            assert f.vocab.subwords is None
+        if "ngrams" in known:
+            assert pairs_of(f.vocab) == [tuple(pair) for pair in known["ngrams"]]
+
+
+def test_there_are_files_to_compare() -> None:
+    """The recorded files are there: all four vocabularies and both storages."""
+    assert len(OF_PYTHON) >= 25
+    assert {name.split("_")[0] for name in OF_PYTHON} >= {"bucket", "explicit", "fasttext", "simple", "pad0"}
+
+
+@pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of the finalfusion projects is not here")
+@pytest.mark.parametrize("name", OF_UPSTREAM)
+def test_files_of_the_finalfusion_projects_have_the_recorded_content(name: str) -> None:
+    """Words, metadata and rows of the projects' own test files; norms that the header does not list are found."""
+    path = UPSTREAM / f"{name}.fifu"
+    known = json.loads(path.with_name(f"{path.name}.expected.json").read_text(encoding="utf-8"))
+    arrays = np.load(path.with_name(f"{path.name}.expected.npz"))
+    with wm.open(path, verify="full") as f:
+        assert list(f.vocab) == known["words"]
+        assert dict(f.metadata) == (known["metadata"] or {})
+        np.testing.assert_allclose(matrix_of(f), arrays["full"], rtol=1e-5, atol=1e-5)
+        if "norms" in arrays and "norms" in f:
+            np.testing.assert_array_equal(f["norms"], arrays["norms"])
+        listed = any("header lists" in line for line in f.verify().warnings)
+        assert listed == (("norms" in f) and 6 not in known["chunk_ids"])
+
+
+@pytest.mark.parametrize("name", OF_PYTHON)
+def test_what_is_read_is_written_again_to_the_byte(name: str, tmp_path: Path) -> None:
+    """Reading and writing gives the same file, but for the lengths that finalfusion-python gets wrong."""
+    data = (TRUTH / f"{name}.fifu").read_bytes()
+    with wm.open(data) as f:
+        metadata = f.metadata if f.has_metadata else None
+        wm.save(tmp_path / "again.fifu", dict(f), vocab=f.vocab, metadata=metadata)
+    again = (tmp_path / "again.fifu").read_bytes()
+    if name.startswith("explicit"):
+        at = [i for i in range(len(data)) if data[i] != again[i]]
+        assert len(data) == len(again)
+        assert 0 < len(at) <= 8
+        assert at[-1] - at[0] < 8
+    else:
+        assert again == data
+
+
+@pytest.mark.parametrize("name", OF_PYTHON)
+def test_conversion_to_the_same_format_changes_nothing(name: str, tmp_path: Path) -> None:
+    """`convert` carries vocabulary, n-grams, norms, codes and the text of the metadata along."""
+    source, first, second = TRUTH / f"{name}.fifu", tmp_path / "first.fifu", tmp_path / "second.fifu"
+    with wm.open(source) as f:
+        wm.save(first, dict(f), vocab=f.vocab, metadata=f.metadata if f.has_metadata else None)
+    wm.convert(source, second)
+    assert second.read_bytes() == first.read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------------- writing
+
+DENSE = {
+    "simple": (Words(WORDS), [ff.simple(WORDS)], 0, "upstream"),
+    "bucket": (Words(WORDS, Parts("bucket", 3, 6, 16)), [ff.hashed(ff.BUCKET, WORDS, 3, 6, 4)], 16, "upstream"),
+    "bucket-spec": (
+        Words(WORDS, Parts("bucket", 3, 6, 16)),
+        [ff.hashed(ff.BUCKET, WORDS, 3, 6, 4, spec=True)],
+        16,
+        "spec",
+    ),
+    "fasttext": (Words(WORDS, Parts("fasttext", 1, 1, 5)), [ff.hashed(ff.FASTTEXT, WORDS, 1, 1, 5)], 5, "upstream"),
+    "fasttext-spec": (
+        Words(WORDS, Parts("fasttext", 1, 1, 5)),
+        [ff.hashed(ff.FASTTEXT, WORDS, 1, 1, 5, spec=True)],
+        5,
+        "spec",
+    ),
+    "explicit": (explicit(WORDS, ff.PAIRS, 2, 3), [ff.explicit(WORDS, ff.PAIRS, 2, 3)], 4, "upstream"),
+    "explicit-spec": (
+        explicit(WORDS, [("ab", 0), ("bc", 1)], 2, 2),
+        [ff.explicit(WORDS, [("ab", 0), ("bc", 1)], 2, 2, spec=True)],
+        2,
+        "spec",
+    ),
+}
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("case", DENSE)
+def test_vocabularies_are_written_to_the_byte(case: str, with_norms: bool, tmp_path: Path) -> None:
+    """Each vocabulary in both orders of its fields is written as the format has it, with its right length."""
+    vocab, chunks, more, layout = DENSE[case]
+    value, lengths = normal((ROWS + more, 3), 1), ff.lengths(ROWS)
+    tensors = {"embeddings": value.array} | ({"norms": lengths.array} if with_norms else {})
+    path = tmp_path / "t.fifu"
+    wm.save(path, tensors, vocab=vocab, layout=layout)
+    expected = ff.build([*chunks, ff.matrix(value), *([ff.norms(lengths)] if with_norms else [])])
+    assert path.read_bytes() == expected
+    with wm.open(path, verify="full") as f:
+        assert f.layout == ("spec" if "spec" in case else "upstream")
+        assert list(f.vocab) == list(WORDS)
+        assert not f.verify().warnings
+
+
+@pytest.mark.parametrize("dtype", ff.CODES)
+@pytest.mark.parametrize("length", range(9))
+def test_matrices_of_every_type_are_written_to_the_byte(dtype: str, length: int, tmp_path: Path) -> None:
+    """Every numeric type is written with the padding of its width, wherever the data begins, and is then aligned."""
+    value = noise(dtype, (1, 3), 3)
+    path = tmp_path / "t.fifu"
+    wm.save(path, {"embeddings": value.array}, vocab=["x" * length])
+    assert path.read_bytes() == ff.build([ff.simple(["x" * length]), ff.matrix(value)])
+    with wm.open(path) as f:
+        assert same(f["embeddings"], value)
+        assert f["embeddings"].flags.aligned
+
+
+PRODUCTS = list(itertools.product((False, True), (False, True), (1, 7, 256)))
+
+
+@pytest.mark.parametrize(("projection", "row_norms", "centroids"), PRODUCTS)
+def test_product_quantised_matrices_are_read_as_views_and_written_to_the_byte(
+    projection: bool, row_norms: bool, centroids: int, tmp_path: Path
+) -> None:
+    """Codes, codebooks, projection and norms are those of the file, views of it, and go back as they came."""
+    codes, books, rotation, lengths = ff.quantised(ROWS, 3, centroids, 2)
+    parts = (codes, books, rotation if projection else None, lengths if row_norms else None)
+    data = ff.build([ff.simple(WORDS), ff.product(*parts), ff.norms(normal((ROWS,), 2))])
+    path, again = tmp_path / "t.fifu", tmp_path / "again.fifu"
+    path.write_bytes(data)
+    with wm.open(path, verify="full") as f:
+        q = f["embeddings"]
+        assert (q.scheme, q.shape) == ("pq", (ROWS, 6))
+        assert same_product(q, parts)
+        for part in (q.codes, q.codebooks, q.projection, q.norms):
+            assert part is None or not (part.flags.owndata or part.flags.writeable)
+        info = f.info("embeddings")
+        assert info.dtype == "pq"
+        assert info.nbytes == sum(part.nbytes for part in parts if part is not None)
+        wm.save(again, dict(f), vocab=f.vocab)
+    assert again.read_bytes() == data
+
+
+def test_arrays_of_any_strides_and_byte_order_are_written(tmp_path: Path) -> None:
+    """A transposed, a big-endian and a strided matrix are written row-major and little-endian."""
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for array in (base.T.copy().T, base.astype(">f4"), np.repeat(base, 2, axis=1)[:, ::2]):
+        wm.save(tmp_path / "t.fifu", {"embeddings": array}, vocab=list("abcd"))
+        np.testing.assert_array_equal(wm.load(tmp_path / "t.fifu")["embeddings"], base)
+
+
+def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path: Path) -> None:
+    """Indices that are not numbered by first appearance are written so, every n-gram keeping its index."""
+    pairs = [("ab", 2), ("bc", 0), ("cd", 1), ("de", 0)]
+    path = tmp_path / "t.fifu"
+    wm.save(path, {"embeddings": normal((ROWS + 3, 2)).array}, vocab=explicit(WORDS, pairs, 2, 2))
+    with wm.open(path) as f:
+        assert pairs_of(f.vocab) == [("bc", 0), ("de", 0), ("cd", 1), ("ab", 2)]
+        assert not f.verify().warnings
+    # One that is in order stays as it is, also where an index comes back later.
+    pairs = [("ab", 0), ("bc", 1), ("cd", 0)]
+    wm.save(path, {"embeddings": normal((ROWS + 2, 2)).array}, vocab=explicit(WORDS, pairs, 2, 2))
+    with wm.open(path) as f:
+        assert pairs_of(f.vocab) == pairs
+
+
+def test_a_vocabulary_in_memory_can_be_written(tmp_path: Path) -> None:
+    """`Vocabulary.of` with the package's own `Subwords` is what the docstring of the format says."""
+    from weightmap.strings import Vocabulary
+    from weightmap.subwords import Subwords
+
+    vocab = Vocabulary.of(["one", "zwölf", ""], subwords=Subwords("bucket", 3, 3, 6, 2**4))
+    assert (list(vocab), vocab.index("zwölf"), len(vocab)) == (["one", "zwölf", ""], 1, 3)
+    wm.save(tmp_path / "t.fifu", {"embeddings": np.zeros((19, 2), np.float32)}, vocab=vocab)
+    with wm.open(tmp_path / "t.fifu") as f:
+        assert subwords_of(f.vocab) == ("bucket", 3, 6, 16)
+        assert list(f.vocab) == ["one", "zwölf", ""]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    words=draw.lists(draw.text(draw.characters(exclude_categories=("Cs",)), max_size=9), max_size=9, unique=True),
+    kind=draw.sampled_from(["simple", "bucket", "fasttext"]),
+    dtype=draw.sampled_from(list(ff.CODES)),
+    cols=draw.integers(0, 4),
+    spec=draw.booleans(),
+)
+def test_anything_that_can_be_written_comes_back(words: Any, kind: str, dtype: str, cols: int, spec: bool) -> None:
+    """Any words, any matrix: the file is the builder's, and reads back whole."""
+    import tempfile
+
+    more = {"simple": 0, "bucket": 4, "fasttext": 3}[kind]
+    value = noise(dtype, (len(words) + more, cols), 7)
+    vocab = words if kind == "simple" else Words(words, Parts(kind, 2, 5, more))
+    chunk = ff.simple(words)
+    if kind != "simple":
+        chunk = ff.hashed(ff.BUCKET if kind == "bucket" else ff.FASTTEXT, words, 2, 5, {4: 2, 3: 3}[more], spec=spec)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.fifu"
+        wm.save(path, {"embeddings": value.array}, vocab=vocab, layout="spec" if spec else None)
+        assert path.read_bytes() == ff.build([chunk, ff.matrix(value)])
+        with wm.open(path, verify="full") as f:
+            assert list(f.vocab) == words
+            assert all(f.vocab.index(word) == i for i, word in enumerate(words))
+            assert same(f["embeddings"], value)
+
+
+FINE = np.zeros((2, 3), np.float32)
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no matrix": ({"norms": FINE[:, 0]}, {}, "'embeddings'"),
+    "another tensor": ({"embeddings": FINE, "bias": FINE}, {}, "'bias'"),
+    "no vocabulary": ({"embeddings": FINE}, {"vocab": None}, "vocab="),
+    "half precision": ({"embeddings": FINE.astype(np.float16)}, {}, "float16"),
+    "three dimensions": ({"embeddings": FINE[None]}, {}, "3 dimensions"),
+    "too few rows": ({"embeddings": FINE[:1]}, {}, "1 rows"),
+    "rows of subwords": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("bucket", 3, 6, 4))}, "2 rows"),
+    "a word twice": ({"embeddings": FINE}, {"vocab": ["a", "a"]}, "'a' stands"),
+    "no text": ({"embeddings": FINE}, {"vocab": ["a", "\ud800"]}, "word 1"),
+    "a number for a word": ({"embeddings": FINE}, {"vocab": ["a", 5]}, "word 1 is 5"),
+    "norms of two dimensions": ({"embeddings": FINE, "norms": FINE}, {}, "'norms': 2 dimensions"),
+    "norms of all rows": ({"embeddings": FINE, "norms": np.zeros(3, np.float32)}, {}, "one for each word"),
+    "norms of doubles": ({"embeddings": FINE, "norms": np.zeros(2)}, {}, "float64"),
+    "three buckets": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("bucket", 3, 6, 3))}, "power of two"),
+    "one bucket": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("bucket", 3, 6, 1))}, "power of two"),
+    "no buckets": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("fasttext", 3, 6, 0))}, "0 buckets"),
+    "n-grams of nothing": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("fasttext", 0, 6, 4))}, "0 to 6"),
+    "lengths backwards": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("fasttext", 3, 2, 4))}, "3 to 2"),
+    "unknown subwords": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("floret", 3, 6, 4))}, "'floret'"),
+    "a gap in indices": ({"embeddings": FINE}, {"vocab": explicit("ab", [("x", 1)], 1, 1)}, "leave out"),
+    "an n-gram twice": ({"embeddings": FINE}, {"vocab": explicit("ab", [("x", 0), ("x", 1)], 1, 1)}, "repeated"),
+    "shared indices": (
+        {"embeddings": np.zeros((3, 3), np.float32)},
+        {"vocab": explicit("ab", [("x", 0), ("y", 0)], 1, 1), "layout": "spec"},
+        "share an index",
+    ),
+    "None in metadata": ({"embeddings": FINE}, {"metadata": {"a": None}}, "metadata"),
+    "surrogates in metadata": ({"embeddings": FINE}, {"metadata": {"a": "\udc00"}}, "metadata"),
+    "special ids": ({"embeddings": FINE}, {"special_ids": {"pad": 0}}, "special_ids"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case: str, tmp_path: Path) -> None:
+    """An EncodeError names what is wrong, and no file was created."""
+    tensors, options, words = REFUSED[case]
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.save(tmp_path / "t.fifu", tensors, **{"vocab": ["a", "b"], **options})
+    assert words in str(caught.value)
+    assert not listing(tmp_path)
+
+
+def test_an_unknown_layout_is_a_value_error(tmp_path: Path) -> None:
+    """There are the layouts "upstream" and "spec"."""
+    with pytest.raises(ValueError, match="upstream, spec"):
+        wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], layout="other")
+
+
+# ------------------------------------------------------------------------------------------------------ metadata
+
+BASE = [ff.simple(["a"]), ff.matrix(normal((1, 2)))]
+
+
+def test_metadata_keeps_its_text_when_it_is_unchanged(tmp_path: Path) -> None:
+    """Comments, order and spacing survive; a changed copy is written anew, and reads back equal."""
+    path, again = tmp_path / "t.fifu", tmp_path / "again.fifu"
+    path.write_bytes(ff.build([ff.metadata(ff.TOML), *BASE]))
+    with wm.open(path) as f:
+        assert f.metadata == ff.PARSED
+        wm.save(again, dict(f), vocab=f.vocab, metadata=f.metadata)
+        assert again.read_bytes() == path.read_bytes()
+        copy = pickle.loads(pickle.dumps(f.metadata.copy()))
+        wm.save(again, dict(f), vocab=f.vocab, metadata=copy)
+        assert again.read_bytes() == path.read_bytes()
+        copy["hyper"]["dims"] = 5
+        wm.save(again, dict(f), vocab=f.vocab, metadata=copy)
+    with wm.open(again) as f:
+        assert f.metadata == {**ff.PARSED, "hyper": {**ff.PARSED["hyper"], "dims": 5}}
+
+
+def test_new_metadata_is_written_as_toml(tmp_path: Path) -> None:
+    """Texts, numbers, truth values, dates, lists and tables come back as they went in."""
+    metadata = {
+        "text": 'quotes " and\nlines',
+        "number": -5,
+        "real": 0.1,
+        "yes": True,
+        "day": dt.date(2020, 1, 2),
+        "list": [1, [2, "x"]],
+        "table": {"ключ": {"deep": []}},
+    }
+    wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
+    with wm.open(tmp_path / "t.fifu", verify="full") as f:
+        assert f.metadata == metadata
+
+
+@pytest.mark.parametrize("metadata", [None, {}])
+def test_no_metadata_and_empty_metadata_are_told_apart(metadata: Any, tmp_path: Path) -> None:
+    """Empty metadata is a chunk of no bytes; none is no chunk."""
+    wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
+    with wm.open(tmp_path / "t.fifu") as f:
+        assert f.has_metadata == (metadata is not None)
+        assert f.metadata == {}
+
+
+def test_new_metadata_without_tomli_w_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the optional package new metadata is a MissingDependencyError; unchanged metadata needs it not."""
+    monkeypatch.setitem(sys.modules, "tomli_w", None)
+    with pytest.raises(wm.MissingDependencyError, match="tomli_w"):
+        wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata={"a": 1})
+    assert not listing(tmp_path)
+    with wm.open(ff.build([ff.metadata("a = 1 # one"), *BASE])) as f:
+        wm.save(tmp_path / "t.fifu", dict(f), vocab=f.vocab, metadata=f.metadata)
+    assert b"a = 1 # one" in (tmp_path / "t.fifu").read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------------- laziness
+
+
+def test_opening_reads_no_word_and_checks_none(put: Callable[..., Path]) -> None:
+    """With a length that leads to the storage no word is looked at: damaged ones are found at their first use."""
+    data = bytearray(ff.build([ff.simple(WORDS), ff.matrix(normal((ROWS, 2), 1))]))
+    at = data.index(b"one") - 4
+    struct.pack_into("<I", data, at, 2)  # the first word is one byte shorter, and nothing fits any more
+    with wm.open(put(bytes(data))) as f:
+        assert same(f["embeddings"], normal((ROWS, 2), 1))
+        assert len(f.vocab) == ROWS
+        for use in (lambda: f.vocab[0], lambda: f.vocab.index("one"), lambda: list(f.vocab), f.verify):
+            with pytest.raises(wm.LayoutError) as caught:
+                use()
+            assert caught.value.path == f.path
+            assert caught.value.field == "vocabulary"
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 30, 2**40, 2**64 - 1])
+@pytest.mark.parametrize("case", ["simple", "bucket", "fasttext-spec", "explicit", "explicit-spec"])
+def test_a_wrong_length_of_a_vocabulary_does_no_harm(case: str, wrong: int) -> None:
+    """The words tell where they end, in every kind of vocabulary; `verify` warns."""
+    _, [chunk], more, _ = DENSE[case]
+    lie = ff.Chunk(chunk.id, chunk.fields, length=wrong)
+    value = normal((ROWS + more, 3), 1)
+    with wm.open(ff.build([lie, ff.matrix(value)])) as f:
+        assert same(f["embeddings"], value)
+        assert list(f.vocab) == list(WORDS)
+        [warning] = f.verify().warnings
+        assert f"is {wrong}, and its words and n-grams take {len(chunk.fields)} bytes" in warning
+
+
+def test_words_longer_than_a_piece_are_walked_too() -> None:
+    """The walk reads a mebibyte at a time, and steps over words that are longer or lie across two pieces."""
+    words = ["a" * 3_000_000, "b", "c" * 1_048_570, "d" * 20, "e" * 1_048_576, "f"]
+    chunk = ff.simple(words, length=0)
+    value = normal((len(words), 1))
+    with wm.open(ff.build([chunk, ff.matrix(value)])) as f:
+        assert same(f["embeddings"], value)
+        assert list(f.vocab) == words
+
+
+def test_norms_alone_are_a_file() -> None:
+    """What finalfusion-python writes for norms by themselves has one tensor, and no vocabulary."""
+    with wm.open(TRUTH / "standalone_norms.fifu", verify="full") as f:
+        assert list(f) == ["norms"]
+        assert f["norms"].tolist() == [0.0, 1.0, 2.0]
+        assert f.vocab is None
+
+
+# ------------------------------------------------------------------------------------------------------ kernels
+
+
+def entries(strings: list[bytes], tail: int) -> bytes:
+    """Strings behind their lengths and before `tail` bytes."""
+    return b"".join(struct.pack("<I", len(s)) + s + bytes([i & 255] * tail) for i, s in enumerate(strings))
+
+
+LISTS = [[], [b""], [b"a"], [b"", b""], [b"abc", b"", b"x" * 300], [bytes(k) for k in range(40)]]
+
+
+@pytest.mark.parametrize("tail", [0, 8])
+@pytest.mark.parametrize("strings", LISTS, ids=len)
+def test_skip_stops_before_what_is_not_whole(strings: list[bytes], tail: int) -> None:
+    """Of every prefix just the whole entries are walked, and not a byte past its end is read."""
+    data = entries(strings, tail)
+    ends = list(itertools.accumulate((4 + len(s) + tail for s in strings), initial=0))
+    arena = Arena(len(data))
+    walked = ffi.new("uint64_t *")
+    for size in range(len(data) + 1):
+        found = lib.wm_fifu_skip(arena.put(data[:size]), size, len(strings) + 5, tail, walked)
+        assert walked[0] == max(k for k, end in enumerate(ends) if end <= size)
+        assert found == ends[walked[0]]
+    for count in range(len(strings)):
+        assert kernels.fifu_skip(data, count, tail) == (ends[count], count)
+
+
+@pytest.mark.parametrize("strings", LISTS, ids=len)
+def test_ngrams_are_found_with_their_indices(strings: list[bytes]) -> None:
+    """Bounds and indices of a list are right, and each proper prefix of it is refused at the right n-gram."""
+    data = entries(strings, 8)
+    walked, bounds, indices = kernels.fifu_ngrams(data, len(strings))
+    assert walked == len(data)
+    assert [data[bounds[i] : bounds[i + 1] - 12] for i in range(len(strings))] == strings
+    assert indices.tolist() == [int.from_bytes(bytes([i & 255] * 8), "little") for i in range(len(strings))]
+    ends = list(itertools.accumulate((12 + len(s) for s in strings), initial=0))
+    arena = Arena(len(data))
+    for size in range(len(data)):
+        filled, numbers = np.zeros(len(strings) + 1, np.uint32), np.zeros(len(strings), np.uint64)
+        bad = lib.wm_fifu_ngrams(
+            arena.put(data[:size]),
+            size,
+            len(strings),
+            ffi.from_buffer("uint32_t[]", filled),
+            ffi.from_buffer("uint64_t[]", numbers),
+        )
+        assert -1 - bad == max(k for k, end in enumerate(ends) if end <= size)
+
+
+@pytest.mark.parametrize("length", [5, 2**31, 2**32 - 1])
+def test_lengths_past_the_end_are_refused(length: int) -> None:
+    """A length larger than what is left, up to the largest, ends the walk."""
+    data = struct.pack("<I", length) + b"abcd"
+    assert kernels.fifu_skip(data, 1, 0) == (0, 0)
+    assert kernels.fifu_skip(data, 1, 8) == (0, 0)
+    assert kernels.fifu_ngrams(data + bytes(7), 1)[0] == -1
+    assert lib.wm_fifu_ngrams(u8(b""), 0, 0, ffi.new("uint32_t[1]"), ffi.NULL) == 0
