@@ -67,8 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
     sub.add_argument("--include", metavar="GLOB", action="append", help="only tensors with such a name (repeatable)")
     sub.add_argument("--exclude", metavar="GLOB", action="append", help="no tensor with such a name (repeatable)")
-    schemes = (*_SCHEMES, "pq")
-    sub.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
     _add_quantisation(sub)
     _add_words(sub)
     _add_json(sub)
@@ -153,6 +151,9 @@ def _add_quantisation(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `convert` for word embeddings, and with pq that for all schemes."""
+    schemes = (*_SCHEMES, "pq")
+    parser.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
     group = parser.add_argument_group("word embeddings")
     group.add_argument("--lossy", action="store_true", help="replace what is not UTF-8 in words")
     group.add_argument(
