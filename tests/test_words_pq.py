@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tests.builders import words as wb
+from tests import word_files as wb
 
 import weightmap as wm
 from weightmap import words

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.builders import words as wb
+from tests import word_files as wb
 from tests.support import run_child
 
 import weightmap as wm
