@@ -102,11 +102,8 @@ typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 enum { WM_GRID = 32 };
 typedef double wm_quantize_fn(const float *x, uint64_t n, const float *grid, int bits, int scale_type, uint8_t *out);
 
-/* Adds `count` <= WM_ROWS_TOGETHER rows of float32, at any address, to `sum`. */
-enum { WM_ROWS_TOGETHER = 4 };
-typedef void wm_add_rows_fn(const uint8_t *const *rows, unsigned count, uint64_t dims, float *sum);
-/* sum = x[0] * row 0 + x[1] * row 1 + ... of a matrix of dims rows of dims elements. */
-typedef void wm_combine_rows_fn(const float *matrix, const float *x, uint64_t dims, float *sum);
+/* sums[v] = vectors[v][0] * row 0 + vectors[v][1] * row 1 + ... of a matrix of dims rows, all of dims elements, for v < count. */
+typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums);
 
 typedef struct {
     wm_crc32_fn *crc32;
@@ -123,8 +120,6 @@ typedef struct {
     const char *narrow_name;
     wm_quantize_fn *quantize;
     const char *quantize_name;
-    wm_add_rows_fn *add_rows;
-    const char *add_rows_name;
     wm_combine_rows_fn *combine_rows;
     const char *combine_rows_name;
 } wm_variants;
@@ -166,7 +161,6 @@ wm_half_fn f16_to_f32_portable, bf16_to_f32_portable;
 wm_intblock_fn intblock_portable;
 wm_narrow_fn narrow_portable;
 wm_quantize_fn quantize_portable;
-wm_add_rows_fn add_rows_portable;
 wm_combine_rows_fn combine_rows_portable;
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
@@ -179,7 +173,6 @@ wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
 wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;
 wm_quantize_fn quantize_x86_avx2;
-wm_add_rows_fn add_rows_x86_avx2;
 wm_combine_rows_fn combine_rows_x86_avx2;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;

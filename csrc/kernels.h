@@ -29,7 +29,7 @@ const char *wm_fnv1a32_variant(void);   /* the same for batches of names */
 const char *wm_f16_to_f32_variant(void);
 const char *wm_bf16_to_f32_variant(void);
 const char *wm_intblock_variant(void);  /* and for quantised blocks */
-const char *wm_rows_variant(void);      /* and for sums of rows */
+const char *wm_combine_rows_variant(void); /* and for projections in product quantisation */
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
  * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
@@ -155,7 +155,7 @@ typedef struct {
 /* The rows of the n-grams of n texts, text i being texts[bounds[i], bounds[i+1]) with its brackets "<" and ">": rows[
  * row_bounds[i], row_bounds[i+1]), row_bounds having n + 1 entries. Returns their number, which may exceed cap; then rows is
  * only filled in part, and the call is to be repeated with more room. Or -1 for bounds that do not lie in texts in rising
- * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams. */
+ * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams, with rows or without. */
 int64_t wm_subword_rows(const wm_subwords *subwords, const uint8_t *texts, uint64_t len, const uint32_t *bounds, uint64_t n,
                         uint64_t *rows, uint64_t cap, uint64_t *row_bounds);
 /* Sums of rows, each divided by its L2 norm; a sum of zeros stays one. The matrix lies in matrix[0, size), rows of dims float32,
@@ -167,22 +167,28 @@ int64_t wm_unit_sums(const uint8_t *matrix, uint64_t size, uint64_t dims, const 
                      const uint64_t *bounds, const uint64_t *places, uint64_t n, float *out, uint64_t out_rows, float *norms,
                      int threads);
 
+/* Copies rows of row_bytes of the matrix in matrix[0, size) to out[0, out_size): row i is row rows[i], or zeros for a number that
+ * is negative or too large. 0, or -1 when out is too small for n rows. */
+int wm_gather_rows(const uint8_t *matrix, uint64_t size, uint64_t row_bytes, const int64_t *rows, uint64_t n, uint8_t *out,
+                   uint64_t out_size, int threads);
+
 /* ---------------------------------------------------------------------------------------- product quantisation
  * n_rows rows of `pieces` codes; piece j of a row is codebooks[j][code], `width` floats of n_centroids such. Then, with a
  * projection (given transposed, dims x dims for dims = pieces * width; else NULL), the row is multiplied by it, and with norms
  * (else NULL) by norms[row]. Codes may change while they are read; all else must be where a float may be, and of its full size.
  */
+enum { WM_PQ_TOGETHER = 8 };
 typedef struct {
     const uint8_t *codes;
     const float *codebooks, *projection, *norms;
     uint64_t n_rows, pieces, n_centroids, width;
 } wm_pq;
 /* Decodes `count` rows to out[0, count * dims): those from `first` on, or with rows not NULL rows[0, count). With a projection
- * `scratch` has n_scratch >= dims floats, dims for each thread. Returns -1 when done, or the position, among all codes, of one
+ * `scratch` has n_scratch floats, WM_PQ_TOGETHER * dims of them for each thread. Returns -1 when done, or the position, among all codes, of one
  * that is not below n_centroids; or -2 for rows that there are not, or too little scratch. */
 int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, float *scratch,
                      uint64_t n_scratch, int threads);
-/* out[i] = sum over j of table[j * n_centroids + code j of row first + i], added in the order of j in float32. Returns as above. */
+/* out[i] = sum over j of table[j * n_centroids + code j of row first + i], in the order of j in float32. Returns as above. */
 int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t first, uint64_t count, float *out, int threads);
 
 /* ------------------------------------------------------------------------------------------------ scan faults

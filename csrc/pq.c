@@ -18,8 +18,8 @@
 
 enum { ROWS_A_THREAD = 1 << 14 };
 
-void combine_rows_portable(const float *matrix, const float *x, uint64_t dims, float *sum) {
-    combine_rows_body(matrix, x, dims, sum);
+void combine_rows_portable(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums) {
+    combine_rows_body(matrix, vectors, count, dims, sums);
 }
 
 static inline uint32_t load_code(const uint8_t *p) { return *(const volatile uint8_t *)p; }
@@ -29,9 +29,19 @@ typedef struct {
     const uint64_t *rows;
     uint64_t first;
     float *out;
-    float *scratch;             /* one vector for each part */
+    float *scratch;             /* WM_PQ_TOGETHER vectors for each part */
     uint64_t bad[WM_MAX_PARTS]; /* of each part: 1 + the position of a code that is too large, among all codes; or 0 */
 } work;
+
+/* Puts the pieces of a row together. Returns 0, or 1 + the position of a code that is too large. */
+static uint64_t take_pieces(const wm_pq *pq, uint64_t row, float *y) {
+    for (uint64_t j = 0, at = row * pq->pieces; j < pq->pieces; j++, at++) {
+        const uint32_t code = load_code(pq->codes + at);
+        if (code >= pq->n_centroids) return 1 + at;
+        memcpy(y + j * pq->width, pq->codebooks + (j * pq->n_centroids + code) * pq->width, pq->width * sizeof(float));
+    }
+    return 0;
+}
 
 static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
     work *w = context;
@@ -39,21 +49,19 @@ static void decode_part(void *context, int number, uint64_t begin, uint64_t end)
     const uint64_t dims = pq->pieces * pq->width;
     wm_combine_rows_fn *const combine_rows = wm_variants_in_use()->combine_rows;
     w->bad[number] = 0;
-    for (uint64_t i = begin; i < end; i++) {
-        const uint64_t row = w->rows ? w->rows[i] : w->first + i;
-        const uint8_t *codes = pq->codes + row * pq->pieces;
-        float *x = w->out + i * dims, *y = pq->projection ? w->scratch + (uint64_t)number * dims : x;
-        for (uint64_t j = 0; j < pq->pieces; j++) {
-            const uint32_t code = load_code(codes + j);
-            if (code >= pq->n_centroids) {
-                w->bad[number] = 1 + row * pq->pieces + j;
-                return;
-            }
-            memcpy(y + j * pq->width, pq->codebooks + (j * pq->n_centroids + code) * pq->width, pq->width * sizeof(float));
+    for (uint64_t i = begin; i < end;) {
+        const unsigned count = end - i < WM_PQ_TOGETHER ? (unsigned)(end - i) : WM_PQ_TOGETHER;
+        float *x = w->out + i * dims, *y = pq->projection ? w->scratch + (uint64_t)number * WM_PQ_TOGETHER * dims : x;
+        for (unsigned k = 0; k < count; k++) {
+            const uint64_t row = w->rows ? w->rows[i + k] : w->first + i + k;
+            if ((w->bad[number] = take_pieces(pq, row, y + k * dims))) return;
         }
-        if (pq->projection) combine_rows(pq->projection, y, dims, x);
-        if (pq->norms)
-            for (uint64_t k = 0; k < dims; k++) x[k] *= pq->norms[row];
+        if (pq->projection) combine_rows(pq->projection, y, count, dims, x);
+        for (unsigned k = 0; pq->norms && k < count; k++) {
+            const float norm = pq->norms[w->rows ? w->rows[i + k] : w->first + i + k];
+            for (uint64_t e = 0; e < dims; e++) x[k * dims + e] *= norm;
+        }
+        i += count;
     }
 }
 
@@ -66,15 +74,15 @@ static int64_t first_bad(const uint64_t *bad, int parts) {
 
 int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, float *scratch,
                      uint64_t n_scratch, int threads) {
-    const uint64_t dims = pq->pieces * pq->width;
+    const uint64_t room = pq->pieces * pq->width * WM_PQ_TOGETHER;
     if (!rows && (first > pq->n_rows || count > pq->n_rows - first)) return -2;
     if (rows)
         for (uint64_t i = 0; i < count; i++)
             if (rows[i] >= pq->n_rows) return -2;
-    if (pq->projection && n_scratch < dims) return -2;
+    if (pq->projection && n_scratch < room) return -2;
     work w = {.pq = pq, .rows = rows, .first = first, .out = out, .scratch = scratch};
     if (threads > WM_MAX_PARTS) threads = WM_MAX_PARTS;
-    if (pq->projection && (uint64_t)(threads > 1 ? threads : 1) > n_scratch / dims) threads = (int)(n_scratch / dims);
+    if (pq->projection && room && threads > 1 && (uint64_t)threads > n_scratch / room) threads = (int)(n_scratch / room);
     const uint64_t least = pq->projection ? ROWS_A_THREAD / 64 : ROWS_A_THREAD;
     return first_bad(w.bad, wm_run_parts(decode_part, &w, count, 1, least, threads));
 }

@@ -34,7 +34,7 @@ enum { N_TIERS = sizeof tiers / sizeof *tiers };
 #define PORTABLE_BLOCKS                                                                                  \
     intblock_portable, "intblock_portable", narrow_portable, "narrow_portable", quantize_portable,       \
         "quantize_portable"
-#define PORTABLE_ROWS add_rows_portable, "add_rows_portable", combine_rows_portable, "combine_rows_portable"
+#define PORTABLE_ROWS combine_rows_portable, "combine_rows_portable"
 #define PORTABLE                                                                                          \
     {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_HALF, PORTABLE_BLOCKS, PORTABLE_ROWS}
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -76,7 +76,7 @@ static wm_variants choose(uint32_t features) {
     else if (HAS(WM_AVX2))
         USE(intblock, intblock_x86_avx2), USE(narrow, narrow_x86_avx2);
     if (HAS(WM_AVX2)) USE(quantize, quantize_x86_avx2);
-    if (HAS(WM_AVX2)) USE(add_rows, add_rows_x86_avx2), USE(combine_rows, combine_rows_x86_avx2);
+    if (HAS(WM_AVX2)) USE(combine_rows, combine_rows_x86_avx2);
 #elif WM_ARM
     if (HAS(WM_ARM_CRC32 | WM_ARM_PMULL)) {
 #if defined(__APPLE__)
@@ -143,4 +143,4 @@ const char *wm_fnv1a32_variant(void) { return wm_variants_in_use()->fnv1a32_name
 const char *wm_f16_to_f32_variant(void) { return wm_variants_in_use()->f16_to_f32_name; }
 const char *wm_bf16_to_f32_variant(void) { return wm_variants_in_use()->bf16_to_f32_name; }
 const char *wm_intblock_variant(void) { return wm_variants_in_use()->intblock_name; }
-const char *wm_rows_variant(void) { return wm_variants_in_use()->add_rows_name; }
+const char *wm_combine_rows_variant(void) { return wm_variants_in_use()->combine_rows_name; }

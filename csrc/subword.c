@@ -120,10 +120,11 @@ int64_t wm_subword_rows(const wm_subwords *s, const uint8_t *texts, uint64_t len
         const uint8_t *p = texts + bounds[i], *end = texts + bounds[i + 1];
         uint64_t left = 0; /* characters from p on */
         for (const uint8_t *q = p; q < end; q = next_character(q, end)) left++;
-        const uint64_t before = total;
+        uint64_t tried = 0;
         for (; left >= s->min_n; left--, p = next_character(p, end)) {
             const uint64_t most = left < s->max_n ? left : s->max_n, room = total < cap ? cap - total : 0;
-            if (total - before + (most - s->min_n + 1) > WM_NGRAMS_MOST) return -2 - (int64_t)i;
+            tried += most - s->min_n + 1;
+            if (tried > WM_NGRAMS_MOST) return -2 - (int64_t)i;
             uint64_t *to = room ? rows + total : rows;
             if (s->kind == WM_SUBWORDS_BUCKET)
                 total += bucket_rows(s, p, end, most, to, room);

@@ -219,10 +219,9 @@ class Embeddings:
             dtype = self._matrix.dtype if subwords is None else np.promote_types(self._matrix.dtype, _FLOAT32)
         out = np.empty((len(rows), self.dims), dtype)
         self._gather(rows, found, out, threads)
-        missing = np.flatnonzero(~found)
-        if subwords is None or not len(missing):
-            out[missing] = 0
+        if subwords is None:
             return out, found
+        missing = np.flatnonzero(~found)
         # Sums are float32 and go straight to where they belong, unless that is of another type.
         direct = dtype == _FLOAT32
         for first in range(0, len(missing), _WORDS):
@@ -236,18 +235,17 @@ class Embeddings:
         return out, found
 
     def _gather(self, rows: NDArray[np.int64], found: NDArray[np.bool_], out: NDArray[Any], threads: int) -> None:
-        """Fill `out` with rows of the matrix, where one was found."""
+        """Fill `out` with rows of the matrix, and with zeros where none was found."""
         matrix = self._matrix
         if isinstance(matrix, QuantizedTensor):
             known = rows[found]
-            out[found] = (
-                matrix.gather(known, threads=threads) if isinstance(matrix, ProductQuantized) else matrix[known]
-            )
-        elif _plain(matrix) and matrix.dtype == out.dtype and len(matrix):
-            # In one pass: what was not found gets row 0 for now.
-            np.take(matrix, rows, axis=0, out=out, mode="clip")
+            out[found] = self._some(known, threads)
+            out[~found] = 0
+        elif matrix.dtype == out.dtype and matrix.flags.c_contiguous:
+            kernels.gather_rows(matrix, rows, out, threads=threads)
         else:
             out[found] = matrix[rows[found]]
+            out[~found] = 0
 
     def _sum_rows(
         self,
@@ -367,8 +365,3 @@ class Embeddings:
 
     def __repr__(self) -> str:
         return f"<Embeddings of {len(self._vocab)} words, {self.dims} dimensions>"
-
-
-def _plain(matrix: NDArray[Any]) -> bool:
-    """Whether numpy.take reads this array where it lies; of another it would make a copy as a whole."""
-    return matrix.flags.c_contiguous and matrix.flags.aligned and matrix.dtype.isnative

@@ -68,7 +68,7 @@ class Subwords:
     Examples
     --------
     >>> Subwords("bucket", n_words=0, min_n=6, max_n=6, size=1 << 21).indices("hallo")
-    [1321513, 1990617]
+    [1321513, 136555]
     """
 
     __slots__ = ("_native", "kind", "max_n", "min_n", "n_words", "ngrams", "size")
@@ -116,7 +116,7 @@ class Subwords:
         Raises
         ------
         LimitError
-            When there are more than 1,048,576 n-grams.
+            When there are more than 1,048,576 n-grams, with rows or without.
         FormatError
             When the n-grams of the file are damaged.
         """
@@ -172,7 +172,7 @@ class Subwords:
             text = f"<{word}>"
             longest = min(self.max_n, len(text))
             count = max(0, longest - self.min_n + 1)
-            if count * len(text) > kernels.NGRAMS_MOST:
+            if count * (len(text) + 1) - (self.min_n + longest) * count // 2 > kernels.NGRAMS_MOST:
                 raise self._too_many(word)
             for start in range(len(text)):
                 for n in range(min(longest, len(text) - start), self.min_n - 1, -1):

@@ -36,6 +36,7 @@ from weightmap.kernels._strings import utf8_strings as utf8_strings
 from weightmap.kernels._strings import walk_strings as walk_strings
 from weightmap.kernels._subwords import NGRAMS_MOST as NGRAMS_MOST
 from weightmap.kernels._subwords import Ngrams as Ngrams
+from weightmap.kernels._subwords import gather_rows as gather_rows
 from weightmap.kernels._subwords import pack_texts as pack_texts
 from weightmap.kernels._subwords import unit_sums as unit_sums
 from weightmap.kernels._tables import FAULTS as FAULTS
@@ -170,9 +171,9 @@ def intblock_variant() -> str:
     return name
 
 
-def rows_variant() -> str:
-    """Return the name of the C function that adds rows of matrices."""
-    name: str = ffi.string(lib.wm_rows_variant()).decode()
+def combine_rows_variant() -> str:
+    """Return the name of the C function that multiplies by projections."""
+    name: str = ffi.string(lib.wm_combine_rows_variant()).decode()
     return name
 
 

@@ -71,7 +71,8 @@ class Codes:
             For rows that there are not.
         """
         count = out.size // self._dims if self._dims else 0
-        scratch = np.empty(self._dims * max(1, min(threads, 64)) if self._turned else 0, np.float32)
+        room = lib.WM_PQ_TOGETHER * self._dims * max(1, min(threads, 64))
+        scratch = np.empty(room if self._turned else 0, np.float32)
         bad: int = lib.wm_pq_decode(
             self._struct,
             NULL if rows is None else from_buffer("uint64_t[]", rows),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["NGRAMS_MOST", "Ngrams", "pack_texts", "unit_sums"]
+__all__ = ["NGRAMS_MOST", "Ngrams", "gather_rows", "pack_texts", "unit_sums"]
 
 _KINDS = {
     "bucket": lib.WM_SUBWORDS_BUCKET,
@@ -32,18 +32,21 @@ def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple
     Lone surrogates are encoded as if they were characters, which no valid UTF-8 contains. None when all together are
     4 GiB or more.
     """
-    blob = (before + (after + before).join(texts) + after).encode(errors="surrogatepass") if texts else b""
-    around = len(before) + len(after)
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts)) + around
-    if int(lengths.sum()) != len(blob):  # not ASCII: bytes and characters count differently
-        lengths = (
-            np.fromiter((len(text.encode(errors="surrogatepass")) for text in texts), np.int64, len(texts)) + around
-        )
-    if len(blob) > U32_MAX:
-        return None
+    if not texts:
+        return b"", np.zeros(1, np.uint32)
+    # One encoding of all together, with a zero byte between two, costs a tenth of one for each.
+    joined = (before + f"{after}\0{before}".join(texts) + after).encode(errors="surrogatepass")
+    ends = np.flatnonzero(np.frombuffer(joined, np.uint8) == 0)
     bounds = np.zeros(len(texts) + 1, np.uint32)
-    np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
-    return blob, bounds
+    if len(joined) > U32_MAX:
+        return None
+    if len(ends) != len(texts) - 1:  # zero bytes in the texts themselves
+        raws = [f"{before}{text}{after}".encode(errors="surrogatepass") for text in texts]
+        np.cumsum([len(raw) for raw in raws], out=bounds[1:], dtype=np.uint32)
+        return b"".join(raws), bounds
+    bounds[1:-1] = ends - np.arange(len(ends))
+    bounds[-1] = len(joined) - len(ends)
+    return joined.replace(b"\0", b""), bounds
 
 
 class Ngrams:
@@ -112,6 +115,40 @@ class Ngrams:
             room = total
 
 
+def gather_rows(matrix: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any], *, threads: int = 1) -> NDArray[Any]:
+    """Copy rows of `matrix` to `out`, and return it; zeros for a row that is negative or too large.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (n, d)
+        C-contiguous, at any alignment.
+    rows : ndarray of int64, shape (k,)
+    out : ndarray, shape (k, d)
+        Of the same type, C-contiguous.
+    threads : int
+        At most this many threads share the work.
+    """
+    failed = lib.wm_gather_rows(
+        from_buffer("uint8_t[]", _octets(matrix)),
+        matrix.nbytes,
+        matrix.shape[1] * matrix.itemsize,
+        from_buffer("int64_t[]", rows),
+        len(rows),
+        as_output(_octets(out), "uint8_t[]"),
+        out.nbytes,
+        threads,
+    )
+    if failed:
+        raise ValueError(f"out has shape {out.shape}, expected {len(rows)} rows of {matrix.shape[1]}")
+    return out
+
+
+def _octets(matrix: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of a contiguous array, whatever its type and alignment: a view."""
+    octets: NDArray[np.uint8] = matrix.reshape(-1).view(np.uint8)
+    return octets
+
+
 def unit_sums(
     matrix: NDArray[np.float32],
     rows: NDArray[np.uint64],
@@ -151,9 +188,8 @@ def unit_sums(
     ValueError
         When bounds or places do not fit.
     """
-    octets = np.ndarray((matrix.nbytes,), np.uint8, matrix) if matrix.nbytes else b""
     bad: int = lib.wm_unit_sums(
-        from_buffer("uint8_t[]", octets),
+        from_buffer("uint8_t[]", _octets(matrix)),
         matrix.nbytes,
         matrix.shape[1],
         from_buffer("uint64_t[]", rows),

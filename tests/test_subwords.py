@@ -1,0 +1,233 @@
+"""N-grams of words and their rows, against plain definitions and at the edge of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.scan_support import Arena
+from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, ngrams, table, vocabulary
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap._kernels import ffi, lib
+from weightmap.strings import StringTable
+from weightmap.subwords import Subwords
+
+TEXTS, ROWS = Arena(1 << 16), Arena(1 << 16)
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
+
+
+def rows_by_definition(subwords: Subwords, word: str, known: dict[str, int]) -> list[int]:
+    """Return what `Subwords.indices` is to return."""
+    indices = {
+        "bucket": lambda ngram: bucket_hash(ngram) % subwords.size,
+        "fasttext": lambda ngram: fasttext_hash(ngram) % subwords.size,
+        "explicit": known.get,
+    }[subwords.kind]
+    found = map(indices, ngrams(word, subwords.min_n, subwords.max_n))
+    return [subwords.n_words + index for index in found if index is not None]
+
+
+def test_the_example_of_the_specification():
+    """The n-gram "<hallo" has index 1321513 among 2^21 buckets, and rows of n-grams follow those of words."""
+    assert Subwords("bucket", 0, 6, 6, 1 << 21).indices("hallo")[0] == 1321513
+    assert Subwords("bucket", 1000, 6, 6, 1 << 21).indices("hallo")[0] == 1322513
+
+
+@given(word=ANY_TEXT, min_n=st.integers(1, 7), more=st.integers(0, 40), bits=st.integers(0, 63))
+def test_bucket_rows_follow_the_definition(word, min_n, more, bits):
+    """Whatever the word, its n-grams get the buckets that FNV-1a 64 over its characters gives them."""
+    subwords = Subwords("bucket", 17, min_n, min_n + more, 1 << bits)
+    assert subwords.indices(word) == rows_by_definition(subwords, word, {})
+
+
+@given(word=ANY_TEXT, min_n=st.integers(1, 7), more=st.integers(0, 40), size=st.integers(1, 2**32 - 1))
+def test_fasttext_rows_follow_the_definition(word, min_n, more, size):
+    """Whatever the word, its n-grams get the buckets that fastText's FNV-1a 32 over their UTF-8 gives them."""
+    subwords = Subwords("fasttext", 17, min_n, min_n + more, size)
+    assert subwords.indices(word) == rows_by_definition(subwords, word, {})
+
+
+@given(words=st.lists(ANY_TEXT, max_size=4), min_n=st.integers(1, 4), more=st.integers(0, 5), data=st.data())
+def test_explicit_rows_follow_the_definition(words, min_n, more, data):
+    """Only n-grams that are listed have rows, by their index in the list, and indices may be shared."""
+    legal = {n for word in words for n in ngrams(word, min_n, min_n + more) if n.isprintable()}
+    known = {n: data.draw(st.integers(0, 5)) for n in sorted(legal)[::2]}
+    subwords = Subwords("explicit", 17, min_n, min_n + more, 6, listed(known))
+    for word in words:
+        assert subwords.indices(word) == rows_by_definition(subwords, word, known)
+
+
+@pytest.mark.parametrize("kind", ["bucket", "fasttext"])
+@pytest.mark.parametrize("word", WORDS)
+def test_hard_words(kind, word):
+    """Characters of every width, no characters, zero bytes: the rows are those of the definition."""
+    subwords = Subwords(kind, 3, 1, 6, 1 << 20)
+    assert subwords.indices(word) == rows_by_definition(subwords, word, {})
+
+
+def test_many_words_give_what_each_gives():
+    """In one call for many words, each has the rows that it has alone, in the order of the words."""
+    subwords = Subwords("bucket", 3, 3, 6, 1 << 20)
+    rows, bounds = subwords.rows_of(WORDS)
+    assert len(bounds) == len(WORDS) + 1
+    for i, word in enumerate(WORDS):
+        assert rows[bounds[i] : bounds[i + 1]].tolist() == subwords.indices(word)
+    assert len(subwords.rows_of([])[0]) == 0
+
+
+def test_a_word_too_short_has_no_ngrams():
+    """With its brackets a word has two characters more; one shorter than min_n has no n-grams."""
+    subwords = Subwords("bucket", 0, 3, 6, 8)
+    assert subwords.indices("") == []
+    assert len(subwords.indices("a")) == 1
+
+
+def test_a_lone_surrogate_is_a_character():
+    """What Python's str can hold and UTF-8 cannot is hashed like a character and found in no list."""
+    assert len(Subwords("bucket", 0, 1, 1, 8).indices("\ud800")) == 3
+    assert Subwords("explicit", 5, 1, 1, 1, listed({"<": 0})).indices("\ud800") == [5]
+
+
+def test_an_ngram_that_is_listed_twice_has_its_first_index():
+    """Of equal n-grams the first counts."""
+    twice = lambda: (table(["ab", "cd", "ab"]), np.array([3, 4, 5], np.uint64))  # noqa: E731 - it is an argument
+    assert Subwords("explicit", 0, 2, 2, 6, twice).indices("ab") == [3]
+
+
+@pytest.mark.parametrize("kind", ["bucket", "fasttext", "explicit"])
+def test_a_word_with_absurdly_many_ngrams_is_refused(kind):
+    """A file that asks for n-grams of every length cannot make a long word cost its square."""
+    known = listed({"ab": 0}) if kind == "explicit" else None
+    subwords = Subwords(kind, 0, 1, 2**32 - 1, 8, known)
+    assert len(subwords.indices("ab")) == (10 if known is None else 1)
+    with pytest.raises(wm.LimitError, match="n-grams"):
+        subwords.indices("w" * 2000)
+
+
+def test_words_can_be_long_where_ngrams_are_short():
+    """The limit is on the n-grams, not on the word."""
+    assert len(Subwords("bucket", 0, 3, 6, 8).indices("w" * 100_000)) == 4 * 100_002 - 2 - 3 - 4 - 5
+
+
+class Colliding(StringTable):
+    """A table whose hashes are said to collide."""
+
+    __slots__ = ()
+    index = None
+
+
+def test_ngrams_whose_hashes_collide_are_looked_up_all_the_same():
+    """When somebody made the n-grams' hashes collide, a dict of Python's takes the place of the index in C."""
+    known = {n: i for i, n in enumerate(dict.fromkeys(n for word in WORDS for n in ngrams(word, 2, 4)))}
+    plain = table(list(known))
+    numbers = np.arange(len(known), dtype=np.uint64)
+    slow = Subwords("explicit", 7, 2, 4, len(known), lambda: (Colliding(*plain.index[:3], "n-gram"), numbers))
+    fast = Subwords("explicit", 7, 2, 4, len(known), lambda: (plain, numbers))
+    for word in WORDS:
+        assert slow.indices(word) == fast.indices(word)
+    with pytest.raises(wm.LimitError, match="n-grams"):
+        Subwords("explicit", 0, 1, 9999, 8, lambda: (Colliding(*plain.index[:3], "n-gram"), numbers)).indices(
+            "w" * 2000
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "min_n", "max_n", "size"),
+    [
+        ("bucket", 0, 3, 8),
+        ("bucket", 4, 3, 8),
+        ("bucket", 1, 1 << 32, 8),
+        ("bucket", 3, 6, 0),
+        ("bucket", 3, 6, 9),
+        ("bucket", 3, 6, 1 << 64),
+        ("fasttext", 3, 6, 0),
+        ("fasttext", 3, 6, 1 << 32),
+    ],
+)
+def test_parameters_out_of_range_are_refused(kind, min_n, max_n, size):
+    """Lengths from 1 on in rising order, buckets as many as the hash can tell apart."""
+    with pytest.raises(wm.LayoutError):
+        Subwords(kind, 0, min_n, max_n, size)
+
+
+def test_kinds_that_do_not_exist_are_refused():
+    """A kind is one of three, and n-grams go with explicit vocabularies alone."""
+    with pytest.raises(ValueError, match="kind"):
+        Subwords("floret", 0, 3, 6, 8)
+    with pytest.raises(ValueError, match="explicit"):
+        Subwords("explicit", 0, 3, 6, 8)
+    with pytest.raises(wm.LayoutError, match="indices"):
+        Subwords("explicit", 0, 1, 2, 8, lambda: (table(["a"]), np.zeros(2, np.uint64))).indices("a")
+
+
+def test_a_vocabulary_tells_the_rows_of_ngrams():
+    """`Vocabulary.ngram_indices` are those of its subwords, of known words too; none without subwords."""
+    subwords = Subwords("bucket", 2, 3, 6, 8)
+    assert vocabulary(["yes", "no"], subwords).ngram_indices("yes") == subwords.indices("yes")
+    assert vocabulary(["yes", "no"], subwords).subwords is subwords
+    assert vocabulary(["yes", "no"]).ngram_indices("yes") == []
+
+
+# ------------------------------------------------------------------------------------------------------- the kernel
+def call(kind: int, text: bytes, cap: int, *, min_n=1, max_n=6, size=8, bounds=None, n=1, ngrams_index=ffi.NULL):
+    """Call the kernel with text and rows that end at a forbidden page; return its result and the rows."""
+    subwords = ffi.new("wm_subwords *", (kind, min_n, max_n, size, 0, ngrams_index, ffi.NULL, 0))
+    starts = np.array([0, len(text)] if bounds is None else bounds, np.uint32)
+    rows, row_bounds = ROWS.array(cap, "u8"), np.zeros(len(starts), np.uint64)
+    pointers = (ffi.from_buffer("uint64_t[]", rows), cap, ffi.from_buffer("uint64_t[]", row_bounds))
+    found = lib.wm_subword_rows(
+        subwords, TEXTS.put(text), len(text), ffi.from_buffer("uint32_t[]", starts), n, *pointers
+    )
+    return found, rows
+
+
+@pytest.mark.parametrize("kind", [lib.WM_SUBWORDS_BUCKET, lib.WM_SUBWORDS_FASTTEXT])
+@given(text=st.binary(max_size=40))
+def test_any_bytes_whatever_stay_within_memory(kind, text):
+    """Bytes that are no UTF-8, cut characters, no brackets: a result, and no access outside of text and rows."""
+    total, _ = call(kind, text, 0)
+    assert 0 <= total <= 6 * len(text)
+    assert call(kind, text, total)[0] == total
+    assert call(kind, text, total // 2)[0] == total
+
+
+@given(text=st.binary(max_size=40))
+def test_any_bytes_whatever_can_be_looked_for(text):
+    """The same of explicit n-grams, which are looked for in an index."""
+    data, bounds, gap, slots = table(["a", "ab", "é"]).index
+    pointers = [ffi.from_buffer(f"{t}[]", a) for t, a in (("uint8_t", data), ("uint32_t", bounds), ("uint32_t", slots))]
+    index = ffi.new("wm_index *", (pointers[0], len(data), pointers[1], 3, gap, pointers[2], len(slots)))
+    assert call(lib.WM_SUBWORDS_EXPLICIT, text, 0, ngrams_index=index)[0] == 0  # there are no indices for them
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": 3},
+        {"kind": -1},
+        {"kind": lib.WM_SUBWORDS_EXPLICIT},
+        {"min_n": 0},
+        {"min_n": 7},
+        {"size": 0},
+        {"size": 6},
+        {"kind": lib.WM_SUBWORDS_FASTTEXT, "size": 1 << 32},
+        {"bounds": [0, 4]},
+        {"bounds": [3, 2]},
+        {"bounds": [0, 1, 2, 9], "n": 3},
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(wrong):
+    """A kind, a size, a range or bounds that cannot be give -1."""
+    assert call(**{"kind": lib.WM_SUBWORDS_BUCKET, "text": b"<a>", "cap": 64} | wrong)[0] == -1
+
+
+def test_texts_are_packed_back_to_back():
+    """Texts with and without zero bytes lie back to back within their brackets, and the bounds tell where."""
+    for texts in ([], ["a"], WORDS, [word for word in WORDS if "\x00" not in word], ["\x00"]):
+        blob, bounds = kernels.pack_texts(texts, "<", ">")
+        found = [blob[a:b].decode() for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+        assert found == [f"<{text}>" for text in texts]
+        assert len(blob) == bounds[-1]
