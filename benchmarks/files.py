@@ -1,6 +1,7 @@
 """Benchmark files, made without the package: by struct and numpy, or by the rivals' own writers."""
 
 import json
+import random
 import struct
 import zlib
 from pathlib import Path
@@ -133,3 +134,28 @@ def write_bintensors_spec(path, shapes):
     with Path(path).open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)
+
+
+SYLLABLES = ["ba", "ne", "ko", "sti", "ur", "el", "tra", "min", "ös", "la", "ge", "ver", "un", "heit", "er", "ing"]
+
+
+def words_like(count, suffix):
+    """`count` words of two to five syllables, made different by a number; words of another suffix are others."""
+    rng = random.Random(count)
+    return ["".join(rng.choices(SYLLABLES, k=rng.randint(2, 5))) + f"{i:x}{suffix}" for i in range(count)]
+
+
+def write_finalfusion(path, words, dims, exponent):
+    """Write a finalfusion file of these words with n-grams of 3 to 6 characters in 2**exponent buckets."""
+    rows = len(words) + 2**exponent
+    encoded = [word.encode() for word in words]
+    listed = b"".join(struct.pack("<I", len(word)) + word for word in encoded)
+    vocabulary = struct.pack("<QIII", len(words), 3, 6, exponent) + listed
+    head = struct.pack("<4sIIII", b"FiFu", 0, 2, 3, 2) + struct.pack("<IQ", 3, len(vocabulary)) + vocabulary
+    padding = bytes(4 - (len(head) + 28) % 4)
+    storage = struct.pack("<QII", rows, dims, 10) + padding
+    vectors = np.random.default_rng(0).standard_normal((4096, dims), dtype=np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with Path(path).open("wb") as file:
+        file.write(head + struct.pack("<IQ", 2, len(storage) + 4 * rows * dims) + storage)
+        file.writelines(vectors[: rows - first].tobytes() for first in range(0, rows, len(vectors)))

@@ -77,5 +77,9 @@ def unit_sum(rows: np.ndarray) -> tuple[np.ndarray, np.float32]:
     total = np.zeros(rows.shape[1], np.float32)
     for row in rows:
         total = total + row
-    norm = np.float32(np.sqrt(np.sum(total.astype(np.float64) ** 2)))
+    lanes = [0.0] * 8
+    for i, element in enumerate(total.tolist()):
+        lanes[i % 8] += element * element
+    even, odd = (lanes[0] + lanes[2]) + (lanes[4] + lanes[6]), (lanes[1] + lanes[3]) + (lanes[5] + lanes[7])
+    norm = np.float32(np.sqrt(even + odd))
     return (total / norm if norm else total), norm

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.dtypes import SCHEMES
-from weightmap.errors import LayoutError
-from weightmap.pq import ProductQuantized
 from weightmap.quant import QuantizedTensor
+from weightmap.rows import gather, unit_sums
 from weightmap.similarity import Search, unit
 
 if TYPE_CHECKING:
@@ -25,8 +23,8 @@ __all__ = ["Embeddings"]
 
 _KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
 _FLOAT32 = np.dtype(np.float32)
-# Words that are taken apart at once, and rows that are decoded at once: what they need stays in the caches.
-_WORDS, _ROWS = 4096, 8192
+# Words that are taken apart at once: their rows are a few hundred thousand numbers.
+_WORDS = 4096
 
 
 class Embeddings:
@@ -188,7 +186,7 @@ class Embeddings:
         if not len(rows):
             return None
         out, norms = np.empty((1, self.dims), np.float32), np.empty(1, np.float32)
-        self._sum_rows(rows, bounds, out, None, norms, 1)
+        unit_sums(self._matrix, rows, bounds, out, norms=norms)
         return out[0], float(norms[0])
 
     # ----------------------------------------------------------------------------------------------- many words
@@ -218,7 +216,7 @@ class Embeddings:
         if not isinstance(self._matrix, QuantizedTensor):
             dtype = self._matrix.dtype if subwords is None else np.promote_types(self._matrix.dtype, _FLOAT32)
         out = np.empty((len(rows), self.dims), dtype)
-        self._gather(rows, found, out, threads)
+        gather(self._matrix, rows, out, threads=threads)
         if subwords is None:
             return out, found
         missing = np.flatnonzero(~found)
@@ -228,67 +226,12 @@ class Embeddings:
             places = missing[first : first + _WORDS]
             ngrams, bounds = subwords.rows_of([words[i] for i in places.tolist()])
             sums = out if direct else np.empty((len(places), self.dims), np.float32)
-            self._sum_rows(ngrams, bounds, sums, places.astype(np.uint64) if direct else None, None, threads)
+            where = places.astype(np.uint64) if direct else None
+            unit_sums(self._matrix, ngrams, bounds, sums, places=where, threads=threads)
             if not direct:
                 out[places] = sums
             found[places] = bounds[1:] > bounds[:-1]
         return out, found
-
-    def _gather(self, rows: NDArray[np.int64], found: NDArray[np.bool_], out: NDArray[Any], threads: int) -> None:
-        """Fill `out` with rows of the matrix, and with zeros where none was found."""
-        matrix = self._matrix
-        if isinstance(matrix, QuantizedTensor):
-            known = rows[found]
-            out[found] = self._some(known, threads)
-            out[~found] = 0
-        elif matrix.dtype == out.dtype and matrix.flags.c_contiguous:
-            kernels.gather_rows(matrix, rows, out, threads=threads)
-        else:
-            out[found] = matrix[rows[found]]
-            out[~found] = 0
-
-    def _sum_rows(
-        self,
-        rows: NDArray[np.uint64],
-        bounds: NDArray[np.uint64],
-        out: NDArray[np.float32],
-        places: NDArray[np.uint64] | None,
-        norms: NDArray[np.float32] | None,
-        threads: int,
-    ) -> None:
-        """Fill rows of `out` with sums of rows of the matrix, as unit vectors: see `weightmap.kernels.unit_sums`."""
-        matrix = self._matrix
-        height = matrix.shape[0]
-        if len(rows) and int(rows.max()) >= height:
-            raise LayoutError("row of an n-gram", actual=int(rows.max()), expected=f"less than {height}")
-        if isinstance(matrix, np.ndarray) and matrix.dtype == _FLOAT32 and matrix.flags.c_contiguous:
-            kernels.unit_sums(matrix, rows, bounds, out, places=places, norms=norms, threads=threads)
-            return
-        # Decoded or converted some rows at a time, of whole words.
-        last = len(bounds) - 1
-        first = 0
-        while first < last:
-            start = int(bounds[first])
-            stop = max(first + 1, int(np.searchsorted(bounds, start + _ROWS, "right")) - 1)
-            wanted = rows[start : int(bounds[stop])].astype(np.int64)
-            dense = np.ascontiguousarray(self._some(wanted, threads), np.float32)
-            kernels.unit_sums(
-                dense,
-                np.arange(len(wanted), dtype=np.uint64),
-                bounds[first : stop + 1] - bounds[first],
-                out if places is not None else out[first:stop],
-                places=None if places is None else places[first:stop],
-                norms=None if norms is None else norms[first:stop],
-                threads=threads,
-            )
-            first = stop
-
-    def _some(self, rows: NDArray[np.int64], threads: int) -> NDArray[Any]:
-        """Return rows of the matrix, decoded where it is quantised."""
-        if isinstance(self._matrix, ProductQuantized):
-            return self._matrix.gather(rows, threads=threads)
-        some: NDArray[Any] = self._matrix[rows]
-        return some
 
     # ---------------------------------------------------------------------------------------------- similar words
     def most_similar(self, query: str | NDArray[Any] | Sequence[float], k: int = 10) -> list[tuple[str, float]]:
@@ -339,14 +282,7 @@ class Embeddings:
         Returns
         -------
         list of (str, float)
-            As `most_similar` returns it.
-
-        Raises
-        ------
-        KeyError
-            When one of the words has no vector.
-        ValueError
-            When a vector has an element that is no finite number.
+            As of `most_similar`, and so are the errors.
         """
         first, second, third = (unit(self[word]) for word in (a, b, c))
         return self._nearest(unit(second - first + third), k, self._known(a, b, c))

@@ -190,7 +190,7 @@ class ProductQuantized(QuantizedTensor):
         self._check(self._ready.decode(values, first=row))
         return values
 
-    def _gather(self, rows: list[int]) -> NDArray[np.float32]:
+    def _gather(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         return self.gather(rows)
 
     def gather(self, rows: Sequence[int] | NDArray[Any], *, threads: int = 1) -> NDArray[np.float32]:

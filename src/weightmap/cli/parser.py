@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from weightmap.cli import commands, quantising, reading, show
+from weightmap.cli import commands, quantising, reading, show, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +101,17 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("words", metavar="WORD", nargs="+")
     _add_json(sub)
+
+    for run, names, summary, details in (
+        (words.similar, ("word",), "print the words most similar to a word", "By cosine; the word is left out."),
+        (words.analogy, ("a", "b", "c"), "print the words that are to C as B is to A", "All three are left out."),
+    ):
+        sub = command(run.__name__, run, summary, details)
+        sub.add_argument("file", metavar="FILE")
+        for name in names:
+            sub.add_argument(name, metavar=name.upper())
+        sub.add_argument("-k", type=int, default=10, metavar="N", help="at most so many words (default: 10)")
+        _add_json(sub)
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
     sub.add_argument("sentences", metavar="SENTENCE", nargs="*")

@@ -1,0 +1,300 @@
+"""Vectors by word: known ones, unknown ones by their n-grams, one by one and many at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.scan_support import Arena
+from tests.support import DATA
+from tests.word_support import WORDS, listed, ngrams, unit_sum, vocabulary
+
+import weightmap as wm
+from weightmap import embeddings as module
+from weightmap import kernels
+from weightmap import rows as rows_module
+from weightmap._kernels import ffi, lib
+from weightmap.embeddings import Embeddings
+from weightmap.pq import ProductQuantized
+from weightmap.subwords import Subwords
+
+OF_PYTHON = sorted(path.with_suffix(".fifu") for path in (DATA / "finalfusion").glob("*.json"))
+# Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
+GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).parents[2] / "shared" / "groundtruth")
+OF_UPSTREAM = sorted((Path(GROUND) / "upstream").glob("*/*.fifu"))
+UNKNOWN = ["unknown", "q", "Daniëlle", "日本", "🌎", "x" * 60, "\ud800", "\x00\x00"]
+
+
+def near(found, recorded):
+    """Whether vectors agree but for eight roundings of the largest element: those of sums in another order."""
+    return np.abs(found - recorded).max() <= 8 * 2**-24 * np.abs(recorded).max()
+
+
+# ------------------------------------------------------------------------------------------- files of finalfusion
+@pytest.mark.parametrize("path", OF_PYTHON, ids=lambda path: path.stem)
+def test_words_have_the_vectors_that_finalfusion_python_gives_them(path):
+    """Of known words and unknown ones, rows, n-grams, vectors and norms are those recorded; where none was, none is."""
+    known = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    recorded = np.load(path.with_suffix(".npz"))
+    with wm.open(path) as f:
+        e = f.embeddings
+        assert e.dims == known["shape"][1]
+        assert (e.norms is not None) == known["has_norms"]
+        for i, query in enumerate(known["queries"]):
+            word = query["word"]
+            assert f.vocab.ngram_indices(word) == [row for _, row in query.get("ngrams", [])]
+            assert (word in e) == isinstance(query["idx"], int)
+            vector = e.get(word)
+            assert (vector is not None) == query["found"]
+            if vector is None:
+                with pytest.raises(KeyError):
+                    e[word]
+                continue
+            assert near(vector, recorded[f"q{i}"])
+            assert np.array_equal(e[word], vector)
+            if query.get("norm") is not None:
+                assert e.embedding_with_norm(word)[1] == pytest.approx(query["norm"], rel=1e-6)
+        check_batch(e, [query["word"] for query in known["queries"]])
+
+
+@pytest.mark.skipif(not OF_UPSTREAM, reason="the test data of finalfusion is not here")
+@pytest.mark.parametrize("path", OF_UPSTREAM, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_words_of_upstream_files(path):
+    """The same of the files that the finalfusion projects test with."""
+    known = json.loads(path.with_suffix(".fifu.expected.json").read_text(encoding="utf-8"))
+    recorded = np.load(path.with_suffix(".fifu.expected.npz"))
+    with wm.open(path) as f:
+        for i, query in enumerate(known["queries"]):
+            vector = f.embeddings.get(query["word"])
+            assert (vector is not None) == query["found"]
+            assert vector is None or near(vector, recorded[f"q{i}"])
+        check_batch(f.embeddings, [query["word"] for query in known["queries"]])
+
+
+def check_batch(e, words):
+    """A batch gives what each word gives, to the bit, and zeros where there is nothing."""
+    matrix, found = e.batch(words)
+    assert matrix.shape == (len(words), e.dims)
+    for word, vector, there in zip(words, matrix, found.tolist(), strict=True):
+        alone = e.get(word)
+        assert there == (alone is not None)
+        assert np.array_equal(vector, np.zeros(e.dims) if alone is None else alone.astype(vector.dtype))
+
+
+# ------------------------------------------------------------------------------------------------ against definitions
+def explicit():
+    """Return subwords of which half of the n-grams are listed, two to an index."""
+    every = dict.fromkeys(n for word in (*WORDS, *UNKNOWN[:4]) for n in ngrams(word, 2, 4))
+    return Subwords("explicit", len(WORDS), 2, 4, 20, listed({n: i % 20 for i, n in enumerate(list(every)[::2])}))
+
+
+SUBWORDS = {
+    "none": lambda: None,
+    "bucket": lambda: Subwords("bucket", len(WORDS), 3, 6, 64),
+    "fasttext": lambda: Subwords("fasttext", len(WORDS), 3, 6, 37),
+    "explicit": explicit,
+}
+
+
+def noise(rows, dims=24, dtype=np.float32):
+    """Return random rows."""
+    return (np.random.default_rng(rows).standard_normal((rows, dims)) * 8).astype(dtype)
+
+
+def codes(rows):
+    """Return as many rows by product quantisation."""
+    rng = np.random.default_rng(3)
+    books = rng.standard_normal((6, 11, 4), dtype=np.float32)
+    return ProductQuantized(rng.integers(0, 11, (rows, 6), dtype=np.uint8), books)
+
+
+MATRICES = {
+    "float32": noise,
+    "float64": lambda rows: noise(rows, dtype=np.float64),
+    "float16": lambda rows: noise(rows, dtype=np.float16),
+    "bfloat16": lambda rows: noise(rows, dtype=ml_dtypes.bfloat16),
+    "int8": lambda rows: noise(rows, dtype=np.int8),
+    "strided": lambda rows: np.repeat(noise(rows), 2, axis=1)[:, ::2],
+    "askew": lambda rows: np.frombuffer(b"x" + noise(rows).tobytes(), np.float32, rows * 24, 1).reshape(rows, 24),
+    "one dimension": lambda rows: noise(rows, 1),
+    "int4_block": lambda rows: wm.quantize(noise(rows), "int4_block", block_size=8),
+    "pq": codes,
+}
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("subwords", SUBWORDS)
+def test_every_word_has_the_vector_of_the_definition(subwords, matrix, monkeypatch):
+    """Known words have their rows; unknown ones the unit sum of their n-grams' rows, to the bit; in batches too."""
+    monkeypatch.setattr(module, "_WORDS", 3)
+    monkeypatch.setattr(rows_module, "_ROWS", 50)
+    parts = SUBWORDS[subwords]()
+    rows = MATRICES[matrix](len(WORDS) + (parts.size if parts else 0))
+    e = Embeddings(vocabulary(WORDS, parts), rows)
+    for i, word in enumerate(WORDS):
+        assert np.array_equal(e[word], rows[i])
+        assert word in e
+    for word in UNKNOWN:
+        assert word not in e
+        places = parts.indices(word) if parts else []
+        if not places:
+            assert e.get(word) is None
+            assert e.embedding_with_norm(word) is None
+            continue
+        vector, norm = unit_sum(np.asarray(rows)[places].astype(np.float32))
+        assert np.array_equal(e[word], vector)
+        assert e.embedding_with_norm(word)[1] == norm
+        assert np.array_equal(e.embedding(word, out=np.empty(e.dims, np.float32)), vector)
+    for words in (WORDS, [*UNKNOWN, *WORDS, *UNKNOWN], UNKNOWN[:1], []):
+        check_batch(e, words)
+    several = [*WORDS, *UNKNOWN] * 50
+    for one, other in zip(e.batch(several), e.batch(several, threads=3), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_known_word_is_a_view():
+    """No copy is made of a row of a dense matrix."""
+    rows = noise(len(WORDS))
+    assert np.shares_memory(Embeddings(vocabulary(WORDS), rows)["a"], rows)
+
+
+def test_a_sum_of_zeros_stays_zero():
+    """Where the rows of a word's n-grams cancel out there is a vector, of zeros, and its norm is 0."""
+    e = Embeddings(vocabulary(["known"], Subwords("bucket", 1, 3, 6, 8)), np.zeros((9, 4), np.float32))
+    vector, norm = e.embedding_with_norm("unknown")
+    assert (vector.tolist(), norm) == ([0, 0, 0, 0], 0)
+    matrix, found = e.batch(["unknown"])
+    assert (matrix.tolist(), found.tolist()) == ([[0, 0, 0, 0]], [True])
+
+
+def test_norms_of_the_file_are_returned():
+    """A known word has the norm that the file tells, or else the L2 norm of its row; an unknown one that of its sum."""
+    rows, norms = noise(len(WORDS) + 64), np.arange(len(WORDS), dtype=np.float32)
+    parts = SUBWORDS["bucket"]()
+    e = Embeddings(vocabulary(WORDS, parts), rows, norms)
+    assert e.embedding_with_norm("a")[1] == 1
+    assert e.embedding_with_norm("unknown")[1] == unit_sum(rows[parts.indices("unknown")])[1]
+    assert Embeddings(vocabulary(WORDS), rows).embedding_with_norm("a")[1] == pytest.approx(np.linalg.norm(rows[1]))
+
+
+def test_out_is_filled_or_left_alone():
+    """`embedding` fills what it is given, for known and unknown words, and leaves it when there is no vector."""
+    rows = noise(len(WORDS) + 64)
+    e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), rows)
+    out = np.empty(24, np.float64)
+    assert e.embedding("a", out=out) is out
+    assert np.array_equal(out, rows[1])
+    assert e.embedding("unknown", out=out) is out
+    assert np.array_equal(out, e["unknown"])
+    plain = Embeddings(vocabulary(WORDS), rows[: len(WORDS)])
+    assert plain.embedding("unknown", out=out) is None
+    assert np.array_equal(out, e["unknown"])
+    assert plain.get("unknown", 5) == 5
+
+
+def test_what_is_no_word_has_no_vector():
+    """Something other than a text is no word; a text in place of a list of them is an error."""
+    e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), noise(len(WORDS) + 64))
+    assert e.get(5) is None
+    assert 5 not in e
+    with pytest.raises(TypeError, match="a str"):
+        e.batch("words")
+    with pytest.raises(TypeError):
+        e.batch([5])
+    assert e.batch(word for word in WORDS)[1].all()
+
+
+def test_a_row_that_the_matrix_lacks_is_an_error():
+    """An index of an n-gram that leads out of the matrix is damage, and told as such."""
+    for rows in (noise(3), noise(3, dtype=np.float64)):
+        e = Embeddings(vocabulary(["a"], Subwords("explicit", 1, 1, 1, 2, listed({"b": 1, "<": 2}))), rows)
+        for look in (lambda e=e: e["b"], lambda e=e: e.batch(["a", "b"])):
+            with pytest.raises(wm.LayoutError, match="row of an n-gram is 3, expected less than 3"):
+                look()
+
+
+def test_files_of_other_formats_have_embeddings(tmp_path):
+    """The only matrix with a row for each token serves; two of them are none."""
+    rows = noise(3)
+    for name, tensors in {"dense": {"e": rows, "b": rows[0]}, "two": {"e": rows, "f": rows}}.items():
+        wm.save(tmp_path / f"{name}.weights", tensors, vocab=["a", "b", "c"])
+    with wm.open(tmp_path / "dense.weights") as f:
+        assert np.array_equal(f.embeddings["b"], rows[1])
+    with wm.open(tmp_path / "two.weights") as f:
+        assert f.embeddings is None
+
+
+def test_damaged_codes_are_an_error_in_every_look_up():
+    """A code without a centroid is a QuantError, for known words, for unknown ones and in batches."""
+    q = codes(len(WORDS) + 64)
+    spoilt = q.codes.copy()
+    spoilt[:, 2] = 99
+    e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), ProductQuantized(spoilt, q.codebooks))
+    for look in (lambda: e["a"], lambda: e["unknown"], lambda: e.batch(["a"]), lambda: e.batch(["unknown"])):
+        with pytest.raises(wm.QuantError, match="code 2 of row"):
+            look()
+
+
+# ------------------------------------------------------------------------------------------------------- the kernels
+ARENAS = [Arena(1 << 16) for _ in range(3)]
+
+
+@given(
+    dims=st.integers(1, 70),
+    chosen=st.lists(st.lists(st.integers(0, 8), max_size=11), max_size=6),
+    seed=st.integers(0, 9),
+)
+def test_sums_of_rows_are_the_definition_to_the_bit(dims, chosen, seed):
+    """Any number of rows of any length, matrix and output each flush against a forbidden page."""
+    matrix = ARENAS[0].array(9 * dims, "f4").reshape(9, dims)
+    matrix[...] = np.random.default_rng(seed).standard_normal((9, dims))
+    out, norms = ARENAS[1].array(len(chosen) * dims, "f4").reshape(-1, dims), ARENAS[2].array(len(chosen), "f4")
+    rows = np.array([row for some in chosen for row in some], np.uint64)
+    bounds = np.cumsum([0, *map(len, chosen)]).astype(np.uint64)
+    places = np.arange(len(chosen), dtype=np.uint64)[::-1].copy()
+    assert kernels.unit_sums(matrix, rows, bounds, out, places=places, norms=norms) == -1
+    for i, some in enumerate(chosen):
+        vector, norm = unit_sum(matrix[some])
+        assert norms[i] == norm
+        assert np.array_equal(out[places[i]], vector)
+
+
+def test_sums_refuse_rows_bounds_and_places_that_do_not_fit():
+    """A row outside of the matrix is told by the number of its sum; bounds and places are looked at first."""
+    matrix, out = noise(3), np.zeros((2, 24), np.float32)
+    u64 = lambda *numbers: np.array(numbers, np.uint64)  # noqa: E731 - a shorthand
+    assert kernels.unit_sums(matrix, u64(0, 3), u64(0, 1, 2), out) == 1
+    assert kernels.unit_sums(matrix, u64(2**64 - 1), u64(0, 1), out) == 0
+    for rows, bounds, places in (
+        (u64(0), u64(0, 2), None),
+        (u64(0), u64(1, 0), None),
+        (u64(0), u64(0, 0, 0, 1), None),
+        (u64(0), u64(0, 1), u64(2)),
+    ):
+        with pytest.raises(ValueError, match="bounds or places"):
+            kernels.unit_sums(matrix, rows, bounds, out, places=places)
+    assert not out.any()
+
+
+@given(rows=st.lists(st.integers(-3, 12), max_size=40), dims=st.integers(1, 70))
+def test_gathering_copies_rows_and_makes_zeros(rows, dims):
+    """Rows that there are are copied, others are zeros, and nothing outside of matrix and output is touched."""
+    matrix = ARENAS[0].array(9 * dims, "u1").reshape(9, dims)
+    matrix[...] = np.arange(1, 9 * dims + 1).reshape(9, dims) % 251
+    out = ARENAS[1].array(len(rows) * dims, "u1").reshape(-1, dims)
+    kernels.gather_rows(matrix, np.array(rows, np.int64), out)
+    expected = [matrix[row] if 0 <= row < 9 else np.zeros(dims, np.uint8) for row in rows]
+    assert np.array_equal(out, np.array(expected, np.uint8).reshape(-1, dims))
+    with pytest.raises(ValueError, match="out has shape"):
+        kernels.gather_rows(matrix, np.zeros(len(rows) + 1, np.int64), out)
+
+
+def test_gathering_rows_of_no_bytes_is_nothing():
+    """Where rows have no elements nothing is read."""
+    assert lib.wm_gather_rows(ffi.NULL, 0, 0, ffi.NULL, 5, ffi.NULL, 0, 1) == 0

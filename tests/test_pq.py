@@ -1,0 +1,266 @@
+"""Product quantisation: decoding against its definition, damaged codes, and similarities without decoding."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from tests.scan_support import Arena
+from tests.support import DATA
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap._kernels import ffi, lib
+from weightmap.pq import ProductQuantized
+
+GROUND = sorted(path for path in (DATA / "finalfusion").glob("*.npz") if "__pq" in path.name or "_pq" in path.name)
+ARENAS = [Arena(1 << 20) for _ in range(5)]
+
+
+def make(rows=40, pieces=3, centroids=7, width=5, *, projection=False, norms=False, seed=0):
+    """Return random parts: codes, codebooks, projection, norms."""
+    rng = np.random.default_rng(seed)
+    size = pieces * width
+    return (
+        rng.integers(0, centroids, (rows, pieces), dtype=np.uint8),
+        rng.standard_normal((pieces, centroids, width), dtype=np.float32),
+        rng.standard_normal((size, size), dtype=np.float32) if projection else None,
+        rng.uniform(-2, 2, rows).astype(np.float32) if norms else None,
+    )
+
+
+def by_definition(codes, codebooks, projection=None, norms=None):
+    """Decode one row after another, one operation of float32 after another."""
+    rows = []
+    for row, of_row in enumerate(codes):
+        x = np.concatenate([codebooks[place, code] for place, code in enumerate(of_row)])
+        if projection is not None:
+            total = np.zeros(len(x), np.float32)
+            for k, element in enumerate(x):
+                total = total + projection[:, k] * element
+            x = total
+        rows.append(x if norms is None else x * norms[row])
+    return np.array(rows, np.float32).reshape(len(codes), codebooks.shape[0] * codebooks.shape[2])
+
+
+KINDS = [{}, {"norms": True}, {"projection": True}, {"projection": True, "norms": True}]
+SHAPES = [
+    {},
+    {"rows": 1, "pieces": 1, "centroids": 1, "width": 1},
+    {"rows": 9, "pieces": 1, "centroids": 256, "width": 3},
+    {"rows": 17, "pieces": 25, "centroids": 200, "width": 1},
+    {"rows": 0},
+]
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decoding_is_the_definition_to_the_bit(kind, shape):
+    """On every instruction set, with and without projection and norms, whatever the shape."""
+    parts = make(**shape, **kind)
+    q = ProductQuantized(*parts)
+    expected = by_definition(*parts)
+    assert q.shape == expected.shape
+    assert np.array_equal(np.asarray(q), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_way_to_read_gives_the_same_bits(kind):
+    """Rows one by one, ranges, fancy indices, pieces of the flat tensor, several threads: all as the whole."""
+    q = ProductQuantized(*make(rows=20_000, **kind))
+    whole = np.asarray(q)
+    assert np.array_equal(q.dequantize(threads=3), whole)
+    assert np.array_equal(np.stack([q[i] for i in range(50)]), whole[:50])
+    for key in (slice(3, 30), slice(30, 3, -4), [5, 1, 5, -1], np.arange(20_000) % 3 == 0, (slice(2, 9), 4), -1):
+        assert np.array_equal(q[key], whole[key])
+    for start, stop in ((0, 0), (3, 4), (3, 14), (3, 15), (15, 30), (14, 31), (1, 299_999)):
+        assert np.array_equal(q.flat(start, stop), whole.reshape(-1)[start:stop])
+    assert np.array_equal(q.gather([7, 3], threads=2), whole[[7, 3]])
+    out = np.zeros((40_000, 15), np.float32)[::2]
+    assert np.array_equal(q.dequantize(out=out), whole)
+    assert np.array_equal(q.dequantize(np.float16), whole.astype(np.float16))
+
+
+@pytest.mark.parametrize("path", GROUND, ids=lambda path: path.stem)
+def test_files_of_finalfusion_decode_as_recorded(path):
+    """Decoded values of a file are those of finalfusion-python but for four roundings of the largest of them."""
+    recorded = np.load(path)
+    with wm.open(path.with_suffix(".fifu")) as f:
+        q = f["embeddings"]
+        assert isinstance(q, ProductQuantized)
+        assert f.info("embeddings").dtype == q.scheme == "pq"
+        assert np.array_equal(q.codes, recorded["codes"])
+        assert np.array_equal(q.codebooks, recorded["quantizers"])
+        for name, part in (("projection", q.projection), ("storage_norms", q.norms)):
+            assert (part is None) == (name not in recorded)
+            assert part is None or np.array_equal(part, recorded[name])
+        expected = recorded["reconstructed"]
+        assert np.abs(np.asarray(q) - expected).max() <= 4 * 2**-24 * np.abs(expected).max()
+        assert json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["shape"] == list(q.shape)
+
+
+def test_its_parts_are_views():
+    """Codes, codebooks, projection and norms are what was given, not copied, and cannot be written."""
+    parts = make(projection=True, norms=True)
+    q = ProductQuantized(*parts)
+    for given, part in zip(parts, (q.codes, q.codebooks, q.projection, q.norms), strict=True):
+        assert np.shares_memory(given, part)
+        assert not part.flags.writeable
+    assert q.nbytes == sum(part.nbytes for part in parts) == len(q.payload)
+    assert (q.ndim, q.size, q.block_size, len(q)) == (2, 600, 0, 40)
+    assert "3 codebooks of 7 x 5 and projection and norms" in repr(q)
+
+
+def test_it_survives_pickling():
+    """What comes back has the same values."""
+    q = ProductQuantized(*make(projection=True, norms=True))
+    assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(q))), np.asarray(q))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_code_without_centroid_is_an_error_where_it_is_read(kind):
+    """The message names row and position; rows that do not have such a code can be read."""
+    codes, *others = make(**kind)
+    codes[20, 1] = 7
+    q = ProductQuantized(codes, *others)
+    assert np.array_equal(q[:20], by_definition(codes[:20], *others))
+    reads = [
+        lambda: q[20],
+        lambda: q[18:22],
+        lambda: q[[1, 20]],
+        q.dequantize,
+        lambda: q.dequantize(threads=4),
+        lambda: q.flat(20 * 15 + 3, 20 * 15 + 4),
+        lambda: q.dots(np.zeros(15, np.float32), 0, 40),
+        lambda: q.row_norms(16, 24),
+    ]
+    for read in reads:
+        with pytest.raises(wm.QuantError, match=r"code 1 of row 20 is 7, expected less than 7"):
+            read()
+
+
+def test_the_first_bad_code_is_named_whatever_the_threads():
+    """Of several codes that stand for nothing the first is named, also when threads meet them in another order."""
+    codes, *others = make(rows=200_000)
+    codes[1000, 2] = codes[150_000, 0] = 99
+    q = ProductQuantized(codes, *others)
+    with pytest.raises(wm.QuantError, match="code 2 of row 1000"):
+        q.dequantize(threads=4)
+
+
+def test_codes_may_change_underneath():
+    """Every code is checked when it is used: one that goes bad after the first reading is an error, not a wild read."""
+    codes, *others = make()
+    q = ProductQuantized(codes, *others)
+    np.asarray(q)
+    codes[3, 0] = 255
+    with pytest.raises(wm.QuantError, match="code 0 of row 3"):
+        np.asarray(q)
+
+
+def test_rows_that_are_not_there():
+    """As of an array: an IndexError."""
+    q = ProductQuantized(*make())
+    for key in (40, -41, [40], [-41]):
+        with pytest.raises(IndexError):
+            q[key]
+    with pytest.raises(IndexError, match="do not exist"):
+        q.gather([40])
+    with pytest.raises(IndexError, match="do not exist"):
+        q.dots(np.zeros(15, np.float32), 30, 41)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_parts_that_do_not_fit_are_refused(which):
+    """Codes, codebooks, projection and norms of a wrong type or shape are a QuantError that names them."""
+    name = ("codes", "codebooks", "projection", "norms")[which]
+    for spoil in (lambda part: part.astype(np.float64), lambda part: part[:-1], lambda part: part[None]):
+        parts = list(make(projection=True, norms=True))
+        parts[which] = spoil(parts[which])
+        if which == 0 and parts[0].shape == (39, 3):  # then it is the norms that do not fit
+            name = "norms"
+        with pytest.raises(wm.QuantError, match=name):
+            ProductQuantized(*parts)
+        name = ("codes", "codebooks", "projection", "norms")[which]
+
+
+def test_parts_at_odd_addresses_decode():
+    """In a file nothing need be aligned."""
+    parts = make(projection=True, norms=True)
+    askew = [np.frombuffer(b"x" + part.tobytes(), part.dtype, part.size, 1).reshape(part.shape) for part in parts]
+    assert np.array_equal(np.asarray(ProductQuantized(*askew)), by_definition(*parts))
+
+
+def test_numbers_that_are_none_are_refused_on_request():
+    """With ``strict``, NaN and infinity among codebooks, projection and norms are errors that name the part."""
+    for which, name in ((1, "codebooks"), (2, "projection"), (3, "norms")):
+        parts = make(projection=True, norms=True)
+        parts[which].flat[0] = np.nan
+        with pytest.raises(wm.QuantError, match=name):
+            ProductQuantized(*parts).dequantize(strict=True)
+    assert np.isfinite(ProductQuantized(*make()).dequantize(strict=True)).all()
+
+
+def rotation(size):
+    """Return a random rotation."""
+    return np.linalg.qr(np.random.default_rng(1).standard_normal((size, size)))[0].astype(np.float32)
+
+
+@pytest.mark.parametrize("turn", ["no projection", "rotation", "any projection"])
+@pytest.mark.parametrize("norms", [False, True])
+def test_dot_products_and_norms_are_those_of_the_decoded_rows(turn, norms):
+    """Without decoding a row, by tables, its dot product with a vector and its norm come out, but for rounding."""
+    codes, books, projection, scale = make(rows=1000, norms=norms, projection=turn == "any projection")
+    q = ProductQuantized(codes, books, rotation(15) if turn == "rotation" else projection, scale)
+    vector = np.random.default_rng(2).standard_normal(15).astype(np.float32)
+    decoded = np.asarray(q).astype(np.float64)
+    assert np.allclose(q.dots(vector, 3, 995), decoded[3:995] @ vector, rtol=1e-4, atol=1e-4)
+    assert np.array_equal(q.dots(vector, 0, 1000, threads=2), q.dots(vector, 0, 1000))
+    assert np.allclose(q.row_norms(3, 995), np.linalg.norm(decoded[3:995], axis=1), rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------- the kernels
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[:-1], ids=str)
+def test_kernels_stay_within_memory(kind, shape):
+    """With codes, codebooks, projection, norms and output each flush against a forbidden page, all is as defined."""
+    parts = make(**shape, **kind)
+    held = []
+    for arena, part in zip(ARENAS, parts, strict=False):
+        if part is not None:
+            copy = arena.array(part.size, part.dtype).reshape(part.shape)
+            copy[...] = part
+            held.append(copy)
+        else:
+            held.append(None)
+    turned = None if held[2] is None else held[2]
+    codes = kernels.Codes(held[0], held[1], turned, held[3])
+    out = ARENAS[4].array(parts[0].shape[0] * parts[1].shape[0] * parts[1].shape[2], "f4")
+    assert codes.decode(out) == -1
+    projection = None if parts[2] is None else parts[2].T
+    assert np.array_equal(out.reshape(len(parts[0]), -1), by_definition(parts[0], parts[1], projection, parts[3]))
+    sums = ARENAS[4].array(len(parts[0]), "f4")
+    assert codes.sums(np.ascontiguousarray(parts[1][:, :, 0]), sums) == -1
+
+
+def test_kernels_refuse_rows_and_scratch_that_do_not_fit():
+    """Rows past the end and too little scratch are -2, before anything is read or written."""
+    codes, books, projection, _ = make(projection=True)
+    f = [ffi.from_buffer("float[]", array) for array in (books, projection)]
+    pq = ffi.new("wm_pq *", (ffi.from_buffer("uint8_t[]", codes), *f, ffi.NULL, 40, 3, 7, 5))
+    rows = np.array([40], np.uint64)
+    scratch = np.zeros(lib.WM_PQ_TOGETHER * 15, np.float32)
+    pointer = ffi.from_buffer("float[]", scratch)
+    calls = [
+        (ffi.NULL, 40, 1, ffi.NULL, pointer, len(scratch), 1),
+        (ffi.NULL, 41, 0, ffi.NULL, pointer, len(scratch), 1),
+        (ffi.NULL, 1, 2**64 - 1, ffi.NULL, pointer, len(scratch), 1),
+        (ffi.from_buffer("uint64_t[]", rows), 0, 1, ffi.NULL, pointer, len(scratch), 1),
+        (ffi.NULL, 0, 1, ffi.NULL, pointer, len(scratch) - 1, 1),
+    ]
+    assert [lib.wm_pq_decode(pq, *call) for call in calls] == [-2] * len(calls)
+    assert lib.wm_pq_sums(pq, ffi.NULL, 40, 1, ffi.NULL, 1) == -2

@@ -1,0 +1,262 @@
+"""Similar words and analogies: exact, against brute force, and as the finalfusion projects have them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.word_support import vocabulary
+
+import weightmap as wm
+from weightmap import cli, similarity
+from weightmap.embeddings import Embeddings
+from weightmap.pq import ProductQuantized
+from weightmap.subwords import Subwords
+
+# Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
+GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).parents[2] / "shared" / "groundtruth")
+UPSTREAM = Path(GROUND) / "upstream" / "finalfusion-python"
+needs_upstream = pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of finalfusion is not here")
+
+# What the tests of finalfusion-python expect of that data.
+LIKE_STUTTGART = "Karlsruhe Mannheim München Darmstadt Heidelberg Wiesbaden Kassel Düsseldorf Leipzig Berlin"
+LIKE_BERLIN = (
+    "Potsdam Hamburg Leipzig Dresden München Düsseldorf Bonn Stuttgart Weimar Berlin-Charlottenburg Rostock Karlsruhe "
+    "Chemnitz Breslau Wiesbaden Hannover Mannheim Kassel Köln Danzig Erfurt Dessau Bremen Charlottenburg Magdeburg "
+    "Neuruppin Darmstadt Jena Wien Heidelberg Dortmund Stettin Schwerin Neubrandenburg Greifswald Göttingen "
+    "Braunschweig Berliner Warschau Berlin-Spandau"
+)
+AS_FRANCE_TO_PARIS = (
+    "Deutschland Westdeutschland Sachsen Mitteldeutschland Brandenburg Polen Norddeutschland Dänemark "
+    "Schleswig-Holstein Österreich Bayern Thüringen Bundesrepublik Ostdeutschland Preußen Deutschen Hessen Potsdam "
+    "Mecklenburg Niedersachsen Hamburg Süddeutschland Bremen Russland Deutschlands BRD Litauen Mecklenburg-Vorpommern "
+    "DDR West-Berlin Saarland Lettland Hannover Rostock Sachsen-Anhalt Pommern Schweden Deutsche deutschen Westfalen"
+)
+
+
+def words_of(results):
+    """Return the words without their similarities."""
+    return [word for word, _ in results]
+
+
+@needs_upstream
+def test_similar_words_of_finalfusion():
+    """On the test data of finalfusion-python the words come in the order that its tests expect, 40 and 10 of them."""
+    with wm.open(UPSTREAM / "similarity.fifu") as f:
+        e = f.embeddings
+        assert " ".join(words_of(e.most_similar("Berlin", 40))) == LIKE_BERLIN
+        assert " ".join(words_of(e.most_similar("Stuttgart"))) == LIKE_STUTTGART
+        by_vector = words_of(e.most_similar(e["Stuttgart"], 11))
+        assert " ".join(by_vector) == f"Stuttgart {LIKE_STUTTGART}"
+
+
+@needs_upstream
+def test_similarities_of_finalfusion_are_dot_products_of_its_unit_vectors():
+    """Where rows are unit vectors the cosines are, but for rounding, the dot products that finalfusion-python gives."""
+    with wm.open(UPSTREAM / "similarity.fifu") as f:
+        e, matrix = f.embeddings, f["embeddings"]
+        dots = matrix @ e["Berlin"]
+        for word, cosine in e.most_similar("Berlin", 40):
+            assert abs(cosine - dots[f.vocab.index(word)]) < 1e-6
+
+
+@needs_upstream
+def test_analogies_of_finalfusion():
+    """The same of analogies; the three words are left out, and a word that is there twice too."""
+    with wm.open(UPSTREAM / "simple_vocab.fifu") as f:
+        e = f.embeddings
+        assert " ".join(words_of(e.analogy("Paris", "Frankreich", "Berlin", 40))) == AS_FRANCE_TO_PARIS
+        assert words_of(e.analogy("Paris", "Frankreich", "Paris", 1)) == ["Russland"]
+        assert words_of(e.analogy("Frankreich", "Frankreich", "Frankreich", 1)) == ["Russland"]
+        with pytest.raises(KeyError):
+            e.analogy("Paris", "OOV", "Paris", 1)
+
+
+WORDS = [f"w{i}" for i in range(500)]
+
+
+def matrix(dtype=np.float32, rows=500):
+    """Return rows of all lengths and directions."""
+    rng = np.random.default_rng(5)
+    return (rng.standard_normal((rows, 12)) * rng.uniform(0.01, 100, (rows, 1))).astype(dtype)
+
+
+def by_brute_force(rows, query, skip=()):
+    """Return the words and their cosines, in double precision, the largest first."""
+    wide = np.asarray(rows).astype(np.float64)[: len(WORDS)]
+    query = np.asarray(query).astype(np.float64)
+    cosines = wide @ query / np.linalg.norm(wide, axis=1) / np.linalg.norm(query)
+    return {WORDS[i]: cosines[i] for i in np.argsort(-cosines, kind="stable") if WORDS[i] not in skip}
+
+
+def check(found, expected, k):
+    """The k best there are, in order, but for rounding: so close together, one may stand for the other."""
+    assert len(found) == len(set(words_of(found))) == min(k, len(expected))
+    assert np.allclose([s for _, s in found], list(expected.values())[:k], rtol=0, atol=2e-6)
+    assert np.allclose([s for _, s in found], [expected[word] for word, _ in found], rtol=0, atol=2e-6)
+
+
+def codes():
+    """Return a matrix by product quantisation."""
+    rng = np.random.default_rng(6)
+    books = rng.standard_normal((4, 9, 3), dtype=np.float32)
+    norms = rng.uniform(-3, 3, 500).astype(np.float32)
+    return ProductQuantized(
+        rng.integers(0, 9, (500, 4), dtype=np.uint8), books, rng.standard_normal((12, 12), dtype=np.float32), norms
+    )
+
+
+MATRICES = {
+    "float32": matrix,
+    "float64": lambda: matrix(np.float64),
+    "float16": lambda: matrix(np.float16),
+    "int16": lambda: matrix(np.int16) + np.int16(1),
+    "strided": lambda: np.repeat(matrix(), 2, axis=0)[::2],
+    "askew": lambda: np.frombuffer(b"x" + matrix().tobytes(), np.float32, 6000, 1).reshape(500, 12),
+    "int4_block": lambda: wm.quantize(matrix(), "int4_block", block_size=4),
+    "int8": lambda: wm.quantize(matrix(), "int8"),
+    "pq": codes,
+}
+
+
+@pytest.mark.parametrize("block", [1, 70, 1 << 20])
+@pytest.mark.parametrize("kind", MATRICES)
+def test_search_is_exact(kind, block, monkeypatch):
+    """Whatever the matrix is made of and however it is cut into blocks, words and cosines are those of brute force."""
+    monkeypatch.setattr(similarity, "_BLOCK", block)
+    rows = MATRICES[kind]()
+    if kind == "int8":  # of one scale: short rows decode to nothing
+        rows = wm.quantize(matrix() / np.linalg.norm(matrix(), axis=1)[:, None], "int8")
+    e = Embeddings(vocabulary(WORDS), rows)
+    for k in (1, 7, 500):
+        check(e.most_similar("w3", k), by_brute_force(rows, rows[3], {"w3"}), k)
+    vector = np.arange(12) - 4
+    check(e.most_similar(vector, 9), by_brute_force(rows, vector), 9)
+    unit = [np.asarray(rows[i]).astype(float) / np.linalg.norm(np.asarray(rows[i]).astype(float)) for i in (1, 2, 3)]
+    check(e.analogy("w1", "w2", "w3", 5), by_brute_force(rows, unit[1] - unit[0] + unit[2], {"w1", "w2", "w3"}), 5)
+
+
+def test_rows_of_ngrams_are_no_answers():
+    """Only words are found, never the rows of n-grams that follow them; a word that is not there can be asked for."""
+    rows = matrix(rows=508)
+    e = Embeddings(vocabulary(WORDS, Subwords("bucket", 500, 3, 6, 8)), rows)
+    check(e.most_similar("unknown", 500), by_brute_force(rows, e["unknown"]), 500)
+    assert len(e.analogy("w1", "unknown", "w2", 600)) == 498
+
+
+def test_of_equal_similarities_the_earlier_word_comes_first(monkeypatch):
+    """Ties are broken by the order of the vocabulary, within a block and between blocks."""
+    monkeypatch.setattr(similarity, "_BLOCK", 24)
+    e = Embeddings(vocabulary(WORDS), np.ones((500, 12), np.float32))
+    assert words_of(e.most_similar("w1", 4)) == ["w0", "w2", "w3", "w4"]
+    assert words_of(e.most_similar(np.zeros(12), 2)) == ["w0", "w1"]
+
+
+def test_rows_without_direction():
+    """A row of zeros has similarity 0 to everything; one that holds NaN is never found."""
+    rows = np.zeros((500, 12), np.float32)
+    rows[0], rows[1], rows[2, 3] = 1, -1, np.nan
+    results = Embeddings(vocabulary(WORDS), rows).most_similar("w0", 500)
+    assert dict(results)["w3"] == 0
+    assert words_of(results)[-1] == "w1"
+    assert "w2" not in words_of(results)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+def test_rows_of_extreme_length(scale):
+    """Squares that float32 cannot hold do no harm: a cosine does not depend on lengths."""
+    rows = matrix()
+    scaled = Embeddings(vocabulary(WORDS), (rows * scale).astype(np.float32))
+    check(scaled.most_similar("w3", 20), by_brute_force(rows, rows[3], {"w3"}), 20)
+
+
+def test_memory_stays_flat(monkeypatch):
+    """No more rows are decoded at a time than a block has."""
+    monkeypatch.setattr(similarity, "_BLOCK", 120)
+    rows, asked = wm.quantize(matrix(), "int4_block", block_size=4), []
+
+    class Watched(type(rows)):
+        def _rows(self, start, stop):
+            asked.append(stop - start)
+            return super()._rows(start, stop)
+
+    watched = Watched("int4_block", rows.shape, rows.payload, block_size=4)
+    Embeddings(vocabulary(WORDS), watched).most_similar("w3")
+    assert max(asked) == 10
+
+
+def test_a_product_quantised_matrix_is_not_decoded(monkeypatch):
+    """Neither for the dot products nor, without a projection or with a rotation, for the norms."""
+    q = codes()
+    plain = ProductQuantized(q.codes, q.codebooks)
+    e = Embeddings(vocabulary(WORDS), plain)
+    expected = by_brute_force(plain, np.ones(12))
+    monkeypatch.setattr(ProductQuantized, "_decode_to", None)
+    check(e.most_similar(np.ones(12), 9), expected, 9)
+
+
+def test_a_damaged_code_is_an_error():
+    """Codes are checked in searches too."""
+    q = codes()
+    bad = q.codes.copy()
+    bad[7, 2] = 200
+    with pytest.raises(wm.QuantError, match="code 2 of row 7"):
+        Embeddings(vocabulary(WORDS), ProductQuantized(bad, q.codebooks)).most_similar(np.ones(12))
+
+
+def test_questions_that_make_no_sense():
+    """Unknown words are KeyErrors; wrong shapes, NaN and counts below 1 are ValueErrors."""
+    e = Embeddings(vocabulary(WORDS), matrix())
+    with pytest.raises(KeyError, match="nobody"):
+        e.most_similar("nobody")
+    for wrong in (np.ones(11), np.ones((1, 12)), [np.nan] * 12, [np.inf] * 12):
+        with pytest.raises(ValueError, match=r"shape|NaN"):
+            e.most_similar(wrong)
+    for k in (0, -1):
+        with pytest.raises(ValueError, match="k is"):
+            e.most_similar("w1", k)
+    assert Embeddings(vocabulary([]), np.empty((0, 12), np.float32)).most_similar(np.ones(12)) == []
+
+
+# -------------------------------------------------------------------------------------------------- command line
+@pytest.fixture
+def path(tmp_path):
+    """Return a file of four words in a plane."""
+    rows = np.array([[1, 0], [2, 1], [0, 1], [-1, 0]], np.float32)
+    wm.save(tmp_path / "w.weights", {"e": rows}, vocab=["east", "north\x1b[2Jeast", "north", "west"])
+    return str(tmp_path / "w.weights")
+
+
+def test_similar_prints_words_and_cosines(path, capsys):
+    """One line for each word, the most similar first, safe for a terminal; JSON on request."""
+    assert cli.main(["similar", path, "east", "-k", "2"]) == 0
+    assert capsys.readouterr().out == "north\\x1b[2Jeast 0.894427\nnorth 0.000000\n"
+    assert cli.main(["similar", path, "east", "-k", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["word"], document["results"][0]["word"]) == (1, "east", "north\x1b[2Jeast")
+
+
+def test_analogy_prints_words_and_cosines(path, capsys):
+    """As similar, of three words."""
+    assert cli.main(["analogy", path, "east", "north", "west", "-k", "1"]) == 0
+    assert capsys.readouterr().out == "north\\x1b[2Jeast -0.600000\n"
+
+
+def test_words_without_vectors_are_told(path, capsys):
+    """Each word without a vector is named on standard error, with exit status 1; a bad count is a usage error."""
+    assert cli.main(["analogy", path, "east", "nobody", "nowhere"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "weightmap: no embedding for 'nobody'\nweightmap: no embedding for 'nowhere'\n")
+    assert cli.main(["similar", path, "nobody", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["results"] is None
+    assert cli.main(["similar", path, "east", "-k", "0"]) == 2
+
+
+def test_files_without_words_are_a_usage_error(tmp_path, capsys):
+    """A file with no vocabulary cannot be searched, and says so."""
+    wm.save(tmp_path / "m.weights", {"e": np.eye(2, dtype=np.float32)})
+    assert cli.main(["similar", str(tmp_path / "m.weights"), "east"]) == 2
+    assert "vocabulary" in capsys.readouterr().err
