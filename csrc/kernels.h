@@ -398,7 +398,7 @@ int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_
 typedef struct {
     int fd;
     uint64_t size;
-    int64_t mtime_ns; /* since the epoch */
+    uint64_t mtime_ns; /* since the epoch, modulo 2^64: a file may claim any year */
 } wm_stamp;
 /* 1 when the file behind stamp->fd still has this size and modification time, 0 when not, -errno on failure. */
 int wm_unchanged(const wm_stamp *stamp);
