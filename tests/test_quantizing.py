@@ -440,6 +440,40 @@ def test_limits_come_before_reading(tmp_path: Path) -> None:
             wm.convert(path, tmp_path / "x.amb", limits=wm.Limits(max_copy_bytes=2**30), **options)
 
 
+def test_a_damaged_mask_is_told_with_file_and_place(tmp_path: Path) -> None:
+    """However a tensor with a damaged mask comes to be used, the error has the file and the byte where its data is."""
+    value = wm.quantize(np.ones((4, 16), np.float32), "adaptive")
+    wm.save(tmp_path / "q.amb", {"w": value})
+    data = bytearray((tmp_path / "q.amb").read_bytes())
+    with wm.open(bytes(data)) as file:
+        at = file.info("w").offset + 4
+    data[at] |= 3
+    bad = tmp_path / "bad.amb"
+    bad.write_bytes(data)
+    with wm.open(bad) as file:
+        uses: list[Callable[[], Any]] = [
+            lambda: file["w"],
+            lambda: file.read("w"),
+            lambda: list(file.values()),
+            lambda: wm.convert(bad, tmp_path / "x.amb"),
+            lambda: wm.convert(bad, tmp_path / "x.bt", dtype="float16"),
+            lambda: wm.diff(tmp_path / "q.amb", bad),
+        ]
+        for use in uses:
+            with pytest.raises(wm.QuantError, match="kind of block 0 is 3") as caught:
+                use()
+            assert (caught.value.path, caught.value.offset) == (str(bad), at)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4_block", "adaptive"])
+def test_what_is_no_number_is_told_with_its_file(tmp_path: Path, scheme: str) -> None:
+    """The error about a NaN names the file that it is in, whether it is found before writing or meanwhile."""
+    wm.save(tmp_path / "nan.safetensors", {"w": np.full((2, 2), np.nan, np.float32)})
+    with pytest.raises(wm.QuantError) as caught:
+        wm.convert(tmp_path / "nan.safetensors", tmp_path / "q.amb", quantize=scheme)
+    assert caught.value.path == str(tmp_path / "nan.safetensors")
+
+
 def test_codes_that_mean_the_same_are_no_difference(tmp_path: Path) -> None:
     """Blocks with a scale of 0 are equal whatever their codes; 0 and -0 differ, as they do in dense tensors."""
 

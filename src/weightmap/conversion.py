@@ -186,7 +186,10 @@ def convert(
             warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
         request = Request(payloads, chosen, **extras)
         plan = plan_request(target, found, request)
-        write_plan(target, plan, progress=progress)
+        try:
+            write_plan(target, plan, progress=progress)
+        except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
+            raise error.located(path=source) from None
     return ConvertReport(
         source,
         target,

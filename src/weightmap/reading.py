@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import dtype_named, numpy_dtype
-from weightmap.errors import LimitError
+from weightmap.errors import LimitError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +53,10 @@ class Located(NamedTuple):
         """Return a quantised tensor whose bytes are private, read from the file."""
         assert self.quantized is not None  # noqa: S101 - the dtype of the row has told
         row = self.row
-        return self.quantized(row, np.frombuffer(self.source.pread(row.offset, row.nbytes), np.uint8))
+        try:
+            return self.quantized(row, np.frombuffer(self.source.pread(row.offset, row.nbytes), np.uint8))
+        except TensorFileError as error:
+            raise error.located(path=self.source.name) from None
 
     def layout(self) -> tuple[int, int, str] | None:
         """Return where the payload of a quantised tensor begins in its data, its block size and type of scales.
@@ -63,7 +66,10 @@ class Located(NamedTuple):
         find = getattr(self.quantized, "layout", None)
         if find is None:
             return None
-        start, block_size, scale_type = find(self.row, self.source.pread(self.row.offset, min(4, self.row.nbytes)))
+        try:
+            start, block_size, scale_type = find(self.row, self.source.pread(self.row.offset, min(4, self.row.nbytes)))
+        except TensorFileError as error:
+            raise error.located(path=self.source.name) from None
         return start, block_size, scale_type
 
 
