@@ -357,6 +357,16 @@ def test_the_demo_runs_on_a_quantised_file(quantised, checkpoint):
     assert [row[-1] for row in matrix[:4]] == ["2", "1", "4", "3"]
 
 
+@pytest.mark.usefixtures("checkpoint")
+def test_an_amb_file_is_made_where_one_is_asked_for(tmp_path):
+    """A model file that does not exist and is called .amb is made as AMB, and gives the same embedding bit for bit."""
+    out = io.StringIO()
+    assert demo.run(str(tmp_path / "new.amb"), ["One.", "Two."], out=out) == 0
+    assert "amb, 103 tensors" in out.getvalue()
+    assert (tmp_path / "new.amb").read_bytes()[:5] == b"AMBEE"
+    assert "the same embedding, bit for bit" in out.getvalue()
+
+
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
     """A model whose tokenizer is no WordPiece is an UnsupportedError with the file's name."""
     path = tmp_path / "bpe.amb"

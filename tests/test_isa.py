@@ -159,7 +159,7 @@ def test_c_driver(tmp_path: Path) -> None:
     sources.remove(csrc / "python.c")
     program = tmp_path / "kernels_test"
     flags = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{csrc}", "-pthread"]
-    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program)], check=True)
+    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program), "-lm"], check=True)
     done = subprocess.run([str(program)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert done.stdout.endswith("all checks passed\n")

@@ -128,7 +128,8 @@ def test_parts_are_views_of_the_payload(scheme: str, block_size: int, scale_type
     shape = (5, 13)
     payload = payload_of(scheme, 65, block_size, scale_type)
     for shift in range(4):
-        given = np.frombuffer(bytes(shift) + payload, np.uint8)[shift:]
+        given = np.frombuffer(bytearray(shift) + payload, np.uint8)[shift:]
+        assert given.flags.writeable
         tensor = QuantizedTensor(scheme, shape, given, block_size=block_size, scale_type=scale_type)
         parts = [tensor.payload, tensor.scales, tensor.codes] + ([] if tensor.mask is None else [tensor.mask])
         for part in parts:
@@ -400,13 +401,15 @@ def test_only_the_blocks_needed_are_decoded(scheme: str, monkeypatch: pytest.Mon
         decode(self, start, stop, *rest)
 
     monkeypatch.setattr(QuantizedTensor, "_decode", counted)
-    # Rows of 32 elements and blocks of 48: rows 3, 4 and 5 are elements 96 to 192, blocks 2 and 3; row 9 is in block 6.
-    tensor, values = poisoned(scheme, 48, {2, 3, 6})
+    # Rows of 32 elements and blocks of 48: rows 3, 4 and 5 are elements 96 to 192, blocks 2 and 3; 6 is in
+    # block 4, and 9 in block 6.
+    tensor, values = poisoned(scheme, 48, {2, 3, 4, 6})
     cases: list[tuple[Any, list[tuple[int, int]]]] = [
         (4, [(128, 160)]),
         (-6, [(128, 160)]),
         (slice(3, 6), [(96, 192)]),
         ([5, 3], [(96, 192)]),
+        ([6, 3], [(96, 128), (192, 224)]),
         ([9, 4, 9, -1], [(128, 160), (288, 320)]),
         (np.array([[9, 3], [3, 3]]), [(96, 128), (288, 320)]),
         (np.arange(10) // 2 == 2, [(128, 192)]),

@@ -101,7 +101,7 @@ def convert(
         Over tensor names: a tensor is taken when some `include` matches (default: all) and no `exclude` does.
     dtype : dtype_like, optional
         Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
-        out of range become infinite.
+        out of range become infinite. With `quantize`, only tensors that are and remain dense are converted.
     quantize : str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB): see `weightmap.quantize`. One-dimensional
         tensors and embeddings (by their names) stay as they are, and so do tensors that are quantised already.
@@ -171,9 +171,13 @@ def convert(
                     (name, f"{found.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}")
                 )
                 continue
-            chosen_here = quantizer is not None and quantizer.wants(name, place)
             try:
-                payloads.append(quantizer.payload(name, place) if chosen_here else _payload(name, place, wanted))  # type: ignore[union-attr]
+                if quantizer is None:
+                    payloads.append(_payload(name, place, wanted))
+                elif quantizer.wants(name, place):
+                    payloads.append(quantizer.payload(name, place, found.schemes.get(chosen, frozenset())))
+                else:  # what is quantised already stays so
+                    payloads.append(_payload(name, place, None if row.dtype.quantized else wanted))
             except TensorFileError as error:
                 raise error.located(path=source) from None
         try:

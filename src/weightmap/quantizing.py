@@ -16,7 +16,7 @@ from weightmap.formats import Payload
 from weightmap.quant import BITS, BLOCKED, quantize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -110,10 +110,12 @@ class Quantizer:
             return matches(name, self._include)
         return len(row.shape) >= 2 and "embed" not in name.lower()
 
-    def payload(self, name: str, place: Located) -> Payload:
-        """Return what is to be written for a tensor. It is read when it is written."""
+    def payload(self, name: str, place: Located, held: Collection[str]) -> Payload:
+        """Return what is to be written for a tensor, to a format that holds these schemes. It is read when written."""
         row, scale_type = place.row, self._options["scale_type"]
         size = math.prod(row.shape)
+        if self.scheme not in held:  # the writer will refuse it by its name, so nothing need be quantised
+            return Payload(name, SCHEMES[self.scheme], row.shape, 0, lambda: iter(()))
         if self.scheme in BITS:
             nbytes = kernels.blocks_size(
                 size, bits=BITS[self.scheme], block_size=self.block_size, scale_type=scale_type
