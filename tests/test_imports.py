@@ -35,6 +35,7 @@ LAYERS = [
     {"formats"},
     {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded", "similarity"},
     {"quantizing"},
+    {"words"},
     {"comparison", "conversion"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "torch"},

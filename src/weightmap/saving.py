@@ -36,7 +36,8 @@ class Sink:
     changes meanwhile cannot make a checksum differ from the bytes. The first piece, with the header, is written last.
     """
 
-    def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None, *, exact: bool = True) -> None:
+        self._exact = exact
         self._fd = fd
         self._total = total
         self._progress = progress
@@ -104,7 +105,7 @@ class Sink:
             self._flush()
         if self._first is not None:
             _write_all(self._fd, self._first, 0)
-        if self.offset != self._total:
+        if self._exact and self.offset != self._total:
             msg = f"the format planned {self._total} bytes and wrote {self.offset}"
             raise AssertionError(msg)
 
@@ -148,8 +149,9 @@ def write_plan(
         try:
             if mode is not None:
                 _keep_mode(fd, *mode)
-            _reserve(fd, plan.size)
-            sink = Sink(fd, plan.size, progress)
+            if plan.exact:
+                _reserve(fd, plan.size)
+            sink = Sink(fd, plan.size, progress, exact=plan.exact)
             plan.write(sink)
             sink.finish()
             if durable:

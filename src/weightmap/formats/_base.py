@@ -260,17 +260,23 @@ class Request:
 
 
 class Plan:
-    """A file that can be written: its exact size in bytes, and the function that does it."""
+    """A file that can be written: its size in bytes, and the function that does it.
 
-    __slots__ = ("size", "write")
+    The size is exact, unless `exact` is False: then it is an estimate, by which progress is told.
+    """
+
+    __slots__ = ("exact", "size", "write")
 
     def __init__(
         self,
         size: int,
         write: Callable[[Sink], None],
+        *,
+        exact: bool = True,
     ) -> None:
         self.size = size
         self.write = write
+        self.exact = exact
 
 
 class Format:
