@@ -36,7 +36,7 @@ LAYERS = [
     {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded", "similarity"},
     {"quantizing"},
     {"words"},
-    {"comparison", "conversion"},
+    {"comparison", "conversion", "schemes"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "torch"},
     {"demo"},

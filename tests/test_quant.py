@@ -604,7 +604,7 @@ def test_bits_of_adaptive_are_kept_to() -> None:
     ("scheme", "options", "message"),
     [
         ("int3", {}, "int3"),
-        ("pq", {}, "pq"),
+        ("pq", {}, "number of dimensions of the matrix is 1"),
         ("int4_block", {"block_size": 0}, "0, expected"),
         ("int4_block", {"block_size": 3}, "3, expected"),
         ("int5_block", {"block_size": 4}, "4, expected"),

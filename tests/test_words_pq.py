@@ -179,3 +179,14 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     parts = words.train_pq(rows, n_bits=3)
     assert whole.codes.tobytes() == parts.codes.tobytes()
     assert whole.codebooks.tobytes() == parts.codebooks.tobytes()
+
+
+@needs_scipy
+def test_quantize_knows_the_scheme() -> None:
+    """`weightmap.quantize` with "pq" does what `train_pq` does; its options are for no other scheme."""
+    rows = wb.matrix(50, 6)
+    q = wm.quantize(rows, "pq", n_subquantizers=2, seed=3)
+    assert q.scheme == "pq"
+    assert q.codes.tobytes() == words.train_pq(rows, n_subquantizers=2, seed=3).codes.tobytes()
+    with pytest.raises(TypeError, match="seed: for scheme 'pq'"):
+        wm.quantize(rows, "int8", seed=3)

@@ -28,7 +28,7 @@ from weightmap.words.model import l2_norms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     Blocks = Callable[[], Iterator[NDArray[np.float32]]]
 
@@ -56,7 +56,7 @@ class Options(NamedTuple):
 
 
 def train_pq(
-    matrix: NDArray[Any],
+    matrix: ArrayLike,
     *,
     n_subquantizers: int | None = None,
     n_bits: int = 8,
