@@ -252,7 +252,7 @@ enum {
     WM_FAULT_AMB_PADDING = 75,     /* row, actual: a byte of padding that is not 0 */
     WM_FAULT_AMB_UNPADDED = 76,    /* row: of the last record's padding `actual` bytes are there, not `expected` */
     WM_FAULT_AMB_QUANT_TYPE = 77,  /* row, actual, expected */
-    WM_FAULT_AMB_BLOCK_SIZE = 78,  /* row, actual */
+    WM_FAULT_AMB_BLOCK_SIZE = 78,  /* row, actual, expected: a multiple of it, or 0 */
     WM_FAULT_AMB_SCALE_TYPE = 79,  /* row, actual */
     WM_FAULT_AMB_SCHEME_SIZE = 80, /* row, actual: data_size, expected: by shape, block size and type of the scales */
     WM_FAULT_AMB_READ = 81,        /* at: what cannot be read; actual: errno, or 0 where the file ends */
@@ -468,7 +468,7 @@ int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_
 typedef struct {
     int fd;
     uint64_t size;
-    int64_t mtime_ns; /* since the epoch */
+    uint64_t mtime_ns; /* since the epoch, modulo 2^64: a file may claim any year */
 } wm_stamp;
 /* 1 when the file behind stamp->fd still has this size and modification time, 0 when not, -errno on failure. */
 int wm_unchanged(const wm_stamp *stamp);

@@ -35,7 +35,8 @@ LAYERS = [
     {"formats"},
     {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded", "similarity"},
     {"quantizing"},
-    {"comparison", "conversion"},
+    {"words"},
+    {"comparison", "conversion", "schemes"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "torch"},
     {"demo"},

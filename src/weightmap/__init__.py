@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from weightmap.comparison import DiffReport, TensorDiff, diff
     from weightmap.conversion import ConvertReport, convert
     from weightmap.embeddings import Embeddings
-    from weightmap.quant import QuantizedTensor, quantize
+    from weightmap.quant import QuantizedTensor
     from weightmap.saving import save
+    from weightmap.schemes import quantize
 
 __version__ = "0.1.0"
 
@@ -91,7 +92,7 @@ _ON_DEMAND = {
     "TensorDiff": "comparison",
     "convert": "conversion",
     "diff": "comparison",
-    "quantize": "quant",
+    "quantize": "schemes",
     "save": "saving",
 }
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)

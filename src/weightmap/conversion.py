@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import hub
-from weightmap.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
-from weightmap.errors import TensorFileError
+from weightmap import hub, words
+from weightmap.dtypes import DTYPES, DType, numpy_dtype
+from weightmap.errors import TensorFileError, quoted
 from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
 from weightmap.opening import open as open_file
 from weightmap.payload import from_quantized
 from weightmap.quantizing import FLOATING, QuantizedInfo, Quantizer, matches
+from weightmap.reading import in_pieces
 from weightmap.saving import choose, choose_layout, plan_request, write_plan
 from weightmap.sharded import find_model
 
@@ -82,6 +83,14 @@ def convert(
     bits: float = 5.0,
     quantize_include: str | Sequence[str] | None = None,
     quantize_exclude: str | Sequence[str] | None = None,
+    lossy: bool = False,
+    normalize: bool | None = None,
+    subwords: str | None = None,
+    n_subquantizers: int | None = None,
+    n_bits: int = 8,
+    projection: bool = False,
+    pq_norms: bool = True,
+    seed: int = 0,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
     limits: Limits | None = None,
@@ -92,11 +101,14 @@ def convert(
     ----------
     src : path
         Of a file, of an index of shards, or of a Hugging Face model directory, whose configuration (``config.json``)
-        and vocabulary (``vocab.txt``) go along where the target has a place for them.
+        and vocabulary (``vocab.txt``) go along where the target has a place for them. Or a file of word embeddings of
+        another program, recognised by its content: word2vec binary, text with or without a line of dimensions (GloVe),
+        a dense fastText model. See `weightmap.words`.
     dst : path
         Written as by `save`: there whole or not at all.
     format, layout : str, optional
-        Of the target; by default by its suffix.
+        Of the target; by default by its suffix. Besides those of `weightmap.open`: "word2vec", "text", "textdims" and
+        "fasttext", for files with a vocabulary and a matrix of its rows.
     include, exclude : glob or sequence of globs, optional
         Over tensor names: a tensor is taken when some `include` matches (default: all) and no `exclude` does.
     dtype : dtype_like, optional
@@ -104,13 +116,24 @@ def convert(
         out of range become infinite. With `quantize`, only tensors that are and remain dense are converted.
     quantize : str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB): see `weightmap.quantize`. One-dimensional
-        tensors and embeddings (by their names) stay as they are, and so do tensors that are quantised already.
+        tensors and embeddings (by their names) stay as they are, and so do tensors that are quantised already. Or "pq",
+        for word embeddings in finalfusion: see `weightmap.words.train_pq`.
     block_size : int, optional
         Elements of a block; 32 when not given.
     scale_type, bits : str, float
         As of `weightmap.quantize`.
     quantize_include, quantize_exclude : glob or sequence of globs, optional
         Quantise just the floating-point tensors whose names match, of whatever shape; leave those that match alone.
+    lossy : bool
+        Replace what is not UTF-8 in the words of other programs' files.
+    normalize : bool, optional
+        Divide rows of words by their norms, and store these. By default True from files of other programs to
+        finalfusion, else rows stay as they are; where norms are stored, False multiplies by them. To files of other
+        programs rows are multiplied by stored norms unless this is True.
+    subwords : str, optional
+        "explicit": list the n-grams of the words of a bucket or fastText vocabulary.
+    n_subquantizers, n_bits, projection, pq_norms, seed
+        For ``quantize="pq"``, as of `weightmap.words.train_pq`, where `pq_norms` is called `norms`.
     threads : int
         At most this many threads share the work of quantising.
     progress : callable, optional
@@ -134,22 +157,65 @@ def convert(
     limits = Limits() if limits is None else limits
     model = find_model(source) if os.path.isdir(source) else source
     directory = hub.read_directory(source, model) if os.path.isdir(source) else None
-    try:
-        found = choose(target, format, layout)
-        quantizer = None
-        if quantize is not None:
-            quantizer = Quantizer(
-                quantize,
-                block_size=32 if block_size is None else block_size,
-                scale_type=scale_type,
-                bits=bits,
-                threads=threads,
-                include=quantize_include,
-                exclude=quantize_exclude,
-            )
-        elif block_size is not None:
+    training = None
+    if quantize == "pq":
+        training = {
+            "n_subquantizers": n_subquantizers,
+            "n_bits": n_bits,
+            "projection": projection,
+            "norms": pq_norms,
+            "seed": seed,
+        }
+    kind = words.recognise(model)
+    if kind is not None or format in words.NAMES or (training, subwords, normalize) != (None, None, None):
+        if block_size is not None or (quantize is not None and training is None):
+            raise ValueError("word embeddings are quantised by quantize='pq', which has no blocks")
+        if dtype is not None and _floating(dtype).name != "float32":
+            raise ValueError("dtype= is not for word embeddings, which are float32")
+        wanted = words.Target(target, format, layout, normalize, subwords, training)
+        if kind is not None:
+            written = words.convert_file(model, kind, wanted, limits, progress, lossy=lossy)
+        else:
+            with open_file(model, limits=limits) as file:
+                vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
+                matrix = words.from_file(file, vocab, include, exclude)
+                written = words.convert_words(matrix, wanted, limits, progress)
+        return ConvertReport(source, target, *written)
+    options = {"block_size": block_size, "scale_type": scale_type, "bits": bits, "threads": threads}
+    among = {"include": quantize_include, "exclude": quantize_exclude}
+    quantizer = functools.partial(_quantizer, quantize, options, among)
+    return _convert_tensors(
+        (source, model, target), directory, format, layout, include, exclude, dtype, quantizer, progress, limits
+    )
+
+
+def _quantizer(scheme: str | None, options: dict[str, Any], among: dict[str, Any]) -> Quantizer | None:
+    if scheme is None:
+        if options["block_size"] is not None:
             msg = "block_size= is for quantize=, which was not given"
             raise ValueError(msg)
+        return None
+    block_size = 32 if options["block_size"] is None else options["block_size"]
+    return Quantizer(scheme, **options | {"block_size": block_size} | among)
+
+
+def _convert_tensors(
+    paths: tuple[str, str, str],
+    directory: hub.ModelDirectory | None,
+    format: str | None,
+    layout: str | None,
+    include: str | Sequence[str] | None,
+    exclude: str | Sequence[str] | None,
+    dtype: DTypeLike | str | None,
+    quantizing: Callable[[], Quantizer | None],
+    progress: Callable[[int, int], None] | None,
+    limits: Limits,
+) -> ConvertReport:
+    """Do what `convert` says, of files that `open` reads; `paths` are the source, the model in it, and the target."""
+    source, model, target = paths
+    try:
+        found = choose(target, format, layout)
+        quantizer = quantizing()
         wanted = None if dtype is None else _floating(dtype)
     except TensorFileError as error:
         raise error.located(path=target) from None
@@ -185,11 +251,16 @@ def convert(
         except TensorFileError as error:
             raise error.located(path=source) from None
         extras, warnings = _extras(file, directory, metadata, found, chosen)
+        if found.name == "finalfusion" and file.format != "finalfusion":
+            warnings += _as_embeddings(payloads)
         if not payloads:
             warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
         request = Request(payloads, chosen, **extras)
         plan = plan_request(target, found, request)
-        write_plan(target, plan, progress=progress)
+        try:
+            write_plan(target, plan, progress=progress)
+        except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
+            raise error.located(path=source) from None
     return ConvertReport(
         source,
         target,
@@ -201,6 +272,15 @@ def convert(
         tuple(warnings),
         () if quantizer is None else tuple(quantizer.done),
     )
+
+
+def _as_embeddings(payloads: list[Payload]) -> list[str]:
+    """Give the one matrix that goes to a format with one matrix the name that this has there."""
+    others = [payload for payload in payloads if payload.name != "norms"]
+    if len(others) != 1 or others[0].name == "embeddings" or len(others[0].shape) != 2:
+        return []
+    name, others[0].name = others[0].name, "embeddings"
+    return [f"tensor {quoted(name)} is written as 'embeddings'"]
 
 
 def _floating(dtype: DTypeLike | str) -> DType:
@@ -248,29 +328,39 @@ def _payload(name: str, place: Located, wanted: DType | None) -> Payload:
 
 def _as_quantized(name: str, place: Located) -> Payload:
     """Return a quantised tensor as it is. Its bytes are read when they are written."""
+    source, row, _ = place
+    layout = place.layout()
+    if layout is None:
+        return _in_parts(name, place)
+    start, block_size, scale_type = layout
+    nbytes = row.nbytes - start
+
+    def chunks() -> Iterator[Any]:
+        if row.dtype.name == "adaptive":  # whose mask nobody has checked so far
+            yield place.decoder().payload
+        else:
+            yield from source.chunks(row.offset + start, nbytes)
+
+    return Payload(name, row.dtype, row.shape, nbytes, chunks, block_size=block_size, scale_type=scale_type)
+
+
+def _in_parts(name: str, place: Located) -> Payload:
+    """Return a tensor of product quantisation as it is."""
     model = from_quantized(name, place.decoder())
 
     def chunks() -> Iterator[Any]:
         yield from from_quantized(name, place.decoder()).chunks()
 
-    return Payload(
-        name,
-        SCHEMES[model.dtype.name],
-        model.shape,
-        model.nbytes,
-        chunks,
-        block_size=model.block_size,
-        scale_type=model.scale_type,
-        parts=model.parts,
-    )
+    return Payload(name, model.dtype, model.shape, model.nbytes, chunks, parts=model.parts)
 
 
 def _decoded(place: Located, wanted: DType) -> Iterator[memoryview]:
-    tensor, target = place.decoder(), numpy_dtype(wanted)
-    for start in range(0, tensor.size, _PIECE):
-        values = tensor.flat(start, min(start + _PIECE, tensor.size))
-        with np.errstate(over="ignore", invalid="ignore"):
-            yield memoryview(values.astype(target).view(np.uint8))
+    target = numpy_dtype(wanted)
+    for tensor in in_pieces(place):
+        for start in range(0, tensor.size, _PIECE):
+            values = tensor.flat(start, min(start + _PIECE, tensor.size))
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield memoryview(values.astype(target).view(np.uint8))
 
 
 def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:

@@ -36,7 +36,8 @@ class Sink:
     changes meanwhile cannot make a checksum differ from the bytes. The first piece, with the header, is written last.
     """
 
-    def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None, *, exact: bool = True) -> None:
+        self._exact = exact
         self._fd = fd
         self._total = total
         self._progress = progress
@@ -104,7 +105,7 @@ class Sink:
             self._flush()
         if self._first is not None:
             _write_all(self._fd, self._first, 0)
-        if self.offset != self._total:
+        if self._exact and self.offset != self._total:
             msg = f"the format planned {self._total} bytes and wrote {self.offset}"
             raise AssertionError(msg)
 
@@ -148,8 +149,9 @@ def write_plan(
         try:
             if mode is not None:
                 _keep_mode(fd, *mode)
-            _reserve(fd, plan.size)
-            sink = Sink(fd, plan.size, progress)
+            if plan.exact:
+                _reserve(fd, plan.size)
+            sink = Sink(fd, plan.size, progress, exact=plan.exact)
             plan.write(sink)
             sink.finish()
             if durable:
@@ -311,12 +313,14 @@ def save(
         One of `formats()` that can be written; by default the suffix tells: ``.weights``, ``.safetensors``, ...
     layout : str, optional
         One of the format's layouts (EMBD: "spec", "simple"; CNN v2: "v2", "v1", by default as `metadata` has its
-        ``version``).
+        ``version``; finalfusion: "upstream", "spec").
     metadata : mapping, optional
         What may stand there depends on the format: strings in safetensors and EMBD, which takes integers too and writes
-        them as decimal strings; ``version`` and ``mip_level`` in CNN v2.
+        them as decimal strings; ``version`` and ``mip_level`` in CNN v2; what TOML has in finalfusion, where metadata
+        that was read keeps its text and new one needs the package tomli_w.
     vocab : sequence of str, optional
-        Tokens by id.
+        Tokens by id. In finalfusion files, which need one, with an attribute ``subwords`` for a vocabulary that takes
+        apart unknown words: a `Vocabulary` of such a file, or ``Vocabulary.of(words, subwords=Subwords(...))``.
     special_ids : mapping of str to int, optional
         Of pad, unk, cls, sep and mask; by default those of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
     config, tokenizer : optional

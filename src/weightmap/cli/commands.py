@@ -43,6 +43,9 @@ def convert(args: argparse.Namespace) -> int:
                 include=args.include,
                 exclude=args.exclude,
                 dtype=args.dtype,
+                lossy=args.lossy,
+                normalize=args.normalize,
+                subwords=args.subwords,
                 progress=progress,
                 **quantising.options(args.quantize, args),
             )

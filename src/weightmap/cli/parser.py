@@ -60,15 +60,15 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command(
         "convert", commands.convert, "write a file in another format or layout", "DST is replaced in one step."
     )
-    sub.add_argument("src", metavar="SRC", help="a tensor file or a model directory")
+    sub.add_argument("src", metavar="SRC", help="a tensor file, a model directory, or word2vec, GloVe or fastText")
     sub.add_argument("dst", metavar="DST", help="the file to write; its suffix tells the format")
     sub.add_argument("--format", help="the format to write, whatever the suffix of DST")
     sub.add_argument("--layout", help="a layout of that format other than its usual one")
     sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
     sub.add_argument("--include", metavar="GLOB", action="append", help="only tensors with such a name (repeatable)")
     sub.add_argument("--exclude", metavar="GLOB", action="append", help="no tensor with such a name (repeatable)")
-    sub.add_argument("--quantize", metavar="SCHEME", choices=_SCHEMES, help=f"one of {', '.join(_SCHEMES)}")
     _add_quantisation(sub)
+    _add_words(sub)
     _add_json(sub)
 
     sub = command(
@@ -140,9 +140,29 @@ def _add_quantisation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--block-size", type=int, metavar="N", help="elements with one scale, for schemes with blocks (default: 32)"
     )
-    parser.add_argument("--bits", type=float, metavar="B", help="for adaptive: bits per weight, 4.5 to 16 (default: 5)")
+    parser.add_argument(
+        "--bits",
+        type=float,
+        metavar="B",
+        help="for adaptive: bits per weight, 4.5 to 16 (default: 5); for pq: bits of a code, 1 to 8 (default: 8)",
+    )
     parser.add_argument("--scale-type", choices=("fp16", "fp32"), help="the type of scales (default: fp16)")
     parser.add_argument("--threads", type=int, metavar="N", help="at most so many threads (default: one for each CPU)")
+
+
+def _add_words(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `convert` for word embeddings, and with pq that for all schemes."""
+    schemes = (*_SCHEMES, "pq")
+    parser.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
+    group = parser.add_argument_group("word embeddings")
+    group.add_argument("--lossy", action="store_true", help="replace what is not UTF-8 in words")
+    group.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, help="make unit vectors and store norms, or undo that"
+    )
+    group.add_argument("--subwords", choices=("explicit",), help="list the n-grams of a vocabulary with buckets")
+    group.add_argument("--subquantizers", type=int, metavar="N", help="for pq: codes of a row (default: dims / 2)")
+    group.add_argument("--projection", action="store_true", help="for pq: rotate the rows first")
+    group.add_argument("--seed", type=int, metavar="N", help="for pq: of what is chosen at random (default: 0)")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

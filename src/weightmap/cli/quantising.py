@@ -26,9 +26,14 @@ _BLOCKED = ("int4_block", "int5_block", "adaptive")
 def misused(scheme: str | None, args: argparse.Namespace) -> str | None:
     """Say what is wrong with the options of quantisation; None when nothing is.
 
+    Those of pq are of `convert` alone.
+
     Whether a scheme takes a block size or a number of bits is known before any file is opened, and is a mistake in the
     command line, not in a file.
     """
+    training = [f"--{name}" for name in ("subquantizers", "projection", "seed") if getattr(args, name, None)]
+    if scheme == "pq" or training:
+        return _misused_pq(args) if scheme == "pq" else f"{', '.join(training)}: for --quantize pq"
     given = {
         "--block-size": args.block_size,
         "--bits": args.bits,
@@ -44,7 +49,10 @@ def misused(scheme: str | None, args: argparse.Namespace) -> str | None:
         return f"--bits: for adaptive; the bits of {scheme} follow from the scheme"
     if args.threads is not None and args.threads < 1:
         return f"--threads: {args.threads}, expected 1 or more"
-    wanted = options(scheme, args)
+    return _misused_scheme(scheme, options(scheme, args))
+
+
+def _misused_scheme(scheme: str, wanted: dict[str, Any]) -> str | None:
     try:
         Quantizer(
             scheme,
@@ -57,10 +65,28 @@ def misused(scheme: str | None, args: argparse.Namespace) -> str | None:
     return None
 
 
+def _misused_pq(args: argparse.Namespace) -> str | None:
+    others = {"--block-size": args.block_size, "--scale-type": args.scale_type, "--threads": args.threads}
+    unused = [name for name, value in others.items() if value is not None]
+    if unused:
+        return f"{', '.join(unused)}: not for pq"
+    if args.bits is not None and args.bits not in range(1, 9):
+        return f"--bits: {args.bits:g}, expected a whole number from 1 to 8 for pq"
+    return None
+
+
 def options(scheme: str | None, args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `weightmap.convert` that say how to quantise."""
     if scheme is None:
         return {}
+    if scheme == "pq":
+        return {
+            "quantize": scheme,
+            "n_bits": 8 if args.bits is None else int(args.bits),
+            "n_subquantizers": args.subquantizers,
+            "projection": args.projection,
+            "seed": args.seed or 0,
+        }
     chosen: dict[str, Any] = {
         "quantize": scheme,
         "scale_type": args.scale_type or "fp16",
@@ -188,7 +214,9 @@ def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
 def summary(report: wm.ConvertReport) -> str:
     """Return one line on the quantised tensors of a conversion."""
     if not report.quantized:
-        return "no tensor was quantised: none was of floating point, of two dimensions, and asked for"
+        return (
+            "no tensor was quantised: none was of floating point, not quantised yet, of two dimensions, and asked for"
+        )
     whole = total(report.quantized)
     return (
         f"quantised to {report.quantized[0].scheme}: {whole['tensors']:,} of {report.tensors:,} tensors, "

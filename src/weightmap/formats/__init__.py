@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weightmap.errors import EncodeError, TruncatedError, UnknownFormatError
-from weightmap.formats._base import HEAD, Content, Format, Options, Parts, Payload, Plan, Request, Verification
+from weightmap.formats._base import HEAD, Content, Format, Options, Parts, Payload, Plan, Request, Verification, refuse
 
 if TYPE_CHECKING:
     from weightmap.source import Source
@@ -32,6 +32,7 @@ __all__ = [
     "formats",
     "identify",
     "mistaken",
+    "refuse",
 ]
 
 

@@ -1,0 +1,192 @@
+"""Product quantisation: what training makes decodes near to what was given, the same each time, in flat memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.builders import words as wb
+
+import weightmap as wm
+from weightmap import words
+from weightmap.words import training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+needs_scipy = pytest.mark.skipif(
+    importlib.util.find_spec("scipy") is None and "CI" not in os.environ, reason="needs scipy"
+)
+
+
+@needs_scipy
+@pytest.mark.parametrize("projection", [False, True])
+@pytest.mark.parametrize("norms", [False, True])
+def test_few_different_rows_come_back(projection: bool, norms: bool) -> None:
+    """Rows that are no more than the centroids are kept but for rounding, in any combination of parts."""
+    rows = np.repeat(wb.matrix(7, 12), 3, axis=0)
+    q = words.train_pq(rows[::3], n_subquantizers=4, projection=projection, norms=norms)
+    assert (q.shape, q.codes.shape, q.codebooks.shape) == ((7, 12), (7, 4), (4, 7, 3))
+    assert (q.projection is not None, q.norms is not None) == (projection, norms)
+    np.testing.assert_allclose(q.dequantize(), rows[::3], atol=2e-6)
+
+
+@needs_scipy
+def test_a_code_names_the_nearest_centroid() -> None:
+    """Of every piece the stored code is that of the nearest vector in its codebook."""
+    rows = wb.matrix(500, 6, 1)
+    q = words.train_pq(rows, n_subquantizers=3, n_bits=4, norms=False)
+    for j in range(3):
+        pieces = rows[:, 2 * j : 2 * j + 2].astype(np.float64)
+        distances = np.square(pieces[:, None] - q.codebooks[j].astype(np.float64)).sum(axis=2)
+        chosen = distances[np.arange(500), q.codes[:, j]]
+        np.testing.assert_allclose(chosen, distances.min(axis=1), rtol=1e-5, atol=1e-7)
+
+
+@needs_scipy
+def test_training_helps() -> None:
+    """The error is well below that of the random rows that training began with, and more bits make it smaller."""
+    rows = wb.matrix(2000, 8, 2)
+    errors = []
+    for bits in (2, 4, 6):
+        q = words.train_pq(rows, n_subquantizers=4, n_bits=bits, norms=False)
+        errors.append(float(np.sqrt(np.square(q.dequantize() - rows).mean())))
+    started = words.train_pq(rows, n_subquantizers=4, n_bits=4, norms=False, iterations=1)
+    assert errors[1] < np.sqrt(np.square(started.dequantize() - rows).mean())
+    assert errors[0] > 1.5 * errors[1] > 2.25 * errors[2]
+
+
+@needs_scipy
+def test_the_projection_is_a_rotation_that_helps() -> None:
+    """It is orthonormal, and correlated columns lose less with it."""
+    base = wb.matrix(1500, 4, 5)
+    rows = np.hstack([base, base + 0.1 * wb.matrix(1500, 4, 6)]).astype(np.float32)
+    rows *= np.linspace(3, 0.3, 8, dtype=np.float32)
+    plain = words.train_pq(rows, n_subquantizers=4, n_bits=5)
+    turned = words.train_pq(rows, n_subquantizers=4, n_bits=5, projection=True)
+    np.testing.assert_allclose(turned.projection @ turned.projection.T, np.eye(8), atol=1e-5)
+    assert np.square(turned.dequantize() - rows).sum() < 0.8 * np.square(plain.dequantize() - rows).sum()
+
+
+@needs_scipy
+def test_a_seed_gives_the_same_again() -> None:
+    """Codes and codebooks are equal for one seed and differ for another."""
+    rows = wb.matrix(600, 4, 3)
+    first, again, other = (words.train_pq(rows, n_bits=4, sample=300, seed=seed) for seed in (1, 1, 2))
+    assert first.codes.tobytes() == again.codes.tobytes()
+    assert first.codebooks.tobytes() == again.codebooks.tobytes()
+    assert first.codebooks.tobytes() != other.codebooks.tobytes()
+
+
+@needs_scipy
+def test_rows_of_zeros_and_equal_rows() -> None:
+    """Clusters without points and rows without a direction do no harm."""
+    q = words.train_pq(np.zeros((300, 4), np.float32))
+    assert not q.dequantize().any()
+    q = words.train_pq(np.ones((300, 4), np.float32), projection=True)
+    np.testing.assert_allclose(q.dequantize(), 1, rtol=1e-6)
+
+
+WRONG = [
+    (np.ones((4, 6)), {"n_subquantizers": 4}, "n_subquantizers is 4, expected a divisor of 6"),
+    (np.ones((4, 6)), {"n_subquantizers": 0}, "n_subquantizers is 0"),
+    (np.ones((4, 6)), {"n_bits": 9}, "n_bits is 9, expected 1 to 8"),
+    (np.ones((4, 6)), {"sample": 0}, "sample is 0"),
+    (np.ones(6), {}, "number of dimensions of the matrix is 1"),
+    (np.ones((0, 6)), {}, "shape of the matrix"),
+    (np.full((4, 6), np.nan), {}, "an element of the matrix is NaN or infinite"),
+    (np.full((4, 6), 1e30), {}, "an element of the matrix is 1"),
+]
+
+
+@needs_scipy
+@pytest.mark.parametrize(("matrix", "options", "message"), WRONG)
+def test_what_does_not_fit(matrix: np.ndarray, options: dict[str, int], message: str) -> None:
+    """Options and matrices that make no sense are a QuantError that says which."""
+    with pytest.raises(wm.QuantError, match=message):
+        words.train_pq(matrix, **options)
+
+
+def test_without_scipy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the package, and how to get it."""
+    for name in ("scipy", "scipy.cluster", "scipy.cluster.vq"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install weightmap\[pq\]"):
+        words.train_pq(np.ones((4, 4)))
+
+
+@needs_scipy
+@pytest.mark.parametrize("projection", [False, True])
+def test_files_are_quantised(projection: bool, put: Callable[..., Path], tmp_path: Path) -> None:
+    """The file decodes to rows as far from the old ones as the report says, and norms stay exact."""
+    rows, names = wb.matrix(900, 6, 7), [f"w{i}" for i in range(900)]
+    source = put(wb.word2vec(names, rows), "w.bin")
+    options = {"quantize": "pq", "n_subquantizers": 3, "n_bits": 5, "projection": projection}
+    report = wm.convert(source, tmp_path / "q.fifu", **options)
+    (info,) = report.quantized
+    with wm.open(tmp_path / "q.fifu") as f:
+        f.verify()
+        assert list(f.vocab) == names
+        assert (info.name, info.scheme, info.shape, info.nbytes) == (
+            "embeddings",
+            "pq",
+            (900, 6),
+            f["embeddings"].nbytes,
+        )
+        np.testing.assert_allclose(f["norms"], np.linalg.norm(rows, axis=1), rtol=1e-6)
+        unit = rows / np.linalg.norm(rows, axis=1)[:, None]
+        error = np.sqrt(np.square(f["embeddings"].dequantize() - unit).mean())
+        np.testing.assert_allclose(info.rmse, error, rtol=1e-4)
+        np.testing.assert_allclose(info.relative_error, error / np.sqrt(np.square(unit).mean()), rtol=1e-4)
+        assert 0 < info.relative_error < 0.5
+    wm.convert(source, tmp_path / "again.fifu", **options)
+    assert (tmp_path / "again.fifu").read_bytes() == (tmp_path / "q.fifu").read_bytes()
+
+
+@needs_scipy
+def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put: Callable[..., Path], tmp_path: Path) -> None:
+    """finalfusion to quantised finalfusion to word2vec: what comes out is near to what went in."""
+    rows = wb.matrix(40, 4, 8)
+    wm.convert(put(wb.word2vec([f"w{i}" for i in range(40)], rows)), tmp_path / "a.fifu")
+    wm.convert(tmp_path / "a.fifu", tmp_path / "b.fifu", quantize="pq")
+    wm.convert(tmp_path / "b.fifu", tmp_path / "c", format="word2vec")
+    wm.convert(tmp_path / "c", tmp_path / "d.fifu", normalize=False)
+    with wm.open(tmp_path / "d.fifu") as f:
+        np.testing.assert_allclose(f["embeddings"], rows, atol=1e-5)
+
+
+@needs_scipy
+def test_formats_without_such_tensors(put: Callable[..., Path], tmp_path: Path) -> None:
+    """EMBD cannot express them: an EncodeError, as for a number of subquantisers that does not divide the row."""
+    source = put(wb.word2vec(["a"], [[1, 2, 3]]), "w.bin")
+    with pytest.raises(wm.EncodeError, match="no tensors of scheme pq"):
+        wm.convert(source, tmp_path / "a.weights", quantize="pq")
+    with pytest.raises(wm.EncodeError, match="n_subquantizers is 2"):
+        wm.convert(source, tmp_path / "a.fifu", quantize="pq", n_subquantizers=2)
+
+
+@needs_scipy
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are read and encoded a few at a time get the codes that they get all at once."""
+    rows = wb.matrix(130, 4, 9)
+    whole = words.train_pq(rows, n_bits=3)
+    monkeypatch.setattr(training, "_ROWS", 17)
+    parts = words.train_pq(rows, n_bits=3)
+    assert whole.codes.tobytes() == parts.codes.tobytes()
+    assert whole.codebooks.tobytes() == parts.codebooks.tobytes()
+
+
+@needs_scipy
+def test_quantize_knows_the_scheme() -> None:
+    """`weightmap.quantize` with "pq" does what `train_pq` does; its options are for no other scheme."""
+    rows = wb.matrix(50, 6)
+    q = wm.quantize(rows, "pq", n_subquantizers=2, seed=3)
+    assert q.scheme == "pq"
+    assert q.codes.tobytes() == words.train_pq(rows, n_subquantizers=2, seed=3).codes.tobytes()
+    with pytest.raises(TypeError, match="seed: for scheme 'pq'"):
+        wm.quantize(rows, "int8", seed=3)

@@ -1,0 +1,260 @@
+"""Word embeddings of other programs become finalfusion files, and what is wrong with them is said precisely."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.builders import words as wb
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS = wb.matrix(5, 4)
+UNIT = ROWS / np.linalg.norm(ROWS, axis=1)[:, None]
+HEAD = b"5 4\n"
+
+FILES = {
+    "word2vec": wb.word2vec(wb.WORDS, ROWS),
+    "word2vec without line feeds": wb.word2vec(wb.WORDS, ROWS, end=b""),
+    "text": wb.text(wb.WORDS, ROWS),
+    "text, CRLF": wb.text(wb.WORDS, ROWS, end="\r\n"),
+    "text, tabs": wb.text(wb.WORDS, ROWS, sep="\t"),
+    "text, many spaces": wb.text(wb.WORDS, ROWS, sep="  "),
+    "text, spaces at the ends of lines": wb.text(wb.WORDS, ROWS, end=" \n"),
+    "text, last line without an end": wb.text(wb.WORDS, ROWS)[:-1],
+    "textdims": wb.text(wb.WORDS, ROWS, dims=True),
+    "fasttext without n-grams": wb.fasttext(wb.WORDS, ROWS, 0, minn=0, maxn=0),
+    "fasttext with unused buckets": wb.fasttext(wb.WORDS, np.vstack([ROWS, ROWS]), 5, minn=0, maxn=0),
+}
+
+
+@pytest.mark.parametrize("data", FILES.values(), ids=FILES)
+def test_rows_become_unit_vectors_and_norms(data: bytes, put: Callable[..., Path], tmp_path: Path) -> None:
+    """Whatever the file, its words arrive in order, its rows as unit vectors, and what these were divided by."""
+    report = wm.convert(put(data, "source.bin"), tmp_path / "out.fifu")
+    assert (report.format, report.tensors, report.warnings) == ("finalfusion", 2, ())
+    with wm.open(tmp_path / "out.fifu") as f:
+        f.verify()
+        assert list(f.vocab) == wb.WORDS
+        np.testing.assert_allclose(f["embeddings"], UNIT, rtol=1e-6)
+        np.testing.assert_allclose(f["norms"], np.linalg.norm(ROWS, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("data", FILES.values(), ids=FILES)
+def test_rows_are_kept_bit_by_bit_on_request(data: bytes, put: Callable[..., Path], tmp_path: Path) -> None:
+    """normalize=False: the very numbers of the file, and no norms."""
+    wm.convert(put(data, "source.bin"), tmp_path / "out.fifu", normalize=False)
+    with wm.open(tmp_path / "out.fifu") as f:
+        assert list(f) == ["embeddings"]
+        assert f["embeddings"].tobytes() == ROWS.tobytes()
+
+
+def test_a_row_of_zeros_stays_one(put: Callable[..., Path], tmp_path: Path) -> None:
+    """It has norm 0, and no NaN comes of it."""
+    wm.convert(put(wb.word2vec(["a", "b"], [[0, 0], [3, 4]])), tmp_path / "out.fifu")
+    with wm.open(tmp_path / "out.fifu") as f:
+        np.testing.assert_allclose(f["embeddings"], [[0, 0], [0.6, 0.8]], rtol=1e-6)
+        assert f["norms"].tolist() == [0, 5]
+
+
+def test_other_formats_take_words_too(put: Callable[..., Path], tmp_path: Path) -> None:
+    """EMBD gets vocabulary and rows as they are; safetensors the rows, and the report says what stayed behind."""
+    source = put(FILES["text"], "glove.txt")
+    assert wm.convert(source, tmp_path / "out.weights").warnings == ()
+    with wm.open(tmp_path / "out.weights") as f:
+        assert list(f.vocab) == wb.WORDS
+        assert f["embeddings"].tobytes() == ROWS.tobytes()
+    assert "vocabulary of 5 words" in wm.convert(source, tmp_path / "out.safetensors").warnings[0]
+
+
+def test_words_with_spaces_in_text(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A word of GloVe may be several fields, as long as the later ones are no numbers."""
+    words = [". . .", "a b", "c"]
+    wm.convert(put(b"x 1 2\n. . . 3 4\na b 5 6\nc 7 8\n"), tmp_path / "out.fifu", normalize=False)
+    with wm.open(tmp_path / "out.fifu") as f:
+        assert list(f.vocab) == ["x", *words]
+        assert f["embeddings"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+def test_blocks_are_joined_rightly(put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of many blocks give what one block gives, wherever lines and words are cut."""
+    rows, names = wb.matrix(400, 7), [f"wörd{i}" for i in range(400)]
+    for module in ("text", "word2vec", "fasttext"):
+        monkeypatch.setattr(f"weightmap.words.{module}.BLOCK", 1000)
+    monkeypatch.setattr("weightmap.words.model.BLOCK", 1000)
+    for data in (wb.text(names, rows), wb.word2vec(names, rows), wb.fasttext(names, rows, 0, minn=0, maxn=0)):
+        wm.convert(put(data), tmp_path / "out.fifu", normalize=False)
+        with wm.open(tmp_path / "out.fifu") as f:
+            assert list(f.vocab) == names
+            assert f["embeddings"].tobytes() == rows.tobytes()
+
+
+def test_progress_is_told(put: Callable[..., Path], tmp_path: Path) -> None:
+    """It begins at 0 and ends with the size of the file."""
+    told: list[tuple[int, int]] = []
+    report = wm.convert(put(FILES["text"]), tmp_path / "out.fifu", progress=lambda *now: told.append(now))
+    assert told[0] == (0, report.nbytes)
+    assert told[-1] == (report.nbytes, report.nbytes) == ((tmp_path / "out.fifu").stat().st_size,) * 2
+
+
+# ------------------------------------------------------------------------------------------------------- fastText
+def test_fasttext_words_are_means(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A word's row is the mean of its own and those of its n-grams; buckets stay; the options become metadata."""
+    pytest.importorskip("tomli_w")
+    words = ["one", "zwei", "три", "a", "</s>", "hello"]
+    rows = wb.matrix(6 + 37, 5, 3)
+    wm.convert(put(wb.fasttext(words, rows, 37)), tmp_path / "out.fifu", normalize=False)
+    with wm.open(tmp_path / "out.fifu") as f:
+        np.testing.assert_allclose(f["embeddings"][:6], wb.averaged(words, rows, 37), rtol=2e-5, atol=1e-6)
+        assert f["embeddings"][6:].tobytes() == rows[6:].tobytes()
+        subwords = f.vocab.subwords
+        assert (subwords.kind, subwords.min_n, subwords.max_n, subwords.size) == ("fasttext", 3, 6, 37)
+        assert f.metadata["model"] == "SkipGram"
+        assert f.metadata["buckets"] == 37
+        unknown = [6 + wb.fasttext_hash(ngram) % 37 for ngram in wb.ngrams("newword", 3, 6)]
+        expected = rows[unknown].astype(np.float64).sum(axis=0)
+        np.testing.assert_allclose(f.embeddings["newword"], expected / np.linalg.norm(expected), rtol=2e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+DAMAGED = wb.word2vec(["ok", b"z\xffz"], [[1, 2], [3, 4]])
+
+
+def test_lossy_replaces(put: Callable[..., Path], tmp_path: Path) -> None:
+    """lossy=True puts U+FFFD where bytes are no UTF-8."""
+    wm.convert(put(DAMAGED), tmp_path / "out.fifu", lossy=True)
+    with wm.open(tmp_path / "out.fifu") as f:
+        assert list(f.vocab) == ["ok", "z\ufffdz"]
+
+
+BIG = 10**15
+MODEL = wb.fasttext(wb.WORDS, wb.matrix(5 + 7, 4), 7)
+
+
+def model(**lies: int) -> bytes:
+    """A model with wrong fields."""
+    return wb.fasttext(wb.WORDS, wb.matrix(5 + 7, 4), 7, **lies)
+
+
+WRONG: list[tuple[str, bytes, str, str]] = [
+    ("word2vec, not UTF-8", DAMAGED, "word2vec", r"word 1, b'z\\xffz', is not UTF-8.*\(at byte 16\)"),
+    (
+        "word2vec, twice",
+        wb.word2vec(["a", "b", "a"], [[1, 2]] * 3),
+        "word2vec",
+        r"word 2 is 'a', as 0 is: .*\(at byte 26\)",
+    ),
+    ("word2vec, NaN", wb.word2vec(["a", "b"], [[1, 2], [3, np.nan]]), "word2vec", r"number 1 of row 1 is nan.*byte 17"),
+    ("word2vec, infinite", wb.word2vec(["a"], [[1, np.inf]]), "word2vec", "number 1 of row 0 is inf"),
+    ("word2vec, more rows declared", wb.word2vec(["a"], [[1, 2]], head=b"2 2\n"), "word2vec", "2 words of 2 numbers"),
+    (
+        "word2vec, more rows than words",
+        wb.word2vec(["a" * 20], [[1, 2]], head=b"2 2\n"),
+        "word2vec",
+        "word 1 of 2: the file ends",
+    ),
+    (
+        "word2vec, fewer rows",
+        wb.word2vec(["a", "b"], [[1, 2]] * 2, head=b"1 2\n"),
+        "word2vec",
+        "size of the file is 26",
+    ),
+    (
+        "word2vec, huge rows",
+        wb.word2vec(["a"], [[1, 2]], head=b"%d 2\n" % BIG),
+        "word2vec",
+        f"{BIG} words of 2 numbers",
+    ),
+    ("word2vec, huge dims", wb.word2vec(["a"], [[1, 2]], head=b"1 %d\n" % BIG), "word2vec", "number of dimensions is"),
+    ("word2vec, no dims", b"1 0\na \n", "word2vec", "number of dimensions is 0"),
+    ("word2vec, cut", wb.word2vec(["a", "b"], wb.matrix(2, 9))[:-5], "word2vec", "2 words of 9 numbers|runs past"),
+    ("word2vec, a vector cut", wb.word2vec(["aaaa", "b"], wb.matrix(2, 9))[:-5], "word2vec", "word 1 of 2, b'b'.*past"),
+    ("word2vec, no space", b"1 2\n" + b"\x01" * 100_000, "word2vec", "word 0 has no end"),
+    ("text, not UTF-8", b"a 1 2\nz\xffz 3 4\n", "text", r"the word of line 2, b'z\\xffz', is not UTF-8.*byte 6"),
+    ("text, twice", b"a 1 2\nb 3 4\na 5 6\n", "text", r"the word of line 3 is 'a', as 1 is.*byte 12"),
+    ("text, a number too few", b"a 1 2\nb 3\n", "text", r"numbers in line 2 is 1, expected 2 \(at byte 6\)"),
+    ("text, a number too many", b"a 1 2\nb 3 4 5\n", "text", "numbers in line 2 is 3, expected 2"),
+    ("text, one too few, one too many", b"a 1 2\nb 3\nc 4 5 6\n", "text", "numbers in line 2 is 1"),
+    ("text, no number", b"a 1 2\nb 3 x\n", "text", r"number 1 of line 2 is 'x'.*\(at byte 6\)"),
+    ("text, Python's digits", b"a 1 2\nb 3 1_0\n", "text", "number 1 of line 2 is '1_0'"),
+    ("text, NaN", b"a 1 2\nb nan 3\n", "text", "number 0 of line 2 is 'nan'"),
+    ("text, too large", b"a 1 2\nb 1e39 3\n", "text", "number 0 of line 2 is '1e39'"),
+    ("text, empty line", b"a 1 2\n\nb 3 4\n", "text", r"line 2 is empty \(at byte 6\)"),
+    ("textdims, more lines", b"2 2\na 1 2\nb 3 4\nc 5 6\n", "textdims", "number of lines with words is 3, expected 2"),
+    ("textdims, fewer lines", b"9 2\na 1 2\nb 3 4\n", "textdims", "number of lines with words is 2, expected 9"),
+    ("textdims, huge", b"%d 2\na 1 2\n" % BIG, "textdims", "number of lines with words is 1"),
+    ("textdims, other columns", b"2 3\na 1 2\nb 3 4\n", "textdims", "numbers in line 2 is 2, expected 3"),
+    ("textdims, twice", b"2 2\na 1 2\na 3 4\n", "textdims", "word 1 is 'a', as 0 is"),
+    ("fastText, version", model(version=11), "fasttext", r"version is 11, expected 12 \(at byte 4\)"),
+    ("fastText, supervised", model(nlabels=2), "fasttext", "supervised"),
+    ("fastText, pruned", model(pruned=4), "fasttext", "pruned"),
+    ("fastText, quantised", model(quant=1), "fasttext", "this model is quantised"),
+    ("fastText, label", model(kind=1), "fasttext", "type of entry 0 is 1"),
+    ("fastText, huge", model(size=2**31 - 1), "fasttext", "number of words is 2147483647"),
+    ("fastText, negative", model(size=-1), "fasttext", "number of words is -1"),
+    ("fastText, rows", model(m=11), "fasttext", "number of rows is 11, expected 12"),
+    ("fastText, huge rows", model(m=2**60), "fasttext", "number of rows is"),
+    ("fastText, cols", model(n=5), "fasttext", "number of columns is 5, expected 4"),
+    ("fastText, dims", model(dim=0), "fasttext", "dims is 0"),
+    ("fastText, NaN", wb.fasttext(["a"], np.full((8, 2), np.nan), 7), "fasttext", "number 0 of row 0 is nan"),
+    ("fastText, twice", wb.fasttext(["a", "a"], wb.matrix(2, 2), 0, minn=0, maxn=0), "fasttext", "word 1 is 'a'"),
+]
+
+
+@pytest.mark.parametrize(("data", "kind", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_what_is_wrong_is_said(data: bytes, kind: str, message: str, put: Callable[..., Path], tmp_path: Path) -> None:
+    """Each defect is one FormatError that names the file, the kind and the place, and leaves no file behind."""
+    source = put(data, "source.bin")
+    with pytest.raises(wm.FormatError, match=message) as caught:
+        wm.convert(source, tmp_path / "out.fifu")
+    assert caught.value.path == str(source)
+    assert caught.value.format == kind
+    assert [path.name for path in tmp_path.iterdir()] == ["source.bin"]
+
+
+def test_duplicates_that_replacement_made_are_told(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Two damaged words that become the same are an error even with lossy=True, which says so."""
+    data = wb.word2vec([b"z\xff", b"z\xfe"], [[1, 2], [3, 4]])
+    with pytest.raises(wm.FormatError, match="word 1 is 'z\ufffd' once what is not UTF-8 is replaced, as 0 is"):
+        wm.convert(put(data), tmp_path / "out.fifu", lossy=True)
+
+
+@pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])
+def test_cut_anywhere_it_is_an_error_of_ours(kind: str, put: Callable[..., Path], tmp_path: Path) -> None:
+    """Of a file cut at any byte comes a FormatError, or a conversion of what is still whole."""
+    data = {**FILES, "model": MODEL}[kind]
+    refused = 0
+    for size in range(0, len(data), 5):
+        try:
+            wm.convert(put(data[:size]), tmp_path / "out.fifu")
+        except wm.FormatError:
+            refused += 1
+    assert refused > len(data) // 20
+
+
+@pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])
+def test_damaged_anywhere_it_is_an_error_of_ours(kind: str, put: Callable[..., Path], tmp_path: Path) -> None:
+    """Of a file with any byte changed comes a TensorFileError or a file that verifies."""
+    data, random = {**FILES, "model": MODEL}[kind], np.random.default_rng(1)
+    for at in random.choice(len(data), 20, replace=False).tolist():
+        for value in (0, 0x20, 0xFF, data[at] ^ 1):
+            try:
+                wm.convert(put(data[:at] + bytes([value]) + data[at + 1 :]), tmp_path / "out.fifu")
+            except wm.TensorFileError:
+                continue
+            with wm.open(tmp_path / "out.fifu") as f:
+                f.verify()
+
+
+def test_what_is_none_of_these_stays_unknown(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Prose, JSON and numbers alone are no words with vectors: the error is that of `open`."""
+    for data in (b"hello world, this is prose\n", b'{"a": 1}', struct.pack("<8d", *range(8)), b"\n", b""):
+        with pytest.raises(wm.FormatError) as caught:
+            wm.convert(put(data), tmp_path / "out.fifu")
+        assert caught.value.format is None

@@ -1,0 +1,72 @@
+"""The test files of the finalfusion projects, used in place: what they become is what those projects say.
+
+``WEIGHTMAP_GROUNDTRUTH`` names the folder that has them in ``upstream/``; by default it is looked for beside the
+checkout.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+
+_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "groundtruth"
+ROOT = Path(os.environ.get("WEIGHTMAP_GROUNDTRUTH", _DEFAULT)) / "upstream"
+RUST, PYTHON = ROOT / "finalfusion-rust", ROOT / "finalfusion-python"
+
+pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="needs the test files of finalfusion")
+
+
+@pytest.mark.parametrize("name", ["similarity.bin", "similarity.txt", "similarity.nodims"])
+def test_the_rust_projects_files(name: str, tmp_path: Path) -> None:
+    """word2vec, and text with and without dimensions, give the rows and words of its similarity.fifu."""
+    wm.convert(RUST / name, tmp_path / "a.fifu", normalize=False)
+    with wm.open(tmp_path / "a.fifu") as f, wm.open(RUST / "similarity.fifu") as expected:
+        assert list(f.vocab) == list(expected.vocab)
+        assert f["embeddings"].tobytes() == expected["embeddings"].tobytes()
+    wm.convert(RUST / name, tmp_path / "b", format="word2vec")
+    assert (tmp_path / "b").read_bytes() == (RUST / "similarity.bin").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["embeddings.w2v", "embeddings.txt", "embeddings.dims.txt"])
+def test_the_python_projects_files(name: str, tmp_path: Path) -> None:
+    """Its files give the rows, words and norms of its embeddings.fifu; the binary one has unit vectors already."""
+    wm.convert(PYTHON / name, tmp_path / "a.fifu")
+    with wm.open(tmp_path / "a.fifu") as f, wm.open(PYTHON / "embeddings.fifu") as expected:
+        assert list(f.vocab) == list(expected.vocab)
+        np.testing.assert_allclose(f["embeddings"], expected["embeddings"], rtol=0, atol=1e-7)
+        np.testing.assert_allclose(f["norms"], 1 if name.endswith("w2v") else expected["norms"], rtol=1e-6)
+
+
+def test_the_fasttext_model(tmp_path: Path) -> None:
+    """Nearest neighbours of a known and of an unknown word are those that finalfusion-rust's own tests expect."""
+    wm.convert(RUST / "fasttext.bin", tmp_path / "a.fifu")
+    known = [("auf", 0.568513), ("vor", 0.551551), ("durch", 0.547349)]
+    unknown = [("einer", 0.691177), ("und", 0.576449), ("des", 0.570398)]
+    with wm.open(tmp_path / "a.fifu") as f:
+        f.verify()
+        for word, expected in (("über", known), ("unknown", unknown)):
+            found = f.embeddings.most_similar(word, 3)
+            assert [name for name, _ in found] == [name for name, _ in expected]
+            np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], atol=1e-6)
+        wm.convert(tmp_path / "a.fifu", tmp_path / "b.bin", format="fasttext")
+        wm.convert(tmp_path / "b.bin", tmp_path / "c.fifu")
+        with wm.open(tmp_path / "c.fifu") as again:
+            np.testing.assert_allclose(again["embeddings"], f["embeddings"], atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "number"), [("bin", "word 1"), ("dims", "word 1"), ("txt", "line 2")])
+def test_damaged_utf8(name: str, number: str, tmp_path: Path) -> None:
+    """Refused with the number of the word, and read with a replacement character when asked to."""
+    source = RUST / f"utf8-incomplete.{name}"
+    with pytest.raises(wm.FormatError, match=f"{number}, .* is not UTF-8"):
+        wm.convert(source, tmp_path / "a.fifu")
+    wm.convert(source, tmp_path / "a.fifu", lossy=True)
+    with wm.open(tmp_path / "a.fifu") as f:
+        assert list(f.vocab) == ["meren", "zee\ufffdn", "rivieren"]
+        root = 0.5**0.5
+        np.testing.assert_allclose(f["embeddings"], [[-root, 0, root], [root, 0, -root], [0, -root, root]], rtol=1e-6)

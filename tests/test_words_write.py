@@ -1,0 +1,254 @@
+"""From finalfusion to the files of other programs and back, explicit n-grams, and models with a vocabulary."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import words as wb
+from tests.support import run_child
+
+import weightmap as wm
+from weightmap.strings import Vocabulary
+from weightmap.subwords import Subwords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS = wb.matrix(5, 4)
+BUILT = {
+    "word2vec": wb.word2vec(wb.WORDS, ROWS),
+    "text": wb.text(wb.WORDS, ROWS),
+    "textdims": wb.text(wb.WORDS, ROWS, dims=True),
+}
+
+
+@pytest.mark.parametrize("name", ["word2vec", "text", "textdims", "fasttext"])
+def test_there_and_back(name: str, put: Callable[..., Path], tmp_path: Path) -> None:
+    """Rows that were normalised are multiplied by their norms, and are the old ones up to rounding."""
+    wm.convert(put(BUILT["word2vec"]), tmp_path / "a.fifu")
+    report = wm.convert(tmp_path / "a.fifu", tmp_path / "b", format=name)
+    assert (report.format, report.nbytes) == (name, (tmp_path / "b").stat().st_size)
+    wm.convert(tmp_path / "b", tmp_path / "c.fifu", normalize=False)
+    with wm.open(tmp_path / "c.fifu") as f:
+        assert list(f.vocab) == wb.WORDS
+        np.testing.assert_allclose(f["embeddings"], ROWS, rtol=2e-7)
+
+
+@pytest.mark.parametrize("source", BUILT)
+@pytest.mark.parametrize("name", BUILT)
+def test_between_them(source: str, name: str, put: Callable[..., Path], tmp_path: Path) -> None:
+    """From one to another, without finalfusion in between, every number arrives bit by bit."""
+    wm.convert(put(BUILT[source]), tmp_path / "b", format=name)
+    written = (tmp_path / "b").read_bytes()
+    if name == "word2vec":
+        assert written == BUILT[name]
+        return
+    lines = written.decode().splitlines()
+    assert lines[: name == "textdims"] == ["5 4"][: name == "textdims"]
+    fields = [line.split(" ") for line in lines[name == "textdims" :]]
+    assert [field[0] for field in fields] == wb.WORDS
+    assert np.array([field[1:] for field in fields], np.float32).tobytes() == ROWS.tobytes()
+
+
+def test_unit_vectors_on_request(put: Callable[..., Path], tmp_path: Path) -> None:
+    """normalize=True writes rows of norm 1, with and without norms in the source."""
+    wm.convert(put(BUILT["text"]), tmp_path / "a.fifu")
+    for source in (put(BUILT["text"]), tmp_path / "a.fifu"):
+        wm.convert(source, tmp_path / "b", format="word2vec", normalize=True)
+        wm.convert(tmp_path / "b", tmp_path / "c.fifu", normalize=False)
+        with wm.open(tmp_path / "c.fifu") as f:
+            np.testing.assert_allclose(np.linalg.norm(f["embeddings"], axis=1), 1, rtol=1e-6)
+
+
+def test_fasttext_comes_back(put: Callable[..., Path], tmp_path: Path) -> None:
+    """The rows of words become their own again, those of buckets are untouched, and so are the options."""
+    pytest.importorskip("tomli_w")
+    rows = wb.matrix(5 + 19, 6, 4)
+    wm.convert(put(wb.fasttext(wb.WORDS, rows, 19, loss=1, epoch=77)), tmp_path / "a.fifu")
+    wm.convert(tmp_path / "a.fifu", tmp_path / "b.bin", format="fasttext")
+    data = (tmp_path / "b.bin").read_bytes()
+    fields = struct.unpack_from("<14id3i2q", data)
+    assert fields[:5] == (793712314, 12, 6, 5, 77)
+    assert fields[8:14] == (1, 2, 19, 3, 6, 100)
+    assert fields[15:18] == (5, 5, 0)
+    at = data.index(b"five\0") + len("five") + 10
+    assert struct.unpack_from("<Bqq", data, at) == (0, 24, 6)
+    back = np.frombuffer(data, "<f4", 24 * 6, at + 17).reshape(24, 6)
+    assert back[5:].tobytes() == rows[5:].tobytes()
+    np.testing.assert_allclose(back, rows, atol=2e-5)
+    assert data[at + 17 + back.nbytes :] == struct.pack("<Bqq", 0, 0, 6)
+
+
+def subword_file(path: Path, kind: str, rows: Any, **extra: Any) -> None:
+    """Save words with n-grams of 2 to 4 characters in 8 buckets."""
+    vocab = Vocabulary.of(wb.WORDS, subwords=Subwords(kind, 5, 2, 4, 8))
+    wm.save(path, {"embeddings": rows, **extra}, vocab=vocab)
+
+
+def test_rows_of_ngrams_are_left_behind_with_a_warning(tmp_path: Path) -> None:
+    """word2vec has no place for n-grams; fastText has none for buckets that are not its own."""
+    rows = wb.matrix(13, 3)
+    subword_file(tmp_path / "a.fifu", "bucket", rows)
+    report = wm.convert(tmp_path / "a.fifu", tmp_path / "b", format="word2vec")
+    assert report.warnings == ("word2vec has no place for the rows of n-grams: 8 were left behind",)
+    assert (tmp_path / "b").read_bytes() == wb.word2vec(wb.WORDS, rows[:5])
+    with pytest.raises(wm.EncodeError, match="vocabulary of kind bucket"):
+        wm.convert(tmp_path / "a.fifu", tmp_path / "c", format="fasttext")
+
+
+@pytest.mark.parametrize("kind", ["bucket", "fasttext"])
+def test_explicit_ngrams(kind: str, tmp_path: Path) -> None:
+    """Each n-gram of the words is listed with the row of its bucket, rows numbered by first appearance."""
+    rows, norms = wb.matrix(13, 3), np.arange(1, 6, dtype=np.float32)
+    subword_file(tmp_path / "a.fifu", kind, rows, norms=norms)
+    wm.convert(tmp_path / "a.fifu", tmp_path / "b.fifu", subwords="explicit")
+    with wm.open(tmp_path / "a.fifu") as a, wm.open(tmp_path / "b.fifu") as b:
+        b.verify()
+        table, indices = b.vocab.subwords.ngrams()
+        expected: dict[str, None] = {}
+        for word in wb.WORDS:
+            expected |= dict.fromkeys(wb.ngrams(word, 2, 4))
+        assert list(table) == list(expected)
+        firsts = list(dict.fromkeys(indices.tolist()))
+        assert firsts == list(range(len(firsts)))
+        assert b["norms"].tolist() == norms.tolist()
+        assert b["embeddings"][:5].tobytes() == rows[:5].tobytes()
+        # Through every n-gram of a word the row is reached that was its bucket's.
+        old = [a["embeddings"][i].tolist() for i in a.vocab.ngram_indices("zwei")]
+        assert [b["embeddings"][i].tolist() for i in b.vocab.ngram_indices("zwei")] == old
+
+
+def test_explicit_needs_buckets(put: Callable[..., Path], tmp_path: Path) -> None:
+    """A simple vocabulary has no n-grams to list; another word for subwords= is a ValueError."""
+    with pytest.raises(wm.EncodeError, match="the vocabulary is simple"):
+        wm.convert(put(BUILT["text"]), tmp_path / "a.fifu", subwords="explicit")
+    with pytest.raises(ValueError, match="subwords is 'all', expected 'explicit'"):
+        wm.convert(put(BUILT["text"]), tmp_path / "a.fifu", subwords="all")
+
+
+BAD_WORDS = [
+    ("word2vec", ["a b"]),
+    ("word2vec", ["a\nb"]),
+    ("text", ["a\tb", ""]),
+    ("textdims", [""]),
+    ("fasttext", ["a\0b"]),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), BAD_WORDS)
+def test_words_that_have_no_place(name: str, words: list[str], tmp_path: Path) -> None:
+    """A word with what the format keeps for itself is an EncodeError that names it, before a file is there."""
+    wm.save(tmp_path / "a.fifu", {"embeddings": wb.matrix(len(words), 2)}, vocab=words)
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.convert(tmp_path / "a.fifu", tmp_path / "b", format=name)
+    assert all(f"word {i}, " in str(caught.value) for i in range(len(words)))
+    assert not (tmp_path / "b").exists()
+
+
+def test_options_that_mean_nothing_there(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Layouts, schemes of blocks and other types are refused, and nothing is written."""
+    source = put(BUILT["text"])
+    for options in (
+        {"format": "word2vec", "layout": "spec"},
+        {"format": "text", "quantize": "pq"},
+        {"format": "finalfusion", "quantize": "int8"},
+        {"format": "finalfusion", "block_size": 32},
+        {"format": "finalfusion", "dtype": "float16"},
+    ):
+        with pytest.raises(ValueError, match=r"is not for|has no blocks"):
+            wm.convert(source, tmp_path / "b", **options)
+    assert not (tmp_path / "b").exists()
+
+
+# ----------------------------------------------------------------------------------------------- models with words
+def test_the_matrix_of_a_model_becomes_embeddings(tmp_path: Path) -> None:
+    """A model's one chosen matrix goes to finalfusion with its vocabulary, under the name it has there; and back."""
+    words, rows = ["[PAD]", "one", "two"], wb.matrix(3, 4)
+    tensors = {"embeddings.word_embeddings.weight": rows, "encoder.weight": wb.matrix(4, 4)}
+    wm.save(tmp_path / "model.weights", tensors, vocab=words)
+    report = wm.convert(tmp_path / "model.weights", tmp_path / "w.fifu", include="*word_embeddings*")
+    assert "tensor 'embeddings.word_embeddings.weight' is written as 'embeddings'" in report.warnings
+    with wm.open(tmp_path / "w.fifu") as f:
+        assert list(f.vocab) == words
+        assert list(f) == ["embeddings"]
+        assert f["embeddings"].tobytes() == rows.tobytes()
+        assert f.embeddings["two"].tolist() == rows[2].tolist()
+    wm.convert(tmp_path / "w.fifu", tmp_path / "back.weights")
+    with wm.open(tmp_path / "back.weights") as f:
+        assert list(f.vocab) == words
+        assert f["embeddings"].tobytes() == rows.tobytes()
+    wm.convert(tmp_path / "model.weights", tmp_path / "w.vec", format="textdims")
+    assert (tmp_path / "w.vec").read_text(encoding="utf-8").startswith("3 4\n[PAD] ")
+
+
+def test_a_directory_gives_its_vocabulary(tmp_path: Path) -> None:
+    """The words of a Hugging Face directory go along to word2vec."""
+    (tmp_path / "m").mkdir()
+    rows = wb.matrix(2, 3)
+    wm.save(tmp_path / "m" / "model.safetensors", {"w": rows})
+    (tmp_path / "m" / "vocab.txt").write_text("one\ntwo\n", encoding="utf-8")
+    (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
+    wm.convert(tmp_path / "m", tmp_path / "b", format="word2vec")
+    assert (tmp_path / "b").read_bytes() == wb.word2vec(["one", "two"], rows)
+
+
+def test_without_one_matrix_for_the_words(tmp_path: Path) -> None:
+    """Two matrices that fit, none, or no vocabulary: an EncodeError that says so."""
+    wm.save(tmp_path / "two.weights", {"a": wb.matrix(2, 2), "b": wb.matrix(2, 3)}, vocab=["x", "y"])
+    with pytest.raises(wm.EncodeError, match="'a', 'b'; there has to be one"):
+        wm.convert(tmp_path / "two.weights", tmp_path / "o", format="text")
+    wm.convert(tmp_path / "two.weights", tmp_path / "o", format="text", exclude="b")
+    wm.save(tmp_path / "none.weights", {"a": wb.matrix(3, 2)}, vocab=["x", "y"])
+    with pytest.raises(wm.EncodeError, match="none; there has to be one"):
+        wm.convert(tmp_path / "none.weights", tmp_path / "p", format="text")
+    wm.save(tmp_path / "bare.safetensors", {"a": wb.matrix(3, 2)})
+    with pytest.raises(wm.EncodeError, match="no vocabulary"):
+        wm.convert(tmp_path / "bare.safetensors", tmp_path / "p", format="text")
+
+
+# ----------------------------------------------------------------------------------------------------- all at once
+def test_memory_stays_flat(put: Callable[..., Path], tmp_path: Path) -> None:
+    """Files of 64 MB are converted there and back with a few blocks of memory."""
+    rows = np.ones((40_000, 400), "<f4")
+    source = put(wb.word2vec([f"w{i}" for i in range(len(rows))], rows), "big.bin")
+    code = """
+import resource, sys
+import numpy as np
+import weightmap as wm
+from weightmap.words import converting, sources
+import io; np.loadtxt(io.BytesIO(b"1 2"))
+wm.convert(sys.argv[1] + ".small", sys.argv[2] + ".small.fifu")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+wm.convert(sys.argv[1], sys.argv[2])
+wm.convert(sys.argv[2], sys.argv[2] + ".w2v", format="word2vec")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    source.with_name("big.bin.small").write_bytes(wb.word2vec(["a"], [[1, 2]]))
+    result = run_child(code, source, tmp_path / "big.fifu")
+    assert int(result.stdout) < 40
+
+
+def test_the_command_line(put: Callable[..., Path], tmp_path: Path) -> None:
+    """--lossy, --no-normalize, --format and --subwords do what the options of `convert` do."""
+    from weightmap.cli import main
+
+    source = put(wb.word2vec(["ok", b"z\xffz"], [[3, 4], [6, 8]]), "w.bin")
+    assert main(["convert", str(source), str(tmp_path / "a.fifu")]) == 3
+    assert main(["convert", str(source), str(tmp_path / "a.fifu"), "--lossy"]) == 0
+    with wm.open(tmp_path / "a.fifu") as f:
+        assert f["norms"].tolist() == [5, 10]
+    assert main(["convert", str(source), str(tmp_path / "b.fifu"), "--lossy", "--no-normalize"]) == 0
+    with wm.open(tmp_path / "b.fifu") as f:
+        assert f["embeddings"].tolist() == [[3, 4], [6, 8]]
+    assert main(["convert", str(tmp_path / "a.fifu"), str(tmp_path / "c"), "--format", "text"]) == 0
+    subword_file(tmp_path / "d.fifu", "bucket", wb.matrix(13, 3))
+    assert main(["convert", str(tmp_path / "d.fifu"), str(tmp_path / "e.fifu"), "--subwords", "explicit"]) == 0
+    with wm.open(tmp_path / "e.fifu") as f:
+        assert f.vocab.subwords.kind == "explicit"
+    for wrong in (["--seed", "3"], ["--quantize", "pq", "--bits", "9"], ["--quantize", "int8", "--projection"]):
+        assert main(["convert", str(source), str(tmp_path / "f.fifu"), "--lossy", *wrong]) == 2
