@@ -1,5 +1,5 @@
-/* Compares every CRC-32, FNV-1a, half, block and row kernel of this architecture with the definitions, bit by bit. Needs no Python, so
- * that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
+/* Compares every CRC-32, FNV-1a, half, block and row kernel of this architecture with the definitions, bit by bit. Needs no
+ * Python, so that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
  * allocation of their own, where a sanitiser sees a read too far.
  */
 #include <stdio.h>
