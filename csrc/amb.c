@@ -128,7 +128,8 @@ static int check_quantised(walker *w, const record *r, uint64_t n) {
     if (type != wanted) {
         problem = WM_FAULT_AMB_QUANT_TYPE;
     } else if (!fits_blocks(r->code, block_size)) {
-        problem = WM_FAULT_AMB_BLOCK_SIZE, part = WM_AMB_BLOCK_SIZE, at += 1, actual = block_size, expected = 0;
+        problem = WM_FAULT_AMB_BLOCK_SIZE, part = WM_AMB_BLOCK_SIZE, at += 1, actual = block_size;
+        expected = r->code < BLOCKS ? 0 : r->code == BLOCKS ? 2 : 8;
     } else if (scale_type > 1) {
         problem = WM_FAULT_AMB_SCALE_TYPE, part = WM_AMB_SCALE_TYPE, at += 3, actual = scale_type, expected = 1;
     } else if (r->code == ADAPTIVE) {

@@ -57,7 +57,7 @@ int wm_unchanged(const wm_stamp *stamp) {
 #else
     struct timespec t = st.st_mtim;
 #endif
-    return (uint64_t)st.st_size == stamp->size && (int64_t)t.tv_sec * 1000000000 + t.tv_nsec == stamp->mtime_ns;
+    return (uint64_t)st.st_size == stamp->size && (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec == stamp->mtime_ns;
 }
 
 #endif

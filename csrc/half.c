@@ -11,25 +11,13 @@
  * float32 has as an ordinary number. A NaN keeps its bits and becomes quiet, that is, gets the highest bit of its
  * fraction: so do the instructions of all CPUs, and so IEEE 754 wants it of a conversion.
  */
-#include "internal.h"
+#include "intblock.h" /* widen_half_bits */
 
 static inline void store32(float *out, uint32_t bits) { memcpy(out, &bits, sizeof bits); }
 
-/* Without branches, so that compilers make vector code of a loop over it. */
-static inline uint32_t float_of_half(uint32_t half) {
-    const int32_t magnitude = (int32_t)(half & 0x7FFF);
-    const uint32_t special = 0u - (uint32_t)(magnitude >= 0x7C00), nan = 0u - (uint32_t)(magnitude > 0x7C00);
-    const uint32_t small = 0u - (uint32_t)(magnitude < 0x0400); /* all ones, or zero */
-    const float product = (float)magnitude * 0x1p-24f; /* exact in every mode of the CPU: no operand is subnormal */
-    uint32_t multiple;
-    memcpy(&multiple, &product, sizeof multiple);
-    const uint32_t moved = ((uint32_t)magnitude << 13) + (112u << 23) + (special & (112u << 23));
-    return (small & multiple) | (~small & (moved | (nan & (1u << 22)))) | (half & 0x8000) << 16;
-}
-
 void f16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream) {
     (void)stream; /* standard C knows no stores past the caches */
-    for (uint64_t i = 0; i < n; i++) store32(out + i, float_of_half(load_le16(in + 2 * i)));
+    for (uint64_t i = 0; i < n; i++) store32(out + i, widen_half_bits(load_le16(in + 2 * i)));
 }
 
 void bf16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int stream) {

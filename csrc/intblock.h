@@ -23,16 +23,17 @@ static inline float float_of_bits(uint32_t bits) { float f; memcpy(&f, &bits, si
 static inline uint32_t bits_of_float(float f) { uint32_t bits; memcpy(&bits, &f, sizeof bits); return bits; }
 static inline int is_finite(float f) { return (bits_of_float(f) & 0x7F800000) != 0x7F800000; }
 
-/* float16 to float32, exactly; a NaN keeps sign and fraction and becomes quiet. No branches: a loop over it becomes vector
- * code. A subnormal half is a multiple of 2^-24, which float32 has as an ordinary number. */
-static inline float widen_half(uint32_t half) {
-    const uint32_t magnitude = half & 0x7FFF;
-    const uint32_t small = bits_of_float((float)(int32_t)magnitude * 0x1p-24f);
-    uint32_t bits = (magnitude << 13) + (112u << 23);
-    bits += magnitude >= 0x7C00 ? 112u << 23 : 0;
-    bits |= magnitude > 0x7C00 ? 1u << 22 : 0;
-    return float_of_bits((magnitude < 0x0400 ? small : bits) | (half & 0x8000) << 16);
+/* The bits of a float16 to those of a float32, exactly; a NaN keeps sign and fraction and becomes quiet. Masks and no choices,
+ * so that compilers make vector code of a loop over it. */
+static inline uint32_t widen_half_bits(uint32_t half) {
+    const int32_t magnitude = (int32_t)(half & 0x7FFF);
+    const uint32_t special = 0u - (uint32_t)(magnitude >= 0x7C00), nan = 0u - (uint32_t)(magnitude > 0x7C00);
+    const uint32_t small = 0u - (uint32_t)(magnitude < 0x0400); /* all ones, or zero */
+    const uint32_t multiple = bits_of_float((float)magnitude * 0x1p-24f); /* exact in every mode: no operand is subnormal */
+    const uint32_t moved = ((uint32_t)magnitude << 13) + (112u << 23) + (special & (112u << 23));
+    return (small & multiple) | (~small & (moved | (nan & (1u << 22)))) | (half & 0x8000) << 16;
 }
+static inline float widen_half(uint32_t half) { return float_of_bits(widen_half_bits(half)); }
 
 /* float32 to float16, the nearest, of two equally near ones the even one, infinity from 65520 on; a NaN becomes quiet and
  * keeps its sign and the upper bits of its fraction. */

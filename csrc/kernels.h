@@ -155,7 +155,7 @@ typedef struct {
 /* The rows of the n-grams of n texts, text i being texts[bounds[i], bounds[i+1]) with its brackets "<" and ">": rows[
  * row_bounds[i], row_bounds[i+1]), row_bounds having n + 1 entries. Returns their number, which may exceed cap; then rows is
  * only filled in part, and the call is to be repeated with more room. Or -1 for bounds that do not lie in texts in rising
- * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams, with rows or without. */
+ * order or a kind that is not as it should be, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams, also without rows. */
 int64_t wm_subword_rows(const wm_subwords *subwords, const uint8_t *texts, uint64_t len, const uint32_t *bounds, uint64_t n,
                         uint64_t *rows, uint64_t cap, uint64_t *row_bounds);
 /* Sums of rows, each divided by its L2 norm; a sum of zeros stays one. The matrix lies in matrix[0, size), rows of dims float32,
@@ -184,8 +184,8 @@ typedef struct {
     uint64_t n_rows, pieces, n_centroids, width;
 } wm_pq;
 /* Decodes `count` rows to out[0, count * dims): those from `first` on, or with rows not NULL rows[0, count). With a projection
- * `scratch` has n_scratch floats, WM_PQ_TOGETHER * dims of them for each thread. Returns -1 when done, or the position, among all codes, of one
- * that is not below n_centroids; or -2 for rows that there are not, or too little scratch. */
+ * `scratch` has n_scratch floats, WM_PQ_TOGETHER * dims of them for each thread. Returns -1 when done, or the position, among
+ * all codes, of one that is not below n_centroids; or -2 for rows that there are not, or too little scratch. */
 int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, float *scratch,
                      uint64_t n_scratch, int threads);
 /* out[i] = sum over j of table[j * n_centroids + code j of row first + i], in the order of j in float32. Returns as above. */
@@ -252,7 +252,7 @@ enum {
     WM_FAULT_AMB_PADDING = 75,     /* row, actual: a byte of padding that is not 0 */
     WM_FAULT_AMB_UNPADDED = 76,    /* row: of the last record's padding `actual` bytes are there, not `expected` */
     WM_FAULT_AMB_QUANT_TYPE = 77,  /* row, actual, expected */
-    WM_FAULT_AMB_BLOCK_SIZE = 78,  /* row, actual */
+    WM_FAULT_AMB_BLOCK_SIZE = 78,  /* row, actual, expected: a multiple of it, or 0 */
     WM_FAULT_AMB_SCALE_TYPE = 79,  /* row, actual */
     WM_FAULT_AMB_SCHEME_SIZE = 80, /* row, actual: data_size, expected: by shape, block size and type of the scales */
     WM_FAULT_AMB_READ = 81,        /* at: what cannot be read; actual: errno, or 0 where the file ends */
@@ -468,7 +468,7 @@ int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_
 typedef struct {
     int fd;
     uint64_t size;
-    int64_t mtime_ns; /* since the epoch */
+    uint64_t mtime_ns; /* since the epoch, modulo 2^64: a file may claim any year */
 } wm_stamp;
 /* 1 when the file behind stamp->fd still has this size and modification time, 0 when not, -errno on failure. */
 int wm_unchanged(const wm_stamp *stamp);

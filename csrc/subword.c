@@ -11,7 +11,7 @@
  *             of 0x80 or more turns over all upper bits of the hash. That was a mistake once, and is the format now.
  *
  * FNV-1a multiplies by a prime P after each byte, and XOR with a byte of 0 changes nothing. So the zero bytes above a small
- * character need no steps of their own: ASCII costs one multiplication by P^4 in place of four by P.
+ * character, or number, need no steps of their own: ASCII costs one multiplication by P^4 in place of four by P.
  *
  * The texts come with their brackets. They are UTF-8, but nothing here depends on it: a character is a byte and the bytes
  * 0x80 to 0xBF behind it. Thus a lone surrogate, which Python's str may hold and UTF-8 may not, is a character too.
@@ -23,6 +23,7 @@ static const uint64_t OFFSET_64 = 0xCBF29CE484222325, P1 = 0x00000100000001B3;
 #define P2 (P1 * P1)
 #define P3 (P2 * P1)
 #define P4 (P2 * P2)
+#define P8 (P4 * P4)
 
 static inline int continues(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
@@ -43,8 +44,11 @@ static inline uint32_t take_character(const uint8_t **p, const uint8_t *end) {
 
 /* FNV-1a 64 of the n characters from p on, and of their number before them. */
 static uint64_t hash_bucket(const uint8_t *p, const uint8_t *end, uint64_t n) {
-    uint64_t hash = OFFSET_64;
-    for (unsigned shift = 0; shift < 64; shift += 8) hash = (hash ^ (n >> shift & 0xFF)) * P1;
+    uint64_t hash = (OFFSET_64 ^ n) * P8;
+    if (n >= 0x100) {
+        hash = OFFSET_64;
+        for (unsigned shift = 0; shift < 64; shift += 8) hash = (hash ^ (n >> shift & 0xFF)) * P1;
+    }
     for (uint64_t i = 0; i < n; i++) {
         const uint64_t c = take_character(&p, end);
         if (c < 0x100) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -250,3 +251,39 @@ def test_converting_twice_gives_the_same_bytes(folder: Folder, tmp_path: Path) -
         wm.convert(home, tmp_path / target)
     assert (tmp_path / "a.amb").read_bytes() == (tmp_path / "b.amb").read_bytes()
     assert amb.parse((tmp_path / "a.amb").read_bytes())[3]
+
+
+@pytest.mark.parametrize("merges", [5, None, {}, "a b"])
+def test_merges_that_are_no_list(folder: Folder, merges: Any) -> None:
+    """Merges that are no list of pairs are a FormatError that names the file."""
+    model = {"type": "BPE", "vocab": VOCAB, "merges": merges}
+    with pytest.raises(wm.FormatError, match=r"tokenizer\.json.*a merge is no pair"):
+        converted(folder({"tokenizer.json": {"model": model}}))
+
+
+@pytest.mark.parametrize(
+    "config", ['{"rope_theta": 1%s}', '{"rope_theta": 1, "rope_scaling": {"type": "linear", "factor": 1%s}}']
+)
+def test_numbers_too_large_for_a_float(folder: Folder, config: str) -> None:
+    """An integer of 400 digits where a float belongs is a FormatError that names the file."""
+    with pytest.raises(wm.FormatError, match=r"config\.json.*too large"):
+        converted(folder({"config.json": (config % ("0" * 400)).encode()}))
+
+
+def test_added_tokens_without_a_text(folder: Folder) -> None:
+    """An added token whose entry has no text is left out, and is no token called "None"."""
+    settings = {"added_tokens_decoder": {"8": {}, "9": {"content": "</s>"}}}
+    _, f = converted(folder({"tokenizer.json": BPE, "tokenizer_config.json": settings}))
+    vocab = json.loads(f.tokenizer.payload)["vocab"]
+    assert "None" not in vocab
+    assert vocab["</s>"] == 9
+
+
+@pytest.mark.parametrize("seconds", [2**34, 2**40, -(2**40)])
+def test_a_checkpoint_of_a_year_that_there_is_not(folder: Folder, seconds: int) -> None:
+    """A time of modification beyond 64 bits of nanoseconds, or beyond any calendar, keeps no file from being opened."""
+    home = folder({"config.json": BERT})
+    os.utime(home / "model.safetensors", (seconds, seconds))
+    _, f = converted(home)
+    assert f["w"].shape == (2, 2)
+    assert f.metadata["created"].endswith("Z")

@@ -20,11 +20,12 @@ from tests.builders import finalfusion as ff
 from tests.builders import noise, normal
 from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
 from tests.scan_support import Arena, u8
-from tests.support import DATA, listing, same
+from tests.support import DATA, listing, mappings, same
 
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
+from weightmap.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -410,6 +411,21 @@ def test_opening_reads_no_word_and_checks_none(put: Callable[..., Path]) -> None
                 use()
             assert caught.value.path == f.path
             assert caught.value.field == "vocabulary"
+
+
+def test_opening_reads_as_much_of_a_large_vocabulary_as_of_a_small_one(
+    put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100,000 words a few hundred bytes are read behind the first page, and nothing is mapped or indexed."""
+    words = [f"word {i}" for i in range(100_000)]
+    path = put(ff.build([ff.hashed(ff.BUCKET, words, 3, 6, 4), ff.matrix(normal((100_016, 1)))]), "t.fifu")
+    original, sizes = Source.pread, []
+    monkeypatch.setattr(Source, "pread", lambda self, at, size: (sizes.append(size), original(self, at, size))[1])
+    with wm.open(path) as f:
+        assert len(f.vocab) == 100_000
+        assert not mappings(path)
+        assert sum(sizes[1:]) < 400
+        assert f.vocab.index("word 99999") == 99_999
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 30, 2**40, 2**64 - 1])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support import run_child
 
 import weightmap as wm
 from weightmap.quant import QuantizedTensor
@@ -622,7 +623,85 @@ def test_options_that_do_not_exist_are_refused(scheme: str, options: dict[str, A
 
 
 def test_what_holds_no_real_numbers_is_refused() -> None:
-    """Complex numbers, strings and objects are a QuantError."""
-    for wrong in (np.ones(3, np.complex64), np.array(["a"]), np.array([None])):
+    """Complex numbers, strings, objects and lists of several lengths are a QuantError."""
+    for wrong in (np.ones(3, np.complex64), np.array(["a"]), np.array([None]), [[1.0], [2.0, 3.0]]):
         with pytest.raises(wm.QuantError, match="real numbers"):
             wm.quantize(wrong, "int8")
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4_block", "adaptive"])
+def test_a_mask_is_not_lost_without_a_word(scheme: str) -> None:
+    """A masked array is a QuantError, as `save` refuses one."""
+    with pytest.raises(wm.QuantError, match="mask"):
+        wm.quantize(np.ma.masked_array([1.0, 2.0], [False, True]), scheme)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4_block", "adaptive"])
+def test_any_number_of_threads_may_be_asked_for(scheme: str) -> None:
+    """More threads than an int holds, none, and less than none are as many as there can be, and one."""
+    values = np.arange(64, dtype=np.float32)
+    tensor = wm.quantize(values, scheme)
+    for threads in (2**40, 0, -(2**40)):
+        assert wm.quantize(values, scheme, threads=threads).payload.tobytes() == tensor.payload.tobytes()
+        assert tensor.dequantize(threads=threads).tobytes() == tensor.dequantize().tobytes()
+
+
+# ------------------------------------------------------------------------------------------------- odd parts
+
+
+@pytest.mark.parametrize("shape", [(-1, -1), (-2,), (1,) * 65, (2**31, 0, 2**31), (2**60,)])
+def test_shapes_that_no_array_has(shape: tuple[int, ...]) -> None:
+    """A negative dimension, more than 64 of them, or a product beyond memory, 0 aside, is a QuantError."""
+    with pytest.raises(wm.QuantError, match="shape is"):
+        wm.QuantizedTensor("int8", shape, bytes(3))
+
+
+def test_many_rows_of_nothing() -> None:
+    """A tensor of 2**40 rows without elements is sliced in no time and no memory."""
+    tensor = wm.QuantizedTensor("int4_block", (2**40, 0), b"", block_size=8)
+    for key in (slice(None, None, 2), slice(None, None, -1), slice(5, 9), slice(9, 5)):
+        assert tensor[key].shape == (len(range(2**40)[key]), 0)
+
+
+def test_payloads_that_are_no_bytes() -> None:
+    """An array as payload is one of bytes, contiguous and of one dimension, or a TypeError."""
+    for payload in (np.zeros(6, np.float32), np.zeros((6, 1), np.uint8), np.zeros(12, np.uint8)[::2]):
+        with pytest.raises(TypeError, match="contiguous bytes"):
+            wm.QuantizedTensor("int8", (4,), payload)
+
+
+def test_sequences_of_other_kinds_are_indices() -> None:
+    """Ranges and other arrays index as numpy has it; what is no index is numpy's IndexError."""
+
+    class Other:
+        """An array of another library, which says of itself that it may be an integer."""
+
+        def __index__(self) -> int:
+            raise TypeError("only one element can be an integer")
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            return np.array([2, 0])
+
+    tensor = wm.quantize(np.arange(24.0).reshape(4, 6), "int4_block", block_size=8)
+    dense = tensor.dequantize()
+    for key in (range(1, 3), (range(1, 3), slice(2)), Other()):
+        assert np.array_equal(tensor[key], dense[key])
+    for key in (1.5, "a"):
+        with pytest.raises(IndexError):
+            tensor[key]
+
+
+def test_out_is_an_array() -> None:
+    """A list as `out` is a TypeError that says so; a matrix of any dtype is filled."""
+    tensor = wm.quantize(np.arange(24.0).reshape(4, 6), "int8")
+    with pytest.raises(TypeError, match="out must be an array, not list"):
+        tensor.dequantize(out=[0.0])  # type: ignore[arg-type]
+    out = np.zeros((4, 6)).view(np.matrix)
+    assert tensor.dequantize(out=out) is out
+    assert np.array_equal(out, tensor.dequantize())
+
+
+def test_names_of_dtypes_that_numpy_does_not_know() -> None:
+    """dtype="bfloat16" works in a program that has not imported ml_dtypes."""
+    program = "import weightmap as wm; print(wm.quantize([1.0], 'int8').dequantize('bfloat16').dtype)"
+    assert run_child(program).stdout.strip() == "bfloat16"

@@ -412,6 +412,93 @@ def test_memory_stays_flat(tmp_path: Path, scheme: str) -> None:
         assert not rows[:, 1:].any()
 
 
+SPARSE = """
+import sys, resource, weightmap as wm
+small, big, q, d = sys.argv[1:]
+for source in (small, big):
+    wm.convert(source, q)
+    wm.convert(source, d, dtype="float16")
+    assert wm.diff(source, q).equal
+    before, used = used if source == big else 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(used - before)
+"""
+
+
+def sparse(path: Path, rows: int, code: int) -> Path:
+    """A file of one quantised tensor, a hole but for its header."""
+    size = 4 + (rows * 1024 // 32 * 18 if code == amb.INT4BLOCK else rows * 1024 + 2)
+    record = amb.Record("w", (rows, 1024), code, b"", data_size=size)
+    head = record.head() + struct.pack("<BHB", code - 2, 32 if code == amb.INT4BLOCK else 0, 1)
+    weights = -(-(28 + len(head) - 4 + size) // 8) * 8 - 28
+    with path.open("wb") as file:
+        file.write(amb.build(head, weights_size=weights))
+        file.truncate(28 + weights)
+    return path
+
+
+@pytest.mark.parametrize("code", [amb.INT8, amb.INT4BLOCK])
+def test_memory_stays_flat_when_quantised_tensors_pass(tmp_path: Path, code: int) -> None:
+    """Copying, decoding and comparing quantised tensors of 32 Mi elements takes no more memory than small ones."""
+    small, big = sparse(tmp_path / "small.amb", 2**9, code), sparse(tmp_path / "big.amb", 2**15, code)
+    grown = run_child(SPARSE, small, big, tmp_path / "q.amb", tmp_path / "d.safetensors").stdout
+    assert int(grown) < 8 * 1024
+
+
+def test_limits_come_before_reading(tmp_path: Path) -> None:
+    """A quantised tensor of a TiB is a LimitError of `convert` before a byte of it is read."""
+    path = sparse(tmp_path / "huge.amb", 2**30, amb.INT8)
+    for options in ({}, {"dtype": "float16"}):
+        with pytest.raises(wm.LimitError, match="max_copy_bytes"):
+            wm.convert(path, tmp_path / "x.amb", limits=wm.Limits(max_copy_bytes=2**30), **options)
+
+
+def test_a_damaged_mask_is_told_with_file_and_place(tmp_path: Path) -> None:
+    """However a tensor with a damaged mask comes to be used, the error has the file and the byte where its data is."""
+    value = wm.quantize(np.ones((4, 16), np.float32), "adaptive")
+    wm.save(tmp_path / "q.amb", {"w": value})
+    data = bytearray((tmp_path / "q.amb").read_bytes())
+    with wm.open(bytes(data)) as file:
+        at = file.info("w").offset + 4
+    data[at] |= 3
+    bad = tmp_path / "bad.amb"
+    bad.write_bytes(data)
+    with wm.open(bad) as file:
+        uses: list[Callable[[], Any]] = [
+            lambda: file["w"],
+            lambda: file.read("w"),
+            lambda: list(file.values()),
+            lambda: wm.convert(bad, tmp_path / "x.amb"),
+            lambda: wm.convert(bad, tmp_path / "x.bt", dtype="float16"),
+            lambda: wm.diff(tmp_path / "q.amb", bad),
+        ]
+        for use in uses:
+            with pytest.raises(wm.QuantError, match="kind of block 0 is 3") as caught:
+                use()
+            assert (caught.value.path, caught.value.offset) == (str(bad), at)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4_block", "adaptive"])
+def test_what_is_no_number_is_told_with_its_file(tmp_path: Path, scheme: str) -> None:
+    """The error about a NaN names the file that it is in, whether it is found before writing or meanwhile."""
+    wm.save(tmp_path / "nan.safetensors", {"w": np.full((2, 2), np.nan, np.float32)})
+    with pytest.raises(wm.QuantError) as caught:
+        wm.convert(tmp_path / "nan.safetensors", tmp_path / "q.amb", quantize=scheme)
+    assert caught.value.path == str(tmp_path / "nan.safetensors")
+
+
+def test_codes_that_mean_the_same_are_no_difference(tmp_path: Path) -> None:
+    """Blocks with a scale of 0 are equal whatever their codes; 0 and -0 differ, as they do in dense tensors."""
+
+    def save(name: str, scale: float, code: int) -> Path:
+        payload = amb.pack_blocks([(scale, [code] * 8)], 4, 8, 1)
+        wm.save(tmp_path / name, {"w": wm.QuantizedTensor("int4_block", (8,), payload, block_size=8)})
+        return tmp_path / name
+
+    a, b, c = save("a.amb", 0.0, 1), save("b.amb", 0.0, 3), save("c.amb", 0.0, -1)
+    assert wm.diff(a, b).equal
+    assert wm.diff(a, c).changed[0].n_different == 8
+
+
 def test_empty_and_single_tensors(tmp_path: Path) -> None:
     """Tensors without elements and of one element pass through every scheme and come back."""
     values = {"none": np.zeros((0, 3), np.float32), "one": np.full((1, 1), 7, np.float32)}

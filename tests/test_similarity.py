@@ -127,6 +127,7 @@ MATRICES = {
 def test_search_is_exact(kind, block, monkeypatch):
     """Whatever the matrix is made of and however it is cut into blocks, words and cosines are those of brute force."""
     monkeypatch.setattr(similarity, "_BLOCK", block)
+    monkeypatch.setattr(similarity, "_VIEW", block)
     rows = MATRICES[kind]()
     if kind == "int8":  # of one scale: short rows decode to nothing
         rows = wm.quantize(matrix() / np.linalg.norm(matrix(), axis=1)[:, None], "int8")
@@ -149,7 +150,7 @@ def test_rows_of_ngrams_are_no_answers():
 
 def test_of_equal_similarities_the_earlier_word_comes_first(monkeypatch):
     """Ties are broken by the order of the vocabulary, within a block and between blocks."""
-    monkeypatch.setattr(similarity, "_BLOCK", 24)
+    monkeypatch.setattr(similarity, "_VIEW", 24)
     e = Embeddings(vocabulary(WORDS), np.ones((500, 12), np.float32))
     assert words_of(e.most_similar("w1", 4)) == ["w0", "w2", "w3", "w4"]
     assert words_of(e.most_similar(np.zeros(12), 2)) == ["w0", "w1"]

@@ -68,6 +68,14 @@ def test_hard_words(kind, word):
     assert subwords.indices(word) == rows_by_definition(subwords, word, {})
 
 
+@pytest.mark.parametrize("kind", ["bucket", "fasttext"])
+def test_long_ngrams(kind):
+    """The number of characters is hashed with all of its bytes: n-grams of 255 characters and more are right too."""
+    subwords = Subwords(kind, 3, 250, 260, 1 << 20)
+    word = "é" * 257 + "x"
+    assert subwords.indices(word) == rows_by_definition(subwords, word, {})
+
+
 def test_many_words_give_what_each_gives():
     """In one call for many words, each has the rows that it has alone, in the order of the words."""
     subwords = Subwords("bucket", 3, 3, 6, 1 << 20)

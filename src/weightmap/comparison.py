@@ -10,6 +10,7 @@ from weightmap.dtypes import numpy_dtype
 from weightmap.errors import UnsupportedError
 from weightmap.file import TensorFile
 from weightmap.opening import open as open_file
+from weightmap.reading import in_pieces
 
 if TYPE_CHECKING:
     from weightmap.reading import Located
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from weightmap.table import Row
 
 __all__ = ["DiffReport", "TensorDiff", "diff"]
+
+# Elements of quantised tensors that are decoded at once.
+_PIECE = 1 << 18
 
 
 class TensorDiff(NamedTuple):
@@ -146,16 +150,24 @@ def _compare(name: str, a: Located, b: Located) -> TensorDiff | None:
 
 
 def _compare_decoded(name: str, a: Located, b: Located, texts: tuple[str, str]) -> TensorDiff | None:
-    """Compare two quantised tensors by their bytes, or else by what these decode to."""
-    left, right = a.decoder(), b.decoder()
-    if (left.block_size, left.scale_type) != (right.block_size, right.scale_type):
-        return TensorDiff(name, "dtype", repr(left), repr(right), None, None)
-    if np.array_equal(left.payload, right.payload):
-        return None
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(left.dequantize(np.float64) - right.dequantize(np.float64))
-    different = int((distance != 0).sum())
-    return TensorDiff(name, "values", *texts, different, float(distance.max(initial=0)))
+    """Compare two quantised tensors by what they decode to, to the bit; other codes for the same values are equal."""
+    different, largest = 0, 0.0
+    for left, right in zip(in_pieces(a), in_pieces(b), strict=False):
+        if (left.block_size, left.scale_type) != (right.block_size, right.scale_type):
+            one, other = (
+                f"{texts[0]}, blocks of {part.block_size}, {part.scale_type} scales" for part in (left, right)
+            )
+            return TensorDiff(name, "dtype", one, other, None, None)
+        if np.array_equal(left.payload, right.payload):
+            continue
+        for at in range(0, left.size, _PIECE):
+            values = [part.flat(at, min(at + _PIECE, part.size)) for part in (left, right)]
+            apart = values[0].view(np.uint32) != values[1].view(np.uint32)
+            different += int(apart.sum())
+            with np.errstate(invalid="ignore"):
+                distance = np.abs(values[0].astype(np.float64) - values[1])
+            largest = float(np.maximum(largest, distance[apart].max(initial=0)))
+    return TensorDiff(name, "values", *texts, different, largest) if different else None
 
 
 def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:

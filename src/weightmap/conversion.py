@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap import hub, words
-from weightmap.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
+from weightmap.dtypes import DTYPES, DType, numpy_dtype
 from weightmap.errors import TensorFileError, quoted
 from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
 from weightmap.opening import open as open_file
 from weightmap.payload import from_quantized
 from weightmap.quantizing import FLOATING, QuantizedInfo, Quantizer, matches
+from weightmap.reading import in_pieces
 from weightmap.saving import choose, choose_layout, plan_request, write_plan
 from weightmap.sharded import find_model
 
@@ -256,7 +257,10 @@ def _convert_tensors(
             warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
         request = Request(payloads, chosen, **extras)
         plan = plan_request(target, found, request)
-        write_plan(target, plan, progress=progress)
+        try:
+            write_plan(target, plan, progress=progress)
+        except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
+            raise error.located(path=source) from None
     return ConvertReport(
         source,
         target,
@@ -324,29 +328,39 @@ def _payload(name: str, place: Located, wanted: DType | None) -> Payload:
 
 def _as_quantized(name: str, place: Located) -> Payload:
     """Return a quantised tensor as it is. Its bytes are read when they are written."""
+    source, row, _ = place
+    layout = place.layout()
+    if layout is None:
+        return _in_parts(name, place)
+    start, block_size, scale_type = layout
+    nbytes = row.nbytes - start
+
+    def chunks() -> Iterator[Any]:
+        if row.dtype.name == "adaptive":  # whose mask nobody has checked so far
+            yield place.decoder().payload
+        else:
+            yield from source.chunks(row.offset + start, nbytes)
+
+    return Payload(name, row.dtype, row.shape, nbytes, chunks, block_size=block_size, scale_type=scale_type)
+
+
+def _in_parts(name: str, place: Located) -> Payload:
+    """Return a tensor of product quantisation as it is."""
     model = from_quantized(name, place.decoder())
 
     def chunks() -> Iterator[Any]:
         yield from from_quantized(name, place.decoder()).chunks()
 
-    return Payload(
-        name,
-        SCHEMES[model.dtype.name],
-        model.shape,
-        model.nbytes,
-        chunks,
-        block_size=model.block_size,
-        scale_type=model.scale_type,
-        parts=model.parts,
-    )
+    return Payload(name, model.dtype, model.shape, model.nbytes, chunks, parts=model.parts)
 
 
 def _decoded(place: Located, wanted: DType) -> Iterator[memoryview]:
-    tensor, target = place.decoder(), numpy_dtype(wanted)
-    for start in range(0, tensor.size, _PIECE):
-        values = tensor.flat(start, min(start + _PIECE, tensor.size))
-        with np.errstate(over="ignore", invalid="ignore"):
-            yield memoryview(values.astype(target).view(np.uint8))
+    target = numpy_dtype(wanted)
+    for tensor in in_pieces(place):
+        for start in range(0, tensor.size, _PIECE):
+            values = tensor.flat(start, min(start + _PIECE, tensor.size))
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield memoryview(values.astype(target).view(np.uint8))
 
 
 def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:

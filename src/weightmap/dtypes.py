@@ -131,6 +131,12 @@ def _load(dtype: DType) -> np.dtype[Any]:
     return found
 
 
+def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
+    """Return a numpy dtype, also by names that only ml_dtypes gives a meaning, such as "bfloat16"."""
+    named = DTYPES.get(dtype) if isinstance(dtype, str) else None
+    return np.dtype(dtype) if named is None else numpy_dtype(named)
+
+
 def dtype_of(dtype: DTypeLike) -> DType | None:
     """Return the `DType` of a numpy dtype in either byte order, or None when no format has it."""
     key = np.dtype(dtype)

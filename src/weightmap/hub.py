@@ -105,11 +105,15 @@ def read_directory(folder: str, model: str) -> ModelDirectory:
     FormatError
         When ``config.json``, ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
     """
-    config = _json(os.path.join(folder, "config.json"))
+    path = os.path.join(folder, "config.json")
+    config = _json(path)
     metadata = {} if config is None else _metadata(config, folder, model)
     vocab = _vocabulary(os.path.join(folder, "vocab.txt"))
     special = None if vocab is None else _special(folder, vocab)
-    return ModelDirectory(folder, config, metadata, vocab, special)
+    try:
+        return ModelDirectory(folder, config, metadata, vocab, special)
+    except TensorFileError as error:
+        raise error.located(path=path) from None
 
 
 def _read(path: str) -> bytes | None:
@@ -175,8 +179,17 @@ def _amb_config(config: dict[str, Any]) -> dict[str, Any]:
     rope = {"rope_theta": config.get("rope_theta")} | (nested if isinstance(nested, dict) else {})
     scaling = config.get("rope_scaling") or (nested if isinstance(nested, dict) else None)
     if isinstance(rope["rope_theta"], (int, float)):
-        known |= {"is_rope": True, "rope_freq_base": float(rope["rope_theta"]), "rope_scaling": _scaling(scaling)}
+        known |= {"is_rope": True, "rope_freq_base": _real(rope["rope_theta"]), "rope_scaling": _scaling(scaling)}
     return {key: value for key, value in known.items() if isinstance(value, (*scalar, dict))}
+
+
+def _real(number: float) -> float:
+    """Return a number of the configuration as a float, for which an integer may be too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        msg = "a number about rotary embeddings (rope_theta, factor) is too large"
+        raise FormatError(msg, field="config.json") from None
 
 
 def _scaling(scaling: Any) -> float | dict[str, Any]:
@@ -187,13 +200,14 @@ def _scaling(scaling: Any) -> float | dict[str, Any]:
     if kind == "default":
         return 1.0
     factor = scaling.get("factor")
-    return float(factor) if kind == "linear" and isinstance(factor, (int, float)) else scaling
+    return _real(factor) if kind == "linear" and isinstance(factor, (int, float)) else scaling
 
 
 def _created(model: str) -> str:
     """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    seconds = int(os.stat(model).st_mtime)
+    # Beyond the year 9999, or before year 1, there is no date; some file systems can say so all the same.
+    seconds = min(max(int(os.stat(model).st_mtime), -(10**10)), 10**11)
     # Eleven digits reach the year 5138; a longer number is no time that anybody meant.
     if epoch.isascii() and epoch.isdecimal() and len(epoch) <= 11:
         seconds = int(epoch)

@@ -140,6 +140,7 @@ def _bpe(
             msg = f"the merges are not UTF-8 ({error.reason})"
             raise FormatError(msg, path=path, offset=error.start) from None
         merges = [line.removesuffix("\r") for line in lines if line.strip("\r") and not line.startswith("#version")]
+    merges = merges if isinstance(merges, list) else [None]  # no pair
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in pairs):
         msg = "a merge is no pair of tokens"
@@ -166,8 +167,9 @@ def _added(full: dict[str, Any], settings: dict[str, Any]) -> dict[str, int]:
     ids: dict[str, int] = {}
     decoder = settings.get("added_tokens_decoder")
     for key, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if key.isascii() and key.isdecimal() and len(key) < 10 and isinstance(entry, dict):
-            ids.setdefault(str(entry.get("content")), int(key))
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if key.isascii() and key.isdecimal() and len(key) < 10 and isinstance(content, str):
+            ids.setdefault(content, int(key))
     added = full.get("added_tokens")
     for entry in added if isinstance(added, list) else ():
         if isinstance(entry, dict) and type(entry.get("id")) is int and isinstance(entry.get("content"), str):

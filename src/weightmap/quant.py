@@ -18,13 +18,15 @@ byte, blocks of FP16 have no scale, and the codes of each block begin at a byte.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import numpy as np
 
 from weightmap import kernels
+from weightmap.dtypes import dtype_named
 from weightmap.errors import QuantError
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ BLOCKED = ("int4_block", "int5_block")
 _SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
 # Elements that are decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
 _PIECE = 1 << 18
+# Numpy's, and more elements than any memory holds.
+_MOST_DIMENSIONS, _MOST = 64, 1 << 56
 # Where there are no blocks, rows are decoded together that lie in the same so many elements, or the next.
 _RUN = 64
 
@@ -74,7 +78,7 @@ class QuantizedTensor:
     Raises
     ------
     QuantError
-        When the payload is not what scheme, shape and block size need.
+        When the payload is not what scheme, shape and block size need, or the shape is one that no array has.
 
     Examples
     --------
@@ -106,11 +110,14 @@ class QuantizedTensor:
             expected = "a positive number" if scheme in BLOCKED else "0: there is one scale"
             raise QuantError(f"block size of {scheme}", field="block_size", actual=block_size, expected=expected)
         self.scheme = scheme
-        self.shape = tuple(map(index, shape))
+        self.shape = _shape(shape)
         self.size = math.prod(self.shape)
         self.block_size = index(block_size)
         self.scale_type = scale_type
         octets = np.frombuffer(payload, np.uint8) if not isinstance(payload, np.ndarray) else payload
+        if octets.dtype != np.uint8 or octets.ndim != 1 or not octets.flags.c_contiguous:
+            msg = f"the payload is an array of {octets.dtype} {octets.shape}, expected contiguous bytes"
+            raise TypeError(msg)
         self._octets: NDArray[np.uint8] = octets.view()
         self._octets.flags.writeable = False
         if scheme == "adaptive":
@@ -242,19 +249,23 @@ class QuantizedTensor:
         ------
         QuantError
             With ``strict``, for a scale that is no number: it names the block.
-        ValueError
-            When `out` has another shape or cannot be written.
+        ValueError, TypeError
+            When `out` has another shape or cannot be written, or is no array.
         """
         if strict:
             self._check_scales()
-        target = np.empty(self.shape, dtype) if out is None else out
+        if out is not None and not isinstance(out, np.ndarray):
+            msg = f"out must be an array, not {type(out).__name__}"
+            raise TypeError(msg)
+        target = np.empty(self.shape, dtype_named(dtype)) if out is None else out
         if target.shape != self.shape:
             msg = f"out has shape {target.shape}, the tensor has {self.shape}"
             raise ValueError(msg)
         if not target.flags.writeable:
             msg = "out is read-only"
             raise ValueError(msg)
-        self._decode(0, self.size, target, 1 if threads is None else threads)
+        # Not through a matrix, which stays two-dimensional whatever it is asked for.
+        self._decode(0, self.size, np.asarray(target), 1 if threads is None else threads)
         return target
 
     def _check_scales(self) -> None:
@@ -316,7 +327,7 @@ class QuantizedTensor:
         if not 0 <= start <= stop <= self.size:
             msg = f"elements {start} to {stop} do not lie within {self.size}"
             raise ValueError(msg)
-        part = np.empty(stop - start, dtype)
+        part = np.empty(stop - start, dtype_named(dtype))
         self._decode(start, stop, part, 1)
         return part
 
@@ -347,7 +358,12 @@ class QuantizedTensor:
             return self.dequantize()[key]
         if isinstance(first, slice):
             rows = range(*first.indices(self.shape[0]))
-            part = self._rows(rows.start, rows.stop) if rows.step == 1 else self._gather(np.asarray(rows, np.intp))
+            if not self.size:  # of which there may be many
+                part = np.empty((len(rows), *self.shape[1:]), np.float32)
+            elif rows.step == 1:
+                part = self._rows(rows.start, rows.stop)
+            else:
+                part = self._gather(np.asarray(rows, np.intp))
             return part[(slice(None), *rest)]
         if isinstance(first, (list, np.ndarray)):
             picked = np.asarray(first)
@@ -355,18 +371,14 @@ class QuantizedTensor:
                 return self._gather(self._row_numbers(picked.reshape(-1))).reshape(*picked.shape, *self.shape[1:])
             if picked.dtype.kind == "b" and picked.shape == self.shape[:1] and not rest:
                 return self._gather(np.flatnonzero(picked))
-        elif first is not None and first is not Ellipsis and not isinstance(first, (bool, np.bool_, tuple)):
-            row = self._row_number(first)
-            return self._rows(row, row + 1)[(0, *rest)]
+        elif hasattr(first, "__index__") and not isinstance(first, (bool, np.bool_)):
+            with contextlib.suppress(TypeError):  # an array of another library says that it may be an integer
+                row = self._row_number(first)
+                return self._rows(row, row + 1)[(0, *rest)]
         return self.dequantize()[key]
 
-    def _row_number(self, key: Any) -> int:
-        count = self.shape[0]
-        try:
-            row = index(key)
-        except TypeError:
-            msg = f"a quantised tensor is indexed by integers, slices and arrays of them, not by {type(key).__name__}"
-            raise IndexError(msg) from None
+    def _row_number(self, key: SupportsIndex) -> int:
+        count, row = self.shape[0], index(key)
         if not -count <= row < count:
             msg = f"index {row} is out of bounds for axis 0 with size {count}"
             raise IndexError(msg)
@@ -453,8 +465,8 @@ def quantize(
     Raises
     ------
     QuantError
-        For an element that is NaN or infinite (the message has its index), and for schemes, block sizes, scale types
-        or bits that do not exist.
+        For an element that is NaN or infinite (the message has its index), for what is no array of real numbers or
+        has masked elements, and for schemes, block sizes, scale types or bits that do not exist.
 
     Examples
     --------
@@ -463,7 +475,7 @@ def quantize(
     array([[ 7.,  1.],
            [ 2., -8.]], dtype=float32)
     """
-    values = np.asarray(array)
+    values = kernels.real_numbers(array)
     if scheme == "adaptive":
         payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
         return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
@@ -474,6 +486,15 @@ def quantize(
         raise QuantError("block size", field="block_size", actual=0, expected="a positive number")
     payload = kernels.encode_blocks(values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads)
     return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)
+
+
+def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape whose values numpy can hold in a type of any size, also where there are no elements."""
+    dims = tuple(map(index, shape))
+    if min(dims, default=0) < 0 or len(dims) > _MOST_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MOST:
+        expected = f"up to {_MOST_DIMENSIONS} dimensions, none negative, with a product of those but 0 up to 2**56"
+        raise QuantError("shape", field="shape", actual=list(dims), expected=expected)
+    return dims
 
 
 def _no_scheme(scheme: object) -> QuantError:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap import kernels
-from weightmap.dtypes import DTYPES, numpy_dtype
-from weightmap.errors import LimitError
+from weightmap.dtypes import dtype_named, numpy_dtype
+from weightmap.errors import LimitError, TensorFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from weightmap.source import Source
     from weightmap.table import Row
 
-__all__ = ["Located", "read"]
+__all__ = ["Located", "in_pieces", "read"]
 
 _FLOAT32 = np.dtype(np.float32)
 _WIDENED = ("float16", "bfloat16")
@@ -52,13 +53,50 @@ class Located(NamedTuple):
         """Return a quantised tensor whose bytes are private, read from the file."""
         assert self.quantized is not None  # noqa: S101 - the dtype of the row has told
         row = self.row
-        return self.quantized(row, np.frombuffer(self.source.pread(row.offset, row.nbytes), np.uint8))
+        try:
+            return self.quantized(row, np.frombuffer(self.source.pread(row.offset, row.nbytes), np.uint8))
+        except TensorFileError as error:
+            raise error.located(path=self.source.name) from None
+
+    def layout(self) -> tuple[int, int, str] | None:
+        """Return where the payload of a quantised tensor begins in its data, its block size and type of scales.
+
+        None for a tensor that is not of integers and scales.
+        """
+        find = getattr(self.quantized, "layout", None)
+        if find is None:
+            return None
+        try:
+            start, block_size, scale_type = find(self.row, self.source.pread(self.row.offset, min(4, self.row.nbytes)))
+        except TensorFileError as error:
+            raise error.located(path=self.source.name) from None
+        return start, block_size, scale_type
 
 
-def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return a numpy dtype, also by names that only ml_dtypes gives a meaning, such as "bfloat16"."""
-    named = DTYPES.get(dtype) if isinstance(dtype, str) else None
-    return np.dtype(dtype) if named is None else numpy_dtype(named)
+def in_pieces(place: Located) -> Iterator[QuantizedTensor]:
+    """Yield a quantised tensor as one-dimensional ones, one after another, so that memory stays flat.
+
+    What has one scale, or one for each block, comes in pieces of about 2**18 elements; anything else at once.
+    """
+    from weightmap.quant import BITS, QuantizedTensor  # noqa: PLC0415 - opening a file needs none of it
+
+    source, row, _ = place
+    scheme, layout = row.dtype.name, place.layout()
+    if layout is None or scheme not in BITS:
+        yield place.decoder()
+        return
+    start, block_size, scale_type = layout
+    bytes_of = functools.partial(kernels.blocks_size, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
+    size, at = math.prod(row.shape), row.offset + start
+    # The one scale goes before the codes of each piece; of blocks each has its own.
+    scale = b"" if block_size else source.pread(at, bytes_of(0))
+    at += len(scale)
+    step = max(_PIECE // block_size, 1) * block_size if block_size else _PIECE
+    for first in range(0, size, step):
+        count = min(step, size - first)
+        octets = source.pread(at, bytes_of(count) - len(scale))
+        at += len(octets)
+        yield QuantizedTensor(scheme, (count,), scale + octets, block_size=block_size, scale_type=scale_type)
 
 
 def read(

@@ -313,12 +313,14 @@ def save(
         One of `formats()` that can be written; by default the suffix tells: ``.weights``, ``.safetensors``, ...
     layout : str, optional
         One of the format's layouts (EMBD: "spec", "simple"; CNN v2: "v2", "v1", by default as `metadata` has its
-        ``version``).
+        ``version``; finalfusion: "upstream", "spec").
     metadata : mapping, optional
         What may stand there depends on the format: strings in safetensors and EMBD, which takes integers too and writes
-        them as decimal strings; ``version`` and ``mip_level`` in CNN v2.
+        them as decimal strings; ``version`` and ``mip_level`` in CNN v2; what TOML has in finalfusion, where metadata
+        that was read keeps its text and new one needs the package tomli_w.
     vocab : sequence of str, optional
-        Tokens by id.
+        Tokens by id. In finalfusion files, which need one, with an attribute ``subwords`` for a vocabulary that takes
+        apart unknown words: a `Vocabulary` of such a file, or ``Vocabulary.of(words, subwords=Subwords(...))``.
     special_ids : mapping of str to int, optional
         Of pad, unk, cls, sep and mask; by default those of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
     config, tokenizer : optional

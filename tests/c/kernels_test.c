@@ -1,5 +1,5 @@
-/* Compares every CRC-32, FNV-1a, half and block kernel of this architecture with the definitions, bit by bit. Needs no Python, so
- * that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
+/* Compares every CRC-32, FNV-1a, half, block and row kernel of this architecture with the definitions, bit by bit. Needs no
+ * Python, so that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
  * allocation of their own, where a sanitiser sees a read too far.
  */
 #include <stdio.h>
@@ -334,6 +334,62 @@ static void test_quantize(void) {
     printf("%-34s %s\n", "quantisation", failures == before ? "ok" : "FAILED");
 }
 
+static float next_float(void) { return (float)(int32_t)next_random() * 0x1p-30f; }
+
+/* Products with a square matrix of every size up to 40, of one vector and of several, in allocations of exactly their size. */
+static void test_products(const char *name, wm_combine_rows_fn *combine) {
+    int before = failures;
+    for (uint64_t dims = 1; dims <= 40; dims++)
+        for (unsigned count = 1; count <= WM_PQ_TOGETHER; count += WM_PQ_TOGETHER - 1) {
+            float *matrix = malloc(dims * dims * sizeof *matrix), *x = malloc(count * dims * sizeof *x);
+            float *sums = malloc(count * dims * sizeof *sums);
+            if (!matrix || !x || !sums) exit(2);
+            for (uint64_t i = 0; i < dims * dims; i++) matrix[i] = next_float();
+            for (uint64_t i = 0; i < count * dims; i++) x[i] = next_float();
+            combine(matrix, x, count, dims, sums);
+            for (uint64_t at = 0; at < count * dims; at++) {
+                float sum = 0;
+                for (uint64_t k = 0; k < dims; k++) {
+                    const float product = x[at / dims * dims + k] * matrix[k * dims + at % dims];
+                    sum += product;
+                }
+                check(memcmp(&sum, &sums[at], sizeof sum) == 0, name, dims);
+            }
+            free(matrix), free(x), free(sums);
+        }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+/* Random bytes as words of every length up to 40, and their n-grams' rows summed, in allocations of exactly their size. */
+static void test_words(void) {
+    enum { ROWS = 16, DIMS = 19 };
+    int before = failures;
+    float matrix[ROWS * DIMS], out[DIMS], norm;
+    for (int i = 0; i < ROWS * DIMS; i++) matrix[i] = next_float();
+    for (int kind = WM_SUBWORDS_BUCKET; kind <= WM_SUBWORDS_FASTTEXT; kind++)
+        for (uint32_t len = 0; len <= 40; len++) {
+            const wm_subwords subwords = {.kind = kind, .min_n = 1 + len % 3, .max_n = 1 + len % 9, .size = ROWS};
+            const uint32_t bounds[2] = {0, len};
+            uint64_t row_bounds[2];
+            uint8_t *text = malloc(len ? len : 1);
+            if (!text) exit(2);
+            for (uint32_t i = 0; i < len; i++) text[i] = (uint8_t)next_random();
+            const int64_t total = wm_subword_rows(&subwords, text, len, bounds, 1, NULL, 0, row_bounds);
+            check((total == -1) == (subwords.max_n < subwords.min_n), "range of n-grams", len);
+            if (total >= 0) {
+                uint64_t *rows = malloc((uint64_t)total * sizeof *rows + 1);
+                if (!rows) exit(2);
+                check(wm_subword_rows(&subwords, text, len, bounds, 1, rows, (uint64_t)total, row_bounds) == total, "rows", len);
+                check(wm_unit_sums((const uint8_t *)matrix, sizeof matrix, DIMS, rows, (uint64_t)total, row_bounds, NULL, 1, out,
+                                   1, &norm, 1) == -1, "sums", len);
+                check((norm > 0) == (total > 0), "norm", len);
+                free(rows);
+            }
+            free(text);
+        }
+    printf("%-34s %s\n", "words", failures == before ? "ok" : "FAILED");
+}
+
 int main(void) {
     uint32_t cpu = wm_cpu_features();
     test_crc("crc32_portable", crc32_portable);
@@ -342,7 +398,10 @@ int main(void) {
     test_half("bf16_to_f32_portable", bf16_to_f32_portable, bf16_by_definition);
     test_intblock("intblock_portable", intblock_portable);
     test_narrow("narrow_portable", narrow_portable);
+    test_products("combine_rows_portable", combine_rows_portable);
+    test_words();
 #if WM_X86
+    if (cpu & WM_AVX2) test_products("combine_rows_x86_avx2", combine_rows_x86_avx2);
     if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
 #if defined(WEIGHTMAP_EMULATE_VPCLMULQDQ)

@@ -214,7 +214,9 @@ def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
 def summary(report: wm.ConvertReport) -> str:
     """Return one line on the quantised tensors of a conversion."""
     if not report.quantized:
-        return "no tensor was quantised: none was of floating point, of two dimensions, and asked for"
+        return (
+            "no tensor was quantised: none was of floating point, not quantised yet, of two dimensions, and asked for"
+        )
     whole = total(report.quantized)
     return (
         f"quantised to {report.quantized[0].scheme}: {whole['tensors']:,} of {report.tensors:,} tensors, "

@@ -83,7 +83,9 @@ class Content:
         Checks all that opening left unchecked: see `Verification`.
     quantized : callable or None
         ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
-        bytes, an array of uint8 that may be a view of the mapping. None in formats that have none.
+        bytes, an array of uint8 that may be a view of the mapping. Where tensors are of integers and scales it has a
+        method ``layout(row, head)``, which returns where the payload begins, block size and type of scales, by the
+        first four bytes. None in formats that have none.
     warnings : list of str
         What is odd and was let pass.
     """

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from weightmap.kernels._quantize import encode_with_errors as encode_with_errors
     from weightmap.kernels._quantize import quantize_int4, quantize_int5
     from weightmap.kernels._quantize import quantize_int8 as quantize_int8
+    from weightmap.kernels._quantize import real_numbers as real_numbers
 
 __all__ = [
     "available_isas",
@@ -100,6 +101,7 @@ _ON_DEMAND = {
     "quantize_int4": "_quantize",
     "quantize_int5": "_quantize",
     "quantize_int8": "_quantize",
+    "real_numbers": "_quantize",
 }
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
 

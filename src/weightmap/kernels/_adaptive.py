@@ -12,7 +12,7 @@ import numpy as np
 
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import check_block_size, count_of, scale_code, take_out
-from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib
+from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib, thread_count
 from weightmap.kernels._quantize import encode, floats
 
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ def decode_adaptive(
         raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
     buffer, fault = as_input(data), ffi.new("wm_fault *")
     values = take_out(out, stop - start, dtype)
-    half, target = values.dtype == np.float16, as_output(values, "uint8_t[]")
-    if lib.wm_adaptive_decode(buffer, len(buffer), code, size, n, start, target, stop - start, half, threads, fault):
+    half, target, most = values.dtype == np.float16, as_output(values, "uint8_t[]"), thread_count(threads)
+    if lib.wm_adaptive_decode(buffer, len(buffer), code, size, n, start, target, stop - start, half, most, fault):
         if fault.code == lib.WM_FAULT_NONE:
             raise ValueError("out overlaps what is decoded")
         raise _error(fault)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import QuantError
-from weightmap.kernels._native import as_input, as_output, lib
+from weightmap.kernels._native import as_input, as_output, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,8 +143,8 @@ def decode_blocks(
     values = take_out(out, stop - start, dtype)
     half = values.dtype == np.float16
     scale, target = scale_code(scale_type), as_output(values, "uint8_t[]")
-    count = stop - start
-    if lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, count, half, threads):
+    count, most = stop - start, thread_count(threads)
+    if lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, count, half, most):
         raise ValueError("out overlaps what is decoded")
     return values
 

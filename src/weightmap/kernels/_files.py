@@ -30,7 +30,7 @@ def will_need(memory: Any, offset: int, size: int) -> None:
 
 def stamp(fd: int, size: int, mtime_ns: int) -> Any:
     """Return what `unchanged` compares a file with."""
-    return ffi.new("wm_stamp *", (fd, size, mtime_ns))
+    return ffi.new("wm_stamp *", (fd, size, mtime_ns % (1 << 64)))
 
 
 unchanged = lib.wm_unchanged

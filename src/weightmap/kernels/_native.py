@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
 
-__all__ = ["NULL", "U32_MAX", "as_input", "as_output", "ffi", "from_buffer", "lib", "module"]
+__all__ = ["NULL", "U32_MAX", "as_input", "as_output", "ffi", "from_buffer", "lib", "module", "thread_count"]
 
 U32_MAX = 0xFFFFFFFF
+# More than any kernel starts, and an int.
+_MOST_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
@@ -39,6 +42,11 @@ def as_input(data: Buffer) -> Any:
     except (BufferError, ValueError) as error:
         msg = f"a C-contiguous buffer is needed, not this {type(data).__name__}: {error}"
         raise TypeError(msg) from None
+
+
+def thread_count(threads: int) -> int:
+    """Return a number of threads that C can take: how many there are at most, each kernel knows itself."""
+    return max(0, min(index(threads), _MOST_THREADS))
 
 
 def as_output(array: NDArray[Any], ctype: str) -> Any:

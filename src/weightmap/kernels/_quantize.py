@@ -6,13 +6,13 @@ the scale as it is stored. The same bytes come out on every instruction set and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import blocks_size, check_block_size, scale_code
-from weightmap.kernels._native import NULL, as_output, from_buffer, lib
+from weightmap.kernels._native import NULL, as_output, from_buffer, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ __all__ = [
     "quantize_int4",
     "quantize_int5",
     "quantize_int8",
+    "real_numbers",
 ]
 
 
@@ -128,11 +129,23 @@ def encode_with_errors(
     return encode(floats(a), bits, block_size, scale_type, threads)
 
 
-def floats(a: ArrayLike) -> NDArray[np.float32]:
-    """Return the elements as a flat array of float32. Raises QuantError when they are no finite real numbers."""
-    array = np.asarray(a)
+def real_numbers(a: ArrayLike) -> NDArray[Any]:
+    """Return what numpy makes of an array or nested lists. Raises QuantError when these are no real numbers."""
+    if isinstance(a, np.ma.MaskedArray):
+        raise QuantError("array", actual="masked", expected="one without a mask, which would be lost")
+    try:
+        array = np.asarray(a)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        # Lists of several lengths; tensors of other libraries that need a gradient or are on another device.
+        raise QuantError("array", actual=f"a {type(a).__name__}: {error}", expected="real numbers") from None
     if array.dtype.kind not in "fiub" and not np.can_cast(array.dtype, np.float32):
         raise QuantError("dtype", actual=array.dtype, expected="real numbers")
+    return array
+
+
+def floats(a: ArrayLike) -> NDArray[np.float32]:
+    """Return the elements as a flat array of float32. Raises QuantError when they are no finite real numbers."""
+    array = real_numbers(a)
     with np.errstate(over="ignore"):  # what becomes infinite is reported as such
         flat = np.ascontiguousarray(array, np.float32).reshape(-1)
     if (index := lib.wm_first_odd(from_buffer("float[]", flat), flat.size)) >= 0:
@@ -151,7 +164,7 @@ def encode(
     data, errors = np.empty(size, np.uint8), np.empty(count, np.float64)
     source = from_buffer("float[]", flat) if flat.size else NULL
     target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")
-    code = scale_code(scale_type)
-    if lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, threads) != -1:
+    code, most = scale_code(scale_type), thread_count(threads)
+    if lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, most) != -1:
         raise AssertionError("sizes were checked")
     return data, errors

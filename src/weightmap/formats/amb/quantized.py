@@ -87,4 +87,10 @@ def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None)
     The header is checked again, on a copy: the file may have changed since it was opened.
     """
     start, block_size, scale_type = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
-    return QuantizedTensor(row.dtype.name, row.shape, octets[start:], block_size=block_size, scale_type=scale_type)
+    try:
+        return QuantizedTensor(row.dtype.name, row.shape, octets[start:], block_size=block_size, scale_type=scale_type)
+    except QuantError as error:
+        if error.offset is None:  # which of the tensors it is
+            error.what = f"quantised data of scheme {row.dtype.name}: {error.what}"
+            error.offset = row.offset + start
+        raise

@@ -22,6 +22,24 @@ if TYPE_CHECKING:
     from weightmap.table import Row
 
 
+class _Decoder:
+    """Makes tensors of the quantised data of a file; `bare` is what holds for blocks without a header."""
+
+    def __init__(self, bare: tuple[int, int] | None) -> None:
+        self._bare = bare
+
+    def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
+        from weightmap.formats.amb.quantized import tensor_of  # noqa: PLC0415 - see `parse_amb`
+
+        return tensor_of(row, octets, self._bare)
+
+    def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
+        """Return where the payload begins, block size and type of scales, by the first bytes of the data."""
+        from weightmap.formats.amb.quantized import quantization  # noqa: PLC0415 - see `parse_amb`
+
+        return quantization(row, head, self._bare)
+
+
 def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     """Check header, JSON sections and records, and return the content. No data is read, and no vocabulary."""
     warnings: list[str] = []
@@ -41,11 +59,6 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
         return metadata
 
     # What quantised tensors and `verify` need is imported when they are asked for: opening is what import time is for.
-    def quantized(row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
-        from weightmap.formats.amb.quantized import tensor_of  # noqa: PLC0415 - see above
-
-        return tensor_of(row, octets, bare)
-
     def check(run: Verification) -> None:
         from weightmap.formats.amb.verify import verify  # noqa: PLC0415 - see above
 
@@ -58,6 +71,6 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
         verify=check,
         config=MappingProxyType(config),
         tokenizer=tokenizer,
-        quantized=quantized,
+        quantized=_Decoder(bare),
         warnings=warnings,
     )

@@ -134,8 +134,8 @@ def _error(  # noqa: PLR0911 - one return for each kind of fault
     if kind == "TABLE_OVERFLOW":
         return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field=field, offset=fault.at)
     if kind == "AMB_BLOCK_SIZE":
-        what, expected = f"{label}: block_size", "0 for int8, int4 and int5, an even number for int4_block"
-        expected += ", a multiple of 8 for int5_block and adaptive"
+        what, step = f"{label}: block_size", fault.expected
+        expected = f"a positive multiple of {step}" if step else "0: there is one scale"
         return QuantError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
     if kind in _WORDS:
         cls, what, expected = _WORDS[kind]

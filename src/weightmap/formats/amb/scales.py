@@ -100,9 +100,15 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
     if not bad:
         return bad
     # Blocks of halves have no scale, so the number of a scale is not that of its block.
-    mask = np.frombuffer(run.source.pread(at, scales_at - at), np.uint8)
-    scaled = np.flatnonzero(_codes(mask)[:blocks] != _FP16)
-    numbers: list[int] = scaled[bad].tolist()
+    numbers: list[int] = []
+    shown = np.array(bad[: _FEW + 1])  # as many as make the message
+    begin = before = 0
+    for offset in range(at, scales_at, _PIECE):
+        codes = _codes(np.frombuffer(run.source.pread(offset, min(_PIECE, scales_at - offset)), np.uint8))
+        scaled = np.flatnonzero(codes != _FP16)
+        here = shown[(shown >= before) & (shown < before + len(scaled))]
+        numbers += (begin + scaled[here - before]).tolist()
+        begin, before = begin + len(codes), before + len(scaled)
     return numbers
 
 

@@ -43,7 +43,8 @@ Ours
   `LayoutError` at the first use of the vocabulary, and of `verify`.
 * The length of a storage or norms chunk tells how much padding there is: 0 to 4 bytes, or up to the size of an
   element. Where it leads neither to the end of the file nor to norms, and the padding of the rule above does, that
-  one is taken, with a warning of `verify`.
+  one is taken, with a warning of `verify`; but not where the length leads a few bytes past the end of the file, which
+  may have been cut off.
 * Strings that are repeated, in words or n-grams, are a `LayoutError` of `verify` and of the first look-up. Indices of
   n-grams must name every row that the matrix has for them, which is known at the first use of the n-grams. Indices
   that are not numbered by their first appearance are a warning, since one reader numbers them so; they are written

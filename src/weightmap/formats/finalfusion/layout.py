@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.table import bits_of
+
+if TYPE_CHECKING:
+    from weightmap.formats._base import Parts
 
 MAGIC = b"FiFu"
 VERSION = 0
@@ -115,15 +118,6 @@ class VocabChunk(NamedTuple):
     words: int
 
 
-class Product(NamedTuple):
-    """What a matrix by product quantisation is made of, besides its shape."""
-
-    quantized_len: int
-    n_centroids: int
-    projection: bool
-    norms: bool
-
-
 class Block(NamedTuple):
     """A storage or the norms.
 
@@ -136,7 +130,7 @@ class Block(NamedTuple):
         Where the chunk begins.
     padding, data, end : int
         Where the zero bytes before the data, the data and what follows begin.
-    product : Product or None
+    product : Parts or None
     declared : int
         Where the chunk ends by its length.
     """
@@ -147,7 +141,7 @@ class Block(NamedTuple):
     padding: int
     data: int
     end: int
-    product: Product | None
+    product: Parts | None
     declared: int
 
 

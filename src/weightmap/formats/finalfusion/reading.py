@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,10 +68,10 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
     blocks = [block for _, block in parts]
     columns = kernels.Columns(
         b"".join(names),
-        np.cumsum([0, *map(len, names)], dtype=np.uint32),
+        np.array([0, *accumulate(map(len, names))], np.uint32),
         np.array([block.code for block in blocks], np.uint8),
         np.array([dim for block in blocks for dim in block.shape], np.uint64),
-        np.cumsum([0, *(len(block.shape) for block in blocks)], dtype=np.uint32),
+        np.array([0, *accumulate(len(block.shape) for block in blocks)], np.uint32),
         np.array([block.data for block in blocks], np.uint64),
         np.array([block.end for block in blocks], np.uint64),
     )

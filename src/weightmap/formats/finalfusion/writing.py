@@ -238,12 +238,12 @@ def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[str]) 
 
 
 def _encode_words(words: Sequence[str], reasons: list[str]) -> list[bytes]:
-    raws: list[bytes] = []
-    for i, word in enumerate(words):
-        if not isinstance(word, str) or not encodable(word):
-            reasons.append(f"word {i} is {repr(word)[:80]} (Unicode text)")
-            return []
-        raws.append(word.encode())
+    try:
+        raws = [word.encode() for word in words]
+    except (AttributeError, UnicodeEncodeError):  # no text, or a lone surrogate
+        i = next(i for i, word in enumerate(words) if not (isinstance(word, str) and encodable(word)))
+        reasons.append(f"word {i} is {repr(words[i])[:80]} (Unicode text)")
+        return []
     if any(len(raw) > U32_MAX for raw in raws):
         reasons.append("a word of 2**32 bytes or more")
     if len(set(raws)) != len(raws):
