@@ -19,6 +19,7 @@ LAYERS = [
     {"_kernels"},
     {"kernels"},
     {
+        "decodable",
         "dtypes",
         "faults",
         "pq",
