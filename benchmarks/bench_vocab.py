@@ -4,6 +4,8 @@ With ``--largest N`` the file has ten times N words of 300 dimensions, and bucke
 """
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -128,3 +130,44 @@ def test_similar_words(run, words, opener, who):
     embeddings, word = fresh(), words.known[0]
     search = embeddings.word_similarity if who == "finalfusion" else embeddings.most_similar
     assert len(run(f"words: similar/{words.label}", role, search, word, rounds=RUNS)) == 10
+
+
+MEMORY = """
+import sys
+def anonymous():
+    with open("/proc/self/smaps_rollup") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
+who, path, word = sys.argv[1:]
+if who == "weightmap":
+    import weightmap
+    def opened():
+        return weightmap.open(path).embeddings
+elif who == "finalfusion":
+    import finalfusion
+    def opened():
+        return finalfusion.load_finalfusion(path, mmap=True)
+else:
+    from gensim.models import KeyedVectors
+    def opened():
+        return KeyedVectors.load(path, mmap="r")
+before = anonymous()
+embeddings = opened()
+after = anonymous()
+embeddings[word]
+print(after - before, anonymous() - before)
+"""
+
+
+@pytest.mark.parametrize("who", EVERYBODY)
+def test_memory(benchmark, words, opener, request, who):
+    """Private memory that opening and the first look-up take, of a process of its own (KiB, in `extra_info`)."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("asks /proc")
+    role, _ = opener(who)
+    path = request.getfixturevalue("gensim_path") if who == "gensim" else words.path
+    command = [sys.executable, "-c", MEMORY, who, path, words.known[0]]
+    benchmark.group = f"words: a process that opens and looks up/{words.label}"
+    out = benchmark.pedantic(subprocess.check_output, (command,), {"text": True}, rounds=1)
+    opening, lookup = map(int, out.split())
+    benchmark.extra_info |= {"role": role, "KiB after opening": opening, "KiB after the first look-up": lookup}
+    print(f"\n{who}: {opening:,} KiB after opening, {lookup:,} KiB after the first look-up")  # noqa: T201

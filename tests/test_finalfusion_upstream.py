@@ -1,7 +1,7 @@
 """What this package writes, read by finalfusion-python 0.7.1: where an interpreter is named that has it.
 
-It builds with Python 3.11, ``setuptools<70``, ``cython<3`` and ``numpy<2``, in an environment of its own; the variable
-``WEIGHTMAP_FINALFUSION`` names its interpreter.
+It builds with Python 3.11, ``setuptools<70``, ``cython<3`` and ``numpy<2``, in an environment of its own, which
+``make finalfusion-test`` makes; the variable ``WEIGHTMAP_FINALFUSION`` names its interpreter.
 """
 
 from __future__ import annotations
