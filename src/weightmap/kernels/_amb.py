@@ -93,23 +93,7 @@ def amb_walk(section: Section, *, relative: bool, lax: bool) -> tuple[Columns, A
 def _walk(
     section: Section, room: tuple[int, int, int], *, relative: bool, lax: bool
 ) -> tuple[Columns, Any, Fault | None]:
-    names_cap, cap, dims_cap = room
     columns = Columns.scratch(*room)
-    filled = ffi.new(
-        "wm_columns *",
-        (
-            cap,
-            dims_cap,
-            names_cap,
-            columns.names,
-            columns.bounds,
-            columns.dtype,
-            columns.dims,
-            columns.dim_bounds,
-            columns.begin,
-            columns.end,
-        ),
-    )
     data = NULL if section.data is None else from_buffer("uint8_t[]", section.data)
     # In the order of kernels.h.
     asked = ffi.new(
@@ -128,5 +112,5 @@ def _walk(
         ),
     )
     found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
-    failed = lib.wm_amb_walk(asked, filled, found, fault)
+    failed = lib.wm_amb_walk(asked, columns.to_fill(), found, fault)
     return columns, found, fault_of(fault) if failed else None

@@ -108,6 +108,12 @@ class Columns:
         self.dtype = self.names + size
         return self
 
+    def to_fill(self) -> Any:
+        """Return a wm_columns, for a scan to fill columns made by `scratch`; see kernels.h."""
+        room = (self.count, self.n_dims, self.names_len)
+        columns = (self.names, self.bounds, self.dtype, self.dims, self.dim_bounds, self.begin, self.end)
+        return ffi.new("wm_columns *", (*room, *columns))
+
     def array(self, column: Any, count: int, dtype: str) -> NDArray[Any]:
         """Return `count` values of one of the columns as a copy."""
         return np.frombuffer(ffi.buffer(column, count * int(dtype[-1])), dtype).copy()
@@ -294,23 +300,8 @@ def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Colu
     """
     size = len(header)
     columns = Columns.scratch(size, min(size // _BINTENSORS_ENTRY + 1, max_tensors), size)
-    filled = ffi.new(
-        "wm_columns *",
-        (
-            columns.count,
-            size,
-            size,
-            columns.names,
-            columns.bounds,
-            columns.dtype,
-            columns.dims,
-            columns.dim_bounds,
-            columns.begin,
-            columns.end,
-        ),
-    )
     found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
-    failed = lib.wm_bintensors_scan(header, size, layouts, filled, found, fault)
+    failed = lib.wm_bintensors_scan(header, size, layouts, columns.to_fill(), found, fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found, fault_of(fault) if failed else None
 
