@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightmap import kernels
 from weightmap.errors import QuantError
 from weightmap.formats.amb.layout import BY_BLOCKS, QUANT_HEADER, QUANT_TYPES, SCALE_SIZES, SCALE_TYPES
-from weightmap.quant import QuantizedTensor
+from weightmap.quant import BITS, QuantizedTensor
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.table import Row
-
-_BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 
 
 class Quantization(NamedTuple):
@@ -53,14 +52,14 @@ def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantiz
             problem = f"scale_type is {scale}, expected 0 or 1"
         else:
             scale_type = SCALE_TYPES[scale]
-            wanted = payload_size(scheme, size, block_size, SCALE_SIZES[scale_type])
+            wanted = payload_size(scheme, size, block_size, scale_type)
             if wanted is None or QUANT_HEADER.size + wanted == row.nbytes:
                 return Quantization(QUANT_HEADER.size, block_size, scale_type)
             problem = f"data_size is {row.nbytes}, expected {QUANT_HEADER.size + wanted}"
     if bare is not None and scheme in BY_BLOCKS and _fits(scheme, bare[0]):
-        block_size, scale_size = bare
-        if payload_size(scheme, size, block_size, scale_size) == row.nbytes:
-            return Quantization(0, block_size, next(name for name, of in SCALE_SIZES.items() if of == scale_size))
+        block_size, scale_type = bare[0], next(name for name, of in SCALE_SIZES.items() if of == bare[1])
+        if payload_size(scheme, size, block_size, scale_type) == row.nbytes:
+            return Quantization(0, block_size, scale_type)
     msg = f"quantised data of scheme {scheme}: {problem}"
     raise QuantError(msg, offset=row.offset)
 
@@ -71,14 +70,12 @@ def _fits(scheme: str, block_size: int) -> bool:
     return block_size == 0
 
 
-def payload_size(scheme: str, size: int, block_size: int, scale_size: int) -> int | None:
+def payload_size(scheme: str, size: int, block_size: int, scale_type: str) -> int | None:
     """Return the bytes that `size` elements take without a header; None for "adaptive", where the mask decides."""
-    bits = _BITS.get(scheme)
+    bits = BITS.get(scheme)
     if bits is None:
         return None
-    if block_size:
-        return -(-size // block_size) * (scale_size + (bits * block_size + 7) // 8)
-    return scale_size + (bits * size + 7) // 8
+    return kernels.blocks_size(size, bits=bits, block_size=block_size, scale_type=scale_type)
 
 
 def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None) -> QuantizedTensor:
