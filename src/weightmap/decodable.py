@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 import numpy as np
 
 from weightmap.dtypes import dtype_named
+from weightmap.reading import check_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,16 +91,11 @@ class Decodable:
         """
         if strict:
             self._check_scales()
-        if out is not None and not isinstance(out, np.ndarray):
-            msg = f"out must be an array, not {type(out).__name__}"
-            raise TypeError(msg)
-        target = np.empty(self.shape, dtype_named(dtype)) if out is None else out
-        if target.shape != self.shape:
-            msg = f"out has shape {target.shape}, the tensor has {self.shape}"
-            raise ValueError(msg)
-        if not target.flags.writeable:
-            msg = "out is read-only"
-            raise ValueError(msg)
+        if out is None:
+            target = np.empty(self.shape, dtype_named(dtype))
+        else:
+            check_out(out, self.shape, "the tensor")
+            target = out
         # Not through a matrix, which stays two-dimensional whatever it is asked for.
         self._decode(0, self.size, np.asarray(target), 1 if threads is None else threads)
         return target

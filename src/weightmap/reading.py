@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightmap.source import Source
     from weightmap.table import Row
 
-__all__ = ["Located", "in_pieces", "read"]
+__all__ = ["Located", "check_out", "in_pieces", "read"]
 
 _FLOAT32 = np.dtype(np.float32)
 _WIDENED = ("float16", "bfloat16")
@@ -109,15 +109,8 @@ def read(
     stored = _FLOAT32 if quantized else numpy_dtype(row.dtype)
     if out is None:
         out = _new(row, dtype_named(dtype), limits, what)
-    elif not isinstance(out, np.ndarray):
-        msg = f"out must be an array, not {type(out).__name__}"
-        raise TypeError(msg)
-    elif out.shape != row.shape:
-        msg = f"out has shape {out.shape}, {what} has {row.shape}"
-        raise ValueError(msg)
-    elif not out.flags.writeable:
-        msg = "out is read-only"
-        raise ValueError(msg)
+    else:
+        check_out(out, row.shape, what)
     plain = np.asarray(out)  # a matrix stays two-dimensional whatever it is asked for
     if quantized:
         place.decoder().dequantize(out=plain, threads=threads)
@@ -128,6 +121,19 @@ def read(
     if flat is None:
         plain[...] = target.reshape(plain.shape)
     return out
+
+
+def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
+    """Raise TypeError or ValueError when `out` is no array of this shape, that of `what`, or cannot be written."""
+    if not isinstance(out, np.ndarray):
+        msg = f"out must be an array, not {type(out).__name__}"
+        raise TypeError(msg)
+    if out.shape != shape:
+        msg = f"out has shape {out.shape}, {what} has {shape}"
+        raise ValueError(msg)
+    if not out.flags.writeable:
+        msg = "out is read-only"
+        raise ValueError(msg)
 
 
 def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[Any]:
