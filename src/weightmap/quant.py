@@ -264,42 +264,7 @@ def quantize(
     bits: float = 5.0,
     threads: int = 1,
 ) -> QuantizedTensor:
-    """Quantise an array: integers of few bits whose scales a search has chosen for the least squared error.
-
-    Parameters
-    ----------
-    array : array_like
-        Real numbers, of any shape, strides and byte order; taken as float32.
-    scheme : str
-        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (each
-        block as int4, int5 or float16, whichever its error is worth).
-    block_size : int
-        Elements of a block, for the schemes that have blocks: even for int4_block, a multiple of 8 for the others.
-    scale_type : str
-        "fp16" or "fp32".
-    bits : float
-        For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits more for
-        each block.
-    threads : int
-        At most this many threads share the work. The result does not depend on it.
-
-    Returns
-    -------
-    QuantizedTensor
-
-    Raises
-    ------
-    QuantError
-        For an element that is NaN or infinite (the message has its index), for what is no array of real numbers or
-        has masked elements, and for schemes, block sizes, scale types or bits that do not exist.
-
-    Examples
-    --------
-    >>> q = quantize([[7.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
-    >>> q.dequantize()
-    array([[ 7.,  1.],
-           [ 2., -8.]], dtype=float32)
-    """
+    """Quantise an array by one of the schemes of integers and scales: see `weightmap.quantize`, which knows all."""
     values = kernels.real_numbers(array)
     if scheme == "adaptive":
         payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)

@@ -53,8 +53,8 @@ def quantize(
     Raises
     ------
     QuantError
-        For an element that is NaN or infinite (the message has its index), and for schemes, block sizes, scale types
-        or bits that do not exist.
+        For an element that is NaN or infinite (the message has its index), for what is no array of real numbers or
+        has masked elements, and for schemes, block sizes, scale types or bits that do not exist.
     MissingDependencyError
         For "pq", when scipy is not installed.
 
