@@ -31,15 +31,17 @@ static uint64_t write_name(uint8_t *to, uint32_t number) {
 static inline uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
 static inline uint64_t mul(uint64_t a, uint64_t b) { return b && a > UINT64_MAX / b ? UINT64_MAX : a * b; }
 
-int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t names_cap, uint8_t *names, uint32_t *bounds,
-                  uint8_t *dtype, uint64_t *dims, uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_cnn *out,
+int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_columns *columns, wm_cnn *out,
                   wm_fault *fault) {
+    const wm_columns *c = columns;
     *out = (wm_cnn){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    if (n > len / RECORD || n > names_cap / NAME_MOST) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, len / RECORD);
+    if (n > len / RECORD || n > c->names_cap / NAME_MOST || n > c->cap || n > c->dims_cap / DIMS)
+        return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, len / RECORD);
     if (n > UINT32_MAX / NAME_MOST) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / NAME_MOST);
-    bounds[0] = 0;
-    dim_bounds[0] = 0;
+    uint64_t *dims = c->dims;
+    c->bounds[0] = 0;
+    c->dim_bounds[0] = 0;
     for (uint64_t i = 0; i < n; i++) {
         const uint8_t *record = records + RECORD * i;
         uint64_t kernel = load_le32(record), in = load_le32(record + 4), channels = load_le32(record + 8);
@@ -50,14 +52,14 @@ int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t nam
         dims[1] = in;
         dims[2] = dims[3] = kernel;
         dims += DIMS;
-        dim_bounds[i + 1] = (uint32_t)(DIMS * (i + 1));
-        dtype[i] = 0;
-        begin[i] = HALF * offset;
-        end[i] = HALF * (offset + count);
+        c->dim_bounds[i + 1] = (uint32_t)(DIMS * (i + 1));
+        c->dtype[i] = 0;
+        c->begin[i] = HALF * offset;
+        c->end[i] = HALF * (offset + count);
         out->counted = add(out->counted, count);
         out->needed = add(out->needed, mul(mul(channels, in), kernel * kernel));
-        out->names_len += write_name(names + out->names_len, (uint32_t)i);
-        bounds[i + 1] = (uint32_t)out->names_len;
+        out->names_len += write_name(c->names + out->names_len, (uint32_t)i);
+        c->bounds[i + 1] = (uint32_t)out->names_len;
     }
     return 0;
 }

@@ -358,17 +358,16 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
 /* ------------------------------------------------------------------------------------------------------- CNN v2
  * Turns n layer records of 20 bytes, which lie in records[0, len), into columns as wm_safetensors_scan fills them: names
  * "layer.<i>.weight", dtype 0, dims out, in, k, k, and offsets in bytes from the first weight on, without wrapping around.
- * No dimension is 0; whether the rest agrees is for wm_columns_check to say. Capacities: names_cap bytes of names, at least
- * 32 for each layer; bounds and dim_bounds n + 1, dims 4 * n, the others n. Returns 0, or -1 with *fault filled: LAYER_ZERO,
- * CAPACITY (more layers than the bounds can count), COLUMN. names must not overlap records.
+ * No dimension is 0; whether the rest agrees is for wm_columns_check to say. Capacities: at least 32 bytes of names for each
+ * layer, n tensors and 4 * n dims. Returns 0, or -1 with *fault filled: LAYER_ZERO, CAPACITY (more layers than the bounds can
+ * count), COLUMN (columns or records are fewer). names must not overlap records.
  */
 typedef struct {
     uint64_t names_len;
     uint64_t counted; /* sum of weight_count */
     uint64_t needed;  /* sum of out * in * k * k, or 2^64 - 1 where it is more */
 } wm_cnn;
-int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, uint64_t names_cap, uint8_t *names, uint32_t *bounds,
-                  uint8_t *dtype, uint64_t *dims, uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_cnn *out,
+int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_columns *columns, wm_cnn *out,
                   wm_fault *fault);
 
 /* --------------------------------------------------------------------------------------------------------- AMB

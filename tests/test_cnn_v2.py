@@ -363,12 +363,16 @@ def test_damaged_files_open_when_the_rules_still_allow_them() -> None:
 
 
 def test_the_scan_refuses_columns_that_are_too_short() -> None:
-    """Called with fewer records or less room for names than layers, the C function writes nothing and says so."""
+    """Called with fewer records or less room than layers, the C function writes nothing and says so."""
     found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
     records = cnn.record(1, 1, 1, 0) * 2
     for length, n, room in ((39, 2, 64), (40, 3, 96), (40, 2, 63), (40, 2**61, 2**63), (0, 1, 32)):
-        nothing = [ffi.NULL] * 7
-        assert lib.wm_cnn_layers(records, length, n, room, *nothing, found, fault) == -1
+        nothing = ffi.new("wm_columns *", (n, 4 * n, room, *[ffi.NULL] * 7))
+        assert lib.wm_cnn_layers(records, length, n, nothing, found, fault) == -1
+        assert fault.code == kernels.FAULTS["COLUMN"]
+    for cap, dims_cap in ((1, 8), (2, 7)):
+        nothing = ffi.new("wm_columns *", (cap, dims_cap, 64, *[ffi.NULL] * 7))
+        assert lib.wm_cnn_layers(records, 40, 2, nothing, found, fault) == -1
         assert fault.code == kernels.FAULTS["COLUMN"]
 
 
@@ -390,7 +394,8 @@ def test_the_scan_stays_within_its_memory() -> None:
         types = ("uint8_t *", "uint32_t *", "uint8_t *", "uint64_t *", "uint32_t *", "uint64_t *", "uint64_t *")
         sizes = (32 * n, 4 * (n + 1), n, 32 * n, 4 * (n + 1), 8 * n, 8 * n)
         columns = [arena.end(*each) for arena, each in zip(arenas[1:], zip(sizes, types, strict=True), strict=True)]
-        assert lib.wm_cnn_layers(records, 20 * n, n, 32 * n, *columns, found, fault) == 0
+        filled = ffi.new("wm_columns *", (n, 4 * n, 32 * n, *columns))
+        assert lib.wm_cnn_layers(records, 20 * n, n, filled, found, fault) == 0
         assert bytes(ffi.buffer(columns[0], found.names_len)).split(b"layer")[1:] == [
             b".%d.weight" % i for i in range(n)
         ]

@@ -328,21 +328,7 @@ def cnn_layers(records: bytes) -> tuple[Columns, Any] | Fault:
     count = len(records) // _LAYER_RECORD
     columns = Columns.scratch(_LAYER_NAME * count, count, 4 * count)
     found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
-    failed = lib.wm_cnn_layers(
-        records,
-        len(records),
-        count,
-        columns.names_len,
-        columns.names,
-        columns.bounds,
-        columns.dtype,
-        columns.dims,
-        columns.dim_bounds,
-        columns.begin,
-        columns.end,
-        found,
-        fault,
-    )
+    failed = lib.wm_cnn_layers(records, len(records), count, columns.to_fill(), found, fault)
     if failed:
         return fault_of(fault)
     columns.names_len = found.names_len
