@@ -26,6 +26,7 @@ LAYERS = [
         "quant",
         "reading",
         "records",
+        "reports",
         "rows",
         "source",
         "strict_json",

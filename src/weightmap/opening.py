@@ -90,8 +90,8 @@ def open(
     if format is not None:
         by_name(format)
     limits = _LIMITS if limits is None else limits
-    options = {"format": format, "mode": mode, "verify": verify, "strict": strict, "limits": limits}
-    path = _as_path(source)
+    options = Options(limits, format=format, mode=mode, verify=verify, strict=strict)
+    path = source if type(source) is str else _as_path(source)
     if path is not None and path.endswith(".index.json"):
         return _open_sharded(path, options)
     try:
@@ -114,24 +114,23 @@ def _mode(mode: str | None) -> str:
     return chosen
 
 
-def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
-    """Recognise and parse what was opened, with the options of `open`."""
-    verify, limits, explicit = options["verify"], options["limits"], options["mode"] is not None
-    parsing = Options(checked=verify != "none", strict=options["strict"], limits=limits)
+def _open_source(source: Source, options: Options) -> TensorFile:
+    """Recognise and parse what was opened."""
+    wanted, limits = options.format, options.limits
     try:
-        source.prepare(explicit=explicit, limits=limits)
-        head = source.pread(0, min(source.size, HEAD))
-        found = identify(source, head) if options["format"] is None or not head else by_name(options["format"])
+        source.prepare(explicit=options.mode is not None, limits=limits)
+        head = source.head(HEAD)
+        found = identify(source, head) if wanted is None or not head else by_name(wanted)
         try:
-            content = found.parse(source, head, parsing)
+            content = found.parse(source, head, options)
         except TensorFileError as error:
-            instead = mistaken(found, head) if options["format"] is None else None
+            instead = mistaken(found, head) if wanted is None else None
             raise instead or error.located(path=None, format=found.name) from None
         vocab = content.vocab
         if vocab is not None:
             vocab.path, vocab.format = source.name, found.name
-        file = TensorFile(source, found.name, content, parsing, options)
-        if verify == "full":
+        file = TensorFile(source, found.name, content, options)
+        if options.verify == "full":
             file.verify()
     except TensorFileError as error:
         source.close()
@@ -142,7 +141,7 @@ def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
     return file
 
 
-def _open_sharded(path: str, options: dict[str, Any]) -> TensorFile:
+def _open_sharded(path: str, options: Options) -> TensorFile:
     from weightmap.sharded import open_sharded  # noqa: PLC0415 - sharded models stand on files, not under them
 
     return open_sharded(path, options)
@@ -150,8 +149,6 @@ def _open_sharded(path: str, options: dict[str, Any]) -> TensorFile:
 
 def _as_path(source: Any) -> str | None:
     """Return the path that `source` is, or None when it is something else."""
-    if type(source) is str:
-        return source
     if isinstance(source, bytes):
         # Either a path or the content of a file. Every format has a zero byte among its first ones, and no path has
         # any.
@@ -214,7 +211,7 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
 
 def reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
     """Open a file for a pickled handle. Raises `FileChangedError` when it is no longer the same."""
-    return _open_source(source_of(path, _mode(options["mode"]), identity), options)
+    return _open_source(source_of(path, _mode(options["mode"]), identity), Options(**options))
 
 
 def source_of(path: str, mode: str, identity: tuple[int, ...]) -> Source:

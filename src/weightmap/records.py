@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.strings import StringTable
 from weightmap.table import Row, Rules, Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from weightmap.strings import StringTable
 
 __all__ = ["RecordTable"]
 
@@ -44,6 +45,8 @@ class RecordTable(Table):
         self.names_size = 0
 
     def _load_names(self) -> StringTable:
+        from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
+
         count, size = self._count, self.RECORD.size
         bounds = np.zeros(count + 1, np.uint32)
         if not count:  # no array has a stride over no memory

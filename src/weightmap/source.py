@@ -174,6 +174,15 @@ class Source:
         file = self._file
         return -1 if file is None else file.number
 
+    def head(self, most: int) -> bytes:
+        """Return the first bytes, `most` of them or all that there are, as private bytes."""
+        file = self._file
+        if file is not None:
+            data = os.pread(file.number, most, 0)
+            if len(data) == most or len(data) == self.size:
+                return data
+        return self.pread(0, min(self.size, most))
+
     def pread(self, offset: int, count: int) -> bytes:
         """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""
         file = self._file

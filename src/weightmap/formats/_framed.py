@@ -11,7 +11,9 @@ from weightmap.errors import FormatError, LayoutError, TruncatedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.formats._base import Options, Payload, Verification
+    from weightmap.formats._base import Options
+    from weightmap.formats._verifying import Verification
+    from weightmap.formats._writing import Payload
     from weightmap.saving import Sink
     from weightmap.source import Source
     from weightmap.table import Table

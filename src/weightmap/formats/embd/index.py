@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     from weightmap.records import RecordTable
 
 
+class _Rules(Rules):
+    dtypes = DTYPE_LIST
+    bits = DTYPE_BITS
+    min_ndim, max_ndim = 1, MAX_NDIM
+
+
 def record_rules(header: Header, options: Options) -> Rules:
     """Return what is asked of every descriptor."""
-    aligned = header.flags & TENSORS_ALIGNED
-    base, size = header.tensor_data_offset, header.tensor_data_size
-    alignment, gap = (ALIGNMENT, ALIGNMENT - 1) if aligned else (1, 0)
-    return Rules(DTYPE_LIST, DTYPE_BITS, base, size, 1, MAX_NDIM, alignment, gap, lax=not options.strict)
+    rules = _Rules(header.tensor_data_offset, header.tensor_data_size)
+    if header.flags & TENSORS_ALIGNED:
+        rules.alignment, rules.max_gap = ALIGNMENT, ALIGNMENT - 1
+    rules.lax = not options.strict
+    return rules
 
 
 def check_table(table: RecordTable, header: Header) -> None:

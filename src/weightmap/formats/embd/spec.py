@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Content, Options, Verification, take
+from weightmap.formats._base import Content, Options, take
 from weightmap.formats.embd.index import check_table, record_rules
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
@@ -20,10 +20,10 @@ from weightmap.formats.embd.layout import (
     field_error,
 )
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
-from weightmap.formats.embd.vocabulary import vocabulary
 from weightmap.records import RecordTable
 
 if TYPE_CHECKING:
+    from weightmap.formats._verifying import Verification
     from weightmap.source import Source
 
 # A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each
@@ -38,7 +38,11 @@ def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, .
     check_header(source, head, header, footer, options, warnings)
     metadata_offset, start = header.metadata_offset, header.tensor_index_offset
     metadata = take(source, head, metadata_offset, header.metadata_size)
-    vocab = vocabulary(source, head, header) if header.flags & VOCAB_EMBEDDED else None
+    vocab = None
+    if header.flags & VOCAB_EMBEDDED:
+        from weightmap.formats.embd.vocabulary import vocabulary  # noqa: PLC0415 - few models have one
+
+        vocab = vocabulary(source, head, header)
     size = header.tensor_data_offset - start
     index = take(source, head, start, size) if size <= READ_INDEX else source.octets[start : start + size]
     table = RecordTable(index, header.tensor_index_count, start, record_rules(header, options))
@@ -54,7 +58,9 @@ def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, .
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)
 
-    return Content("spec", table, load_metadata=load, verify=verify, vocab=vocab, warnings=warnings)
+    content = Content("spec", table, load, verify, warnings)
+    content.vocab = vocab
+    return content
 
 
 def check_header(

@@ -24,7 +24,7 @@ from weightmap.source import Source
 if TYPE_CHECKING:
     from typing import Any
 
-    from weightmap.formats._base import Verification
+    from weightmap.formats._verifying import Verification
 
 
 def verify_spec(run: Verification, raw: bytes, header: Header, footer: tuple[Any, ...]) -> None:
