@@ -12,9 +12,13 @@ from weightmap import kernels
 from weightmap.table import Row, Rules, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightmap.strings import StringTable
+
+    Index = bytes | NDArray[np.uint8]
 
 __all__ = ["RecordTable"]
 
@@ -24,8 +28,8 @@ class RecordTable(Table):
 
     Parameters
     ----------
-    index : bytes or ndarray of uint8
-        `count` records of 32 bytes: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then
+    load : callable
+        Returns the index, bytes or an array of uint8; called at the first use. It holds `count` records of 32 bytes: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then
         the names, back to back in the order of the records; and perhaps padding.
     count : int
     start : int
@@ -33,16 +37,24 @@ class RecordTable(Table):
     rules : Rules
     """
 
-    __slots__ = ("_index", "_start", "names_size")
+    __slots__ = ("_bytes", "_load", "_start", "names_size")
 
     RECORD = struct.Struct("<I2BH4IQ")
     _LENGTH_AT = 6
 
-    def __init__(self, index: bytes | NDArray[np.uint8], count: int, start: int, rules: Rules) -> None:
+    def __init__(self, load: Callable[[], Index], count: int, start: int, rules: Rules) -> None:
         super().__init__(count, rules)
-        self._index = index
+        self._load = load
+        self._bytes: Index | None = None
         self._start = start
         self.names_size = 0
+
+    @property
+    def _index(self) -> Index:
+        index = self._bytes
+        if index is None:
+            index = self._bytes = self._load()
+        return index
 
     def _load_names(self) -> StringTable:
         from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
@@ -51,9 +63,10 @@ class RecordTable(Table):
         bounds = np.zeros(count + 1, np.uint32)
         if not count:  # no array has a stride over no memory
             return StringTable(b"", bounds, 0, "tensor name")
-        lengths = np.ndarray((count,), "<u2", self._index, self._LENGTH_AT, (size,))
+        index = self._index
+        lengths = np.ndarray((count,), "<u2", index, self._LENGTH_AT, (size,))
         np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
-        names = self._index[count * size :]
+        names = index[count * size :]
         if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
             self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], count, 0, int(bounds[-1]), len(names)))
         return StringTable(names, bounds, 0, "tensor name")
@@ -63,7 +76,8 @@ class RecordTable(Table):
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""
-        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index, i * 32)
+        index = self._bytes
+        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index if index is None else index, i * 32)
         rules = self.rules
         # The usual cases, written out: this is most of what a look-up costs.
         if ndim == 2:

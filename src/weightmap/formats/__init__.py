@@ -17,8 +17,6 @@ from weightmap.formats._base import HEAD, Content, Format, Options
 from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Parts, Payload, Plan, Request, refuse
     from weightmap.source import Source
@@ -52,7 +50,7 @@ _by_magic: dict[bytes, Format] = {}
 
 def __getattr__(name: str) -> Any:
     if name == "FORMATS":  # all of them, by name
-        found = globals()["FORMATS"] = {format_.name: format_ for format_ in _each()}
+        found = globals()["FORMATS"] = {format_.name: format_ for format_ in _all()}
         return found
     return _on_demand(name)
 
@@ -84,9 +82,10 @@ def _read(module: str) -> Format:
     return format_
 
 
-def _each() -> Iterator[Format]:
-    """Yield every format; each is imported when its turn comes."""
-    return map(_read, _module_names())
+@functools.cache
+def _all() -> tuple[Format, ...]:
+    """Return every format."""
+    return tuple(map(_read, _module_names()))
 
 
 def formats() -> tuple[str, ...]:
@@ -97,12 +96,12 @@ def formats() -> tuple[str, ...]:
     >>> "embd" in formats()
     True
     """
-    return tuple(format_.name for format_ in _each())
+    return tuple(format_.name for format_ in _all())
 
 
 def by_name(name: str) -> Format:
     """Return the format called `name`. Raises ValueError when there is none."""
-    for format_ in _each():
+    for format_ in _all():
         if format_.name == name:
             return format_
     msg = f"format is {name!r}, expected one of {', '.join(formats())}"
@@ -111,10 +110,10 @@ def by_name(name: str) -> Format:
 
 def by_suffix(path: str) -> Format:
     """Return the format that is written to files with this suffix. Raises `EncodeError` when there is none."""
-    for format_ in _each():
+    for format_ in _all():
         if format_.plan is not None and path.lower().endswith(format_.suffixes):
             return format_
-    known = ", ".join(suffix for format_ in _each() if format_.plan for suffix in format_.suffixes)
+    known = ", ".join(suffix for format_ in _all() if format_.plan for suffix in format_.suffixes)
     msg = "the suffix does not tell the format; give format=, or use one of"
     raise EncodeError(f"{msg} {known}", path=path)
 
@@ -143,17 +142,21 @@ def identify(source: Source, head: bytes) -> Format:
     # a length of at most 100,000,000, and four printable characters are a larger number than that.
     size, start = source.size, head[:4]
     format_ = _by_magic.get(start)
-    if format_ is not None and format_.claims(head, size):
+    if format_ is None and start.isalnum():
+        format_ = _namesake(start)
+    if format_ is not None and format_.magic and format_.claims(head, size):
         return format_
-    claims = []
-    for format_ in _each():
-        if format_.claims(head, size):
-            if format_.magic:
-                return format_
-            claims.append(format_)
+    claims = [format_ for format_ in _all() if format_.claims(head, size)]
     if len(claims) == 1:
         return claims[0]
     raise _unknown(head, claims)
+
+
+def _namesake(start: bytes) -> Format | None:
+    """Return the format whose module is called like these magic bytes: then the others need not be imported."""
+    text = start[:2].decode("latin-1").lower()
+    name = next((name for name in _module_names() if name.startswith(text)), None)
+    return None if name is None else _read(name)
 
 
 def _unknown(head: bytes, claims: list[Format]) -> FormatError:

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from weightmap.strings import Vocabulary
     from weightmap.table import Row, Table
 
-__all__ = ["HEAD", "Content", "Format", "Options", "take", "trailing"]
+__all__ = ["HEAD", "MAX_HEADER", "Content", "Format", "Options", "take", "trailing"]
 
 # Bytes from the start of a file that `sniff` and `parse` get without reading again: a page.
 HEAD = 4096
+# What the reference implementations of the formats that frame a header by its length allow it to have.
+MAX_HEADER = 100_000_000
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 

@@ -42,7 +42,6 @@ Ours, where the specification is silent or its implementations differ
 from __future__ import annotations
 
 from weightmap.formats._base import Format
-from weightmap.formats._framed import LENGTH
 from weightmap.lazy import later
 
 # By the format's codes.
@@ -70,7 +69,7 @@ _PRINTABLE = 0x20202020
 
 def sniff(head: bytes, size: int) -> bool:
     """Say whether this looks like BinTensors: a length that a header may have, then the tag of an optional value."""
-    return size >= 10 and head[8] <= 1 and 2 <= LENGTH.unpack_from(head)[0] < _PRINTABLE
+    return size >= 10 and head[8] <= 1 and 2 <= int.from_bytes(head[:8], "little") < _PRINTABLE
 
 
 FORMAT = Format(

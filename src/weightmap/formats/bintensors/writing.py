@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 
 from weightmap import kernels
-from weightmap.formats._framed import LENGTH, MAX_HEADER, writer
+from weightmap.formats._base import MAX_HEADER
+from weightmap.formats._framed import LENGTH, writer
 from weightmap.formats._writing import Plan, Request, encodable, refuse
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 

@@ -21,11 +21,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
     if size >= HEADER.size + FOOTER.size:
-        header = Header(head)
+        fields = HEADER.unpack_from(head)
         footer = FOOTER.unpack(source.pread(size - FOOTER.size, FOOTER.size))
-        sized, ended = header.total_file_size == size, footer[2] == MAGIC_END
+        sized, ended = fields[12] == size, footer[2] == MAGIC_END
         if sized and ended:
-            return parse_spec(source, head, header, footer, options)
+            return parse_spec(source, head, fields, footer, options)
+        header = Header(head)
         if sized or ended or header.header_checksum == kernels.crc32(head[:56]):
             try:
                 return _parse_simple(source, head, options)

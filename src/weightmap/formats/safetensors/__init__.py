@@ -22,8 +22,7 @@ Ours
 
 from __future__ import annotations
 
-from weightmap.formats._base import Format
-from weightmap.formats._framed import LENGTH, MAX_HEADER
+from weightmap.formats._base import MAX_HEADER, Format
 from weightmap.lazy import later
 
 # In the order of safetensors' own list, which is the order of size by which it sorts tensors.
@@ -57,8 +56,7 @@ def sniff(head: bytes, size: int) -> bool:
     """Say whether this looks like safetensors: a plausible length, then a JSON object."""
     if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':
         return False
-    length: int = LENGTH.unpack_from(head)[0]
-    return 2 <= length <= MAX_HEADER
+    return 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER
 
 
 FORMAT = Format(

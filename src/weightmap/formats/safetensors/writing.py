@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from weightmap.formats._framed import LENGTH, MAX_HEADER, writer
+from weightmap.formats._base import MAX_HEADER
+from weightmap.formats._framed import LENGTH, writer
 from weightmap.formats._writing import Plan, Request, encodable, refuse
 from weightmap.formats.safetensors import DTYPE_NAMES
 
