@@ -380,7 +380,7 @@ class TensorFile(Mapping[str, Any]):
         source = self._source
         source.close()
         # The table and the vocabulary look into the mapping too.
-        closed: Any = _Closed(source, len(self._table))
+        closed: Any = _Closed(source, self._table.count)
         self._table = self._content = closed
         self._embeddings = False
 
@@ -419,14 +419,14 @@ class _Closed:
     None would say that the file had no such thing.
     """
 
-    __slots__ = ("_count", "_source")
+    __slots__ = ("_source", "count")
 
     def __init__(self, source: Source, count: int) -> None:
         self._source = source
-        self._count = count
+        self.count = count
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getattr__(self, _: str) -> NoReturn:
         self._source.fail_closed()

@@ -83,7 +83,7 @@ def open(
     >>> w[1]
     array([3., 4., 5.], dtype=float32)
     """
-    chosen = _mode(mode)
+    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else _mode(mode)
     if verify not in _VERIFY:
         msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
         raise ValueError(msg)
@@ -118,7 +118,9 @@ def _open_source(source: Source, options: Options) -> TensorFile:
     """Recognise and parse what was opened."""
     wanted, limits = options.format, options.limits
     try:
-        source.prepare(explicit=options.mode is not None, limits=limits)
+        explicit = options.mode is not None
+        if explicit or limits is not _LIMITS or source.mode == "copy":
+            source.prepare(explicit=explicit, limits=limits)
         head = source.head(HEAD)
         found = identify(source, head) if wanted is None or not head else by_name(wanted)
         try:

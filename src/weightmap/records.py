@@ -29,25 +29,25 @@ class RecordTable(Table):
     Parameters
     ----------
     load : callable
-        Returns the index, bytes or an array of uint8; called at the first use. It holds `count` records of 32 bytes: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then
-        the names, back to back in the order of the records; and perhaps padding.
+        Returns the index, bytes or an array of uint8; called at the first use. It holds `count` records of 32 bytes:
+        u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then the names, back to back in
+        the order of the records; and perhaps padding.
     count : int
     start : int
         Where the index lies in the file, for messages.
     rules : Rules
     """
 
-    __slots__ = ("_bytes", "_load", "_start", "names_size")
-
     RECORD = struct.Struct("<I2BH4IQ")
     _LENGTH_AT = 6
+    names_size = 0
+    _bytes: Index | None = None
 
     def __init__(self, load: Callable[[], Index], count: int, start: int, rules: Rules) -> None:
-        super().__init__(count, rules)
+        self.count = count
+        self.rules = rules
         self._load = load
-        self._bytes: Index | None = None
         self._start = start
-        self.names_size = 0
 
     @property
     def _index(self) -> Index:
@@ -59,7 +59,7 @@ class RecordTable(Table):
     def _load_names(self) -> StringTable:
         from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
 
-        count, size = self._count, self.RECORD.size
+        count, size = self.count, self.RECORD.size
         bounds = np.zeros(count + 1, np.uint32)
         if not count:  # no array has a stride over no memory
             return StringTable(b"", bounds, 0, "tensor name")
@@ -72,7 +72,7 @@ class RecordTable(Table):
         return StringTable(names, bounds, 0, "tensor name")
 
     def _scan(self, name: bytes) -> int:
-        return kernels.records_find(self._index, self._count, name)
+        return kernels.records_find(self._index, self.count, name)
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""
@@ -111,19 +111,20 @@ class RecordTable(Table):
 
     def position(self, row: int) -> int | None:
         """Return where the record lies in the file."""
-        return self._start + row * self.RECORD.size if row < self._count else None
+        return self._start + row * self.RECORD.size if row < self.count else None
 
     def check(self) -> None:
         """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
-        self.names_size, fault = kernels.records_check(
-            self._index, self._count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
+        found = kernels.records_check(
+            self._index, self.count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
         )
-        if fault is None:
-            return
-        if fault.kind != "NAME_FLOOD":
-            self.fail(fault)
-        self.check_names()
+        if isinstance(found, int):
+            self.names_size = found
+        elif found.kind == "NAME_FLOOD":
+            self.check_names()
+        else:
+            self.fail(found)
 
 
 _RECORD_DTYPE = np.dtype(

@@ -48,16 +48,11 @@ CHUNK = 1 << 20
 _ALIGN = 64
 
 
-class _Descriptor:
+class _Descriptor(int):
     """A file descriptor that is closed with the last reference to it, so that no reader ever meets a reused number."""
 
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
     def __del__(self) -> None:
-        os.close(self.number)
+        os.close(self)
 
 
 class Source:
@@ -172,13 +167,13 @@ class Source:
     def descriptor(self) -> int:
         """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory."""
         file = self._file
-        return -1 if file is None else file.number
+        return -1 if file is None else file
 
     def head(self, most: int) -> bytes:
         """Return the first bytes, `most` of them or all that there are, as private bytes."""
         file = self._file
         if file is not None:
-            data = os.pread(file.number, most, 0)
+            data = os.pread(file, most, 0)
             if len(data) == most or len(data) == self.size:
                 return data
         return self.pread(0, min(self.size, most))
@@ -189,8 +184,8 @@ class Source:
         if file is None:
             data = self.octets[offset : offset + count].tobytes()
         else:
-            data = os.pread(file.number, count, offset)
-            while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
+            data = os.pread(file, count, offset)
+            while len(data) < count and (more := os.pread(file, count - len(data), offset + len(data))):
                 data += more
         if len(data) != count:
             self._short(offset + len(data), offset + count)
@@ -218,7 +213,7 @@ class Source:
             piece = buffer[: min(size, end - offset)]
             filled = 0
             while filled < len(piece):
-                got = os.preadv(file.number, [piece[filled:]], offset + filled)
+                got = os.preadv(file, [piece[filled:]], offset + filled)
                 if got == 0:
                     self._short(offset + filled, end)
                 filled += got
@@ -234,6 +229,8 @@ class Source:
 
     def prepare(self, *, explicit: bool, limits: Limits) -> None:
         """Say what is allowed when memory is needed; where a mode was asked for by name, and in "copy", get it now.
+
+        Without a call it is allowed to read where mapping fails, and there are no limits.
 
         Mapping a file costs more than reading its header, so otherwise it waits for the first array.
         """
@@ -261,7 +258,7 @@ class Source:
             return octets  # another thread has read the file in between
         if self.mode != "copy":
             try:
-                octets, memory = self._map(file.number)
+                octets, memory = self._map(file)
             except OSError as error:
                 if not self._fallback or error.errno not in _UNMAPPABLE:
                     raise
@@ -276,7 +273,7 @@ class Source:
                 return self._loaded(octets)
         if self._limits is not None:
             self._limits.check("max_copy_bytes", self.size, "size of the file to copy")
-        octets = self._memory = self._octets = self._read(file.number)
+        octets = self._memory = self._octets = self._read(file)
         self._file = None
         return self._loaded(octets)
 
@@ -356,7 +353,7 @@ class Source:
         """
         file = self._file
         if file is not None and kernels.unchanged(self._seen) == 0:
-            now = kernels.look(file.number)
+            now = kernels.look(file)
             msg = "the file was changed after it was opened: its size and modification time are"
             raise FileChangedError(
                 f"{msg} {now.size} bytes and {now.mtime_ns} ns",

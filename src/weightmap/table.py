@@ -119,16 +119,20 @@ def bits_of(dtypes: Sequence[DType | None]) -> bytes:
 
 
 class Table:
-    """What both kinds of table have in common."""
+    """What both kinds of table have in common.
 
-    __slots__ = ("_count", "_finder", "_looked", "_names", "rules")
+    Attributes
+    ----------
+    count : int
+        Number of tensors.
+    rules : Rules
+    """
 
-    def __init__(self, count: int, rules: Rules) -> None:
-        self._count = count
-        self.rules = rules
-        self._names: StringTable | None = None
-        self._finder: Callable[[object], int] | None = None
-        self._looked = False
+    count: int
+    rules: Rules
+    _names: StringTable | None = None
+    _finder: Callable[[object], int] | None = None
+    _looked = False
 
     # Each kind supplies these, and `check`.
     def _load_names(self) -> StringTable:
@@ -148,7 +152,7 @@ class Table:
         return None
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     @property
     def names(self) -> StringTable:
@@ -182,8 +186,8 @@ class Table:
         the next.
         """
         declared = [code for code, bits in enumerate(self.rules.bits) if bits == DECLARED]
-        for first in range(0, self._count, _BATCH):
-            codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self._count))
+        for first in range(0, self.count, _BATCH):
+            codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self.count))
             starts = _starts(codes, ndims, dims, offsets, declared)
             count = len(codes)
             columns = (part[starts].tolist() for part in (codes, ndims, dims, offsets))
@@ -273,8 +277,6 @@ class ColumnTable(Table):
         Returns where the entry of a row lies in the file, for messages; None where that is not known.
     """
 
-    __slots__ = ("_columns", "_locate", "_utf8")
-
     def __init__(
         self,
         columns: kernels.Columns,
@@ -283,14 +285,15 @@ class ColumnTable(Table):
         utf8: bool,
         locate: Callable[[int], int | None] | None = None,
     ) -> None:
-        super().__init__(columns.count, rules)
+        self.count = columns.count
+        self.rules = rules
         self._columns = columns
         self._utf8 = utf8
         self._locate = locate
 
     def position(self, row: int) -> int | None:
         """Return where the entry of a row lies in the file, where the format says so."""
-        return self._locate(row) if self._locate is not None and row < self._count else None
+        return self._locate(row) if self._locate is not None and row < self.count else None
 
     def _scan(self, name: bytes) -> int:
         return self._columns.find(name)
@@ -299,7 +302,7 @@ class ColumnTable(Table):
         from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
 
         columns = self._columns
-        return StringTable(columns.text(), columns.array(columns.bounds, self._count + 1, "<u4"), 0, "tensor name")
+        return StringTable(columns.text(), columns.array(columns.bounds, self.count + 1, "<u4"), 0, "tensor name")
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""

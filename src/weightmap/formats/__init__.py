@@ -144,7 +144,7 @@ def identify(source: Source, head: bytes) -> Format:
     format_ = _by_magic.get(start)
     if format_ is None and start.isalnum():
         format_ = _namesake(start)
-    if format_ is not None and format_.magic and format_.claims(head, size):
+    if format_ is not None and head.startswith(format_.magic or b"\0"):
         return format_
     claims = [format_ for format_ in _all() if format_.claims(head, size)]
     if len(claims) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import kernels
 from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
@@ -83,9 +83,7 @@ def _check_header(
     warnings: list[str],
 ) -> None:
     """Check the header field by field."""
-    _, major, minor, flags, metadata, metadata_size, vocab, vocab_size, index, count, data, size, _, stored, odd = (
-        fields
-    )
+    _, major, minor, flags, _, metadata_size, vocab, vocab_size, index, count, data, _, _, stored, odd = fields
     if major != 1:
         raise field_error(UnsupportedError, "version_major", major, 1)
     found = kernels.crc32(head[:56])
@@ -97,7 +95,6 @@ def _check_header(
         raise field_error(UnsupportedError, "flags", f"{flags:#x}", expected)
     if minor or odd or footer[3]:
         _check_odd(source, minor, odd, footer[3], options, warnings)
-    # Sections: each begins where the one before it ended, or within the padding of 63 bytes after it.
     if bool(flags & VOCAB_EMBEDDED) != bool(vocab_size) or (not vocab_size and vocab):
         what = "the flag VOCAB_EMBEDDED contradicts vocab_size, which"
         expected = "set together with a vocab_size above 0; without it, vocab_offset and vocab_size are 0"
@@ -107,18 +104,30 @@ def _check_header(
         limits.check("max_tensors", count, "tensor_index_count", offset=32)
     if metadata_size > limits.max_header_bytes:
         limits.check("max_header_bytes", metadata_size, "metadata_size", offset=16)
-    limit = source.size - FOOTER.size
-    end = HEADER.size
-    if metadata or metadata_size:
-        end = _check_section("metadata_offset", metadata, metadata_size, end, limit)
-    if vocab_size:
-        end = _check_section("vocab_offset", vocab, vocab_size, end, limit)
-    end = _check_section("tensor_index_offset", index, DESCRIPTOR.size * count, end, limit)
-    if data < end or size != limit - data:
-        end = _check_section("tensor_data_offset", data, size, end, limit, names=True)
-        check_gap("tensor_data_size", end, limit)
+    _check_sections(fields, source.size - FOOTER.size)
     if data - index > limits.max_header_bytes:
         limits.check("max_header_bytes", data - index, "size of the tensor index", offset=28)
+
+
+def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
+    """Check that each section begins where the one before it ended, or within the padding after it, up to `limit`."""
+    metadata, metadata_size, vocab, vocab_size, index, count, data, size = fields[4:12]
+    end = HEADER.size
+    if metadata or metadata_size:
+        if not end <= metadata < end + ALIGNMENT or metadata_size > limit - metadata:
+            _misplaced("metadata_offset", metadata, metadata_size, end, limit)
+        end = metadata + metadata_size
+    if vocab_size:
+        if not end <= vocab < end + ALIGNMENT or vocab_size > limit - vocab:
+            _misplaced("vocab_offset", vocab, vocab_size, end, limit)
+        end = vocab + vocab_size
+    if not end <= index < end + ALIGNMENT or DESCRIPTOR.size * count > limit - index:
+        _misplaced("tensor_index_offset", index, DESCRIPTOR.size * count, end, limit)
+    end = index + DESCRIPTOR.size * count
+    if data < end or size > limit - data:  # names lie before the data; how long they are is known later
+        _misplaced("tensor_data_offset", data, size, end, limit)
+    if size != limit - data:
+        check_gap("tensor_data_size", data + size, limit)
 
 
 def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options, warnings: list[str]) -> None:
@@ -130,18 +139,16 @@ def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options,
             options.odd(FormatError(field, field=field, offset=offset, actual=value, expected=0), warnings)
 
 
-def _check_section(field: str, start: int, size: int, end: int, limit: int, *, names: bool = False) -> int:
-    """Check that a section begins at `end` or within the padding after it, and ends before `limit`; return its end."""
+def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoReturn:
+    """Say what is wrong with a section that should begin at `end` or just behind it, and end by `limit`."""
     if start < end:
         expected = f"at least {end}, the end of what lies before it"
         raise field_error(LayoutError, field, start, expected, f"two sections overlap: {field}")
-    if not names and start - end >= ALIGNMENT:  # names lie before the data; how long they are is known later
+    if field != "tensor_data_offset":
         check_gap(field, end, start)
-    if start > limit or size > limit - start:
-        cls = TruncatedError if start + size > limit + FOOTER.size else LayoutError
-        what = f"the section at {field} does not fit in the file: its end"
-        raise field_error(cls, field, start + size, f"at most {limit}, where the footer begins", what)
-    return start + size
+    cls = TruncatedError if start + size > limit + FOOTER.size else LayoutError
+    what = f"the section at {field} does not fit in the file: its end"
+    raise field_error(cls, field, start + size, f"at most {limit}, where the footer begins", what)
 
 
 class _Rules(Rules):
