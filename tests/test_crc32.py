@@ -382,7 +382,7 @@ MIXED_LENGTHS = range(16384, 16384 + 2 * 1152, 61)
 def test_emulated(emulated: Callable[..., int]) -> None:
     """All of these kernels but the two instructions is right, also on CPUs without them.
 
-    Where the CPU has them, the tier "avx512icl" runs the real ones in all tests above. Elsewhere this stands in: folding
+    Where the CPU has them, the tier "avx512icl" runs the real ones in all tests above. Elsewhere this stands in:
     distances, matrices, constants, ends and tails are tested, the instructions themselves are not.
     """
     view = memoryview(DATA)
