@@ -460,8 +460,15 @@ int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *
 uint8_t *wm_map(int fd, uint64_t size, int cow, int *error);
 /* Ends a mapping. */
 void wm_unmap(uint8_t *map, uint64_t size);
+/* Tells the kernel how the pages of a mapping will be touched: 0 as it thinks best, 1 here and there, 2 from the beginning
+ * to the end. Returns 0 or an errno (ENOSYS on systems without such advice). */
+int wm_advise(uint8_t *map, uint64_t map_size, int advice);
 /* Asks the kernel to bring in size bytes from `offset` on of a mapping of map_size bytes; returns at once. 0 or an errno. */
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size);
+/* Brings in these bytes and maps their pages, so that touching them is no fault; returns when they are there. Where the
+ * system cannot (Linux before 5.14, other systems), does what wm_will_need does. Returns 0 or an errno: EFAULT when the file
+ * has become shorter, and nothing worse then. */
+int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size);
 
 /* What a file was when it was opened. */
 typedef struct {

@@ -13,6 +13,7 @@ anybody.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -26,15 +27,17 @@ from weightmap import kernels
 from weightmap.errors import ClosedError, FileChangedError, NotRegularFileError, TruncatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from weightmap.limits import Limits
 
-__all__ = ["MODES", "Source"]
+__all__ = ["ADVICE", "MODES", "Source"]
 
 MODES = ("mmap", "cow", "copy")
+# How pages will be touched; the position of a word here is its number in C.
+ADVICE = ("normal", "random", "sequential")
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FLAGS |= getattr(os, "O_BINARY", 0)
@@ -80,6 +83,7 @@ class Source:
     """
 
     __slots__ = (
+        "_advice",
         "_fallback",
         "_file",
         "_limits",
@@ -106,6 +110,7 @@ class Source:
         self._octets: NDArray[np.uint8] | None = None
         self._memory: Any = None  # the same, as arrays are made on it
         self._fallback = True
+        self._advice: str | None = None
         self._limits: Limits | None = None
 
     # ------------------------------------------------------------------------------------------------- opening
@@ -250,6 +255,18 @@ class Source:
         if (explicit or self.mode == "copy") and self._octets is None and self.size:
             self._load()
 
+    def advise(self, advice: str) -> None:
+        """Tell the kernel how the bytes will be touched: one of `ADVICE`, before anything was mapped.
+
+        It counts for the mapping, and for reads of a file that was opened by path: a descriptor of the caller's shares
+        its read-ahead with ours. It changes speed and nothing else, so a system that does not take it is no error.
+        """
+        self._advice = advice
+        file = self._file
+        if file is not None and self.path is not None and self.mode != "copy" and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.number, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
+
     def _get_memory(self) -> Any:
         """Return what arrays are made on: never None, which numpy would take for "new memory, as it comes"."""
         memory = self._memory
@@ -308,6 +325,8 @@ class Source:
                 error.filename = self.name
                 raise
         octets = np.ndarray((self.size,), np.uint8, mapped)
+        if self._advice is not None:
+            kernels.advise(octets, ADVICE.index(self._advice))
         if cow:
             return octets, octets
         octets.flags.writeable = False
@@ -351,11 +370,15 @@ class Source:
             strides.insert(0, strides[0] * dim)
         return np.ndarray((count, *shape), dtype, self._get_memory(), offset, (step, *strides))
 
-    def will_need(self, ranges: list[tuple[int, int]]) -> None:
-        """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; return at once."""
-        if self.mode != "copy" and self._file is not None:
-            for offset, nbytes in ranges:
-                kernels.will_need(self.octets, offset, nbytes)
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring in these ranges (offset, bytes) of a mapping, in the background; return at once."""
+        if self.mode == "copy" or self._file is None:
+            return
+        octets = self.octets
+        if self._file is not None:  # it could be mapped, and was not read instead
+            from weightmap.prefetching import prefetch  # noqa: PLC0415 - what it needs is needed for nothing else
+
+            prefetch(octets, ranges)
 
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the opened file has another size or modification time than it had.

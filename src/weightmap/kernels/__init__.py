@@ -19,7 +19,9 @@ from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
 from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
 from weightmap.kernels._fifu import fifu_skip as fifu_skip
+from weightmap.kernels._files import advise as advise
 from weightmap.kernels._files import map_file as map_file
+from weightmap.kernels._files import populate as populate
 from weightmap.kernels._files import stamp as stamp
 from weightmap.kernels._files import unchanged as unchanged
 from weightmap.kernels._files import will_need as will_need
