@@ -21,10 +21,12 @@ uint8_t *wm_map(int fd, uint64_t size, int cow, int *error) { return *error = 40
 void wm_unmap(uint8_t *map, uint64_t size) {}
 int wm_advise(uint8_t *map, uint64_t map_size, int advice) { return 40; }
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) { return 0; }
-int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) { return 0; }
+int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) { return 0; }
 int wm_unchanged(const wm_stamp *stamp) { return 1; }
 
 #else
+
+#define ASKED ((uint64_t)256 << 10)
 
 #ifndef MAP_NORESERVE
 #define MAP_NORESERVE 0
@@ -62,8 +64,13 @@ int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_
     return advise_pages(map, map_size, offset, size, MADV_WILLNEED);
 }
 
-int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) {
+int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) {
 #if defined(__linux__)
+    /* Without read-ahead of the kernel's own it is asked for, in steps: it reads no more at one asking than goes into one
+     * request to the disk, and forgets the rest. (With read-ahead this would cost more than it brings.) */
+    for (uint64_t at = 0; scattered && at < size; at += ASKED) {
+        if (wm_will_need(map, map_size, offset + at, size - at < ASKED ? size - at : ASKED)) break;
+    }
     /* MADV_POPULATE_READ, which older headers lack. A kernel without it says EINVAL, a sandbox that forbids it may say
      * ENOSYS or EPERM. What the file itself is to blame for is EFAULT (too short now, or unreadable) or EHWPOISON: advice
      * would not help then. */

@@ -466,9 +466,10 @@ int wm_advise(uint8_t *map, uint64_t map_size, int advice);
 /* Asks the kernel to bring in size bytes from `offset` on of a mapping of map_size bytes; returns at once. 0 or an errno. */
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size);
 /* Brings in these bytes and maps their pages, so that touching them is no fault; returns when they are there. Where the
- * system cannot (Linux before 5.14, other systems), does what wm_will_need does. Returns 0 or an errno: EFAULT when the file
- * has become shorter, and nothing worse then. */
-int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size);
+ * system cannot (Linux before 5.14, other systems), does what wm_will_need does. Where the mapping was advised that it is
+ * touched here and there, `scattered` must not be 0, or each page would be a read of its own. Returns 0 or an errno: EFAULT
+ * when the file has become shorter, and nothing worse then. */
+int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered);
 
 /* What a file was when it was opened. */
 typedef struct {

@@ -237,7 +237,7 @@ class Slow:
         self.pieces: list[tuple[int, int]] = []
         self.allowed = 0
 
-    def __call__(self, memory: object, offset: int, size: int) -> int:
+    def __call__(self, memory: object, offset: int, size: int, **_: bool) -> int:
         """Note the piece, and wait."""
         self.pieces.append((offset, size))
         until(lambda: len(self.pieces) <= self.allowed)
@@ -341,7 +341,7 @@ import sys, time
 import weightmap as wm
 from weightmap import kernels, prefetching
 started = []
-def populate(*_):
+def populate(*_, **__):
     started.append(1)
     time.sleep(1000)
 kernels.populate = populate
@@ -363,7 +363,7 @@ import os, sys, time
 import weightmap as wm
 from weightmap import kernels, prefetching
 real, started = kernels.populate, []
-def populate(*_):
+def populate(*_, **__):
     started.append(1)
     time.sleep(1000)
 kernels.populate = populate

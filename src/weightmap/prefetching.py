@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    # Which array, by its id, and which ranges of it, as (start, stop).
-    Key = tuple[int, tuple[tuple[int, int], ...]]
+    # Which array, by its id, which ranges of it, as (start, stop), and whether it is advised as "random".
+    Key = tuple[int, tuple[tuple[int, int], ...], bool]
 
 __all__ = ["prefetch"]
 
@@ -41,9 +41,9 @@ class _Worker:
         self._wanted: OrderedDict[Key, weakref.ref[Any]] = OrderedDict()
         self._busy = False
 
-    def add(self, memory: NDArray[Any], ranges: tuple[tuple[int, int], ...]) -> None:
+    def add(self, memory: NDArray[Any], ranges: tuple[tuple[int, int], ...], *, scattered: bool) -> None:
         """Put ranges of a mapping in line. Starts the thread when there is none."""
-        key = (id(memory), ranges)
+        key = (id(memory), ranges, scattered)
         with self._lock:
             known = self._wanted.get(key)
             if known is not None and known() is memory:
@@ -66,8 +66,9 @@ class _Worker:
         try:
             while (first := self._first()) is not None:
                 key, memory = first
-                for start, stop in key[1]:
-                    while start < stop and _populate(memory, start, stop):
+                _, ranges, scattered = key
+                for start, stop in ranges:
+                    while start < stop and _populate(memory, start, stop, scattered=scattered):
                         start += PIECE  # noqa: PLW2901 - piece by piece
                 self._done(key, memory)
         except BaseException:
@@ -87,10 +88,10 @@ class _Worker:
                 del self._wanted[key]
 
 
-def _populate(memory: weakref.ref[Any], start: int, stop: int) -> bool:
+def _populate(memory: weakref.ref[Any], start: int, stop: int, *, scattered: bool) -> bool:
     """Bring in one piece. Whether it is worth going on: not when the mapping is gone, or the file became shorter."""
     octets = memory()
-    return octets is not None and kernels.populate(octets, start, min(PIECE, stop - start)) == 0
+    return octets is not None and kernels.populate(octets, start, min(PIECE, stop - start), scattered=scattered) == 0
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -119,8 +120,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-def prefetch(memory: NDArray[Any], ranges: Iterable[tuple[int, int]]) -> None:
-    """Bring these ranges (offset, bytes) of a mapped array into memory, in the background; return at once."""
+def prefetch(memory: NDArray[Any], ranges: Iterable[tuple[int, int]], *, scattered: bool) -> None:
+    """Bring these ranges (offset, bytes) of a mapped array into memory, in the background; return at once.
+
+    `scattered` says that the mapping is advised as "random", so that the kernel reads nothing ahead by itself.
+    """
     merged = _merged(ranges)
     if merged:
-        _worker.add(memory, merged)
+        _worker.add(memory, merged, scattered=scattered)

@@ -378,7 +378,7 @@ class Source:
         if self._file is not None:  # it could be mapped, and was not read instead
             from weightmap.prefetching import prefetch  # noqa: PLC0415 - what it needs is needed for nothing else
 
-            prefetch(octets, ranges)
+            prefetch(octets, ranges, scattered=self._advice == "random")
 
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the opened file has another size or modification time than it had.

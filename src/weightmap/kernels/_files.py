@@ -28,10 +28,13 @@ def advise(memory: Any, advice: int) -> None:
     lib.wm_advise(buffer, len(buffer), advice)
 
 
-def populate(memory: Any, offset: int, size: int) -> int:
-    """Bring in and map these pages of a mapping; return when they are there: 0, or an errno."""
+def populate(memory: Any, offset: int, size: int, *, scattered: bool = False) -> int:
+    """Bring in and map these pages of a mapping, `scattered` if it is advised so; return when they are there.
+
+    The result is 0, or an errno.
+    """
     buffer = from_buffer("uint8_t[]", memory)
-    error: int = lib.wm_populate(buffer, len(buffer), offset, size)
+    error: int = lib.wm_populate(buffer, len(buffer), offset, size, scattered)
     return error
 
 
