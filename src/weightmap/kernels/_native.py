@@ -15,9 +15,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.kernels._faults import Fault
+
     Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
 
-__all__ = ["NULL", "U32_MAX", "as_input", "as_output", "ffi", "from_buffer", "lib", "module", "thread_count"]
+__all__ = [
+    "NULL",
+    "U32_MAX",
+    "as_input",
+    "as_output",
+    "fault_of",
+    "ffi",
+    "from_buffer",
+    "lib",
+    "module",
+    "thread_count",
+]
 
 U32_MAX = 0xFFFFFFFF
 # More than any kernel starts, and an int.
@@ -52,3 +65,13 @@ def thread_count(threads: int) -> int:
 def as_output(array: NDArray[Any], ctype: str) -> Any:
     """Return an array of our own making as a pointer that C may write."""
     return from_buffer(ctype, array, require_writable=True)
+
+
+def fault_of(fault: Any) -> Fault:
+    """Return what a scan has written into a wm_fault. Raises MemoryError where that was the fault."""
+    from weightmap.kernels._faults import Fault  # noqa: PLC0415 - files that are in order need none of it
+
+    if fault.code == lib.WM_FAULT_MEMORY:  # nothing that the file could help
+        msg = f"no memory for a table of {fault.actual} bytes"
+        raise MemoryError(msg)
+    return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)
