@@ -26,7 +26,7 @@ from weightmap.kernels._files import will_need as will_need
 from weightmap.kernels._half import bf16_to_f32, f16_to_f32, unpack_f16_pairs
 from weightmap.kernels._half import half_variants as half_variants
 from weightmap.kernels._half import widen as widen
-from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
+from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module, thread_count
 from weightmap.kernels._native import U32_MAX as U32_MAX
 from weightmap.kernels._pq import Codes as Codes
 from weightmap.kernels._strings import index_build as index_build
@@ -202,7 +202,7 @@ def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
     '0xcbf43926'
     """
     buffer = as_input(data)
-    crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), threads)
+    crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), thread_count(threads))
     return crc
 
 
