@@ -57,6 +57,13 @@ uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len);
 int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
                         uint32_t *out);
 
+/* ------------------------------------------------------------------------------------------- large memory
+ * Memory of at least `size` bytes for a large array, its contents undefined, in huge pages where there are any. NULL when
+ * there is none to be had, or none of this kind. */
+void *wm_memory_new(uint64_t size);
+/* Gives it back: it may be kept for the next such array, as memory that the system may take. */
+void wm_memory_free(void *memory);
+
 /* --------------------------------------------------------------------------------------------------- halves
  * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n). Uses up to `threads`
  * threads, fewer when there is little to do. Every bit of the result is fixed, whatever the CPU. Returns 0, or -1 when `in`

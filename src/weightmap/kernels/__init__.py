@@ -26,6 +26,7 @@ from weightmap.kernels._files import will_need as will_need
 from weightmap.kernels._half import bf16_to_f32, f16_to_f32, unpack_f16_pairs
 from weightmap.kernels._half import half_variants as half_variants
 from weightmap.kernels._half import widen as widen
+from weightmap.kernels._memory import empty as empty
 from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module, thread_count
 from weightmap.kernels._native import U32_MAX as U32_MAX
 from weightmap.kernels._pq import Codes as Codes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.kernels._memory import empty
 from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib, thread_count, widen_array
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def _run(
 ) -> NDArray[np.float32]:
     """Convert the bytes at `source`, as many as `shape` says, into `out` or a new array."""
     if out is None:
-        out = np.empty(shape, np.float32)
+        out = empty(shape, np.float32)
     elif not isinstance(out, np.ndarray):
         msg = f"out must be an array, not {type(out).__name__}"
         raise TypeError(msg)
