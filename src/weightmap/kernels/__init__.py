@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from weightmap.kernels._isa import crc32_variant as crc32_variant
     from weightmap.kernels._isa import fnv1a32_variant as fnv1a32_variant
     from weightmap.kernels._isa import intblock_variant as intblock_variant
+    from weightmap.kernels._memory import empty as empty
     from weightmap.kernels._native import U32_MAX as U32_MAX
     from weightmap.kernels._pq import Codes as Codes
     from weightmap.kernels._quantize import encode_blocks as encode_blocks
@@ -146,6 +147,7 @@ _MODULES = {
         "isa",
         "use_isa",
     ),
+    "_memory": ("empty",),
     "_native": ("U32_MAX",),
     "_pq": ("Codes",),
     "_quantize": (
