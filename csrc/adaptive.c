@@ -80,7 +80,7 @@ static void put_halves(wm_sink *sink, const uint8_t *halves, uint64_t n) {
 
 static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
     const work *w = context;
-    wm_sink sink = {w->out + begin * (w->half ? 2 : 4), w->half, w->stream};
+    wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, w->stream};
     uint64_t at = w->first + begin, stop = w->first + end, block = at / w->block, counts[KINDS];
     (void)number;
     count_kinds(w->data, block, counts);
@@ -116,13 +116,13 @@ int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint6
                        uint64_t first, void *out, uint64_t count, int half, int threads, wm_fault *fault) {
     uint64_t counts[KINDS];
     if (wm_adaptive_check(data, size, scale_type, block_size, n, counts, fault)) return -1;
-    if (first > n || count > n - first || wm_overlap(data, size, out, count * (half ? 2 : 4)))
+    if (first > n || count > n - first || wm_overlap(data, size, out, count * value_bytes(half)))
         return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     if (count == 0) return 0;
     const uint64_t blocks = n / block_size + (n % block_size != 0);
     work w = {.data = data, .scales = data + (blocks + 3) / 4, .end = data + size, .out = out, .block = block_size,
               .blocks = blocks, .first = first, .scale_type = scale_type, .half = half,
-              .stream = wm_stream_worthwhile(count * (half ? 2 : 4))};
+              .stream = wm_stream_worthwhile(count * value_bytes(half))};
     w.codes = w.scales + (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;

@@ -87,14 +87,15 @@ typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint3
  * the caches. */
 typedef void wm_half_fn(const uint8_t *in, float *out, uint64_t n, int stream);
 /* Decodes `runs` runs of `len` >= 1 codes of 4, 5 or 8 bits each: out[r * len + i] = scale r * code i of those that begin at
- * codes + r * stride. Scale r lies at scales + r * scale_stride. Reads nothing at or past `end`, where the data ends. */
+ * codes + r * stride. Scale r lies at scales + r * scale_stride. Reads nothing at or past `end`, where the data ends. `out` is
+ * of float32 or, with `half` not 0, of float16, to which the products are rounded as by wm_narrow_fn. */
 typedef struct {
     const uint8_t *scales, *codes, *end;
     uint64_t scale_stride, stride, runs, len;
-    int scale_type, bits;
+    int scale_type, bits, half;
     int stream; /* store past the caches: `out` is aligned to 64 bytes, and so is where each run goes */
 } wm_runs;
-typedef void wm_intblock_fn(const wm_runs *runs, float *out);
+typedef void wm_intblock_fn(const wm_runs *runs, void *out);
 /* Rounds n floats to float16, of two equally near ones to the even one; `out` may lie anywhere. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 /* Writes a scale and n codes, of n finite floats; returns the sum of the squared errors. `grid` has WM_GRID codes that the
