@@ -90,6 +90,18 @@ static inline void wm_runs_skip(wm_runs *w, uint64_t n, uint8_t **out) {
     *out += n * w->len * value_bytes(w->half);
 }
 
+/* The kinds of blocks in an adaptive tensor, by the two bits of its mask. */
+enum { WM_INT4 = 0, WM_INT5 = 1, WM_HALF = 2, WM_WRONG = 3, WM_KINDS = 4 };
+static inline int wm_kind_at(const uint8_t *mask, uint64_t block) { return mask[block / 4] >> 2 * (block % 4) & 3; }
+/* How many of the blocks a variant may decode, whatever their kinds, if it reads up to `load` >= 4 bytes behind the codes of
+ * the longest kind, and the place of a scale for a block that has none. */
+static inline uint64_t wm_mixed_within(const wm_mixed *m, uint64_t load) {
+    if (m->codes > m->end || m->scales > m->scales_end || (uint64_t)(m->end - m->codes) < load) return 0;
+    const uint64_t codes = ((uint64_t)(m->end - m->codes) - load) / (2 * m->len), left = m->last - m->next;
+    const uint64_t scales = (uint64_t)(m->scales_end - m->scales) / scale_bytes(m->scale_type), fit = codes < scales ? codes : scales;
+    return fit < left ? fit : left;
+}
+
 /* Output, in the units of one thread: where the next element goes and how. */
 typedef struct {
     uint8_t *next;

@@ -129,6 +129,44 @@ TARGET void intblock_x86_avx2(const wm_runs *runs, void *out) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------ different kinds
+ * As in intblock_avx512.c: every block is decoded as integers and as float16, without a branch, and a mask chooses.
+ */
+TARGET WM_INLINE uint64_t decode_mixed(wm_mixed *blocks, int scale_type, int half, uint64_t len, uint8_t *out) {
+    static const uint8_t steps[WM_KINDS] = {4, 5, 16, 0}; /* bytes of eight codes */
+    const uint8_t scale_steps[WM_KINDS] = {(uint8_t)scale_bytes(scale_type), (uint8_t)scale_bytes(scale_type), 0, 0};
+    wm_mixed m = *blocks;
+    const decoder of[WM_KINDS] = {make_decoder(4), make_decoder(5), make_decoder(5)};
+    const __m256i down[WM_KINDS] = {_mm256_set1_epi32(28), _mm256_set1_epi32(27)};
+    const __m256 halves[WM_KINDS] = {[WM_HALF] = _mm256_castsi256_ps(_mm256_set1_epi32(-1))};
+    for (uint64_t left = wm_mixed_within(&m, LOAD); left; left = --left ? left : wm_mixed_within(&m, LOAD)) {
+        const int kind = wm_kind_at(m.mask, m.next);
+        if (kind == WM_WRONG || scale_is_odd(m.scales, scale_type)) break;
+        const __m256 scale = load_scale_lanes(m.scales, scale_type);
+        for (uint64_t i = 0; i < len / LANES; i++, out += LANES * value_bytes(half)) {
+            PREFETCH(out + WM_AHEAD);
+            const __m128i bytes = _mm_loadl_epi64((const __m128i *)(m.codes + i * steps[kind]));
+            const __m256i placed = _mm256_shuffle_epi8(_mm256_broadcastq_epi64(bytes), of[kind].place);
+            const __m256i q = _mm256_srav_epi32(_mm256_sllv_epi32(placed, of[kind].shift), down[kind]);
+            const __m256 products = _mm256_mul_ps(_mm256_cvtepi32_ps(q), scale);
+            const __m256 floats = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(m.codes + i * 2 * LANES)));
+            store(_mm256_blendv_ps(products, floats, halves[kind]), half, 0, out);
+        }
+        m.codes += len / LANES * steps[kind];
+        m.scales += scale_steps[kind];
+        m.next++;
+    }
+    const uint64_t done = m.next - blocks->next;
+    *blocks = m;
+    return done;
+}
+
+TARGET uint64_t mixed_x86_avx2(wm_mixed *blocks, void *out) {
+    if (blocks->len == 32 && blocks->scale_type == WM_SCALE_FP16 && !blocks->half) /* the usual block */
+        return decode_mixed(blocks, WM_SCALE_FP16, 0, 32, out);
+    return decode_mixed(blocks, blocks->scale_type, blocks->half, blocks->len, out);
+}
+
 TARGET void narrow_x86_avx2(const float *values, uint64_t n, uint8_t *out) {
     for (; n >= LANES; n -= LANES, values += LANES, out += 2 * LANES)
         _mm_storeu_si128((__m128i *)out, _mm256_cvtps_ph(_mm256_loadu_ps(values), _MM_FROUND_TO_NEAREST_INT));

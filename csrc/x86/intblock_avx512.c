@@ -136,4 +136,49 @@ TARGET void intblock_x86_avx512(const wm_runs *runs, void *out) {
     default: decode_runs(runs, 8, 1, out);
     }
 }
+
+/* ------------------------------------------------------------------------------------------ different kinds
+ * The kind of a block cannot be foretold, and a branch that is foretold wrongly takes longer than a block. So there is none:
+ * all blocks are decoded by two registers of products, which for 4 bits are equal, and as float16 too, and a mask chooses. A
+ * block of float16 has no scale; that of the next block is read and not used.
+ */
+TARGET WM_INLINE uint64_t decode_mixed(wm_mixed *blocks, int scale_type, int half, uint64_t len, uint8_t *out) {
+    static const uint8_t steps[WM_KINDS] = {8, 10, 32, 0}; /* bytes of sixteen codes */
+    const uint8_t scale_steps[WM_KINDS] = {(uint8_t)scale_bytes(scale_type), (uint8_t)scale_bytes(scale_type), 0, 0};
+    static const __mmask16 halves[WM_KINDS] = {0, 0, 0xFFFF, 0};
+    static const uint8_t one[4] = {0, 0, 0x80, 0x3F}; /* as a float */
+    wm_mixed m = *blocks;
+    decoder of[WM_KINDS] = {make_decoder(4), make_decoder(5), make_decoder(5)};
+    set_scale(&of[WM_INT4], one, WM_SCALE_FP32, 4);
+    of[WM_INT4].high = of[WM_INT4].low;
+    set_scale(&of[WM_INT5], one, WM_SCALE_FP32, 5);
+    set_scale(&of[WM_HALF], one, WM_SCALE_FP32, 5);
+    for (uint64_t left = wm_mixed_within(&m, LOAD); left; left = --left ? left : wm_mixed_within(&m, LOAD)) {
+        const int kind = wm_kind_at(m.mask, m.next);
+        if (kind == WM_WRONG || scale_is_odd(m.scales, scale_type)) break;
+        const __m512 s = scale_type == WM_SCALE_FP16 ? _mm512_cvtph_ps(_mm256_set1_epi16((short)load_le16(m.scales)))
+                                                     : _mm512_set1_ps(float_of_bits(load_le32(m.scales)));
+        decoder d = of[kind];
+        d.low = _mm512_mul_ps(s, d.low), d.high = _mm512_mul_ps(s, d.high);
+        for (uint64_t i = 0; i < len / LANES; i++, out += LANES * value_bytes(half)) {
+            PREFETCH(out + WM_AHEAD);
+            const __m512 products = decode(&d, _mm_loadu_si128((const __m128i *)(m.codes + i * steps[kind])), 5);
+            const __m512 floats = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(m.codes + i * 2 * LANES)));
+            store(_mm512_mask_mov_ps(products, halves[kind], floats), half, 0, out);
+        }
+        m.codes += len / LANES * steps[kind];
+        m.scales += scale_steps[kind];
+        m.next++;
+    }
+    const uint64_t done = m.next - blocks->next;
+    *blocks = m;
+    return done;
+}
+
+TARGET uint64_t mixed_x86_avx512(wm_mixed *blocks, void *out) {
+    if (blocks->len % LANES) return mixed_x86_avx2(blocks, out);
+    if (blocks->len == 32 && blocks->scale_type == WM_SCALE_FP16 && !blocks->half) /* the usual block */
+        return decode_mixed(blocks, WM_SCALE_FP16, 0, 32, out);
+    return decode_mixed(blocks, blocks->scale_type, blocks->half, blocks->len, out);
+}
 #endif
