@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 from functools import partial
 
-import limits
 import numpy as np
 import pytest
-from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 
+import limits
+from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 from weightmap import kernels
 
 # Of the short ones `bytes` are given, as most callers have them, and the call is the cost.

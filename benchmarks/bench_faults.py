@@ -8,12 +8,12 @@ import mmap
 from functools import partial
 from pathlib import Path
 
-import limits
 import numpy as np
 import pytest
-from race import Timed, limit, need, ours, rival
 
+import limits
 import weightmap as wm
+from race import Timed, limit, need, ours, rival
 
 ROWS = 1 << 20  # bytes
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from race import EVERY_ISA, Timed, need, ours, rival
 
+from race import EVERY_ISA, Timed, need, ours, rival
 from weightmap import kernels
 
 LENGTH = 51  # a usual length of a tensor's name

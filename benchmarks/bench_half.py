@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-import limits
 import ml_dtypes
 import numpy as np
 import pytest
-from race import AVX2, EVERY_ISA, Timed, limit, need, ours, rival
 
+import limits
+from race import AVX2, EVERY_ISA, Timed, limit, need, ours, rival
 from weightmap import kernels
 
 CASES = {"L2": 1 << 19, "L3": 1 << 23, "DRAM": 1 << 27, "DRAM, fresh output": 1 << 27}  # bytes of output

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from race import limit, need, ours, rival
 
 # Prints the seconds that a statement takes in an interpreter that has imported numpy already.

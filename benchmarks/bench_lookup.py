@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from race import AVX2, Timed, limit, need, ours, rival
 
 import weightmap as wm
+from race import AVX2, Timed, limit, need, ours, rival
 
 
 class Case:

@@ -4,22 +4,25 @@ Ours is opened validated, as it is by default, and with ``verify="none"``. The l
 to do: open, fstat, map, unmap, close.
 """
 
+import gc
 import mmap
 import os
+import tracemalloc
 from functools import partial
 
 import numpy as np
 import pytest
-from race import AVX2, Timed, limit, need, ours, rival
 
 import weightmap as wm
+from race import AVX2, Timed, limit, need, ours, rival
 
 SIZES = ["minilm", "small", "middle", "large"]
 
 
 def weightmap(model, size, suffix, verify="header"):
     """Open and close with ours."""
-    return Timed(lambda path=path_of(model, size, suffix): wm.open(path, verify=verify).close())
+    path = path_of(model, size, suffix)
+    return Timed(lambda: wm.open(path, verify=verify).close())
 
 
 def path_of(model, size, suffix):
@@ -102,6 +105,39 @@ def test_open(race, model, sizes, size, who):
     """Open a file, ready for look-ups by name, and close it."""
     label, shapes = sizes[size]
     race(f"open/{label}", CONTENDERS, model, size, items=len(shapes))
+
+
+def heap(path):
+    """Return how many bytes of Python's heap an open file takes, numpy's arrays among them."""
+    wm.open(path).close()  # what is imported or made once
+    gc.collect()
+    tracemalloc.start()
+    try:
+        f = wm.open(path)
+        taken, _ = tracemalloc.get_traced_memory()
+        f.close()
+    finally:
+        tracemalloc.stop()
+    return taken
+
+
+def weightmap_heap(model, suffix):
+    """Open the largest file, and tell how much more memory that takes than a file of a thousandth of the tensors."""
+    few, many = path_of(model, "tiny", suffix), path_of(model, "large", suffix)
+    small, large = heap(few), heap(many)
+    info = {"heap KiB": large / 1024, "heap KiB, few tensors": small / 1024, "times the heap": large / small}
+    return Timed(lambda: wm.open(many).close(), **info)
+
+
+HEAP = ours(partial(weightmap_heap, suffix="weights"), "weightmap, EMBD") | ours(
+    partial(weightmap_heap, suffix="safetensors"), "weightmap, safetensors"
+)
+
+
+@pytest.mark.parametrize("who", HEAP)
+def test_heap(race, model, who):
+    """Memory that grows with the number of tensors, where a format has an index of fixed-size records, need not be."""
+    race("open/heap", HEAP, model)
 
 
 def our_names(model, size, suffix):

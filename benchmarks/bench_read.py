@@ -2,12 +2,12 @@
 
 from functools import partial
 
-import limits
 import numpy as np
 import pytest
-from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 
+import limits
 import weightmap as wm
+from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 
 NAME = "w"
 

@@ -9,12 +9,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from elsewhere import Elsewhere
-from processes import Loading
-from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 
 import files
 import weightmap as wm
+from elsewhere import Elsewhere
+from processes import Loading
+from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 
 DIMS = 300
 

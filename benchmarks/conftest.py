@@ -9,9 +9,10 @@ noise). The limit is that for the same number of threads.
 
 import sys
 
+import pytest
+
 import files
 import machine
-import pytest
 import race as races
 
 REPLAY = races.Replay()
@@ -94,13 +95,9 @@ def race(request, benchmark, results, smoke):
 def sizes(request, smoke):
     """Label and tensors of each model that is opened. In a smoke test nothing is timed, and the largest is small."""
     largest = 1_000 if smoke else request.config.option.largest
-    return {
-        "minilm": ("MiniLM", files.minilm_shapes()),
-        **{
-            name: (f"{count:,} tensors", files.many_shapes(count))
-            for name, count in {"small": largest // 100, "middle": largest // 10, "large": largest}.items()
-        },
-    }
+    counts = {"tiny": largest // 1_000, "small": largest // 100, "middle": largest // 10, "large": largest}
+    many = {name: (f"{count:,} tensors", files.many_shapes(count)) for name, count in counts.items()}
+    return {"minilm": ("MiniLM", files.minilm_shapes()), **many}
 
 
 @pytest.fixture(scope="session")
