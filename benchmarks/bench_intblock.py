@@ -20,7 +20,7 @@ import pytest
 
 import limits
 import weightmap as wm
-from race import AVX2, EVERY_ISA, Timed, need, ours, rival
+from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 from weightmap import kernels
 from weightmap.demo import find_checkpoint
 
@@ -148,16 +148,19 @@ RIVALS = {
     "torch operations": rival(by_torch),
 }
 # With int4 in the same rounds: it is what int5 is measured by.
-CONTENDERS = {4: SAME | RIVALS, 5: SAME | ours(partial(weightmap, bits=4), "weightmap, int4", isas=AVX2)}
+FIVE = SAME | ours(partial(weightmap, bits=4), "weightmap, int4", isas=AVX2)
+GROUPS = {f"dequantise int4/{case}": SAME | RIVALS for case in CASES} | {
+    f"dequantise int5/{case}": FIVE for case in CASES
+}
 
 
-@pytest.mark.parametrize(("bits", "who"), [(bits, who) for bits in CONTENDERS for who in CONTENDERS[bits]])
-@pytest.mark.parametrize("case", CASES)
-def test_decoding(race, smoke, bits, case, who):
+@everyone(GROUPS)
+def test_decoding(race, smoke, group, who):
     """Decode blocks to float32."""
+    question, _, case = group.partition("/")
     nbytes = 1 << 14 if smoke else CASES[case]
-    work = Work(bits, limits.memory(nbytes).view(np.float32))
-    race(f"dequantise int{bits}/{case}", CONTENDERS[bits], work, nbytes=nbytes)
+    work = Work(int(question[-1]), limits.memory(nbytes).view(np.float32))
+    race(GROUPS, work, nbytes=nbytes)
 
 
 def weights(name, *, small):

@@ -60,7 +60,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured: `value` is the worst of the figure's groups, `where` that group, `whom` it is compared with."""
+    """What was measured: `value` is the worst of the figure's groups, `where` that group, `whom` it is beside."""
 
     figure: Figure
     value: float | None = None
