@@ -56,7 +56,7 @@ report: $(VENV)/.extra-docs
 	@$(BIN)/python benchmarks/report.py
 	@echo "Wrote docs/benchmarks.md"
 
-quantisation-table: $(MODULE) $(MODEL) $(VENV)/.rivals $(VENV)/.extra-demo
+quantisation-table: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.extra-demo
 	@echo "Quantising all-MiniLM-L6-v2 in every scheme; this takes a minute or two"
 	@$(BIN)/python benchmarks/quantise_minilm.py --into docs/quantisation.md
 
