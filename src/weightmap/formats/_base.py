@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from weightmap.errors import EncodeError, LayoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -200,7 +200,7 @@ class Payload:
     shape : tuple of int
     nbytes : int
     chunks : callable
-        Returns an iterator over its bytes, row-major and little-endian, in pieces of any size that are valid until the
+        Returns an iterable of its bytes, row-major and little-endian, in pieces of any size that are valid until the
         next one.
     block_size, scale_type
         Of a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
@@ -216,7 +216,7 @@ class Payload:
         dtype: DType,
         shape: tuple[int, ...],
         nbytes: int,
-        chunks: Callable[[], Iterator[Any]],
+        chunks: Callable[[], Iterable[Any]],
         *,
         block_size: int = 0,
         scale_type: str = "",

@@ -120,6 +120,8 @@ def _plan_spec(request: Request) -> Plan:
 
 
 def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> None:
+    if request.checksums:
+        sink.begin_sum()
     sink.write(prefix)
     prefix_crc = sink.crc32()
     end = 0
@@ -130,7 +132,7 @@ def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> 
         end = -(-end // ALIGNMENT) * ALIGNMENT + tensor.nbytes
     data_crc = sink.crc32()
     file_crc = kernels.crc32_combine(prefix_crc, data_crc, data_size)
-    sink.write(FOOTER.pack(*((data_crc, file_crc) if request.checksums else (0, 0)), MAGIC_END, 0))
+    sink.write(FOOTER.pack(data_crc, file_crc, MAGIC_END, 0))  # both are 0 when nothing was summed
 
 
 def _encode_metadata(request: Request, reasons: list[str]) -> bytes:
