@@ -6,6 +6,7 @@
 #if !defined(_WIN32)
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
+#define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -22,7 +23,8 @@ void wm_unmap(uint8_t *map, uint64_t size) {}
 int wm_advise(uint8_t *map, uint64_t map_size, int advice) { return 40; }
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) { return 0; }
 int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) { return 0; }
-int wm_unchanged(const wm_stamp *stamp) { return 1; }
+int wm_look(int fd, wm_file *file) { return 40; }
+int wm_unchanged(const wm_file *file) { return 1; }
 
 #else
 
@@ -80,15 +82,27 @@ int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
     return wm_will_need(map, map_size, offset, size);
 }
 
-int wm_unchanged(const wm_stamp *stamp) {
-    struct stat st;
-    if (fstat(stamp->fd, &st) != 0) return -errno;
+/* A file may claim any year: then the nanoseconds wrap around, and are still the same as long as the year is. */
+static int64_t modified(const struct stat *st) {
 #if defined(__APPLE__)
-    struct timespec t = st.st_mtimespec;
+    struct timespec t = st->st_mtimespec;
 #else
-    struct timespec t = st.st_mtim;
+    struct timespec t = st->st_mtim;
 #endif
-    return (uint64_t)st.st_size == stamp->size && (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec == stamp->mtime_ns;
+    return (int64_t)((uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec);
+}
+
+int wm_look(int fd, wm_file *file) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) return errno;
+    *file = (wm_file){fd, (uint32_t)st.st_mode, (uint64_t)st.st_size, (uint64_t)st.st_dev, (uint64_t)st.st_ino, modified(&st)};
+    return 0;
+}
+
+int wm_unchanged(const wm_file *file) {
+    struct stat st;
+    if (fstat(file->fd, &st) != 0) return -errno;
+    return (uint64_t)st.st_size == file->size && modified(&st) == file->mtime_ns;
 }
 
 #endif

@@ -44,6 +44,8 @@ _FLAGS |= getattr(os, "O_BINARY", 0)
 # What mmap says on file systems that cannot, and for what has no pages.
 _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM)
 _WINDOWS = os.name == "nt"
+# The bits of a mode that tell the kind of a file.
+_KIND = 0o170000
 # One read of a bounce buffer: large enough that the call costs nothing, small enough to stay in the L2 cache.
 CHUNK = 1 << 20
 _ALIGN = 64
@@ -52,11 +54,10 @@ _ALIGN = 64
 class _Descriptor:
     """A file descriptor that is closed with the last reference to it, so that no reader ever meets a reused number."""
 
-    __slots__ = ("number", "stamp")
+    __slots__ = ("number",)
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.stamp: Any = None
 
     def __del__(self) -> None:
         os.close(self.number)
@@ -76,42 +77,24 @@ class Source:
     mode : str
         One of `MODES`.
     closed : bool
-    absolute : str or None
-        The path from the root on; None for a descriptor or a buffer.
-    identity : tuple of int
-        Device, inode, size and modification time in ns of the opened file; empty for a buffer.
     """
 
-    __slots__ = (
-        "_advice",
-        "_fallback",
-        "_file",
-        "_limits",
-        "_memory",
-        "_octets",
-        "absolute",
-        "closed",
-        "identity",
-        "mode",
-        "name",
-        "path",
-        "size",
-    )
+    # What most handles never change is the class's: setting attributes is a good part of what opening a file takes.
+    closed = False
+    _folder: str | None = None  # the working directory when a file was opened by a relative path
+    _file: _Descriptor | None = None
+    _seen: Any = None  # what the file was when it was opened, a wm_file: see kernels.h
+    _octets: NDArray[np.uint8] | None = None
+    _memory: Any = None  # the same, as arrays are made on it
+    _fallback = True
+    _limits: Limits | None = None
+    _advice: str | None = None
 
-    def __init__(self, path: str | None, name: str, mode: str) -> None:
+    def __init__(self, path: str | None, name: str, mode: str, size: int = 0) -> None:
         self.path = path
         self.name = name
         self.mode = mode
-        self.size = 0
-        self.closed = False
-        self.absolute: str | None = None
-        self.identity: tuple[int, ...] = ()
-        self._file: _Descriptor | None = None
-        self._octets: NDArray[np.uint8] | None = None
-        self._memory: Any = None  # the same, as arrays are made on it
-        self._fallback = True
-        self._advice: str | None = None
-        self._limits: Limits | None = None
+        self.size = size
 
     # ------------------------------------------------------------------------------------------------- opening
     @classmethod
@@ -119,8 +102,8 @@ class Source:
         """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
         self = cls(path, path, mode)
         self._adopt(os.open(path, _FLAGS))
-        # The working directory may change before the handle is pickled.
-        self.absolute = path if path[:1] == "/" else os.path.abspath(path)
+        if path[:1] != "/":  # the working directory may change before the handle is pickled
+            self._folder = os.getcwd()
         return self
 
     @classmethod
@@ -171,24 +154,22 @@ class Source:
     def _adopt(self, fd: int) -> None:
         """Look once at what was opened, and refuse what is no regular file."""
         file = _Descriptor(fd)
-        status = os.fstat(fd)
-        kind = status.st_mode
-        if not stat.S_ISREG(kind):
-            if stat.S_ISDIR(kind):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-            names = {
-                stat.S_IFIFO: "a FIFO",
-                stat.S_IFSOCK: "a socket",
-                stat.S_IFCHR: "a device",
-                stat.S_IFBLK: "a device",
-            }
-            what = names.get(stat.S_IFMT(kind), "a special file")
-            msg = f"this is {what}, not a regular file: only regular files can be opened"
-            raise NotRegularFileError(msg, path=self.name)
+        seen = self._seen = kernels.look(fd)
+        if seen.mode & _KIND != stat.S_IFREG:
+            _refuse(seen.mode, self.name)
         self._file = file
-        self.size = status.st_size
-        self.identity = (status.st_dev, status.st_ino, self.size, status.st_mtime_ns)
-        file.stamp = kernels.stamp(fd, self.size, status.st_mtime_ns)
+        self.size = seen.size
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Device, inode, size and modification time in ns of the opened file; empty for a buffer."""
+        seen = self._seen
+        return () if seen is None else (seen.device, seen.inode, seen.size, seen.mtime_ns)
+
+    @property
+    def absolute(self) -> str | None:
+        """The path from the root on; None for a descriptor or a buffer."""
+        return None if self.path is None else os.path.abspath(os.path.join(self._folder or "", self.path))
 
     # ------------------------------------------------------------------------------------------------- reading
     @property
@@ -387,13 +368,13 @@ class Source:
         window in which a file truncated in place can fault a reader; it cannot close it.
         """
         file = self._file
-        if file is not None and kernels.unchanged(file.stamp) == 0:
-            now = os.fstat(file.number)
+        if file is not None and kernels.unchanged(self._seen) == 0:
+            now = kernels.look(file.number)
             msg = "the file was changed after it was opened: its size and modification time are"
             raise FileChangedError(
-                f"{msg} {now.st_size} bytes and {now.st_mtime_ns} ns",
+                f"{msg} {now.size} bytes and {now.mtime_ns} ns",
                 path=self.name,
-                expected=f"{self.size} bytes and {self.identity[-1]} ns",
+                expected=f"{self.size} bytes and {self._seen.mtime_ns} ns",
             )
 
     # ------------------------------------------------------------------------------------------------- closing
@@ -407,6 +388,21 @@ class Source:
         self.closed = True
         self._memory = self._octets = None
         self._file = None
+
+
+def _refuse(mode: int, name: str) -> NoReturn:
+    """Say what an opened thing is that is no regular file."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    names = {
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    what = names.get(stat.S_IFMT(mode), "a special file")
+    msg = f"this is {what}, not a regular file: only regular files can be opened"
+    raise NotRegularFileError(msg, path=name)
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:
