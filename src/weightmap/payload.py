@@ -89,7 +89,7 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
             what = type(value).__name__ if array is None else f"dtype {array.dtype}"
             reasons.append(f"tensor {name!r}: {what} is no type of element that files have")
         else:
-            payloads.append(Payload(name, dtype, array.shape, array.nbytes, functools.partial(pieces, array)))
+            payloads.append(Payload(name, dtype, array.shape, array.nbytes, pieces, array))
     if reasons:
         msg = f"these cannot be written: {'; '.join(reasons)}"
         raise EncodeError(msg)
