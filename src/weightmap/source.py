@@ -56,7 +56,10 @@ class _Descriptor:
         self.stamp: Any = None
 
     def __del__(self) -> None:
-        os.close(self.number)
+        try:  # noqa: SIM105 - contextlib.suppress takes a microsecond, of the thirty that opening takes
+            os.close(self.number)
+        except OSError:  # of a file that was only read: nothing is lost, and there is nobody to tell
+            pass
 
 
 class Source:
@@ -166,7 +169,10 @@ class Source:
     def _adopt(self, fd: int) -> None:
         """Look once at what was opened, and refuse what is no regular file."""
         file = _Descriptor(fd)
-        status = os.fstat(fd)
+        try:
+            status = os.fstat(fd)
+        except OSError as error:
+            raise self._named(error) from None
         kind = status.st_mode
         if not stat.S_ISREG(kind):
             if stat.S_ISDIR(kind):
@@ -198,16 +204,30 @@ class Source:
         if file is None:
             data = self.octets[offset : offset + count].tobytes()
         else:
-            data = os.pread(file.number, count, offset)
-            while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
-                data += more
+            try:
+                data = os.pread(file.number, count, offset)
+                while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
+                    data += more
+            except OSError as error:
+                raise self._named(error) from None
         if len(data) != count:
             self._short(offset + len(data), offset + count)
         return data
 
+    def _named(self, error: OSError) -> OSError:
+        """Return the error of a call that knew only a descriptor, with the name of the file."""
+        error.filename = self.name
+        return error
+
     def _short(self, at: int, wanted: int) -> None:
         msg = "the file became shorter while it was being read: it ends" if at < self.size else "the file ends"
         raise TruncatedError(msg, path=self.name, offset=at, expected=f"at least {wanted} bytes")
+
+    def _readv(self, fd: int, into: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(fd, [into], offset)
+        except OSError as error:
+            raise self._named(error) from None
 
     def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of at most `size` bytes.
@@ -227,7 +247,7 @@ class Source:
             piece = buffer[: min(size, end - offset)]
             filled = 0
             while filled < len(piece):
-                got = os.preadv(file.number, [piece[filled:]], offset + filled)
+                got = self._readv(file.number, piece[filled:], offset + filled)
                 if got == 0:
                     self._short(offset + filled, end)
                 filled += got
@@ -305,8 +325,7 @@ class Source:
             try:
                 mapped = kernels.map_file(fd, self.size, cow=cow)
             except OSError as error:
-                error.filename = self.name
-                raise
+                raise self._named(error) from None
         octets = np.ndarray((self.size,), np.uint8, mapped)
         if cow:
             return octets, octets
@@ -323,7 +342,7 @@ class Source:
         offset = 0
         while offset < self.size:
             # At most 1 GiB a call: Linux reads no more than 2 GiB at once.
-            got = os.preadv(fd, [view[offset : offset + (1 << 30)]], offset)
+            got = self._readv(fd, view[offset : offset + (1 << 30)], offset)
             if got == 0:
                 self._short(offset, self.size)
             offset += got
@@ -364,7 +383,12 @@ class Source:
         window in which a file truncated in place can fault a reader; it cannot close it.
         """
         file = self._file
-        if file is not None and kernels.unchanged(file.stamp) == 0:
+        if file is None:
+            return
+        unchanged = kernels.unchanged(file.stamp)
+        if unchanged < 0:  # a server that no longer knows the file: its pages would be missing, too
+            raise OSError(-unchanged, os.strerror(-unchanged), self.name)
+        if not unchanged:
             now = os.fstat(file.number)
             msg = "the file was changed after it was opened: its size and modification time are"
             raise FileChangedError(

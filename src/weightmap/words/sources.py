@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import struct
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.dtypes import SCHEMES, numpy_dtype
-from weightmap.errors import EncodeError, FormatError, NotRegularFileError
+from weightmap.errors import EncodeError, FormatError
 from weightmap.formats import FORMATS, HEAD
 from weightmap.quantizing import FLOATING, matches
 from weightmap.source import Source
@@ -39,15 +38,14 @@ _MOST_DIMS = (1 << 31) - 1
 
 def recognise(path: str) -> str | None:
     """Return which file of words a file is by its beginning, one of `weightmap.words.NAMES`; None for any other."""
-    with contextlib.suppress(OSError, NotRegularFileError):
-        source = Source.from_path(path, "mmap")
-        try:
-            head = source.pread(0, min(source.size, _LOOK))
-        finally:
-            source.close()
-        if not any(format_.sniff(head[:HEAD], source.size) for format_ in FORMATS.values()):
-            return _recognise(head)
-    return None
+    source = Source.from_path(path, "mmap")
+    try:
+        head = source.pread(0, min(source.size, _LOOK))
+    finally:
+        source.close()
+    if any(format_.sniff(head[:HEAD], source.size) for format_ in FORMATS.values()):
+        return None
+    return _recognise(head)
 
 
 def _recognise(head: bytes) -> str | None:
