@@ -149,9 +149,9 @@ int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm
  * time, so that memory need not be read before it is written. select.c tells when.
  */
 int wm_stream_worthwhile(uint64_t bytes);
-/* How far ahead, in bytes, a kernel prefetches. One that streams prefetches its input: the loads between the stores come
- * too irregularly for the CPU to do so by itself. One that does not prefetches its output, since a store to a line that
- * no cache has waits for it: that alone is worth a third beyond the caches. An address past the end does no harm. */
+/* How far ahead, in bytes, a kernel prefetches its input, which is worth a tenth, in the caches too, and, when it does not
+ * stream, its output, since a store to a line that no cache has waits for it: that is worth a third beyond the caches. An
+ * address past the end does no harm. */
 enum { WM_AHEAD = 2048 };
 
 /* The variants; a name states what the function requires. */
@@ -166,6 +166,7 @@ wm_combine_rows_fn combine_rows_portable;
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;
 wm_crc32_fn crc32_x86_vpclmulqdq_avx512;
+wm_crc32_fn crc32_x86_mixed_avx512;
 wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;

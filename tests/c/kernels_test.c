@@ -47,9 +47,11 @@ static uint8_t *random_bytes(size_t len) {
 }
 
 static void test_crc(const char *name, wm_crc32_fn *crc32) {
-    /* Past 700 the lengths lie around the ends of blocks: 3 * 128, 256, 1024 and 3 * 1024 bytes. */
-    static const size_t more[] = {767, 768, 1023, 1024, 1025, 1151, 1152, 2047, 2048, 3071, 3072, 3073,
-                                  3455, 3456, 4096, 6144, 6145, 9216, 65535, 65536, 100003};
+    /* Past 700 the lengths lie around the ends of blocks, 3 * 128, 256, 512, 1024, 1152 and 3 * 1024 bytes, and past the 16 KiB
+     * and so many windows of 1152 bytes where a kernel begins to be used. */
+    static const size_t more[] = {767,  768,  1023, 1024,  1025,  1151,  1152,  2047,  2048,  3071,  3072,  3073,  3455,
+                                  3456, 4096, 6144, 6145,  9216,  16383, 16384, 16385, 17279, 17280, 17281, 65535, 65536,
+                                  100003};
     int before = failures;
     for (size_t i = 0; i < 700 + sizeof more / sizeof *more; i++) {
         size_t len = i < 700 ? i : more[i - 700];
@@ -404,11 +406,15 @@ int main(void) {
     if (cpu & WM_AVX2) test_products("combine_rows_x86_avx2", combine_rows_x86_avx2);
     if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
-#if defined(WEIGHTMAP_EMULATE_VPCLMULQDQ)
-    if (cpu & WM_AVX512) test_crc("crc32_x86_vpclmulqdq (emulated)", crc32_x86_vpclmulqdq_avx512);
+#if defined(WEIGHTMAP_EMULATE_AVX512ICL)
+    const uint32_t icl = WM_AVX512;
 #else
-    if (cpu & WM_AVX512 && cpu & WM_VPCLMULQDQ) test_crc("crc32_x86_vpclmulqdq_avx512", crc32_x86_vpclmulqdq_avx512);
+    const uint32_t icl = WM_AVX512 | WM_VPCLMULQDQ | WM_GFNI;
 #endif
+    if ((cpu & icl) == icl) {
+        test_crc("crc32_x86_vpclmulqdq_avx512", crc32_x86_vpclmulqdq_avx512);
+        test_crc("crc32_x86_mixed_avx512", crc32_x86_mixed_avx512);
+    }
     if (cpu & WM_AVX2) test_fnv("fnv1a32_x86_avx2", fnv1a32_x86_avx2);
     if (cpu & WM_AVX512) test_fnv("fnv1a32_x86_avx512", fnv1a32_x86_avx512);
     if (cpu & WM_AVX2) test_half("f16_to_f32_x86_avx2", f16_to_f32_x86_avx2, f16_by_definition);

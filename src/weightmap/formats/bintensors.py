@@ -80,7 +80,7 @@ DTYPE_NAMES = (
 _DTYPES = tuple(DTYPES[name] for name in DTYPE_NAMES)
 _BITS = bits_of(_DTYPES)
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
-_FIELDS = {"data_offset": ("data_offsets", 0)}
+_FIELDS = {"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)}
 LAYOUTS = {"spec": 1, "current": 2}
 _EITHER = 3
 # Larger lengths may spell the magic bytes of another format; this one is already more than a header may have.

@@ -67,6 +67,8 @@ DTYPE_NAMES = {
 _DTYPES = tuple(DTYPES[name] for name in DTYPE_NAMES.values())
 _BITS = bits_of(_DTYPES)
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
+# What tables call these two.
+_NAMES = {"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)}
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
 _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
 # Metadata of at most this many bytes is worth remembering, and costs little memory.
@@ -94,14 +96,16 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if columns.count > options.limits.max_tensors:
         options.limits.check("max_tensors", columns.count, "number of tensors")
     warnings: list[str] = []
-    if found.backwards < columns.count:
-        raise _backwards(columns, found.backwards)
-    check_end(found.data_end, base, source.size, options, warnings)
-    rules = Rules(_DTYPES, _BITS, base, source.size - base, 0, NUMPY_MAX_NDIM, 1, 0, lax=not options.strict)
 
     def locate(row: int) -> int | None:
         again = kernels.safetensors_scan(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
         return LENGTH.size + again.at if isinstance(again, kernels.Fault) else None
+
+    if found.backwards < columns.count:
+        raise _backwards(columns, found.backwards, locate(found.backwards))
+    check_end(found.data_end, base, source.size, options, warnings)
+    lax = not options.strict
+    rules = Rules(_DTYPES, _BITS, base, source.size - base, 0, NUMPY_MAX_NDIM, 1, 0, lax=lax, fields=_NAMES)
 
     # The order of a file is that of its data; the header may list it otherwise.
     ordered = found.ordered
@@ -118,11 +122,11 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     return Content("safetensors", table, load_metadata=load, has_metadata=has, verify=verify, warnings=warnings)
 
 
-def _backwards(columns: kernels.Columns, row: int) -> LayoutError:
+def _backwards(columns: kernels.Columns, row: int, at: int | None) -> LayoutError:
     first, end = columns.bounds[row], columns.bounds[row + 1]
     what = f"tensor {quoted(columns.text()[first:end].decode())}: data_offsets"
     actual = [columns.begin[row], columns.end[row]]
-    return LayoutError(what, field="data_offsets", actual=actual, expected="begin <= end")
+    return LayoutError(what, field="data_offsets", offset=at, actual=actual, expected="begin <= end")
 
 
 def _sorted(columns: kernels.Columns) -> kernels.Columns:
@@ -151,7 +155,7 @@ _WORDS = {
     "JSON_MISSING": "a tensor lacks one of dtype, shape and data_offsets",
     "JSON_NUMBER": "a number of the header is not an integer from 0 to 2**64 - 1",
     "JSON_TRAILING": "something other than spaces follows the header's JSON object",
-    "JSON_METADATA": "__metadata__ is repeated or is not an object",
+    "JSON_METADATA": "__metadata__ is repeated, is not an object or is nested too deeply",
     "CAPACITY": "the header lists more tensors or dimensions than its size allows",
     "DIMS": "a tensor has more than 255 dimensions",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 from typing import TYPE_CHECKING, Any
@@ -38,14 +39,15 @@ _MOST_DIMS = (1 << 31) - 1
 
 def recognise(path: str) -> str | None:
     """Return which file of words a file is by its beginning, one of `weightmap.words.NAMES`; None for any other."""
-    source = Source.from_path(path, "mmap")
-    try:
-        head = source.pread(0, min(source.size, _LOOK))
-    finally:
-        source.close()
-    if any(format_.sniff(head[:HEAD], source.size) for format_ in FORMATS.values()):
-        return None
-    return _recognise(head)
+    with contextlib.suppress(IsADirectoryError):  # `open` takes one
+        source = Source.from_path(path, "mmap")
+        try:
+            head = source.pread(0, min(source.size, _LOOK))
+        finally:
+            source.close()
+        if not any(format_.sniff(head[:HEAD], source.size) for format_ in FORMATS.values()):
+            return _recognise(head)
+    return None
 
 
 def _recognise(head: bytes) -> str | None:

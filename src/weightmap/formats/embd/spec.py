@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 # A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each
 # record is copied and checked again when it is used.
 READ_INDEX = 1 << 16
+# The field that says how large a section is, by that of its beginning.
+_SIZES = {
+    "metadata_offset": "metadata_size",
+    "vocab_offset": "vocab_size",
+    "tensor_index_offset": "tensor_index_count",
+    "tensor_data_offset": "tensor_data_size",
+}
 
 
 def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options) -> Content:
@@ -114,8 +121,11 @@ def _check_section(field: str, start: int, size: int, end: int, limit: int, *, n
         raise field_error(LayoutError, field, start, expected, f"two sections overlap: {field}")
     if not names and start - end >= ALIGNMENT:  # names lie before the data; how long they are is known later
         check_gap(field, end, start)
-    if start > limit or size > limit - start:
+    if start > limit:
+        what = f"a section begins past the end of the file: {field}"
+        raise field_error(LayoutError, field, start, f"at most {limit}, where the footer begins", what)
+    if size > limit - start:
         cls = TruncatedError if start + size > limit + FOOTER.size else LayoutError
         what = f"the section at {field} does not fit in the file: its end"
-        raise field_error(cls, field, start + size, f"at most {limit}, where the footer begins", what)
+        raise field_error(cls, _SIZES[field], start + size, f"at most {limit}, where the footer begins", what)
     return start + size
