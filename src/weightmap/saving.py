@@ -143,8 +143,8 @@ def _write_all(fd: int, view: memoryview, offset: int) -> None:
 
 def write_plan(
     path: str, plan: Plan, *, progress: Callable[[int, int], None] | None = None, durable: bool = True
-) -> None:
-    """Write a planned file to `path`, atomically.
+) -> int:
+    """Write a planned file to `path`, atomically. Return its size.
 
     Parameters
     ----------
@@ -162,13 +162,15 @@ def write_plan(
         As the system reports it; the old file is intact and nothing is left behind. Should the very last step fail, the
         flushing of the directory, then the new file is in place, and the error has a note that says so.
     """
-    target = os.path.realpath(path)
-    mode = _target_mode(target, path)
-    folder, name = os.path.split(target)
     try:
+        target = _resolved(path)
+        mode = _target_mode(target, path)
+        folder, name = os.path.split(target)
         fd, temporary = _create(folder, name)
+    except TensorFileError:
+        raise
     except OSError as error:
-        error.filename = path  # not the temporary name, which nobody has heard of
+        error.filename = path  # not the temporary name, or that of a directory above, which the caller did not give
         raise
     try:
         try:
@@ -184,14 +186,42 @@ def write_plan(
         finally:
             os.close(fd)
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        _name(error, path)
         raise
     if durable:
-        _flush_folder(folder)
+        _flush_folder(folder, path)
     if progress is not None:
         progress(plan.size, plan.size)
+    return sink.offset
+
+
+def _name(error: BaseException, path: str) -> None:
+    """Give an error of the system the name of the file that was to be written.
+
+    Calls that take a descriptor know no name, and that of the temporary file means nothing to anybody. What failed while
+    something else was read has the name of that already.
+    """
+    if not isinstance(error, OSError) or isinstance(error, TensorFileError):
+        return
+    if error.filename2 is not None:  # of the renaming
+        error.filename = path
+        del error.filename2
+    elif error.filename is None:
+        error.filename = path
+
+
+def _resolved(path: str) -> str:
+    """Return the path of the file that `path` names, behind all links.
+
+    Strictly where it can be: otherwise a link that could not be read just now would pass for a file, and be replaced.
+    """
+    try:
+        return os.path.realpath(path, strict=True)
+    except FileNotFoundError:  # not there yet
+        return os.path.realpath(path)
 
 
 def _target_mode(target: str, path: str) -> tuple[int, int] | None:
@@ -235,7 +265,7 @@ def _reserve(fd: int, size: int) -> None:
                 raise
 
 
-def _flush_folder(folder: str) -> None:
+def _flush_folder(folder: str, path: str) -> None:
     if os.name == "nt":
         return
     try:
@@ -243,7 +273,8 @@ def _flush_folder(folder: str) -> None:
         try:
             os.fsync(fd)
         finally:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # nothing was written through it
+                os.close(fd)
     except OSError as error:
         if error.errno in (
             errno.EINVAL,
@@ -251,6 +282,7 @@ def _flush_folder(folder: str) -> None:
             errno.EACCES,
         ):  # file systems without it; a folder we may not read
             return
+        error.filename = path
         error.add_note("the new file is in place; whether it would survive a power cut is not known")
         raise
 

@@ -61,7 +61,10 @@ class _Descriptor:
         self.number = number
 
     def __del__(self) -> None:
-        os.close(self.number)
+        try:  # noqa: SIM105 - contextlib.suppress takes a microsecond, of the thirty that opening takes
+            os.close(self.number)
+        except OSError:  # of a file that was only read: nothing is lost, and there is nobody to tell
+            pass
 
 
 class Source:
@@ -155,7 +158,10 @@ class Source:
     def _adopt(self, fd: int) -> None:
         """Look once at what was opened, and refuse what is no regular file."""
         file = _Descriptor(fd)
-        seen = self._seen = kernels.look(fd)
+        try:
+            seen = self._seen = kernels.look(fd)
+        except OSError as error:
+            raise self._named(error) from None
         if seen.mode & _KIND != stat.S_IFREG:
             _refuse(seen.mode, self.name)
         self._file = file
@@ -185,16 +191,30 @@ class Source:
         if file is None:
             data = self.octets[offset : offset + count].tobytes()
         else:
-            data = os.pread(file.number, count, offset)
-            while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
-                data += more
+            try:
+                data = os.pread(file.number, count, offset)
+                while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
+                    data += more
+            except OSError as error:
+                raise self._named(error) from None
         if len(data) != count:
             self._short(offset + len(data), offset + count)
         return data
 
+    def _named(self, error: OSError) -> OSError:
+        """Return the error of a call that knew only a descriptor, with the name of the file."""
+        error.filename = self.name
+        return error
+
     def _short(self, at: int, wanted: int) -> None:
         msg = "the file became shorter while it was being read: it ends" if at < self.size else "the file ends"
         raise TruncatedError(msg, path=self.name, offset=at, expected=f"at least {wanted} bytes")
+
+    def _readv(self, fd: int, into: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(fd, [into], offset)
+        except OSError as error:
+            raise self._named(error) from None
 
     def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of at most `size` bytes.
@@ -214,7 +234,7 @@ class Source:
             piece = buffer[: min(size, end - offset)]
             filled = 0
             while filled < len(piece):
-                got = os.preadv(file.number, [piece[filled:]], offset + filled)
+                got = self._readv(file.number, piece[filled:], offset + filled)
                 if got == 0:
                     self._short(offset + filled, end)
                 filled += got
@@ -304,8 +324,7 @@ class Source:
             try:
                 mapped = kernels.map_file(fd, self.size, cow=cow)
             except OSError as error:
-                error.filename = self.name
-                raise
+                raise self._named(error) from None
         octets = np.ndarray((self.size,), np.uint8, mapped)
         if self._advice is not None:
             kernels.advise(octets, ADVICE.index(self._advice))
@@ -324,7 +343,7 @@ class Source:
         offset = 0
         while offset < self.size:
             # At most 1 GiB a call: Linux reads no more than 2 GiB at once.
-            got = os.preadv(fd, [view[offset : offset + (1 << 30)]], offset)
+            got = self._readv(fd, view[offset : offset + (1 << 30)], offset)
             if got == 0:
                 self._short(offset, self.size)
             offset += got
@@ -369,7 +388,12 @@ class Source:
         window in which a file truncated in place can fault a reader; it cannot close it.
         """
         file = self._file
-        if file is not None and kernels.unchanged(self._seen) == 0:
+        if file is None:
+            return
+        unchanged = kernels.unchanged(self._seen)
+        if unchanged < 0:  # a server that no longer knows the file: its pages would be missing, too
+            raise OSError(-unchanged, os.strerror(-unchanged), self.name)
+        if not unchanged:
             now = kernels.look(file.number)
             msg = "the file was changed after it was opened: its size and modification time are"
             raise FileChangedError(
