@@ -40,10 +40,12 @@ uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads);
 /* CRC of A followed by B, from crc1 of A, crc2 of B and the length of B. O(log len2). */
 uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
 
-/* Adds the built-in function crc32(data, value=0, *, threads=1) to the module weightmap._kernels: the one that is worth
- * a glue of its own, since for short inputs the call is the cost. It alone touches Python. To be called once, by
- * weightmap.kernels; the text of the documentation, signature first, must stay. 0, or -1. */
+/* These two add built-in functions to the module weightmap._kernels: those worth a glue of their own, since for short inputs the
+ * call is the cost. They alone touch Python, and each is called once, by weightmap.kernels. Return 0, or -1.
+ * crc32(data, value=0, *, threads=1); the text of the documentation, signature first, must stay. */
 int wm_python_functions(const char *crc32_doc);
+/* widen and decode: see python.c. */
+int wm_python_arrays(void);
 
 /* --------------------------------------------------------------------------------------------------- FNV-1a */
 uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len);
@@ -54,6 +56,13 @@ uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len);
  * (hashes before it are written). */
 int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
                         uint32_t *out);
+
+/* ------------------------------------------------------------------------------------------- large memory
+ * Memory of at least `size` bytes for a large array, its contents undefined, in huge pages where there are any. NULL when
+ * there is none to be had, or none of this kind. */
+void *wm_memory_new(uint64_t size);
+/* Gives it back: it may be kept for the next such array, as memory that the system may take. */
+void wm_memory_free(void *memory);
 
 /* --------------------------------------------------------------------------------------------------- halves
  * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n). Uses up to `threads`
@@ -461,8 +470,16 @@ int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *
 uint8_t *wm_map(int fd, uint64_t size, int cow, int *error);
 /* Ends a mapping. */
 void wm_unmap(uint8_t *map, uint64_t size);
+/* Tells the kernel how the pages of a mapping will be touched: 0 as it thinks best, 1 here and there, 2 from the beginning
+ * to the end. Returns 0 or an errno (ENOSYS on systems without such advice). */
+int wm_advise(uint8_t *map, uint64_t map_size, int advice);
 /* Asks the kernel to bring in size bytes from `offset` on of a mapping of map_size bytes; returns at once. 0 or an errno. */
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size);
+/* Brings in these bytes and maps their pages, so that touching them is no fault; returns when they are there. Where the
+ * system cannot (Linux before 5.14, other systems), does what wm_will_need does. Where the mapping was advised that it is
+ * touched here and there, `scattered` must not be 0, or each page would be a read of its own. Returns 0 or an errno: EFAULT
+ * when the file has become shorter, and nothing worse then. */
+int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered);
 
 /* What a file was when it was opened. */
 typedef struct {

@@ -31,7 +31,7 @@ def table_error(table: Table, fault: kernels.Fault) -> FormatError:
     return error
 
 
-def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: C901, PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
@@ -57,6 +57,8 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR09
     # Offsets and sizes, in the words and units of the format.
     actual, bound = fault.actual // rules.unit, fault.expected // rules.unit
     offset_word, size_word = (rules.fields.get(*pair)[0] for pair in _WORDS)
+    if size_word == offset_word:  # the format has no field for sizes
+        size_word = _WORDS[1][1][0]
     if kind == "TABLE_RANGE":
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)

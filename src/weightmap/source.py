@@ -13,6 +13,7 @@ anybody.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -26,15 +27,17 @@ from weightmap import kernels
 from weightmap.errors import ClosedError, FileChangedError, NotRegularFileError, TruncatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from weightmap.limits import Limits
 
-__all__ = ["MODES", "Source"]
+__all__ = ["ADVICE", "MODES", "Source"]
 
 MODES = ("mmap", "cow", "copy")
+# How pages will be touched; the position of a word here is its number in C.
+ADVICE = ("normal", "random", "sequential")
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FLAGS |= getattr(os, "O_BINARY", 0)
@@ -43,8 +46,9 @@ _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPE
 _WINDOWS = os.name == "nt"
 # The bits of a mode that tell the kind of a file.
 _KIND = 0o170000
-# One read of a bounce buffer: large enough that the call costs nothing, small enough to stay in the L2 cache.
-CHUNK = 1 << 20
+# One read of a bounce buffer: large enough that the call costs little (2 us of 35), small enough to be still in the L2
+# cache of any CPU when it is looked at.
+CHUNK = 1 << 18
 _ALIGN = 64
 
 
@@ -52,7 +56,10 @@ class _Descriptor(int):
     """A file descriptor that is closed with the last reference to it, so that no reader ever meets a reused number."""
 
     def __del__(self) -> None:
-        os.close(self)
+        try:  # noqa: SIM105 - contextlib.suppress takes a microsecond, of the thirty that opening takes
+            os.close(self)
+        except OSError:  # of a file that was only read: nothing is lost, and there is nobody to tell
+            pass
 
 
 class Source:
@@ -80,6 +87,7 @@ class Source:
     _memory: Any = None  # the same, as arrays are made on it
     _fallback = True
     _limits: Limits | None = None
+    _advice: str | None = None
 
     def __init__(self, path: str | None, name: str, mode: str, size: int = 0) -> None:
         self.path = path
@@ -145,7 +153,10 @@ class Source:
     def _adopt(self, fd: int) -> None:
         """Look once at what was opened, and refuse what is no regular file."""
         file = _Descriptor(fd)
-        seen = self._seen = kernels.look(fd)
+        try:
+            seen = self._seen = kernels.look(fd)
+        except OSError as error:
+            raise self._named(error) from None
         if seen.mode & _KIND != stat.S_IFREG:
             _refuse(seen.mode, self.name)
         self._file = file
@@ -171,12 +182,8 @@ class Source:
 
     def head(self, most: int) -> bytes:
         """Return the first bytes, `most` of them or all that there are, as private bytes."""
-        file = self._file
-        if file is not None:
-            data = os.pread(file, most, 0)
-            if len(data) == most or len(data) == self.size:
-                return data
-        return self.pread(0, min(self.size, most))
+        size = self.size
+        return self.pread(0, min(most, size))
 
     def pread(self, offset: int, count: int) -> bytes:
         """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""
@@ -184,16 +191,30 @@ class Source:
         if file is None:
             data = self.octets[offset : offset + count].tobytes()
         else:
-            data = os.pread(file, count, offset)
-            while len(data) < count and (more := os.pread(file, count - len(data), offset + len(data))):
-                data += more
+            try:
+                data = os.pread(file, count, offset)
+                while len(data) < count and (more := os.pread(file, count - len(data), offset + len(data))):
+                    data += more
+            except OSError as error:
+                raise self._named(error) from None
         if len(data) != count:
             self._short(offset + len(data), offset + count)
         return data
 
+    def _named(self, error: OSError) -> OSError:
+        """Return the error of a call that knew only a descriptor, with the name of the file."""
+        error.filename = self.name
+        return error
+
     def _short(self, at: int, wanted: int) -> None:
         msg = "the file became shorter while it was being read: it ends" if at < self.size else "the file ends"
         raise TruncatedError(msg, path=self.name, offset=at, expected=f"at least {wanted} bytes")
+
+    def _readv(self, fd: int, into: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(fd, [into], offset)
+        except OSError as error:
+            raise self._named(error) from None
 
     def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of at most `size` bytes.
@@ -213,7 +234,7 @@ class Source:
             piece = buffer[: min(size, end - offset)]
             filled = 0
             while filled < len(piece):
-                got = os.preadv(file, [piece[filled:]], offset + filled)
+                got = self._readv(file, piece[filled:], offset + filled)
                 if got == 0:
                     self._short(offset + filled, end)
                 filled += got
@@ -237,6 +258,18 @@ class Source:
         self._fallback, self._limits = not explicit, limits
         if (explicit or self.mode == "copy") and self._octets is None and self.size:
             self._load()
+
+    def advise(self, advice: str) -> None:
+        """Tell the kernel how the bytes will be touched: one of `ADVICE`, before anything was mapped.
+
+        It counts for the mapping, and for reads of a file that was opened by path: a descriptor of the caller's shares
+        its read-ahead with ours. It changes speed and nothing else, so a system that does not take it is no error.
+        """
+        self._advice = advice
+        file = self._file
+        if file is not None and self.path is not None and self.mode != "copy" and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
 
     def _get_memory(self) -> Any:
         """Return what arrays are made on: never None, which numpy would take for "new memory, as it comes"."""
@@ -293,9 +326,10 @@ class Source:
             try:
                 mapped = kernels.map_file(fd, self.size, cow=cow)
             except OSError as error:
-                error.filename = self.name
-                raise
+                raise self._named(error) from None
         octets = np.ndarray((self.size,), np.uint8, mapped)
+        if self._advice is not None:
+            kernels.advise(octets, ADVICE.index(self._advice))
         if cow:
             return octets, octets
         octets.flags.writeable = False
@@ -311,7 +345,7 @@ class Source:
         offset = 0
         while offset < self.size:
             # At most 1 GiB a call: Linux reads no more than 2 GiB at once.
-            got = os.preadv(fd, [view[offset : offset + (1 << 30)]], offset)
+            got = self._readv(fd, view[offset : offset + (1 << 30)], offset)
             if got == 0:
                 self._short(offset, self.size)
             offset += got
@@ -339,11 +373,15 @@ class Source:
             strides.insert(0, strides[0] * dim)
         return np.ndarray((count, *shape), dtype, self._get_memory(), offset, (step, *strides))
 
-    def will_need(self, ranges: list[tuple[int, int]]) -> None:
-        """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; return at once."""
-        if self.mode != "copy" and self._file is not None:
-            for offset, nbytes in ranges:
-                kernels.will_need(self.octets, offset, nbytes)
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring in these ranges (offset, bytes) of a mapping, in the background; return at once."""
+        if self.mode == "copy" or self._file is None:
+            return
+        octets = self.octets
+        if self._file is not None:  # it could be mapped, and was not read instead
+            from weightmap.prefetching import prefetch  # noqa: PLC0415 - what it needs is needed for nothing else
+
+            prefetch(octets, ranges, scattered=self._advice == "random")
 
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the opened file has another size or modification time than it had.
@@ -352,7 +390,12 @@ class Source:
         window in which a file truncated in place can fault a reader; it cannot close it.
         """
         file = self._file
-        if file is not None and kernels.unchanged(self._seen) == 0:
+        if file is None:
+            return
+        unchanged = kernels.unchanged(self._seen)
+        if unchanged < 0:  # a server that no longer knows the file: its pages would be missing, too
+            raise OSError(-unchanged, os.strerror(-unchanged), self.name)
+        if not unchanged:
             now = kernels.look(file)
             msg = "the file was changed after it was opened: its size and modification time are"
             raise FileChangedError(

@@ -44,7 +44,7 @@ class StringTable:
         What a string is called in messages, such as "tensor name".
     """
 
-    __slots__ = ("_bounds", "_data", "_find", "_gap", "_slots", "_what", "format", "path")
+    __slots__ = ("_bounds", "_data", "_find", "_gap", "_slots", "_what", "end", "format", "path")
 
     def __init__(self, data: Any, bounds: NDArray[np.uint32], gap: int, what: str) -> None:
         self._data = data
@@ -53,9 +53,10 @@ class StringTable:
         self._what = what
         self._find: Callable[[object], int] | None = None
         self._slots: NDArray[np.uint32] | None = None
-        # Of the file, for messages, where they are known.
+        # Of the file, and where in it the bytes end: for messages, where they are known.
         self.path: str | None = None
         self.format: str | None = None
+        self.end: int | None = None
 
     @classmethod
     def of(cls, texts: Sequence[str], what: str) -> StringTable:
@@ -79,7 +80,12 @@ class StringTable:
             return str(raw, "utf-8")
         except UnicodeDecodeError as error:
             msg = f"{self._what} {i} is not UTF-8: {raw[:40]!r} ({error.reason})"
-            raise FormatError(msg, path=self.path, format=self.format, field=self._what) from None
+            at = self._offset(i)
+            raise FormatError(msg, path=self.path, format=self.format, field=self._what, offset=at) from None
+
+    def _offset(self, i: int) -> int | None:
+        """Return where string i begins in the file, as far as that is known."""
+        return None if self.end is None else self.end - len(self._data) + int(self._bounds[i])
 
     def __iter__(self) -> Iterator[str]:
         # In pieces: a Python list of a million integers is larger than the strings.

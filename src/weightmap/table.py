@@ -9,6 +9,7 @@ asked for.
 
 from __future__ import annotations
 
+import copy
 import math
 from operator import itemgetter
 from types import MappingProxyType
@@ -18,7 +19,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DECLARED, NUMPY_MAX_NDIM
-from weightmap.errors import FormatError, quoted
+from weightmap.errors import FormatError, LayoutError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,10 +127,14 @@ class Table:
     count : int
         Number of tensors.
     rules : Rules
+    path, format : str or None
+        Of the file, for messages, once they are known.
     """
 
     count: int
     rules: Rules
+    path: str | None = None
+    format: str | None = None
     _names: StringTable | None = None
     _finder: Callable[[object], int] | None = None
     _looked = False
@@ -154,12 +159,19 @@ class Table:
     def __len__(self) -> int:
         return self.count
 
+    def belongs_to(self, path: str | None, format: str) -> None:
+        """Tell the table what file it is of, for messages."""
+        self.path, self.format = path, format
+        if self._names is not None:
+            self._names.path, self._names.format = path, format
+
     @property
     def names(self) -> StringTable:
         """The names, in file order."""
         names = self._names
         if names is None:
             names = self._names = self._load_names()
+            names.path, names.format = self.path, self.format
         return names
 
     def _scan(self, name: bytes) -> int:
@@ -233,6 +245,20 @@ class Table:
         """Check every row, and that names are unique, by one call. Raises the error that the first bad row deserves."""
         raise NotImplementedError
 
+    def disorder(self) -> LayoutError | None:
+        """Return the first overlap or hole, where the rules let them pass; None when there is none."""
+        if not self.rules.lax:
+            return None
+        strict = copy.copy(self)
+        strict.path = None  # what verify lists is about one file
+        strict.rules = copy.copy(self.rules)
+        strict.rules.lax = False
+        try:
+            strict.check()
+        except LayoutError as error:
+            return error
+        return None
+
     def check_names(self) -> None:
         """Check that every name is UTF-8 and that no two are equal, however their hashes collide."""
         names = self.names
@@ -261,7 +287,7 @@ class Table:
         """Raise the error for a fault that a scan in C found."""
         from weightmap.faults import table_error  # noqa: PLC0415 - files that are in order need none of it
 
-        raise table_error(self, fault)
+        raise table_error(self, fault).located(path=self.path, format=self.format)
 
 
 class ColumnTable(Table):

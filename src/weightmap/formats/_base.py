@@ -42,7 +42,7 @@ class Options:
 
     Attributes
     ----------
-    format, mode : str or None
+    format, mode, advise : str or None
     verify : str
     strict : bool
     limits : Limits
@@ -50,7 +50,7 @@ class Options:
         Whether the index is validated: `verify` is not "none".
     """
 
-    __slots__ = ("checked", "format", "limits", "mode", "strict", "verify")
+    __slots__ = ("advise", "checked", "format", "limits", "mode", "strict", "verify")
 
     def __init__(
         self,
@@ -60,17 +60,19 @@ class Options:
         mode: str | None = None,
         verify: str = "header",
         strict: bool = True,
+        advise: str | None = None,
     ) -> None:
         self.format = format
         self.mode = mode
         self.verify = verify
         self.strict = strict
         self.limits = limits
+        self.advise = advise
         self.checked = verify != "none"
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return them as `weightmap.open` takes them; some may be given other values."""
-        names = ("format", "mode", "verify", "strict", "limits")
+        names = ("format", "mode", "verify", "strict", "limits", "advise")
         return {name: getattr(self, name) for name in names} | other
 
     def odd(self, error: TensorFileError, warnings: list[str]) -> None:

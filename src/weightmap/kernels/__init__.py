@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from weightmap.kernels._faults import Fault as Fault
     from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
     from weightmap.kernels._fifu import fifu_skip as fifu_skip
+    from weightmap.kernels._files import advise as advise
     from weightmap.kernels._files import look as look
     from weightmap.kernels._files import map_file as map_file
+    from weightmap.kernels._files import populate as populate
     from weightmap.kernels._files import unchanged as unchanged
     from weightmap.kernels._files import will_need as will_need
     from weightmap.kernels._half import bf16_to_f32, f16_to_f32, unpack_f16_pairs
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from weightmap.kernels._isa import crc32_variant as crc32_variant
     from weightmap.kernels._isa import fnv1a32_variant as fnv1a32_variant
     from weightmap.kernels._isa import intblock_variant as intblock_variant
+    from weightmap.kernels._memory import empty as empty
     from weightmap.kernels._native import U32_MAX as U32_MAX
     from weightmap.kernels._pq import Codes as Codes
     from weightmap.kernels._quantize import encode_blocks as encode_blocks
@@ -121,8 +124,10 @@ _MODULES = {
         "fifu_skip",
     ),
     "_files": (
+        "advise",
         "look",
         "map_file",
+        "populate",
         "unchanged",
         "will_need",
     ),
@@ -142,6 +147,7 @@ _MODULES = {
         "isa",
         "use_isa",
     ),
+    "_memory": ("empty",),
     "_native": ("U32_MAX",),
     "_pq": ("Codes",),
     "_quantize": (

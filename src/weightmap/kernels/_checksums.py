@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._native import U32_MAX, as_input, as_output, ffi, from_buffer, lib, module
+from weightmap.kernels._native import U32_MAX, as_input, as_output, ffi, from_buffer, lib, module, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -38,7 +38,7 @@ def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
     '0xcbf43926'
     """
     buffer = as_input(data)
-    crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), threads)
+    crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), thread_count(threads))
     return crc
 
 

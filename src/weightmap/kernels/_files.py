@@ -23,6 +23,22 @@ def _unmap(address: Any, size: int) -> None:
     lib.wm_unmap(address, size)
 
 
+def advise(memory: Any, advice: int) -> None:
+    """Say how a mapping will be touched: 0 normally, 1 at random, 2 in sequence. A refusal does not matter."""
+    buffer = from_buffer("uint8_t[]", memory)
+    lib.wm_advise(buffer, len(buffer), advice)
+
+
+def populate(memory: Any, offset: int, size: int, *, scattered: bool = False) -> int:
+    """Bring in and map these pages of a mapping, `scattered` if it is advised so; return when they are there.
+
+    The result is 0, or an errno.
+    """
+    buffer = from_buffer("uint8_t[]", memory)
+    error: int = lib.wm_populate(buffer, len(buffer), offset, size, scattered)
+    return error
+
+
 def will_need(memory: Any, offset: int, size: int) -> None:
     """Ask the kernel for these pages of a mapping. A refusal does not matter: it is advice."""
     buffer = from_buffer("uint8_t[]", memory)

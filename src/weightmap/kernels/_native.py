@@ -24,12 +24,14 @@ __all__ = [
     "U32_MAX",
     "as_input",
     "as_output",
+    "decode_array",
     "fault_of",
     "ffi",
     "from_buffer",
     "lib",
     "module",
     "thread_count",
+    "widen_array",
 ]
 
 U32_MAX = 0xFFFFFFFF
@@ -38,6 +40,12 @@ _MOST_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
+
+if lib.wm_python_arrays():  # pragma: no cover
+    raise ImportError("the built-in functions of weightmap._kernels could not be added")
+# Built-in functions for arrays as they usually are: True when they have done it all, or False, and nothing was written.
+widen_array = _kernels.widen
+decode_array = _kernels.decode
 
 
 def as_input(data: Buffer) -> Any:

@@ -26,7 +26,7 @@ _EITHER = 3
 class _Rules(Rules):
     dtypes = tuple(DTYPES[name] for name in DTYPE_NAMES)
     bits = bits_of(dtypes)
-    fields = MappingProxyType({"data_offset": ("data_offsets", 0)})
+    fields = MappingProxyType({"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)})
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:

@@ -25,7 +25,11 @@ class _Rules(Rules):
     dtypes = DTYPE_LIST[:1]
     bits = DTYPE_BITS[:1]
     min_ndim, max_ndim = 1, MAX_NDIM
-    lax = True
+
+    def __init__(self, base: int, data_size: int) -> None:
+        super().__init__(base, data_size)
+        # Offsets are absolute here, and names lie between the tensors: gaps of any size, which the walk has seen to.
+        self.max_gap = data_size
 
 
 class _Reader:
@@ -38,30 +42,30 @@ class _Reader:
         self.position = len(MAGIC)
         self._window, self._start = head, 0
 
-    def take(self, count: int, what: str) -> bytes:
-        """Return the next `count` bytes."""
+    def take(self, count: int, field: str, what: str) -> bytes:
+        """Return the next `count` bytes: `field`, which messages call `what`."""
         at, end = self.position - self._start, self.position + count
         if end > self.source.size:
             msg = f"the file ends within {what}"
-            raise TruncatedError(msg, field=what, offset=self.source.size, expected=f"at least {end} bytes")
+            raise TruncatedError(msg, field=field, offset=self.source.size, expected=f"at least {end} bytes")
         if at < 0 or at + count > len(self._window):
             size = min(max(count, self.WINDOW), self.source.size - self.position)
             self._window, self._start, at = self.source.pread(self.position, size), self.position, 0
         self.position = end
         return self._window[at : at + count]
 
-    def u32(self, what: str) -> int:
+    def u32(self, field: str, what: str) -> int:
         """Return the next u32."""
-        return int.from_bytes(self.take(4, what), "little")
+        return int.from_bytes(self.take(4, field, what), "little")
 
 
 def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     """Walk the file from its beginning to its end, which must be that of the vocabulary."""
     reader = _Reader(source, head)
-    version = reader.u32("version")
+    version = reader.u32("version", "its version")
     if version != 1:
         raise UnsupportedError("version", field="version", offset=4, actual=version, expected=1)
-    count = reader.u32("tensor count")
+    count = reader.u32("tensor_count", "the number of tensors")
     options.limits.check("max_tensors", count, "number of tensors", offset=8)
     if count > source.size // 8:
         what, expected = "number of tensors", f"at most {source.size // 8}: a tensor takes 8 bytes or more"
@@ -71,16 +75,16 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     lengths, ndims, offsets, sizes = [0], [0], [], []
     names_size = 0
     for i in range(count):
-        length = reader.u32(f"length of the name of tensor {i}")
+        length = reader.u32("name_length", f"the length of the name of tensor {i}")
         names_size += length  # all names are kept, so it is their sum that the limit is for
         options.limits.check("max_header_bytes", names_size, "size of all names", offset=reader.position - 4)
-        names.append(reader.take(length, f"the name of tensor {i}"))
+        names.append(reader.take(length, "name", f"the name of tensor {i}"))
         lengths.append(length)
-        ndim = reader.u32(f"the number of dimensions of tensor {i}")
+        ndim = reader.u32("ndim", f"the number of dimensions of tensor {i}")
         if not 1 <= ndim <= MAX_NDIM:
             what = f"number of dimensions of tensor {i}"
             raise FormatError(what, field="ndim", offset=reader.position - 4, actual=ndim, expected=f"1 to {MAX_NDIM}")
-        shape = struct.unpack(f"<{ndim}I", reader.take(4 * ndim, f"the shape of tensor {i}"))
+        shape = struct.unpack(f"<{ndim}I", reader.take(4 * ndim, "shape", f"the shape of tensor {i}"))
         shapes.extend(shape)
         ndims.append(ndim)
         nbytes = 4
@@ -108,7 +112,6 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         begin,
         begin + np.array(sizes, np.uint64),
     )
-    # Offsets are absolute here, and the names lie between the tensors: the walk above has seen to order and holes.
     table = ColumnTable(columns, _Rules(0, source.size), utf8=True)
     if options.checked:
         table.check()
@@ -127,7 +130,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
 
 def _simple_vocabulary(reader: _Reader, options: Options) -> Vocabulary | None:
     at = reader.position
-    count = reader.u32("the number of tokens")
+    count = reader.u32("vocab_count", "the number of tokens")
     rest = reader.source.size - reader.position
     if count > rest // 4:
         what, expected = "number of tokens", f"at most {rest // 4}: a token takes 4 bytes or more"
@@ -136,7 +139,7 @@ def _simple_vocabulary(reader: _Reader, options: Options) -> Vocabulary | None:
         return None
     options.limits.check("max_header_bytes", rest, "size of the vocabulary", offset=at)
     start = reader.position
-    data = reader.take(rest, "the vocabulary")
+    data = reader.take(rest, "vocabulary", "the vocabulary")
     walked = kernels.walk_strings(data, count, 4)
     if walked < 0:
         msg = f"the file ends within token {-1 - walked} of {count}"

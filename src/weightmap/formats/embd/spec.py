@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import kernels
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
 # A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each
 # record is copied and checked again when it is used.
 READ_INDEX = 1 << 16
+# The field that says how large a section is, by that of its beginning.
+_SIZES = {
+    "metadata_offset": "metadata_size",
+    "vocab_offset": "vocab_size",
+    "tensor_index_offset": "tensor_index_count",
+    "tensor_data_offset": "tensor_data_size",
+}
 
 
 def parse_spec(
@@ -146,15 +154,29 @@ def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoRet
         raise field_error(LayoutError, field, start, expected, f"two sections overlap: {field}")
     if field != "tensor_data_offset":
         check_gap(field, end, start)
+    if start > limit:
+        what = f"a section begins past the end of the file: {field}"
+        raise field_error(LayoutError, field, start, f"at most {limit}, where the footer begins", what)
     cls = TruncatedError if start + size > limit + FOOTER.size else LayoutError
     what = f"the section at {field} does not fit in the file: its end"
-    raise field_error(cls, field, start + size, f"at most {limit}, where the footer begins", what)
+    raise field_error(cls, _SIZES[field], start + size, f"at most {limit}, where the footer begins", what)
 
 
 class _Rules(Rules):
     dtypes = DTYPE_LIST
     bits = DTYPE_BITS
     min_ndim, max_ndim = 1, MAX_NDIM
+    # Where each field lies in a descriptor.
+    fields = MappingProxyType(
+        {
+            "name_hash": ("name_hash", 0),
+            "dtype": ("dtype", 4),
+            "ndim": ("ndim", 5),
+            "name_length": ("name_length", 6),
+            "shape": ("shape", 8),
+            "data_offset": ("data_offset", 24),
+        }
+    )
 
 
 def record_rules(flags: int, base: int, size: int, options: Options) -> Rules:

@@ -65,7 +65,9 @@ def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: in
             else f"the {count} tokens end before the vocabulary does"
         )
         raise LayoutError(what, field="vocabulary", offset=at + max(walked, 0))
-    return StringTable(data, bounds, width, "token")
+    table = StringTable(data, bounds, width, "token")
+    table.end = at + len(data)
+    return table
 
 
 def verify_vocabulary(run: Verification, vocab: Vocabulary) -> None:

@@ -32,7 +32,6 @@ class _Rules(Rules):
     dtypes = DTYPE_LIST
     bits = BITS
     min_ndim, max_ndim = 1, 2
-    lax = True
 
 
 def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
@@ -81,8 +80,10 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
         np.array([block.data for block in blocks], np.uint64),
         np.array([block.end for block in blocks], np.uint64),
     )
-    # Offsets are those of the file, and between the tensors lie the headers of chunks: the walk has seen to order.
-    return ColumnTable(columns, _Rules(0, size), utf8=False)
+    # Offsets are those of the file, and between the tensors lie the headers of chunks: gaps of any size.
+    rules = _Rules(0, size)
+    rules.max_gap = size
+    return ColumnTable(columns, rules, utf8=False)
 
 
 def product_of(storage: Block, octets: NDArray[np.uint8]) -> QuantizedTensor:

@@ -167,12 +167,9 @@ class UniqueStrings(StringTable):
     ----------
     strict : bool
         Building the index, which finds out, is refused if two are.
-    end : int
-        Where the bytes of the table end in the file.
     """
 
-    __slots__ = ("end", "strict")
-    end: int
+    __slots__ = ("strict",)
     strict: bool
 
     def _build(self) -> tuple[int, int, int]:
@@ -187,8 +184,7 @@ class UniqueStrings(StringTable):
         what = self._what
         more = f", and {count - 1} more are repeated" if count > 1 else ""
         msg = f"{what}s {first} and {second} are both {self[second]!r}{more}: {what}s are to be unique"
-        at = self.end - len(self._data) + int(self._bounds[second])
-        return LayoutError(msg, field=what, offset=at, path=self.path, format=self.format)
+        return LayoutError(msg, field=what, offset=self._offset(second), path=self.path, format=self.format)
 
 
 def vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:

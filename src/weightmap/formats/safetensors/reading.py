@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ _REMEMBERED = 4096
 class _Rules(Rules):
     dtypes = tuple(DTYPES[name] for name in DTYPE_NAMES.values())
     bits = bits_of(dtypes)
+    fields = MappingProxyType({"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)})
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
@@ -41,9 +43,6 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if columns.count > options.limits.max_tensors:
         options.limits.check("max_tensors", columns.count, "number of tensors")
     warnings: list[str] = []
-    if found.backwards < columns.count:
-        raise _backwards(columns, found.backwards)
-    check_end(found.data_end, base, source.size, options, warnings)
     rules = _Rules(base, source.size - base)
     rules.lax = not options.strict
 
@@ -51,6 +50,9 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         again = kernels.safetensors_scan(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
         return LENGTH.size + again.at if isinstance(again, kernels.Fault) else None
 
+    if found.backwards < columns.count:
+        raise _backwards(columns, found.backwards, locate(found.backwards))
+    check_end(found.data_end, base, source.size, options, warnings)
     # The order of a file is that of its data; the header may list it otherwise.
     ordered = found.ordered
     table = ColumnTable(columns if ordered else _sorted(columns), rules, utf8=False, locate=locate if ordered else None)
@@ -67,11 +69,11 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     return content
 
 
-def _backwards(columns: kernels.Columns, row: int) -> LayoutError:
+def _backwards(columns: kernels.Columns, row: int, at: int | None) -> LayoutError:
     first, end = columns.bounds[row], columns.bounds[row + 1]
     what = f"tensor {quoted(columns.text()[first:end].decode())}: data_offsets"
     actual = [columns.begin[row], columns.end[row]]
-    return LayoutError(what, field="data_offsets", actual=actual, expected="begin <= end")
+    return LayoutError(what, field="data_offsets", offset=at, actual=actual, expected="begin <= end")
 
 
 def _sorted(columns: kernels.Columns) -> kernels.Columns:
@@ -100,7 +102,7 @@ _WORDS = {
     "JSON_MISSING": "a tensor lacks one of dtype, shape and data_offsets",
     "JSON_NUMBER": "a number of the header is not an integer from 0 to 2**64 - 1",
     "JSON_TRAILING": "something other than spaces follows the header's JSON object",
-    "JSON_METADATA": "__metadata__ is repeated or is not an object",
+    "JSON_METADATA": "__metadata__ is repeated, is not an object or is nested too deeply",
     "CAPACITY": "the header lists more tensors or dimensions than its size allows",
     "DIMS": "a tensor has more than 255 dimensions",
 }

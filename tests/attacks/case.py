@@ -1,0 +1,149 @@
+"""What an attack is: a file with one lie in it, and what opening it has to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+U16, U32, U63, U64 = 2**16 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file with one lie, by the row of the threat tables that it belongs to.
+
+    Attributes
+    ----------
+    row : str
+        The row, as `rows.ROWS` has it.
+    kind : str
+        Format and layout, such as "embd-simple"; "any" where no format is to recognise the file.
+    name : str
+        What the lie is, in a few words.
+    data : bytes or mapping
+        The file; or the files of a folder by name, of which the index of shards is to be opened.
+    error : str
+        The class of the error, exactly; "" when the file is legal and opens.
+    field, offset : str or None, int or None
+        What the error says of the place, exactly.
+    late : bool
+        The lie lies in what opening leaves unread: `verify` finds it, and opening does not.
+    odd : str or None
+        Words of the warning by which `verify` tells of a legal file that is odd; or, of a file that is refused, of the
+        warning that is left of the error with ``strict=False``. None: no warning, or an error all the same.
+    size : int or None
+        The file goes on to this size with a hole.
+    """
+
+    row: str
+    kind: str
+    name: str
+    data: bytes | Mapping[str, bytes]
+    error: str = ""
+    field: str | None = None
+    offset: int | None = None
+    late: bool = False
+    odd: str | None = None
+    size: int | None = None
+
+    @property
+    def id(self) -> str:
+        """The name of the case as a whole."""
+        return f"{self.row}-{self.kind}-{self.name}".replace(" ", "-")
+
+    @property
+    def format(self) -> str | None:
+        """The format as `weightmap.formats()` calls it; None where the content alone has to tell."""
+        name = self.kind.partition("-")[0]
+        return None if name in {"any", "sharded"} else name
+
+    @property
+    def file(self) -> str:
+        """The name of the file, without its folder."""
+        return f"{self.id}{SUFFIXES.get(self.kind.partition('-')[0], '.bin')}"
+
+    def write(self, folder: Path) -> Path:
+        """Write the file into a folder and return the path to open."""
+        target = folder / self.file
+        if isinstance(self.data, bytes):
+            target.write_bytes(self.data)
+            if self.size is not None:
+                with target.open("r+b") as file:
+                    file.truncate(self.size)
+            return target
+        target.mkdir(exist_ok=True)
+        for name, data in self.data.items():
+            (target / name).write_bytes(data)
+        return target / INDEX
+
+
+SUFFIXES = {
+    "embd": ".weights",
+    "amb": ".amb",
+    "cnn_v2": ".bin",
+    "bintensors": ".bt",
+    "finalfusion": ".fifu",
+    "safetensors": ".safetensors",
+    "sharded": "",
+}
+
+
+def put(data: bytes, at: int, new: bytes) -> bytes:
+    """The bytes with some of them overwritten."""
+    return data[:at] + new + data[at + len(new) :]
+
+
+# Texts that are no JSON object in the strict sense. In a header of safetensors, and in the sections of AMB.
+BAD_JSON = {
+    "not UTF-8": b'{"a": "\xff"}',
+    "overlong UTF-8": b'{"a": "\xc0\xaf"}',
+    "surrogate in UTF-8": b'{"a": "\xed\xa0\x80"}',
+    "UTF-16": '{"a": 1}'.encode("utf-16"),
+    "byte order mark": b"\xef\xbb\xbf{}",
+    "cut off": b'{"a": ',
+    "repeated key": b'{"a": 1, "a": 2}',
+    "repeated key within": b'{"b": {"a": 1, "a": 2}}',
+    "NaN": b'{"a": NaN}',
+    "infinity": b'{"a": -Infinity}',
+    "1e999": b'{"a": 1e999}',
+    "5000 digits": b'{"a": ' + b"1" * 5000 + b"}",
+    "lone surrogate": b'{"a": "\\ud800"}',
+    "root a list": b"[1]",
+    "root a number": b"1",
+    "root null": b"null",
+    "spaces": b"   ",
+    "deep lists": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep and cut off": b'{"a":' + b"[" * 100_000,
+    "something behind": b"{} x",
+    "raw control character": b'{"a\nb": 1}',
+    "trailing comma": b'{"a": 1,}',
+    "comment": b"{/* */}",
+}
+
+# Bytes that are no UTF-8: invalid, overlong, a surrogate, beyond the last character, cut off.
+BAD_UTF8 = {
+    "ff": b"\xff",
+    "overlong": b"\xc0\xaf",
+    "overlong NUL": b"\xc0\x80",
+    "surrogate": b"\xed\xa0\x80",
+    "beyond the last": b"\xf4\x90\x80\x80",
+    "cut off": b"abc\xe2\x82",
+}
+# Names that are legal, and that nobody would like to see raw.
+WILD_NAMES = {
+    "NUL": "a\0b",
+    "escape sequence": "\x1b]0;owned\x07\x1b[31m",
+    "bidirectional override": "\u202egnp.exe",
+    "byte order mark": "\ufeffa",
+    "parent directory": "../../etc/passwd",
+    "absolute path": "/etc/passwd",
+    "markup": "[red]a[/red]",
+    "newline": "a\nb",
+    "60,000 bytes": "n" * 60_000,
+}

@@ -1,0 +1,388 @@
+"""Attacks on EMBD, the layout of the specification: checksums fit, but for those that lie."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from tests.builders import Tensor, embd, noise, normal
+
+from .case import BAD_UTF8, U32, U64, WILD_NAMES, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KIND = "embd"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "zwölf"]
+# Their data lies at 0, 64 and 128 of the data section, which ends at 136.
+TENSORS = [("a", normal((2, 3))), ("b", noise("int8", (5,))), ("c", noise("float16", (2, 2)))]
+PAIRS = [("model_name", "m"), ("key", "value")]
+AUTO: Any = object()
+
+
+def draft(**options: Any) -> embd.Draft:
+    """A valid file with metadata and a vocabulary, to be changed."""
+    options.setdefault("vocab", WORDS)
+    return embd.Draft(TENSORS, **options)
+
+
+PLACES = draft()
+INDEX, DATA, END = PLACES.index_offset, PLACES.data_offset, len(PLACES.data)
+SOUND = {KIND: PLACES.seal()}
+# Where the names are, and where the fields of a descriptor.
+NAMES = INDEX + 32 * 3
+FIELDS = {name: place for name, (place, _) in embd.DESCRIPTOR_FIELDS.items()} | {"shape": 8}
+
+
+def case(row: str, name: str, data: embd.Draft | bytes, error: str = "", **expected: Any) -> Case:
+    """An attack on this format."""
+    return Case(row, KIND, name, data if isinstance(data, bytes) else data.seal(), error, **expected)
+
+
+def header(row: str, name: str, error: str, field: Any = AUTO, offset: Any = AUTO, **rest: Any) -> Case:
+    """A header field that lies; the error names it, unless another is given."""
+    odd, lie = rest.pop("odd", None), rest
+    first = next(iter(lie))
+    field = first if field is AUTO else field
+    offset = embd.HEADER_FIELDS[field][0] if offset is AUTO else offset
+    return case(row, name, draft().header(**lie), error, field=field, offset=offset, odd=odd)
+
+
+def descriptor(row: str, name: str, error: str, field: str, *, number: int = 0, odd: Any = None, **lie: int) -> Case:
+    """A descriptor that lies: errors point at its field."""
+    data = draft().descriptor(number, **lie)
+    place = INDEX + 32 * number + FIELDS[field]
+    return case(row, name, data, error, field=field, offset=place, odd=odd)
+
+
+def cases() -> Iterator[Case]:
+    """Every attack."""
+    yield from headers()
+    yield from sections()
+    yield from descriptors()
+    yield from data_section()
+    yield from metadata()
+    yield from vocabularies()
+    yield from footers()
+    yield from names()
+    yield from legal()
+
+
+def headers() -> Iterator[Case]:
+    """Fields of the header that are wrong by themselves."""
+    for name, magic in {"magic": b"EMBE", "magic of the footer": b"DBME", "magic in lower case": b"embd"}.items():
+        yield header("E1", name, "FormatError", magic=magic)
+    for version in (0, 2, 256, 65535):
+        yield header("E2", f"major version {version}", "UnsupportedError", version_major=version)
+    for version in (1, 7, 65535):
+        odd = f"version_minor is {version}"
+        yield case("E2", f"minor version {version}", draft().header(version_minor=version), odd=odd)
+    for bit in (3, 4, 5, 16, 31):
+        yield header("E3", f"flag bit {bit}", "UnsupportedError", flags=7 | 1 << bit)
+    yield header("E4", "header checksum 0", "ChecksumError", header_checksum=0)
+    damaged = embd.Draft(TENSORS, vocab=WORDS).seal()
+    damaged = damaged[:6] + b"\1" + damaged[7:]
+    yield case("E4", "one byte changed", damaged, "ChecksumError", field="header_checksum", offset=56)
+    yield header("E4", "reserved field", "FormatError", reserved=1, odd="reserved is 1")
+    yield header("E5", "smaller than it says", "TruncatedError", total_file_size=10**6)
+    yield header("E5", "smaller than 2^64 - 1", "TruncatedError", total_file_size=U64)
+    yield header("E5", "larger than it says", "LayoutError", total_file_size=100)
+    yield header("E5", "size 0", "LayoutError", total_file_size=0)
+
+
+SECTIONS = ("metadata_offset", "vocab_offset", "tensor_index_offset", "tensor_data_offset")
+
+
+def sections() -> Iterator[Case]:
+    """Sections that are elsewhere or of another size."""
+    for section in SECTIONS:
+        short = section.removesuffix("_offset").replace("_", " ")
+        for place in (1, 63):
+            yield header("E6", f"{short} at {place}", "LayoutError", **{section: place})
+        for place in (10**6, 2**31, U32):
+            yield header("E6", f"{short} at {place}", "LayoutError", **{section: place})
+    yield header("E6", "vocabulary inside metadata", "LayoutError", vocab_offset=64)
+    yield header("E6", "index inside metadata", "LayoutError", tensor_index_offset=72)
+    yield header("E6", "data inside index", "LayoutError", tensor_data_offset=INDEX + 8)
+    yield header("E6", "data a page later", "TruncatedError", "tensor_data_size", tensor_data_offset=DATA + 64)
+    yield case("E6", "sections out of order", swapped(), "LayoutError", field="vocab_offset", offset=20)
+    # A section that is too small leaves a hole before the next one, where that is not hidden by what padding may be.
+    for size in (0, 1, 7):
+        yield header("E6", f"metadata of {size} bytes", "LayoutError", "vocab_offset", metadata_size=size)
+    yield header("E6", f"metadata of {10**6} bytes", "TruncatedError", metadata_size=10**6)
+    for size in (2**27, U32):
+        yield header("C4", f"metadata of {size} bytes", "LimitError", "max_header_bytes", 16, metadata_size=size)
+    for size in (1, 7):
+        yield header("E8", f"vocabulary of {size} bytes", "LayoutError", "tensor_index_offset", vocab_size=size)
+    yield header("E8", "vocabulary of 31 bytes", "TruncatedError", vocab_size=31)
+    for size in (10**6, U32):
+        yield header("E8", f"vocabulary of {size} bytes", "TruncatedError", vocab_size=size)
+    yield header("E9", "flag without vocabulary", "LayoutError", vocab_size=0, vocab_offset=0)
+    yield header("E9", "vocabulary without flag", "LayoutError", field="vocab_size", flags=6)
+    yield header("E9", "an offset alone", "LayoutError", field="vocab_size", flags=6, vocab_size=0)
+    yield from holes()
+
+
+def swapped() -> embd.Draft:
+    """Index and vocabulary in exchanged places: every section is whole, only the order is wrong."""
+    d = draft()
+    first = bytes(d.data[d.vocab_offset : d.index_offset])
+    second = bytes(d.data[d.index_offset : d.index_offset + 32 * 3 + 3])
+    d.bytes_at(d.vocab_offset, second + first)
+    moved = d.vocab_offset + len(second)
+    d.bytes_at(moved + 8, struct.pack("<I", moved + len(first) - 20))
+    return d.header(vocab_offset=moved, tensor_index_offset=d.vocab_offset)
+
+
+def holes() -> Iterator[Case]:
+    """Bytes that belong to no section."""
+    d = draft()
+    whole = embd.vocab_section(WORDS, offset=d.vocab_offset)
+    for hidden, expected in (
+        (b"hidden text", {"field": "padding", "offset": INDEX, "late": True, "odd": "padding between sections"}),
+        (b"hidden" * 20, {"field": "tensor_index_offset", "offset": 28}),
+    ):
+        hole = embd.Draft(TENSORS, vocab_bytes=whole + hidden).header(vocab_size=len(whole))
+        yield case("E6", f"{len(hidden)} hidden bytes", hole, "LayoutError", **expected)
+    d.bytes_at(NAMES + 3, b"\1")
+    expected = {"field": "padding", "offset": NAMES + 3, "late": True, "odd": "padding between sections"}
+    yield case("E6", "padding before the data", d, "LayoutError", **expected)
+
+
+def descriptors() -> Iterator[Case]:
+    """Descriptors that lie, in the order of their fields."""
+    for count in (2**27, 2**31, U32):
+        yield header("C4", f"{count} tensors", "LimitError", "max_tensors", 32, tensor_index_count=count)
+    for count in (1000, 10**6):
+        yield header("E10", f"{count} tensors", "TruncatedError", tensor_index_count=count)
+    # The names are read as the fourth descriptor.
+    data = draft().header(tensor_index_count=4)
+    yield case("E10", "a tensor too many", data, "FormatError", field="ndim", offset=NAMES + 5)
+    for count in (0, 1, 2):
+        data = draft().header(tensor_index_count=count)
+        yield case("E10", f"{count} tensors of 3", data, "LayoutError", field="data_offset", offset=None)
+    for number in range(3):
+        name = f"hash of tensor {number}"
+        yield descriptor("E11", name, "ChecksumError", "name_hash", number=number, name_hash=5)
+    for code in (9, 10, 127, 255):
+        yield descriptor("C14", f"dtype {code}", "UnsupportedError", "dtype", dtype=code)
+    for number in (1, 2):
+        yield descriptor("C14", f"dtype of tensor {number}", "UnsupportedError", "dtype", number=number, dtype=77)
+    for ndim in (0, 5, 64, 255):
+        row = "E12" if ndim == 64 else "C8"
+        yield descriptor(row, f"{ndim} dimensions", "FormatError", "ndim", ndim=ndim)
+    yield descriptor("E12", "fewer dimensions than the shape", "FormatError", "shape", ndim=1)
+    yield descriptor("E12", "unused dimension", "FormatError", "shape", shape2=1)
+    yield descriptor("E12", "last unused dimension", "FormatError", "shape", shape3=U32)
+    for length in (0, 2):
+        yield descriptor("E10", f"name of {length} bytes", "ChecksumError", "name_hash", name_length=length)
+    yield descriptor("E10", "name of 65535 bytes", "LayoutError", "name_length", name_length=65535)
+    for shape in ((U32, U32), (2**16,) * 4, (U32,) * 4, (2**31, 2**31, 1, 1), (2**31, 2**31, 2, 0)):
+        lie = {f"shape{axis}": dim for axis, dim in enumerate(shape)} | {"ndim": len(shape)}
+        yield descriptor("C6", f"shape {'x'.join(map(str, shape))}", "LayoutError", "shape", **lie)
+
+
+def data_section() -> Iterator[Case]:
+    """Tensors that lie elsewhere than they should."""
+    yield descriptor("E13", "rows past the data", "LayoutError", "data_offset", shape0=1000)
+    yield descriptor("C5", "data of 2^32 rows", "LayoutError", "data_offset", shape0=U32)
+    for offset in (2**64 - 24, 2**64 - 64, 2**64 - 16, U64, 10**6, 136):
+        row = "C5" if offset > 10**6 else "E13"
+        yield descriptor(row, f"data at {offset}", "LayoutError", "data_offset", data_offset=offset)
+    yield descriptor("E13", "data not aligned", "LayoutError", "data_offset", data_offset=4)
+    late = draft().descriptor(1, shape0=72)
+    yield case("C9", "rows into the next tensor", late, "LayoutError", field="data_offset", offset=INDEX + 64 + 24, odd="overlaps")
+    yield descriptor("C9", "bytes of the next tensor", "LayoutError", "data_offset", data_offset=64, odd="leaves a hole")
+    for first, second, told in ((0, 0, 1), (64, 0, 0), (64, 64, 0)):
+        d = embd.Draft([("a", noise("uint8", (100,))), ("b", noise("uint8", (100,)))])
+        d.descriptor(0, data_offset=first).descriptor(1, data_offset=second)
+        place = d.index_offset + 32 * told + 24
+        odd = "leaves a hole" if first else "overlaps"
+        name = f"tensors at {first} and {second}"
+        yield case("C9", name, d, "LayoutError", field="data_offset", offset=place, odd=odd)
+    yield from unclaimed()
+    for size in (0, 1, 64):
+        yield header("E13", f"data of {size} bytes", "LayoutError", tensor_data_size=size)
+    yield header("E13", "data of 137 bytes", "LayoutError", tensor_data_size=137)
+    for size in (200, 2**32, 2**63, 2**64 - 16, U64):
+        row = "C5" if size > 2**32 else "E13"
+        yield header(row, f"data of {size} bytes", "TruncatedError", tensor_data_size=size)
+    d = draft()
+    d.bytes_at(DATA + 24, b"\1")
+    expected = {"field": "padding", "offset": DATA + 24, "late": True, "odd": "padding between tensors"}
+    yield case("E13", "padding between tensors", d, "LayoutError", **expected)
+
+
+def unclaimed() -> Iterator[Case]:
+    """64 bytes and more that no tensor has."""
+    first = embd.Draft([("a", noise("uint8", (64,))), ("b", noise("uint8", (64,))), ("c", noise("uint8", (64,)))])
+    first.descriptor(1, shape0=0)
+    place = first.index_offset + 64 + 24
+    yield case("C9", "a hole between tensors", first, "LayoutError", field="data_offset", offset=place, odd="a hole")
+    last = embd.Draft([("a", noise("uint8", (64,))), ("b", noise("uint8", (200,)))]).descriptor(1, shape0=10)
+    yield case("C9", "a hole behind the last", last, "LayoutError", field="data_offset", offset=None, odd="goes on")
+
+
+def metadata() -> Iterator[Case]:
+    """Metadata sections that lie."""
+    section, entry = embd.metadata_section, embd.metadata_section([("key", "value")])[:8]
+    for count in (0, 1):
+        data = draft(metadata=section(PAIRS, count=count))
+        yield case("E7", f"{count} entries of 2", data, "LayoutError", field="metadata_size", offset=16)
+    for count in (3, 2**31, U32):
+        row = "C4" if count > 3 else "E7"
+        data = draft(metadata=section(PAIRS, count=count))
+        yield case(row, f"{count} entries", data, "TruncatedError", field="entry_count", offset=64)
+    past = {
+        "key past the section": section(PAIRS)[:-9] + struct.pack("<HH", 65535, 5) + b"value",
+        "value past the section": entry + struct.pack("<HH", 3, 65535) + b"keyvalue",
+        "value one byte past": entry + struct.pack("<HH", 3, 6) + b"keyvalue",
+    }
+    for name, raw in past.items():
+        yield case("E7", name, draft(metadata=raw), "TruncatedError", field="entry_count", offset=64)
+    data = draft(metadata=section(PAIRS) + b"hidden")
+    yield case("E7", "bytes behind the entries", data, "LayoutError", field="metadata_size", offset=16)
+    data = draft(metadata=bytes(4))
+    yield case("E7", "no room for its counts", data, "LayoutError", field="metadata_size", offset=16)
+    data = draft(metadata=section([("key", "1"), ("key", "2")]))
+    yield case("E7", "a key twice", data, "LayoutError", field="metadata", offset=64)
+    data = draft(metadata=section(embd.REQUIRED.items(), total=7))
+    yield case("E7", "total size 7", data, odd="total_size of the metadata is 7")
+    data = draft(metadata=section(PAIRS))
+    yield case("E7", "required keys missing", data, odd="metadata lacks keys")
+    for name, raw in BAD_UTF8.items():
+        data = draft(metadata=section([(raw, "1")]))
+        yield case("C11", f"key {name}", data, "FormatError", field="metadata", offset=64 + 8)
+        data = draft(metadata=section([("key", raw)]))
+        yield case("C11", f"value {name}", data, "FormatError", field="metadata", offset=64 + 8)
+    keys = colliding_keys(80)
+    flood = section((key, "") for key in [*keys, keys[3]])
+    yield case("C18", "colliding keys, one twice", draft(metadata=flood), "LayoutError", field="metadata", offset=64)
+    flood = section([*((key, "") for key in keys), *embd.REQUIRED.items()])
+    yield case("C18", "colliding keys", draft(metadata=flood))
+
+
+def colliding_keys(count: int) -> list[str]:
+    """Keys whose FNV-1a hashes lead to one and the same slot of a table of up to 256 slots."""
+    keys, number = [], 0
+    while len(keys) < count:
+        key = f"key{number}"
+        number += 1
+        if embd.fnv1a32(key.encode()) * 0x9E3779B97F4A7C15 % 2**64 >> 56 == 0:
+            keys.append(key)
+    return keys
+
+
+VOCAB = PLACES.vocab_offset
+
+
+def vocabulary(row: str, name: str, error: str, field: str, offset: int, raw: bytes, **more: Any) -> Case:
+    """A file with these bytes for a vocabulary."""
+    return case(row, name, draft(vocab=None, vocab_bytes=raw), error, field=field, offset=offset, **more)
+
+
+def vocabularies() -> Iterator[Case]:
+    """Vocabulary sections that lie."""
+
+    def section(**options: Any) -> bytes:
+        return embd.vocab_section(WORDS, offset=VOCAB, **options)
+
+    def words(tokens: list[str | bytes], ids: tuple[int, ...] = (0, 1, 2, 3, 4)) -> bytes:
+        return embd.vocab_section(tokens, ids, offset=VOCAB)
+
+    whole = section()
+    late = {"late": True, "field": "vocabulary"}
+    for count in (len(WORDS) - 1, 0):
+        end = VOCAB + 12 + (len(whole) - 32 - 8 if count else 0)
+        raw = section(count=count)
+        yield case("E8", f"{count} tokens of 6", draft(vocab=None, vocab_bytes=raw), "LayoutError", offset=end, **late)
+    raw = section(count=7)
+    yield case("E8", "7 tokens of 6", draft(vocab=None, vocab_bytes=raw), "LayoutError", offset=VOCAB + 12, **late)
+    for count in (2**31, U32):
+        yield vocabulary("C4", f"{count} tokens", "TruncatedError", "token_count", VOCAB, section(count=count))
+    yield vocabulary("E8", "total size too small", "LayoutError", "total_size", VOCAB + 4, section(total=3))
+    yield vocabulary("E8", "total size too large", "TruncatedError", "total_size", VOCAB + 4, section(total=U32))
+    yield vocabulary("E8", "bytes behind the ids", "LayoutError", "total_size", VOCAB + 4, whole + b"hidden")
+    for size in (8, 12, 31):
+        yield vocabulary("E8", f"of {size} bytes only", "TruncatedError", "vocab_size", 24, whole[:size])
+    first = whole[:12] + b"\xff\xff" + whole[14:]
+    yield case(
+        "E8", "first token too long", draft(vocab=None, vocab_bytes=first), "LayoutError", offset=VOCAB + 12, **late
+    )
+    last = whole[:-28] + b"\7\0" + whole[-26:]
+    yield case(
+        "E8", "last token too long", draft(vocab=None, vocab_bytes=last), "LayoutError", offset=VOCAB + 12, **late
+    )
+    for name, place in {
+        "past the section": 10**6,
+        "half outside": VOCAB + len(whole) - 8,
+        "at 2^32 - 1": U32,
+        "in the section's header": VOCAB,
+        "among the tokens": VOCAB + 14,
+    }.items():
+        raw = whole[:8] + struct.pack("<I", place) + whole[12:]
+        yield vocabulary("E8", f"special ids {name}", "LayoutError", "special_tokens", VOCAB + 8, raw)
+    raw = words([*WORDS, "zwölf"])
+    yield case("E8", "a token twice", draft(vocab=None, vocab_bytes=raw), odd="1 tokens stand in the vocabulary twice")
+    raw = words(WORDS, (0, 1, 2, 6, 2**31))
+    yield case("E8", "ids too large", draft(vocab=None, vocab_bytes=raw), odd="special ids are not below")
+    for name, token in BAD_UTF8.items():
+        raw = words([*WORDS, token])
+        at = VOCAB + 12 + len(raw) - 32 - len(token)
+        data = draft(vocab=None, vocab_bytes=raw)
+        yield case("C11", f"token {name}", data, "FormatError", field="token", offset=at, late=True)
+
+
+def footers() -> Iterator[Case]:
+    """Footers that lie, and checksums that do not fit."""
+    for name, magic in {"of the header": b"EMBD", "cut": b"DBM\0", "zeros": bytes(4)}.items():
+        data = draft().footer(magic_end=magic)
+        yield case("E1", f"footer magic {name}", data, "TruncatedError", field="magic_end", offset=END - 8)
+    data = draft().footer(reserved=1)
+    odd = "footer reserved is 1"
+    yield case("E4", "reserved field of the footer", data, "FormatError", field="footer reserved", offset=END - 4, odd=odd)
+    for field, offset in (("data_checksum", END - 16), ("file_checksum", END - 12)):
+        data = draft().footer(**{field: 0})
+        yield case("E14", f"{field} 0", data, "ChecksumError", field=field, offset=offset, late=True)
+    for name, place, field, offset in (
+        ("data changed", DATA + 3, "data_checksum", END - 16),
+        ("metadata changed", 64 + 8 + 4 + 4, "file_checksum", END - 12),
+        ("a token changed", VOCAB + 12 + 3, "file_checksum", END - 12),
+    ):
+        raw = bytearray(draft().seal())
+        raw[place] ^= 1
+        yield case("E14", name, bytes(raw), "ChecksumError", field=field, offset=offset, late=True)
+
+
+def names() -> Iterator[Case]:
+    """Names of tensors."""
+
+    def named(*names: str | bytes) -> embd.Draft:
+        return embd.Draft([(name, normal((2,))) for name in names])
+
+    for name, given, second in (
+        ("twice", ("a", "a"), 1),
+        ("twice, far apart", ("a", "b", "c", "a"), 3),
+        ("empty, twice", ("", ""), 1),
+        ("twice among equal hashes", ("costarring", "liquid", "costarring"), 2),
+    ):
+        d = named(*given)
+        expected = {"field": "name", "offset": d.index_offset + 32 * second}
+        yield case("C10", f"name {name}", d, "LayoutError", **expected)
+    yield case("C10", "empty name", named("", "a"), odd="empty name")
+    yield case("C18", "equal hashes", named("costarring", "liquid"))
+    for name, raw in BAD_UTF8.items():
+        d = named("first", raw)
+        yield case("C11", f"name {name}", d, "FormatError", field="name", offset=d.index_offset + 32)
+    for name, text in WILD_NAMES.items():
+        yield case("C11", name, named(text))
+
+
+def legal() -> Iterator[Case]:
+    """What looks odd and has to load."""
+    for shape in ((0,), (0, 4), (2, 0, 3), (U32, 0)):
+        tensors = [("a", Tensor("float32", shape, b"")), ("b", normal((2,)))]
+        yield case("C7", f"shape {'x'.join(map(str, shape))}", embd.Draft(tensors))
+    yield case("C20", "no tensors", embd.Draft())
+    for dtype in ("float32", "float16", "bfloat16"):
+        yield case("C16", f"any bits of {dtype}", embd.Draft([("a", noise(dtype, (64,)))]))

@@ -1,0 +1,93 @@
+"""Attacks on a model in several files: the index of shards, and shards that disagree with it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.builders import normal
+from tests.builders import safetensors as st
+
+from .case import BAD_JSON, INDEX, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KIND = "sharded"
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}
+SECOND = {"b.weight": normal((5, 2), 3), "half": normal((3,), 4, "bfloat16")}
+WHERE = dict.fromkeys(FIRST, ONE) | dict.fromkeys(SECOND, TWO)
+TOTAL = sum(len(value.data) for value in (*FIRST.values(), *SECOND.values()))
+SHARDS = {ONE: st.build(FIRST), TWO: st.build(SECOND)}
+# A model that lies outside of the folder, or is there under another name, is no shard.
+OUTSIDE = [
+    "../outside.safetensors",
+    "sub/../../outside.safetensors",
+    "/etc/passwd",
+    "C:\\x.safetensors",
+    "s3://bucket/x.safetensors",
+    "https://example.org/x.safetensors",
+    "file:///etc/passwd",
+    "..",
+    ".",
+    "",
+    "a\0b.safetensors",
+    "..\\outside.safetensors",
+    "//host/share.safetensors",
+    "sub//x.safetensors",
+    "./x.safetensors",
+]
+
+
+def folder(shards: dict[str, bytes] | None = None, **content: Any) -> dict[str, bytes]:
+    """The files of a model; `content` replaces keys of the index."""
+    index = {"metadata": {"total_size": TOTAL}, "weight_map": WHERE, **content}
+    return {INDEX: json.dumps(index).encode(), **(SHARDS if shards is None else shards)}
+
+
+def case(row: str, name: str, data: dict[str, bytes], error: str = "", field: Any = None, **more: Any) -> Case:
+    """An attack on a folder."""
+    return Case(row, KIND, name, data, error, field, **more)
+
+
+def cases() -> Iterator[Case]:
+    """Every attack."""
+    for number, name in enumerate(OUTSIDE):
+        data = folder(weight_map=WHERE | {"half": name})
+        yield case("C30", f"outside, {number}", data, "FormatError", "weight_map")
+    data = folder({ONE: SHARDS[ONE]})
+    yield case("C30", "a missing shard", data, "LayoutError", "weight_map")
+    data = folder(weight_map=WHERE | {"half": ONE})
+    yield case("C30", "a tensor that its shard lacks", data, "LayoutError", "weight_map")
+    data = folder(weight_map=WHERE | {"more": TWO})
+    yield case("C30", "a tensor that no shard has", data, "LayoutError", "weight_map")
+    both = {ONE: SHARDS[ONE], TWO: st.build(SECOND | {"a.bias": FIRST["a.bias"]})}
+    yield case("C30", "a tensor in two shards", folder(both), "LayoutError", "weight_map")
+    for name, total in {"a byte more": TOTAL + 1, "0": 0, "in words": "many", "negative": -1}.items():
+        data = folder(metadata={"total_size": total})
+        yield case("C30", f"total size {name}", data, "LayoutError", "total_size", odd="total_size")
+    fewer = {name: shard for name, shard in WHERE.items() if name != "half"}
+    data = folder(weight_map=fewer, metadata={})
+    yield case("C30", "a tensor that the index lacks", data, odd="tensor 'half' lies in shard")
+    for name, shard in (("the index itself", INDEX), ("another index", "other.index.json")):
+        data = folder(weight_map=WHERE | {"half": shard}) | {"other.index.json": folder()[INDEX]}
+        yield case("C30", f"{name} as a shard", data, "LayoutError", "weight_map")
+    damaged = {ONE: SHARDS[ONE], TWO: SHARDS[TWO][:-1]}
+    yield case("C1", "a shard cut off", folder(damaged), "TruncatedError", "data_offsets", offset=len(damaged[TWO]))
+    within = {"not UTF-8": 7, "overlong UTF-8": 7, "surrogate in UTF-8": 7, "UTF-16": 0, "something behind": 3}
+    within |= {"cut off": 6, "trailing comma": 8, "comment": 1, "raw control character": 3, "spaces": 3, "byte order mark": 0}
+    for name, text in BAD_JSON.items():
+        data = folder() | {INDEX: text}
+        at = within.get(name)
+        yield case("D1", name, data, "FormatError", "index of shards", offset=at)
+    yield case("D1", "empty", folder() | {INDEX: b""}, "FormatError", "index of shards", offset=0)
+    for name, text in {
+        "no map": b"{}",
+        "map a list": b'{"weight_map":[]}',
+        "map null": b'{"weight_map":null}',
+        "shard a number": b'{"weight_map":{"half":5}}',
+    }.items():
+        yield case("D1", name, folder() | {INDEX: text}, "FormatError", "weight_map")
+    data = folder() | {INDEX: b'{"weight_map":{},"metadata":[]}'}
+    yield case("D1", "metadata a list", data, "FormatError", "metadata")
