@@ -202,7 +202,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     disk.mkdir()
     command = f"mount -t tmpfs -o size=1m tmpfs {disk} || exit 77\n"
     command += f"PYTHONPATH={SOURCES} {sys.executable} {script} {disk} 0\n"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False, timeout=60
+    )
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("mount namespaces are not permitted here")
     assert done.stdout.splitlines() == [f"{suffix} 28 True out{suffix}" for suffix in SUFFIXES], done.stderr
