@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
+    from weightmap.kernels._adaptive import adaptive_places as adaptive_places
     from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
     from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
     from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
@@ -91,6 +92,7 @@ __all__ = [
 _ON_DEMAND = {
     "SCALE_TYPES": "_blocks",
     "adaptive_counts": "_adaptive",
+    "adaptive_places": "_adaptive",
     "blocks_size": "_blocks",
     "decode_adaptive": "_adaptive",
     "decode_blocks": "_blocks",
