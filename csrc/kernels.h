@@ -456,9 +456,9 @@ int64_t wm_columns_find(const uint8_t *names, uint64_t names_len, const uint32_t
                         uint64_t name_len);
 /* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
  * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Every offset is a multiple
- * of `alignment`, a power of two. *used is the bytes that the names take. Returns 0, or -1 with *fault filled. */
-int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
-                     uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault);
+ * of `alignment`, a power of two. Returns the bytes that the names take, or -1 with *fault filled. */
+int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
+                         uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, wm_fault *fault);
 /* The first record of such an index whose stored hash, length and name are those of `name`, by one pass; or -1. */
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
 /* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end
