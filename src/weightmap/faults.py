@@ -38,8 +38,9 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR09
     at = table.position(row)
     if kind == "TABLE_HOLE" and row == len(table):
         what = "the data section goes on after its last tensor: its size"
+        expected = f"{fault.expected}, the end of the last tensor"
         return LayoutError(
-            what, field="data_offset", actual=fault.actual, expected=f"{fault.expected}, the end of the last tensor"
+            what, field="data", offset=rules.base + fault.expected, actual=fault.actual, expected=expected
         )
     label = table.label(row) if not kind.startswith("NAME_") else f"tensor {row}"
     if kind == "TABLE_DTYPE":
