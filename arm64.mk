@@ -18,9 +18,9 @@ arm64-test:
 	$(ARM64_CC) $(KERNELS_FLAGS) -O3 -static $(KERNELS_TEST) -o build/kernels_test_arm64 -lm
 	$(ARM64_RUN) build/kernels_test_arm64
 
-# The same driver on this machine, under the sanitisers; VPCLMULQDQ emulated by four PCLMULQDQ.
+# The same driver on this machine, under the sanitisers; VPCLMULQDQ and GF2P8AFFINEQB emulated.
 sanitize-test:
 	@mkdir -p build
 	$(CC) $(KERNELS_FLAGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-		-DWEIGHTMAP_EMULATE_VPCLMULQDQ $(KERNELS_TEST) -o build/kernels_test_sanitize -lm
+		-DWEIGHTMAP_EMULATE_AVX512ICL $(KERNELS_TEST) -o build/kernels_test_sanitize -lm
 	build/kernels_test_sanitize

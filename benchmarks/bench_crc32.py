@@ -1,115 +1,84 @@
-"""CRC-32: every instruction set, one thread and two, beside zlib, zlib-ng and ISA-L.
-
-`extra_info` holds the length and, for ours, the name of the C function and how many times faster than each rival it is,
-measured in turns.
-"""
+"""CRC-32 by length: every instruction set, one thread and two, beside zlib, zlib-ng and ISA-L, and reading alone."""
 
 from __future__ import annotations
 
 import zlib
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from benchmarks.ratios import times_faster
 
+import limits
+from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 from weightmap import kernels
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "256MiB": 1 << 28}
-RIVALS = ("zlib", "zlib-ng", "isal")
-SMALL = (0, 16, 64, 256, 1024, 4096)
+# Of the short ones `bytes` are given, as most callers have them, and the call is the cost.
+SHORT = {f"{n} B": n for n in (0, 1, 8, 16, 32, 64, 128, 256, 512)} | {f"{n} KiB": n << 10 for n in (1, 2, 4)}
+MIDDLE = {"16 KiB": 1 << 14, "64 KiB": 1 << 16, "256 KiB": 1 << 18}
+LONG = {"1 MiB": 1 << 20, "16 MiB": 1 << 24, "1 GiB": 1 << 30}
+BLOCK = 1 << 24
 
 
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    """Leave the instruction set as it was found."""
-    before = kernels.isa()
-    yield
-    kernels.use_isa(before)
+def call(function, data, **options):
+    """Return the clock of a checksum, once it has been found to be right."""
+    head = data[:BLOCK]
+    assert function(head, **options) == zlib.crc32(head)
+    return Timed(partial(function, data, **options))
+
+
+def weightmap(data, threads=1):
+    """Return ours."""
+    clock = call(kernels.crc32, data, **({"threads": threads} if threads > 1 else {}))
+    clock.info["variant"] = kernels.crc32_variant()
+    return clock
+
+
+RIVALS = {
+    "zlib": rival(partial(call, zlib.crc32)),
+    "zlib-ng": rival(lambda data: call(need("zlib_ng.zlib_ng").crc32, data)),
+    "isal": rival(lambda data: call(need("isal.isal_zlib").crc32, data)),
+}
+ONE_THREAD = ours(weightmap, isas=EVERY_ISA) | RIVALS
+ALL = ONE_THREAD | limits.of(limits.READ, lambda data: data)
+THREADS = (
+    ALL
+    | ours(partial(weightmap, threads=2), "weightmap, 2 threads", isas=AVX2, threads=2)
+    | limits.of(limits.READ, lambda data: data, (2,))
+)
 
 
 @pytest.fixture(scope="module")
-def data() -> bytes:
-    """Return random bytes, as many as the longest benchmark takes."""
-    return np.random.default_rng(1).integers(0, 256, max(SIZES.values()), np.uint8).tobytes()
+def data(request, smoke):
+    """Return random bytes in huge pages, as many as are asked for at most; the same 16 MiB again and again."""
+    wanted = {item.callspec.params["group"] for item in request.session.items if item.path == request.path}
+    most = max((LONG.get(group.partition("/")[2], 0) for group in wanted), default=0) if not smoke else 0
+    whole = limits.memory(max(most, BLOCK))
+    block = np.random.default_rng(1).integers(0, 256, BLOCK, np.uint8)
+    for start in range(0, len(whole), BLOCK):
+        whole[start : start + BLOCK] = block[: len(whole) - start]
+    return whole
 
 
-def run(
-    benchmark: BenchmarkFixture,
-    group: str,
-    function: Callable[..., int],
-    part: memoryview,
-    **options: int,
-) -> None:
-    """Time `function` on `part`, and hold its result for the first MiB against zlib's."""
-    benchmark.group = f"crc32/{group}"
-    ours = function is kernels.crc32
-    benchmark.extra_info |= {"role": "ours" if ours else "rival", "bytes": len(part)}
-    benchmark(function, part, **options)
-    head = part[: SIZES["1MiB"]]
-    assert function(head, **options) == zlib.crc32(head)
-    if ours and benchmark.enabled:
-        for name in RIVALS:
-            benchmark.extra_info[f"times faster than {name}"] = times_faster(
-                partial(function, part, **options),
-                partial(rival(name), part),
-            )
+CHECKSUMS = {
+    f"crc32/{size}": contenders
+    for sizes, contenders in ((SHORT, ONE_THREAD), (MIDDLE, ALL), (LONG, THREADS))
+    for size in sizes
+}
 
 
-def rival(name: str) -> Callable[..., int]:
-    """Return the crc32 of a rival, or skip when it is not installed."""
-    if name == "zlib":
-        return zlib.crc32
-    module: Any = pytest.importorskip({"zlib-ng": "zlib_ng.zlib_ng", "isal": "isal.isal_zlib"}[name])
-    function: Callable[..., int] = module.crc32
-    return function
+@everyone(CHECKSUMS)
+def test_crc32(race, data, group, who):
+    """The checksum of so many bytes."""
+    size = group.partition("/")[2]
+    given = data[: SHORT[size]].tobytes() if size in SHORT else data[: (MIDDLE | LONG)[size]]
+    race(CHECKSUMS, given, nbytes=len(given))
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", RIVALS)
-def test_rival(benchmark: BenchmarkFixture, data: bytes, name: str, size: str) -> None:
-    """The libraries that others use."""
-    run(benchmark, size, rival(name), memoryview(data)[: SIZES[size]])
+COMBINE = {"crc32/combine": ours(lambda: Timed(partial(kernels.crc32_combine, 1, 2, 2**63 - 1)))}
+GROUPS = CHECKSUMS | COMBINE
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("isa", kernels.available_isas())
-def test_weightmap(benchmark: BenchmarkFixture, data: bytes, isa: str, size: str) -> None:
-    """Ours, on each instruction set."""
-    kernels.use_isa(isa)
-    benchmark.extra_info["variant"] = kernels.crc32_variant()
-    run(benchmark, size, kernels.crc32, memoryview(data)[: SIZES[size]])
-
-
-@pytest.mark.parametrize("size", ["1MiB", "16MiB", "256MiB"])
-def test_weightmap_two_threads(benchmark: BenchmarkFixture, data: bytes, size: str) -> None:
-    """Ours, the best instruction set, two threads."""
-    run(benchmark, size, kernels.crc32, memoryview(data)[: SIZES[size]], threads=2)
-
-
-@pytest.mark.parametrize("length", SMALL)
-@pytest.mark.parametrize("name", ["zlib", "weightmap"])
-def test_small(benchmark: BenchmarkFixture, data: bytes, name: str, length: int) -> None:
-    """Short inputs, where the call itself is the cost; bytes, as most callers have them."""
-    benchmark.group = f"crc32/{length}B"
-    function = kernels.crc32 if name == "weightmap" else zlib.crc32
-    benchmark.extra_info["role"] = "ours" if name == "weightmap" else "rival"
-    part = data[:length]
-    assert benchmark(function, part) == zlib.crc32(part)
-    if name == "weightmap" and benchmark.enabled:
-        benchmark.extra_info["times faster than zlib"] = times_faster(
-            partial(function, part),
-            partial(zlib.crc32, part),
-        )
-
-
-def test_combine(benchmark: BenchmarkFixture) -> None:
+@everyone(COMBINE)
+def test_combine(race, group, who):
     """Combining two CRCs for a length whose every bit is set."""
-    benchmark.group = "crc32/combine"
-    benchmark(kernels.crc32_combine, 1, 2, 2**63 - 1)
+    race(COMBINE)

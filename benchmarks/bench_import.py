@@ -4,33 +4,50 @@ import os
 import subprocess
 import sys
 
-import pytest
+from race import everyone, need, ours, rival
 
-# Prints the milliseconds that a statement takes in an interpreter that has imported numpy already.
-BEYOND_NUMPY = "import time, numpy; start = time.perf_counter(); {}; print((time.perf_counter() - start) * 1e3)"
-STATEMENTS = {
-    "weightmap": ("ours", "import weightmap"),
-    "safetensors": ("rival", "import safetensors.numpy"),
-    "bintensors": ("rival", "import bintensors.numpy"),
-    "numpy": ("floor", "import numpy"),
-}
+# Prints the seconds that a statement takes in an interpreter that has imported numpy already.
+BEYOND_NUMPY = "import time, numpy; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
 # What pip compiles when it installs a rival, an editable installation compiles at the first import, if it may.
 ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def python(code):
-    """Run `code` in a new interpreter and return what it printed."""
-    return subprocess.run([sys.executable, "-c", code], env=ENV, check=True, capture_output=True, text=True).stdout
+class Import:
+    """The clock of a statement: the child reads it."""
+
+    def __init__(self, statement):
+        self.code, self.info = BEYOND_NUMPY.format(statement), {}
+        self(1)  # compiles
+
+    def __call__(self, calls):
+        command = [sys.executable, "-c", self.code]
+        return sum(
+            float(subprocess.run(command, env=ENV, check=True, capture_output=True, text=True).stdout)
+            for _ in range(calls)
+        )
 
 
-@pytest.mark.parametrize("who", STATEMENTS)
-def test_import(run, benchmark, who):
-    """Start an interpreter and import; `beyond_numpy_ms` is the least that came on top of numpy in seven runs."""
-    if who != "numpy":
-        pytest.importorskip(who)
-    role, statement = STATEMENTS[who]
-    python(statement)
-    run("import, whole process", role, python, statement, rounds=15)
-    times = [float(python(BEYOND_NUMPY.format(statement))) for _ in range(7)]
-    benchmark.extra_info["beyond_numpy_ms"] = round(min(times), 2)
-    assert min(times) >= 0
+def library(name):
+    """Import a rival, where it is installed."""
+
+    def prepare():
+        need(name)
+        return Import(f"import {name}")
+
+    return rival(prepare)
+
+
+CONTENDERS = ours(lambda: Import("import weightmap")) | {
+    "safetensors": library("safetensors.numpy"),
+    "bintensors": library("bintensors.numpy"),
+    "gguf-py": library("gguf"),
+}
+
+
+GROUPS = {"import/beyond numpy": CONTENDERS}
+
+
+@everyone(GROUPS)
+def test_import(race, group, who):
+    """Import on top of numpy, which everybody needs."""
+    race(GROUPS)

@@ -1,109 +1,166 @@
-"""Quantised blocks: decoding beside gguf-py, and the error of our int4 and int5 beside that of ggml's Q4_0 and Q5_0.
+"""Quantised blocks: decoding by size, and the error of our int4 and int5 beside that of ggml's Q4_0 and Q5_0.
 
-Decoding has two cases: an output of half a mebibyte, which stays in the second-level cache with its input, and one of
-128 MiB, which no cache holds, written again and again. The floor fills such an output with one number: the shortest
-way to write it, and it reads nothing. bitsandbytes decodes nf4, a code book of sixteen numbers. gguf-py decodes Q4_0
-and Q5_0: blocks of 32 with a float16 scale, and so of the same size as ours. `extra_info` holds the bytes of output and
-how many times faster than the others ours is, measured in turns.
+The output lies in the second-level cache with its input, in the third, or in no cache, and is written again and again.
+The limit is to write that much. gguf-py decodes Q4_0 and Q5_0: blocks of 32 with a float16 scale, and so of the same
+size as ours. bitsandbytes decodes nf4, a code book of sixteen numbers, in blocks of 64; onnxruntime integers of 4 bits
+in blocks of 64 with a float32 scale. "torch operations" is how one decodes with torch alone.
 
 The errors are root mean squares, over numbers drawn from a normal distribution and over the matrices of
-all-MiniLM-L6-v2 where it is installed. They are printed side by side (``pytest -s``) and kept in `extra_info`, with
-their ratio to those of gguf-py, which quantises as ggml does.
+all-MiniLM-L6-v2 where it is installed: `extra_info` has them, with their ratio to those of gguf-py.
 """
 
 from __future__ import annotations
 
+import ctypes
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from benchmarks.ratios import times_faster
 
+import limits
 import weightmap as wm
+from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 from weightmap import kernels
 from weightmap.demo import find_checkpoint
 
-CASES = {"L2": 1 << 19, "DRAM, reused output": 1 << 27}  # bytes of output
+# Bytes of output.
+CASES = {"64 KiB": 1 << 16, "L2": 1 << 19, "2 MiB": 1 << 21, "L3": 1 << 23, "32 MiB": 1 << 25, "DRAM": 1 << 27}
 DEQUANTIZE = {4: kernels.dequantize_int4, 5: kernels.dequantize_int5}
 QUANTIZE = {4: kernels.quantize_int4, 5: kernels.quantize_int5}
-OURS = [*[(isa, 1) for isa in kernels.available_isas()], (kernels.isa(), 2)]
-BLOCK = 32  # ggml's
+BLOCK = 64
+GGML = 32  # the block of Q4_0 and Q5_0
 
 
-@pytest.fixture(autouse=True)
-def restore():
-    """Leave the instruction set as it was found."""
-    before = kernels.isa()
-    yield
-    kernels.use_isa(before)
+class Work(NamedTuple):
+    """The bits of a code, and an output."""
+
+    bits: int
+    out: np.ndarray
 
 
-@pytest.fixture(params=[(bits, size, case) for bits in DEQUANTIZE for size in (BLOCK, 128) for case in CASES], ids=str)
-def work(request):
-    """Group, bits, block size, random blocks of finite scales, and output; tiny when nothing is timed."""
-    bits, size, case = request.param
-    n = 1 << 12 if request.config.option.benchmark_disable else CASES[case] // 4
-    blocks = np.random.default_rng(1).integers(0, 256, (n // size, 2 + bits * size // 8), np.uint8)
-    blocks[:, 1] &= 0x3F
-    return f"int{bits} blocks of {size} to f32/{case}", bits, size, blocks, np.ones(n, np.float32)
+def blocks(bits, size, n):
+    """Return random blocks of so many elements, with float16 scales that are finite."""
+    raw = np.random.default_rng(1).integers(0, 256, (n // size, 2 + bits * size // 8), np.uint8)
+    raw[:, 1] &= 0x3F
+    return limits.memory_of(raw)
+
+
+def weightmap(work, bits=None, size=BLOCK, threads=1):
+    """Return ours."""
+    bits = bits or work.bits
+    raw = blocks(bits, size, work.out.size)
+    function = partial(DEQUANTIZE[bits], raw, work.out.size, size, out=work.out, threads=threads)
+    assert function() is work.out
+    return Timed(function, variant=kernels.intblock_variant())
 
 
 def gguf_types():
     """Return gguf-py and its types of 4 and 5 bits, or skip when it is not installed."""
-    gguf = pytest.importorskip("gguf")
+    gguf = need("gguf")
     return gguf, {4: gguf.GGMLQuantizationType.Q4_0, 5: gguf.GGMLQuantizationType.Q5_0}
 
 
-def other(name, bits, size, out):
-    """Return the call of a rival, or of the floor; skip a rival that is not installed or has no such blocks."""
-    if name == "fill":
-        return partial(out.fill, 1.0)
-    if name == "bitsandbytes":
-        return bitsandbytes(bits, size, out)
+def by_gguf(work):
+    """Return gguf-py's, in numpy."""
     gguf, types = gguf_types()
-    if size != BLOCK:
-        pytest.skip("gguf-py has these types in blocks of 32")
-    raw = np.random.default_rng(1).integers(0, 256, (out.size // BLOCK, 2 + bits * BLOCK // 8), np.uint8)
-    raw[:, 1] &= 0x3F
-    return partial(gguf.dequantize, raw, types[bits])
+    return Timed(partial(gguf.dequantize, blocks(work.bits, GGML, work.out.size), types[work.bits]))
 
 
-def bitsandbytes(bits, size, out):
-    """Return the call that decodes nf4, a code book of 4 bits, in blocks of the same size, with one thread."""
-    torch = pytest.importorskip("torch")
-    functional = pytest.importorskip("bitsandbytes.functional")
-    if bits != 4 or size == BLOCK:
-        pytest.skip("bitsandbytes has 4 bits, in blocks of 64 and more")
+def nf4(n):
+    """Return bitsandbytes' functions, and n codes of 4 bits; with one thread."""
+    torch, functional = need("torch"), need("bitsandbytes.functional")
     torch.set_num_threads(1)
-    packed, state = functional.quantize_4bit(torch.randn(out.size), blocksize=size, quant_type="nf4")
-    return partial(functional.dequantize_4bit, packed, state)
+    return functional, functional.quantize_4bit(torch.randn(1, n), blocksize=BLOCK, quant_type="nf4")
 
 
-@pytest.mark.parametrize("name", ["fill", "gguf-py", "bitsandbytes"])
-def test_other(run, benchmark, work, name):
-    """What the other takes, and the floor."""
-    group, bits, size, _, out = work
-    benchmark.extra_info["bytes"] = out.nbytes
-    call = other(name, bits, size, out)
-    run(group, "floor" if name == "fill" else "rival", call, rounds=3 if out.nbytes > 1 << 24 else None)
+def by_bitsandbytes(work):
+    """Return the decoder of nf4 as it is offered: into a fresh tensor."""
+    functional, (packed, state) = nf4(work.out.size)
+    return Timed(partial(functional.dequantize_4bit, packed, state))
 
 
-@pytest.mark.parametrize(("isa", "threads"), OURS, ids=str)
-def test_weightmap(run, benchmark, work, isa, threads):
-    """Ours, on each instruction set, and with two threads on the best."""
-    group, bits, size, blocks, out = work
-    kernels.use_isa(isa)
-    ours = partial(DEQUANTIZE[bits], blocks, out.size, size, out=out, threads=threads)
-    assert ours() is out
-    benchmark.extra_info |= {"bytes": out.nbytes, "variant": kernels.intblock_variant()}
-    run(group, "ours", ours, rounds=7 if out.nbytes > 1 << 24 else None)
-    if benchmark.enabled:
-        for name in ("fill", "gguf-py", "bitsandbytes"):
-            try:
-                rival = other(name, bits, size, out)
-            except pytest.skip.Exception:
-                continue
-            benchmark.extra_info[f"times faster than {name}"] = times_faster(ours, rival, rounds=3)
+def by_bitsandbytes_kernel(work):
+    """Return the C function within it, which is not offered by itself, so that the output can be written again."""
+    functional, (packed, state) = nf4(work.out.size)
+    kernel = need("bitsandbytes.backends.cpu.ops").lib.cdequantize_blockwise_cpu_nf4_fp32
+    addresses = packed.data_ptr(), state.absmax.data_ptr(), work.out.ctypes.data
+    arguments = [*map(ctypes.c_void_p, addresses), *map(ctypes.c_longlong, (BLOCK, 1, work.out.size))]
+    kernel(*arguments)
+    assert np.array_equal(work.out, functional.dequantize_4bit(packed, state).numpy()[0])
+
+    def call(_keep=(packed, state, work.out)):
+        kernel(*arguments)
+
+    return Timed(call)
+
+
+def by_torch(work):
+    """Return what one writes with torch: mask, shift, stack, multiply; with one thread."""
+    torch = need("torch")
+    torch.set_num_threads(1)
+    codes = torch.randint(0, 256, (work.out.size // BLOCK, BLOCK // 2), dtype=torch.uint8)
+    scales = torch.rand(work.out.size // BLOCK, 1, dtype=torch.float16)
+
+    def decode():
+        low, high = (codes & 15).to(torch.int8) - 8, (codes >> 4).to(torch.int8) - 8
+        return torch.stack([low, high], dim=-1).reshape(len(codes), BLOCK).to(torch.float32) * scales.to(torch.float32)
+
+    return Timed(decode)
+
+
+def by_onnxruntime(work):
+    """Return DequantizeLinear of 4 bits, with one thread, into the output."""
+    runtime, onnx = need("onnxruntime"), need("onnx")
+    rows = work.out.size // BLOCK
+    packed = np.random.default_rng(1).integers(0, 256, work.out.size // 2, np.uint8).tobytes()
+    scales = np.ones((rows, 1), np.float32)
+    helper, kinds = onnx.helper, onnx.TensorProto
+    node = helper.make_node("DequantizeLinear", ["codes", "scales"], ["out"], axis=1, block_size=BLOCK)
+    graph = helper.make_graph(
+        [node],
+        "decode",
+        [helper.make_tensor_value_info("scales", kinds.FLOAT, scales.shape)],
+        [helper.make_tensor_value_info("out", kinds.FLOAT, (rows, BLOCK))],
+        [helper.make_tensor("codes", kinds.INT4, (rows, BLOCK), packed, raw=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    binding.bind_cpu_input("scales", scales)
+    binding.bind_output("out", "cpu", 0, np.float32, (rows, BLOCK), work.out.ctypes.data)
+    return Timed(partial(session.run_with_iobinding, binding))
+
+
+SAME = (
+    ours(weightmap, isas=EVERY_ISA)
+    | ours(partial(weightmap, threads=2), "weightmap, 2 threads", isas=AVX2, threads=2)
+    | ours(partial(weightmap, size=GGML), "weightmap, blocks of 32", isas=AVX2)
+    | {"gguf-py, blocks of 32": rival(by_gguf)}
+    | limits.of(limits.WRITE, lambda work: work.out, (1, 2))
+)
+RIVALS = {
+    "bitsandbytes nf4": rival(by_bitsandbytes_kernel),
+    "bitsandbytes nf4, fresh output": rival(by_bitsandbytes),
+    "onnxruntime": rival(by_onnxruntime),
+    "torch operations": rival(by_torch),
+}
+# With int4 in the same rounds: it is what int5 is measured by.
+FIVE = SAME | ours(partial(weightmap, bits=4), "weightmap, int4", isas=AVX2)
+GROUPS = {f"dequantise int4/{case}": SAME | RIVALS for case in CASES} | {
+    f"dequantise int5/{case}": FIVE for case in CASES
+}
+
+
+@everyone(GROUPS)
+def test_decoding(race, smoke, group, who):
+    """Decode blocks to float32."""
+    question, _, case = group.partition("/")
+    nbytes = 1 << 14 if smoke else CASES[case]
+    work = Work(int(question[-1]), limits.memory(nbytes).view(np.float32))
+    race(GROUPS, work, nbytes=nbytes)
 
 
 def weights(name, *, small):
@@ -128,23 +185,22 @@ def rms(arrays, decode):
 
 @pytest.mark.parametrize("name", ["normal", "MiniLM"])
 @pytest.mark.parametrize("bits", [4, 5])
-def test_error(benchmark, request, bits, name):
+def test_error(benchmark, smoke, bits, name):
     """Our error is smaller than ggml's at the same bits for each weight; timed is the largest array's quantisation."""
-    arrays = weights(name, small=request.config.option.benchmark_disable)
+    arrays = weights(name, small=smoke)
 
     def ours(a):
-        return DEQUANTIZE[bits](QUANTIZE[bits](a, BLOCK, threads=2), a.size, BLOCK)
+        return DEQUANTIZE[bits](QUANTIZE[bits](a, GGML, threads=2), a.size, GGML)
 
-    benchmark.group = f"int{bits} from f32/{name}"
+    benchmark.group = f"quantise int{bits}/{name}"
     largest = max(arrays, key=lambda a: a.size)
-    benchmark.extra_info |= {"role": "ours", "rms error": rms(arrays, ours), "bytes": largest.nbytes}
-    benchmark.pedantic(QUANTIZE[bits], (largest, BLOCK), rounds=1)
+    about = {"role": "ours", "who": "weightmap", "threads": 1, "rms error": rms(arrays, ours), "bytes": largest.nbytes}
+    benchmark.pedantic(QUANTIZE[bits], (largest, GGML), rounds=1)
+    benchmark.extra_info |= about
     gguf, types = gguf_types()
     theirs = rms(
-        arrays, lambda a: gguf.dequantize(gguf.quantize(a.reshape(-1, BLOCK), types[bits]), types[bits]).ravel()
+        arrays, lambda a: gguf.dequantize(gguf.quantize(a.reshape(-1, GGML), types[bits]), types[bits]).ravel()
     )
-    ratio = benchmark.extra_info["rms error"] / theirs
+    ratio = about["rms error"] / theirs
     benchmark.extra_info |= {"rms error of gguf-py": theirs, "ratio": ratio}
-    figures = f"{benchmark.extra_info['rms error']:.6g}, gguf-py {theirs:.6g}, ratio {ratio:.4f}"
-    print(f"\nrms error of int{bits}, {name}: {figures}")  # noqa: T201 - the comparison is what this is for
     assert ratio < 1

@@ -1,91 +1,116 @@
 """From a name to an array, and all arrays of a file."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import weightmap as wm
+from race import AVX2, Timed, everyone, limit, need, ours, rival
+
+LARGEST = "100,000 tensors"
 
 
-def safe_open(library, path):
-    """Open a file of one of the rivals, for good: their handles close when they are dropped."""
-    return pytest.importorskip(library).safe_open(path, framework="numpy").__enter__()
+class Case:
+    """The largest file in every format, and a name from its middle."""
 
+    def __init__(self, model, shapes):
+        self.model, names = model, list(shapes)
+        self.name = names[len(names) // 2]
 
-OPENERS = {
-    "embd": ("weights", "ours", wm.open),
-    "safetensors_by_weightmap": ("safetensors", "ours", wm.open),
-    "safetensors": ("safetensors", "rival", lambda path: safe_open("safetensors", path)),
-    "bintensors": ("bt", "rival", lambda path: safe_open("bintensors", path)),
-}
-
-
-def getter(handle):
-    """Return the function that looks a tensor up in this handle."""
-    return handle.get_tensor if hasattr(handle, "get_tensor") else handle.__getitem__
+    def path(self, suffix):
+        """Return the file of a format; one that its library writes is left out where that is not installed."""
+        if suffix == "bt":
+            need("bintensors")
+        return self.model(LARGEST, suffix)
 
 
 @pytest.fixture
-def opened(model, sizes):
-    """Return opened(who) -> label, role, function that opens the largest file, a name from its middle."""
-
-    def opened(who):
-        suffix, role, opener = OPENERS[who]
-        if suffix == "bt":
-            pytest.importorskip("bintensors")
-        label, path = model("large", suffix)
-        names = list(sizes["large"][1])
-        return label, role, lambda: opener(path), names[len(names) // 2]
-
-    return opened
+def case(model, shapes):
+    """Return the files, and what is looked up."""
+    return Case(model, shapes[LARGEST])
 
 
-@pytest.mark.parametrize("who", OPENERS)
-def test_first_lookup(run, opened, who):
-    """The first look-up by name in a fresh handle; opening it is not counted."""
-    label, role, opener, name = opened(who)
-
-    def fresh():
-        return (getter(opener()), name), {}
-
-    array = run(f"first look-up/{label}", role, lambda get, name: get(name), setup=fresh, rounds=50)
-    assert array.shape == (16,)
+def our_opener(case, suffix):
+    """Return the function that opens a file, and the one that looks up in it."""
+    path = case.path(suffix)
+    return partial(wm.open, path), lambda handle: handle.__getitem__
 
 
-@pytest.mark.parametrize("who", OPENERS)
-def test_later_lookup(run, opened, who):
-    """Looking up one name after another in a handle that has been used before."""
-    label, role, opener, name = opened(who)
+def their_opener(case, library, suffix):
+    """Return the same for a rival, whose handles close when they are dropped."""
+    function, path = need(library).safe_open, case.path(suffix)
+    return lambda: function(path, framework="numpy").__enter__(), lambda handle: handle.get_tensor
+
+
+def everybody(prepare):
+    """Return the contenders whose clock `prepare(opener, case)` makes."""
+
+    def contender(opener, **options):
+        return lambda case: prepare(*opener(case, **options), case)
+
+    return (
+        ours(contender(our_opener, suffix="weights"), "weightmap, EMBD", isas=AVX2)
+        | ours(contender(our_opener, suffix="safetensors"), "weightmap, safetensors", isas=AVX2)
+        | {
+            "safetensors, numpy": rival(contender(their_opener, library="safetensors", suffix="safetensors")),
+            "bintensors": rival(contender(their_opener, library="bintensors", suffix="bt")),
+        }
+    )
+
+
+def first(opener, getter, case):
+    """The first look-up in a fresh handle."""
+    name = case.name
+    assert getter(opener())(name).shape == (16,)
+    return Timed(lambda get: get(name), setup=lambda: getter(opener()))
+
+
+def later(opener, getter, case):
+    """A look-up in a handle that has been used before."""
     get = getter(opener())
     for _ in range(3):
-        get(name)
-    array = run(f"look-up/{label}", role, get, name)
-    assert array.shape == (16,)
+        assert get(case.name).shape == (16,)
+    return Timed(partial(get, case.name))
 
 
-def test_later_lookup_by_memmap(run, model, sizes):
-    """What numpy offers: one numpy.memmap for each tensor, by somebody who knows where it lies."""
-    label, path = model("large", "weights")
-    names = list(sizes["large"][1])
-    with wm.open(path) as f:
-        info = f.info(names[len(names) // 2])
-    array = run(
-        f"look-up/{label}",
-        "rival",
-        lambda: np.memmap(path, info.dtype, mode="r", offset=info.offset, shape=info.shape),
-    )
-    assert array.shape == (16,)
+def every(opener, getter, _case):
+    """All arrays: views for ours, copies for the rivals."""
 
-
-@pytest.mark.parametrize("who", OPENERS)
-def test_all_arrays(run, opened, who):
-    """Open a file and make an array of every tensor: views for ours, copies for the rivals."""
-    label, role, opener, _ = opened(who)
-
-    def every():
+    def call():
         handle = opener()
-        if hasattr(handle, "get_tensor"):
-            return [handle.get_tensor(name) for name in handle.keys()]  # noqa: SIM118 - not a mapping
-        return list(handle.values())
+        if isinstance(handle, wm.TensorFile):
+            return list(handle.values())
+        get = getter(handle)
+        return [get(name) for name in handle.keys()]  # noqa: SIM118 - not a mapping
 
-    arrays = run(f"all arrays/{label}", role, every, rounds=7)
-    assert all(isinstance(array, np.ndarray) for array in arrays)
+    assert all(isinstance(array, np.ndarray) for array in call())
+    return Timed(call)
+
+
+def memmap(case):
+    """What numpy offers: an np.memmap for each tensor, by somebody who knows where it lies."""
+    path = case.path("weights")
+    with wm.open(path) as f:
+        info = f.info(case.name)
+    return Timed(partial(np.memmap, path, info.dtype, mode="r", offset=info.offset, shape=info.shape))
+
+
+def bare_view(case):
+    """An array made of a buffer that is mapped already: what every view costs."""
+    buffer = np.memmap(case.path("weights"), np.uint8, mode="r").data
+    return Timed(partial(np.ndarray, (16,), np.float32, buffer, 64))
+
+
+GROUPS = {
+    # Opening is not counted.
+    f"look-up/first, {LARGEST}": everybody(first),
+    f"look-up/later, {LARGEST}": everybody(later) | {"np.memmap": rival(memmap), "limit: np.ndarray": limit(bare_view)},
+    f"all views/{LARGEST}": everybody(every),
+}
+
+
+@everyone(GROUPS)
+def test_lookup(race, case, group, who):
+    """Look one tensor up, or all."""
+    race(GROUPS, case)

@@ -1,60 +1,72 @@
 """Reading a float16 tensor of a file as float32, a copy of its own: what converts a model to compute with it."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+import limits
 import weightmap as wm
+from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 
 NAME = "w"
 
 
 @pytest.fixture(scope="session")
-def half_file(request, tmp_path_factory):
-    """Return label and path of a file with one float16 tensor: 64 MiB, or little in a smoke test."""
-    rows = 64 if request.config.option.benchmark_disable else 8192
+def half_file(smoke, tmp_path_factory):
+    """Return the path of a file with one float16 tensor: 64 MiB, or little in a smoke test."""
+    rows = 64 if smoke else 8192
     path = tmp_path_factory.mktemp("half") / "half.safetensors"
     wm.save(path, {NAME: np.random.default_rng(1).standard_normal((rows, 4096)).astype(np.float16)})
-    return f"{rows * 8192 >> 20} MiB", str(path)
+    return str(path)
 
 
-def ours(path, out, threads):
+def weightmap(path, out, threads=1):
     """Open, read and convert."""
-    with wm.open(path) as f:
-        return f.read(NAME, out=out, threads=threads)
+
+    def call():
+        with wm.open(path) as f:
+            return f.read(NAME, out=out, threads=threads)
+
+    return Timed(call)
 
 
-def by_view(path, out, threads):
+def view_by_numpy(path, out):
     """Open, and let numpy convert the mapped view."""
-    del threads
-    with wm.open(path) as f:
-        out[...] = f[NAME]
-        return out
+
+    def call():
+        with wm.open(path) as f:
+            np.copyto(out, f[NAME])
+
+    return Timed(call)
 
 
-def rival(path, out, threads):
+def safetensors(path, out):
     """Read with safetensors, and let numpy convert."""
-    del threads
-    from safetensors import safe_open
+    function = need("safetensors").safe_open
 
-    with safe_open(path, framework="numpy") as f:
-        out[...] = f.get_tensor(NAME)
-        return out
+    def call():
+        with function(path, framework="numpy") as f:
+            np.copyto(out, f.get_tensor(NAME))
 
-
-WHO = {
-    "weightmap": ("ours", ours, 1),
-    "weightmap_two_threads": ("ours", ours, 2),
-    "weightmap_view_by_numpy": ("rival", by_view, 1),
-    "safetensors_by_numpy": ("rival", rival, 1),
-}
+    return Timed(call)
 
 
-@pytest.mark.parametrize("who", WHO)
-def test_read_as_float32(run, half_file, who):
+CONTENDERS = (
+    ours(weightmap, isas=EVERY_ISA)
+    | ours(partial(weightmap, threads=2), "weightmap, 2 threads", isas=AVX2, threads=2)
+    | {"view of weightmap, numpy": rival(view_by_numpy), "safetensors, numpy": rival(safetensors)}
+    | limits.of(limits.WRITE, lambda path, out: out, (1, 2))
+)
+
+
+GROUPS = {"read f16 as f32/64 MiB": CONTENDERS}
+
+
+@everyone(GROUPS)
+def test_read_as_float32(race, half_file, group, who):
     """Into an array that is there already."""
-    role, function, threads = WHO[who]
-    pytest.importorskip("safetensors")
-    label, path = half_file
-    with wm.open(path) as f:
-        out = np.empty(f.info(NAME).shape, np.float32)
-    run(f"read float16 as float32/{label}", role, function, path, out, threads)
+    with wm.open(half_file) as f:
+        shape = f.info(NAME).shape
+    out = limits.memory(4 * int(np.prod(shape))).view(np.float32).reshape(shape)
+    race(GROUPS, half_file, out, nbytes=out.nbytes)

@@ -5,48 +5,53 @@ The specification reads as two passes. One is enough: the checksum of the file i
 
 import struct
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
 
+import limits
 import weightmap as wm
+from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 
-MEGABYTES = 128
+MEBIBYTES = 128
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory, request):
+def path(tmp_path_factory, smoke):
     """An EMBD file of random tensors, with checksums."""
-    size = 1 if request.config.option.benchmark_disable else MEGABYTES
     rng = np.random.default_rng(1)
-    tensors = {f"layer.{i}": rng.random(1 << 17, np.float32) for i in range(2 * size)}
+    tensors = {f"layer.{i}": rng.random(1 << 17, np.float32) for i in range(2 * (1 if smoke else MEBIBYTES))}
     path = tmp_path_factory.mktemp("verify") / "model.weights"
     wm.save(path, tensors)
     return path
 
 
-def test_verify(run, path):
+def weightmap(path):
     """Everything that `verify` checks, the checksums among it."""
-    report = run(f"verify/EMBD {MEGABYTES} MiB", "ours", lambda: wm.open(path).verify(), rounds=10)
-    assert "CRC-32 of the file" in report.checks
+    assert "CRC-32 of the file" in wm.open(path).verify().checks
+    return Timed(lambda: wm.open(path).verify())
 
 
-def two_passes(path, crc32):
+def mapped(path, crc32):
     """Both checksums as the specification describes them, each by a pass over the mapped file."""
-    data = np.memmap(path, np.uint8, mode="r")
-    start, size = struct.unpack("<IQ", data[36:48].tobytes())
-    footer = struct.unpack("<II", data[-16:-8].tobytes())
-    assert (crc32(data[start : start + size]), crc32(data[:-16])) == footer
+
+    def call():
+        data = np.memmap(path, np.uint8, mode="r")
+        start, size = struct.unpack("<IQ", data[36:48].tobytes())
+        footer = struct.unpack("<II", data[-16:-8].tobytes())
+        assert (crc32(data[start : start + size]), crc32(data[:-16])) == footer
+
+    return Timed(call)
 
 
-def test_two_passes_by_reading(run, path):
+def by_reading(path):
     """Two passes that read the file as `verify` does: a file that shrinks meanwhile is an error and no SIGBUS."""
 
-    def passes():
+    def call():
         buffer = memoryview(bytearray(1 << 20))
         with path.open("rb", buffering=0) as file:
-            header = file.read(64)
-            start, size = struct.unpack("<IQ", header[36:48])
+            start, size = struct.unpack("<IQ", file.read(64)[36:48])
             end = path.stat().st_size - 16
             found = []
             for first, last in ((start, start + size), (0, end)):
@@ -60,20 +65,26 @@ def test_two_passes_by_reading(run, path):
             file.seek(end)
             assert tuple(found) == struct.unpack("<II", file.read(8))
 
-    run(f"verify/EMBD {MEGABYTES} MiB", "rival", passes, rounds=10)
+    return Timed(call)
 
 
-def test_two_passes_by_zlib(run, path):
-    """What a straightforward reader does."""
-    run(f"verify/EMBD {MEGABYTES} MiB", "rival", two_passes, path, zlib.crc32, rounds=5)
+CONTENDERS = (
+    ours(weightmap, isas=EVERY_ISA)
+    # Faster than reading, and a SIGBUS if the file shrinks; `verify` does neither.
+    | ours(partial(mapped, crc32=wm.kernels.crc32), "two passes, mapped", isas=AVX2)
+    | ours(by_reading, "two passes, read", isas=AVX2)
+    | {
+        "two passes, zlib, mapped": rival(partial(mapped, crc32=zlib.crc32)),
+        "two passes, zlib-ng, mapped": rival(lambda path: mapped(path, need("zlib_ng.zlib_ng").crc32)),
+    }
+    | limits.of(limits.READ, lambda path: np.memmap(path, np.uint8, mode="r"))
+)
 
 
-def test_two_passes_by_zlib_ng(run, path):
-    """The same with the fastest build of zlib."""
-    zlib_ng = pytest.importorskip("zlib_ng.zlib_ng")
-    run(f"verify/EMBD {MEGABYTES} MiB", "rival", two_passes, path, zlib_ng.crc32, rounds=10)
+GROUPS = {f"verify/EMBD, {MEBIBYTES} MiB": CONTENDERS}
 
 
-def test_two_passes_by_our_kernel(run, path):
-    """Two passes over the mapping with the kernel of `verify`: faster than reading; a SIGBUS if the file shrinks."""
-    run(f"verify/EMBD {MEGABYTES} MiB", "rival", two_passes, path, wm.kernels.crc32, rounds=10)
+@everyone(GROUPS)
+def test_verify(race, path, group, who):
+    """Check the checksums of a file in the page cache."""
+    race(GROUPS, path, nbytes=path.stat().st_size)

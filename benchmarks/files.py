@@ -110,6 +110,35 @@ def write_bintensors(path, shapes, dtype="float32"):
     save_file({name: np.zeros(shape, dtype) for name, shape in shapes.items()}, path)
 
 
+def write_gguf(path, shapes):
+    """Write a GGUF file of the same tensors, float32; the data is left sparse."""
+    key, value = b"general.architecture", b"benchmark"
+    parts, size = [struct.pack("<4sIQQQ", b"GGUF", 3, len(shapes), 1, len(key)), key], 0
+    parts += [struct.pack("<IQ", 8, len(value)), value]
+    for name, shape in shapes.items():
+        encoded = name.encode()
+        parts += [struct.pack("<Q", len(encoded)), encoded]
+        parts.append(struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), 0, size))
+        size += -(-int(np.prod(shape)) * 4 // 32) * 32
+    head = b"".join(parts)
+    head += bytes(-len(head) % 32)
+    with Path(path).open("wb") as file:
+        file.write(head)
+        file.truncate(len(head) + size)
+
+
+def write_torch(path, shapes):
+    """Write the same tensors as PyTorch does."""
+    import torch
+
+    torch.save({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
+
+
+def write_npz(path, shapes):
+    """Write the same tensors as numpy does."""
+    np.savez(path, **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+
+
 def varint(value):
     """Return an integer as bincode writes it."""
     if value < 251:
@@ -135,6 +164,16 @@ def write_bintensors_spec(path, shapes):
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)
 
+
+WRITERS = {
+    "weights": write_embd,
+    "safetensors": write_safetensors,
+    "bt": write_bintensors,
+    "spec.bt": write_bintensors_spec,
+    "gguf": write_gguf,
+    "pt": write_torch,
+    "npz": write_npz,
+}
 
 SYLLABLES = ["ba", "ne", "ko", "sti", "ur", "el", "tra", "min", "ös", "la", "ge", "ver", "un", "heit", "er", "ing"]
 

@@ -1,4 +1,4 @@
-/* Written by gen_crc32.py; do not edit. Tables of the portable CRC-32 and of its combination. */
+/* Written by `python csrc/gen_crc32.py`; do not edit. Tables of crc32.c. */
 #include <stdint.h>
 
 /* slices[k][b]: the register b after k + 1 zero bytes. */

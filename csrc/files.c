@@ -6,6 +6,7 @@
 #if !defined(_WIN32)
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
+#define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -19,10 +20,15 @@
 /* Python's mmap module maps the file there; an open file cannot be replaced. */
 uint8_t *wm_map(int fd, uint64_t size, int cow, int *error) { return *error = 40, NULL; }
 void wm_unmap(uint8_t *map, uint64_t size) {}
+int wm_advise(uint8_t *map, uint64_t map_size, int advice) { return 40; }
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) { return 0; }
-int wm_unchanged(const wm_stamp *stamp) { return 1; }
+int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) { return 0; }
+int wm_look(int fd, wm_file *file) { return 40; }
+int wm_unchanged(const wm_file *file) { return 1; }
 
 #else
+
+#define ASKED ((uint64_t)256 << 10)
 
 #ifndef MAP_NORESERVE
 #define MAP_NORESERVE 0
@@ -43,21 +49,60 @@ void wm_unmap(uint8_t *map, uint64_t size) {
     if (map) munmap(map, (size_t)size);
 }
 
-int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) {
-    if (!map || offset > map_size || size > map_size - offset) return EINVAL;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = offset - offset % page;
-    return madvise((void *)(uintptr_t)(map + start), (size_t)(offset - start + size), MADV_WILLNEED) == 0 ? 0 : errno;
+int wm_advise(uint8_t *map, uint64_t map_size, int advice) {
+    static const int kinds[] = {MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL};
+    if (!map || advice < 0 || advice >= (int)(sizeof kinds / sizeof *kinds)) return EINVAL;
+    return madvise(map, (size_t)map_size, kinds[advice]) == 0 ? 0 : errno;
 }
 
-int wm_unchanged(const wm_stamp *stamp) {
-    struct stat st;
-    if (fstat(stamp->fd, &st) != 0) return -errno;
-#if defined(__APPLE__)
-    struct timespec t = st.st_mtimespec;
-#else
-    struct timespec t = st.st_mtim;
+/* madvise for the pages that hold size bytes from `offset` on; the kernel wants the address of a page. */
+static int advise_pages(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int advice) {
+    if (!map || offset > map_size || size > map_size - offset) return EINVAL;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = offset - offset % page;
+    return madvise((void *)(uintptr_t)(map + start), (size_t)(offset - start + size), advice) == 0 ? 0 : errno;
+}
+
+int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) {
+    return advise_pages(map, map_size, offset, size, MADV_WILLNEED);
+}
+
+int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) {
+#if defined(__linux__)
+    /* Without read-ahead of the kernel's own it is asked for, in steps: it reads no more at one asking than goes into one
+     * request to the disk, and forgets the rest. (With read-ahead this would cost more than it brings.) */
+    for (uint64_t at = 0; scattered && at < size; at += ASKED) {
+        if (wm_will_need(map, map_size, offset + at, size - at < ASKED ? size - at : ASKED)) break;
+    }
+    /* MADV_POPULATE_READ, which older headers lack. A kernel without it says EINVAL, a sandbox that forbids it may say
+     * ENOSYS or EPERM. What the file itself is to blame for is EFAULT (too short now, or unreadable) or EHWPOISON: advice
+     * would not help then. */
+    int error = advise_pages(map, map_size, offset, size, 22);
+    if (error != EINVAL && error != ENOSYS && error != EPERM) return error;
 #endif
-    return (uint64_t)st.st_size == stamp->size && (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec == stamp->mtime_ns;
+    return wm_will_need(map, map_size, offset, size);
+}
+
+/* A file may claim any year: then the nanoseconds wrap around, and are still the same as long as the year is. */
+static int64_t modified(const struct stat *st) {
+#if defined(__APPLE__)
+    struct timespec t = st->st_mtimespec;
+#else
+    struct timespec t = st->st_mtim;
+#endif
+    return (int64_t)((uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec);
+}
+
+int wm_look(int fd, wm_file *file) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) return errno;
+    *file = (wm_file){fd, (uint32_t)st.st_mode, (uint64_t)st.st_size, (uint64_t)st.st_dev, (uint64_t)st.st_ino, modified(&st)};
+    return 0;
+}
+
+int wm_unchanged(const wm_file *file) {
+    struct stat st;
+    if (fstat(file->fd, &st) != 0) return -errno;
+    return (uint64_t)st.st_size == file->size && modified(&st) == file->mtime_ns;
 }
 
 #endif

@@ -4,11 +4,14 @@ A polynomial over GF(2) of degree below 32 is held *reflected*: bit 31 of the wo
 of x^31. Everything below follows from one operation, multiplication by x modulo P.
 """
 
+from itertools import combinations
 from pathlib import Path
 
 P = 0xEDB88320  # x^32 + x^26 + x^23 + ... + x + 1, reflected, the leading x^32 left out
 ONE = 0x80000000  # the polynomial 1
-FOLD_BLOCKS = (1, 2, 4, 8, 12, 16, 32, 64)  # distances of folding, in blocks of 128 bits
+FOLD_BLOCKS = (1, 2, 4, 8, 16, 32, 72)  # distances of folding, in blocks of 128 bits
+AFFINE_STEP = 3 * 512  # bits from one block that is folded by matrices to the next
+AFFINE_WINDOW = 6  # steps: how far the farthest of the four blocks may be that such a block is folded onto
 ARM_STRIDES = (128, 1024)  # bytes of each of the three streams of the kernel for the arm64 CRC instructions
 HERE = Path(__file__).parent
 
@@ -69,6 +72,47 @@ def quotient(dividend: int) -> int:
     return result
 
 
+def affine_matrices(steps: tuple[int, ...]) -> list[int] | None:
+    """Return the matrices that fold a byte onto four bytes, each so many steps on; or None where there are none.
+
+    Bit k of a byte is the coefficient of x^(7 - k). Each of our eight powers of x is to be a sum of the 32 powers in
+    the four bytes, found by elimination. A matrix is written as GF2P8AFFINEQB takes it: the mask of the bits that make
+    up bit i of the product is byte 7 - i.
+    """
+    far = steps[-1]
+    basis: list[tuple[int, int, int]] = []  # a vector, its highest bit, and the set of powers that it is a sum of
+
+    def reduced(vector: int, powers: int) -> tuple[int, int]:
+        for other, top, others in basis:
+            if vector & top:
+                vector, powers = vector ^ other, powers ^ others
+        return vector, powers
+
+    for j, step in enumerate(steps):
+        for k in range(8):
+            vector, powers = reduced(x_to_the(AFFINE_STEP * (far - step) + 7 - k), 1 << (8 * j + k))
+            if not vector:
+                return None  # one of the 32 is a sum of others
+            basis.append((vector, 1 << (vector.bit_length() - 1), powers))
+    matrices = [0] * len(steps)
+    for k in range(8):
+        _, powers = reduced(x_to_the(AFFINE_STEP * far + 7 - k), 0)
+        for j in range(len(steps)):
+            for i in range(8):
+                if powers >> (8 * j + i) & 1:
+                    matrices[j] |= 1 << (8 * (7 - i) + k)
+    return matrices
+
+
+def affine_folding() -> dict[int, int]:
+    """Return distances in steps, the first that there are in order, with the matrix for each."""
+    for steps in combinations(range(1, AFFINE_WINDOW + 1), 4):
+        if matrices := affine_matrices(steps):
+            return dict(zip(steps, matrices, strict=True))
+    msg = "no four blocks within a window have independent powers"
+    raise ValueError(msg)
+
+
 def words(values: list[int], per_line: int = 8) -> str:
     """Return the values as lines of C hexadecimals."""
     rows = [values[i : i + per_line] for i in range(0, len(values), per_line)]
@@ -84,7 +128,7 @@ def table_2d(name: str, tables: list[list[int]]) -> str:
 def tables_header() -> str:
     """Return the text of crc32_tables.h."""
     return (
-        "/* Written by gen_crc32.py; do not edit. Tables of the portable CRC-32 and of its combination. */\n"
+        "/* Written by `python csrc/gen_crc32.py`; do not edit. Tables of crc32.c. */\n"
         "#include <stdint.h>\n\n"
         "/* slices[k][b]: the register b after k + 1 zero bytes. */\n"
         + table_2d("slices", slices())
@@ -96,8 +140,8 @@ def tables_header() -> str:
 def constants_header() -> str:
     """Return the text of crc32_constants.h."""
     lines = [
-        "/* Written by gen_crc32.py; do not edit. Constants of the CRC-32 kernels that multiply without carries; see",
-        " * x86/crc32_pclmulqdq.c for what they mean. */",
+        "/* Written by `python csrc/gen_crc32.py`; do not edit. Constants of the CRC-32 kernels that",
+        " * multiply without carries; x86/crc32_pclmulqdq.c tells what they mean. */",
         "#ifndef WEIGHTMAP_CRC32_CONSTANTS_H",
         "#define WEIGHTMAP_CRC32_CONSTANTS_H",
         "",
@@ -119,6 +163,11 @@ def constants_header() -> str:
     for s in ARM_STRIDES:
         lines.append(f"#define CRC32_SKIP_{s} 0x{x_to_the(8 * s - 33):08x}")
         lines.append(f"#define CRC32_SKIP_{2 * s} 0x{x_to_the(16 * s - 33):08x}")
+    lines += [
+        "",
+        f"/* Folding by matrices onto blocks n steps of {AFFINE_STEP // 8} bytes on; see x86/crc32_mixed.c. */",
+        *(f"#define CRC32_AFFINE_{steps} 0x{matrix:016x}" for steps, matrix in affine_folding().items()),
+    ]
     return "\n".join([*lines, "", "#endif", ""])
 
 

@@ -40,10 +40,12 @@ uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads);
 /* CRC of A followed by B, from crc1 of A, crc2 of B and the length of B. O(log len2). */
 uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
 
-/* Adds the built-in function crc32(data, value=0, *, threads=1) to the module weightmap._kernels: the one that is worth
- * a glue of its own, since for short inputs the call is the cost. It alone touches Python. To be called once, by
- * weightmap.kernels; the text of the documentation, signature first, must stay. 0, or -1. */
+/* These two add built-in functions to the module weightmap._kernels: those worth a glue of their own, since for short inputs the
+ * call is the cost. They alone touch Python, and each is called once, by weightmap.kernels. Return 0, or -1.
+ * crc32(data, value=0, *, threads=1); the text of the documentation, signature first, must stay. */
 int wm_python_functions(const char *crc32_doc);
+/* widen and decode: see python.c. */
+int wm_python_arrays(void);
 
 /* --------------------------------------------------------------------------------------------------- FNV-1a */
 uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len);
@@ -54,6 +56,13 @@ uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len);
  * (hashes before it are written). */
 int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
                         uint32_t *out);
+
+/* ------------------------------------------------------------------------------------------- large memory
+ * Memory of at least `size` bytes for a large array, its contents undefined, in huge pages where there are any. NULL when
+ * there is none to be had, or none of this kind. */
+void *wm_memory_new(uint64_t size);
+/* Gives it back: it may be kept for the next such array, as memory that the system may take. */
+void wm_memory_free(void *memory);
 
 /* --------------------------------------------------------------------------------------------------- halves
  * Conversion of n little-endian elements of 16 bits, in[0, 2n), at any alignment, to floats out[0, n). Uses up to `threads`
@@ -281,32 +290,12 @@ int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type
                            uint64_t int4_size, const uint8_t *int5, uint64_t int5_size, const uint8_t *halves,
                            uint64_t halves_size, uint8_t *out, uint64_t out_size);
 
-/* ------------------------------------------------------------------------------------------------ safetensors
- * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and turns it
- * into columns. Tensor i, in the order of the text: its name, unescaped, is names[bounds[i], bounds[i+1]); dtype[i] is an
- * index into the list of dtype names below; its dimensions are dims[dim_bounds[i], dim_bounds[i+1]); begin[i] and end[i]
- * are its data_offsets. Keys of a tensor's object may come in any order, each once. "__metadata__" is stepped over (its
- * JSON syntax checked, nesting bounded) and its span given, for Python to parse. Duplicate tensor names are not looked
- * for here (see wm_columns_check).
- *
- * `dtypes` holds the known names, n_dtypes of them, each in a field of 16 bytes padded with zero bytes.
- * Capacities: names `len` bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap. A tensor takes at
- * least 48 bytes of text and a dimension 2, so cap = len / 48 + 1 and dims_cap = len / 2 are always enough. Returns 0, or
- * -1 with *fault filled. Numbers are JSON integers without sign, fraction or exponent. names must not overlap json.
+/* ------------------------------------------------------------------------------------------------ columns
+ * The columns of a table of tensors, for a scan to fill. Tensor i: its name is names[bounds[i], bounds[i+1]), dtype[i] an index
+ * into the format's list of types, its dimensions are dims[dim_bounds[i], dim_bounds[i+1]), and its data lies from begin[i] to
+ * end[i]. How much the columns hold: names_cap bytes of names, cap + 1 bounds and dim_bounds, cap of dtype, begin and end,
+ * dims_cap dims.
  */
-typedef struct {
-    uint64_t n_tensors, n_dims, names_len;
-    uint64_t metadata_begin, metadata_end; /* span of the value of __metadata__; begin 0 when there is none */
-    uint64_t data_end;                     /* the largest end */
-    uint64_t backwards;                    /* the first tensor whose end lies before its begin; n_tensors when none does */
-    int32_t ordered;                       /* 1 when the text lists the tensors by begin, then by end */
-} wm_safetensors;
-int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, uint64_t cap,
-                        uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
-                        uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault);
-
-/* The columns of a table of tensors, for a scan to fill, and how much each holds: names_cap bytes of names, cap + 1 bounds and
- * dim_bounds, cap of dtype, begin and end, dims_cap dims. What they mean stands at wm_safetensors_scan. */
 typedef struct {
     uint64_t cap, dims_cap, names_cap;
     uint8_t *names;
@@ -317,10 +306,32 @@ typedef struct {
     uint64_t *begin, *end;
 } wm_columns;
 
+/* ------------------------------------------------------------------------------------------------ safetensors
+ * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and turns it
+ * into columns, tensors in the order of the text, names unescaped, dtype an index into the list of names below, begin and end
+ * the data_offsets. Keys of a tensor's object may come in any order, each once. "__metadata__" is stepped over (its JSON
+ * syntax checked, nesting bounded) and its span given, for Python to parse. Duplicate tensor names are not looked for here
+ * (see wm_columns_check).
+ *
+ * `dtypes` holds the known names, n_dtypes of them, each in a field of 16 bytes padded with zero bytes.
+ * Capacities: names_cap >= len bytes. A tensor takes at least 48 bytes of text and a dimension 2, so cap = len / 48 + 1 and
+ * dims_cap = len / 2 are always enough. Returns 0, or -1 with *fault filled. Numbers are JSON integers without sign, fraction
+ * or exponent. names must not overlap json.
+ */
+typedef struct {
+    uint64_t n_tensors, n_dims, names_len;
+    uint64_t metadata_begin, metadata_end; /* span of the value of __metadata__; begin 0 when there is none */
+    uint64_t data_end;                     /* the largest end */
+    uint64_t backwards;                    /* the first tensor whose end lies before its begin; n_tensors when none does */
+    int32_t ordered;                       /* 1 when the text lists the tensors by begin, then by end */
+} wm_safetensors;
+int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes,
+                        const wm_columns *columns, wm_safetensors *out, wm_fault *fault);
+
 /* ------------------------------------------------------------------------------------------------- BinTensors
  * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1 the specification's, 2 the current
- * one, 3: the first of them that fits) and turns it into columns as wm_safetensors_scan has them, rows in the order of the
- * file's list of tensors. dtype[i] is the format's code, 0 to 14. Structure alone is checked, not ranges, uniqueness of names
+ * one, 3: the first of them that fits) and turns it into columns, rows in the order of the file's list of
+ * tensors. dtype[i] is the format's code, 0 to 14. Structure alone is checked, not ranges, uniqueness of names
  * or their UTF-8 (see wm_columns_check); strings of the metadata are UTF-8. The bytes must not change meanwhile.
  *
  * Capacities: names names_cap >= len bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap, below
@@ -356,7 +367,7 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
                        wm_bintensors *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------------------- CNN v2
- * Turns n layer records of 20 bytes, which lie in records[0, len), into columns as wm_safetensors_scan fills them: names
+ * Turns n layer records of 20 bytes, which lie in records[0, len), into columns: names
  * "layer.<i>.weight", dtype 0, dims out, in, k, k, and offsets in bytes from the first weight on, without wrapping around.
  * No dimension is 0; whether the rest agrees is for wm_columns_check to say. Capacities: at least 32 bytes of names for each
  * layer, n tensors and 4 * n dims. Returns 0, or -1 with *fault filled: LAYER_ZERO, CAPACITY (more layers than the bounds can
@@ -371,8 +382,7 @@ int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_col
                   wm_fault *fault);
 
 /* --------------------------------------------------------------------------------------------------------- AMB
- * Walks the records of an AMB file, in its bytes [begin, end), and turns them into columns as wm_safetensors_scan has them,
- * offsets relative to `begin`. Reads a window of some kilobytes at each record's header, and nothing of the data but the
+ * Walks the records of an AMB file, in its bytes [begin, end), and turns them into columns, offsets relative to `begin`. Reads a window of some kilobytes at each record's header, and nothing of the data but the
  * header of quantised data: by pread from the descriptor fd or, with fd -1, from memory. dtype[i] is the format's code, 0
  * to 8, but 9 for quantised int8. All of a record is checked but its name (see wm_columns_check); of adaptive data, the size
  * within bounds. The first padding byte that is not 0 and the absence of padding at the end are faults, or with `lax` noted.
@@ -433,7 +443,7 @@ int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32
  * its shape: so do quantised ones.
  */
 enum { WM_BITS_DECLARED = 255 };
-/* Checks n tensors by columns as wm_safetensors_scan fills them, and that their names, names[bounds[i], bounds[i+1]), are
+/* Checks n tensors by columns, and that their names, names[bounds[i], bounds[i+1]), are
  * unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
 int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
                      const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
@@ -460,14 +470,25 @@ int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *
 uint8_t *wm_map(int fd, uint64_t size, int cow, int *error);
 /* Ends a mapping. */
 void wm_unmap(uint8_t *map, uint64_t size);
+/* Tells the kernel how the pages of a mapping will be touched: 0 as it thinks best, 1 here and there, 2 from the beginning
+ * to the end. Returns 0 or an errno (ENOSYS on systems without such advice). */
+int wm_advise(uint8_t *map, uint64_t map_size, int advice);
 /* Asks the kernel to bring in size bytes from `offset` on of a mapping of map_size bytes; returns at once. 0 or an errno. */
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size);
+/* Brings in these bytes and maps their pages, so that touching them is no fault; returns when they are there. Where the
+ * system cannot (Linux before 5.14, other systems), does what wm_will_need does. Where the mapping was advised that it is
+ * touched here and there, `scattered` must not be 0, or each page would be a read of its own. Returns 0 or an errno: EFAULT
+ * when the file has become shorter, and nothing worse then. */
+int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered);
 
 /* What a file was when it was opened. */
 typedef struct {
     int fd;
-    uint64_t size;
-    uint64_t mtime_ns; /* since the epoch, modulo 2^64: a file may claim any year */
-} wm_stamp;
-/* 1 when the file behind stamp->fd still has this size and modification time, 0 when not, -errno on failure. */
-int wm_unchanged(const wm_stamp *stamp);
+    uint32_t mode; /* its kind and permissions, as stat has them */
+    uint64_t size, device, inode;
+    int64_t mtime_ns; /* since the epoch, modulo 2^64 */
+} wm_file;
+/* Looks at the file behind a descriptor. Returns 0 or an errno (ENOSYS on systems where Python has to look). */
+int wm_look(int fd, wm_file *file);
+/* 1 when the file behind file->fd still has this size and modification time, 0 when not, -errno on failure. */
+int wm_unchanged(const wm_file *file);

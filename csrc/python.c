@@ -1,8 +1,9 @@
-/* crc32 as a function of Python's own: the one C file that knows Python.
+/* Built-in functions of Python's own: the one C file that knows Python.
  *
  * For short inputs the call is the cost. A Python function that asks cffi for a pointer and then calls through it takes
- * longer than zlib takes for a kilobyte; a built-in function takes what zlib.crc32 takes. So this one function has a glue
- * of its own; everything else is batch-shaped and goes through cffi.
+ * longer than zlib takes for a kilobyte; a built-in function takes what zlib.crc32 takes. So has crc32 a glue of its own, and
+ * have the conversions to floats, of which a cache full takes a few microseconds: the arrays that they usually get are
+ * checked and converted here in one call. Everything else is batch-shaped and goes through cffi.
  *
  * Only the stable ABI is used, as by the rest of the module.
  */
@@ -47,6 +48,14 @@ static int take_buffer(PyObject *data, Py_buffer *view) {
     return -1;
 }
 
+/* How many threads C may use; of what no int holds, the most or none. -1 with an exception when it is no number. */
+static int take_threads(PyObject *threads) {
+    int overflow;
+    const long n = PyLong_AsLongAndOverflow(threads, &overflow);
+    if (n == -1 && !overflow && PyErr_Occurred()) return -1;
+    return overflow < 0 || n < 0 ? 0 : overflow || n > INT_MAX ? INT_MAX : (int)n;
+}
+
 static PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames) {
     (void)module;
     PyObject *data = n_args > 0 ? args[0] : NULL, *value = n_args > 1 ? args[1] : NULL, *threads = NULL;
@@ -62,10 +71,8 @@ static PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
 
     unsigned long crc = 0; /* of a wider value the low 32 bits count */
     if (value && (crc = PyLong_AsUnsignedLongMask(value)) == (unsigned long)-1 && PyErr_Occurred()) return NULL;
-    long n_threads = 1;
-    if (threads && (n_threads = PyLong_AsLong(threads)) == -1 && PyErr_Occurred()) return NULL;
-    if (n_threads > INT_MAX) n_threads = INT_MAX;
-    if (n_threads < 1) n_threads = 1;
+    int n_threads = 1;
+    if (threads && (n_threads = take_threads(threads)) < 0) return NULL;
 
     if (Py_IS_TYPE(data, &PyBytes_Type)) { /* the usual case when short; they cannot change, so no view is needed */
         Py_ssize_t len = PyBytes_Size(data);
@@ -80,26 +87,192 @@ static PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
         result = wm_crc32((uint32_t)crc, view.buf, (uint64_t)view.len, 1);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        result = wm_crc32((uint32_t)crc, view.buf, (uint64_t)view.len, (int)n_threads);
+        result = wm_crc32((uint32_t)crc, view.buf, (uint64_t)view.len, n_threads);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&view);
     return PyLong_FromUnsignedLong(result);
 }
 
-/* The cast by way of void (*)(void) is how C lets a function pointer be kept as another type. */
-static PyMethodDef functions[] = {
+/* -------------------------------------------------------------------------------------------------- arrays
+ * What follows takes arrays as they usually are, and returns True when it has done the work. Of anything else, and of what is
+ * wrong, it returns False and has written nothing: the Python function that called it then sees to it, and finds the words.
+ *
+ * An array tells about itself by its attribute __array_struct__, a protocol of numpy's that needs none of its headers and
+ * takes a third of the time of a buffer. The capsule keeps the array alive, and its memory where it is.
+ */
+typedef struct {
+    int two; /* 2 */
+    int nd;
+    char typekind;
+    int itemsize, flags;
+    intptr_t *shape, *strides;
+    void *data;
+    PyObject *descr;
+} array_interface;
+enum { CONTIGUOUS = 0x1, ALIGNED = 0x100, NATIVE = 0x200, WRITEABLE = 0x400 };
+
+typedef struct {
+    PyObject *capsule;
+    const array_interface *is;
+    uint64_t size; /* elements */
+} array;
+
+static PyTypeObject *ndarray;
+static PyObject *array_struct; /* the name of the attribute */
+
+/* The array with these flags that `object` is; an instance of a class derived from it is none. 1, or 0 without an exception. */
+static int take_array(PyObject *object, int flags, array *a) {
+    if (!Py_IS_TYPE(object, ndarray)) return 0;
+    a->capsule = PyObject_GetAttr(object, array_struct);
+    a->is = a->capsule ? PyCapsule_GetPointer(a->capsule, NULL) : NULL;
+    if (a->is && a->is->two == 2 && (a->is->flags & flags) == flags) {
+        a->size = 1;
+        for (int i = 0; i < a->is->nd; i++) a->size *= (uint64_t)a->is->shape[i];
+        return 1;
+    }
+    PyErr_Clear();
+    Py_XDECREF(a->capsule);
+    return 0;
+}
+
+/* A whole number from 0 on, or -1 without an exception. */
+static long long take_count(PyObject *object) {
+    const long long n = PyLong_AsLongLong(object);
+    if (n == -1 && PyErr_Occurred()) PyErr_Clear();
+    return n < 0 ? -1 : n;
+}
+
+static int is_of(const array *a, char typekind, int itemsize) {
+    return a->is->typekind == typekind && a->is->itemsize == itemsize;
+}
+
+/* Whether `out` has the shape of `a`, the last dimension `times` as long. */
+static int same_shape(const array *a, const array *out, intptr_t times) {
+    const int nd = a->is->nd;
+    if (out->is->nd != nd || (nd == 0 && times != 1)) return 0;
+    for (int i = 0; i < nd; i++)
+        if (out->is->shape[i] != a->is->shape[i] * (i == nd - 1 ? times : 1)) return 0;
+    return 1;
+}
+
+static const int little_endian =
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    0;
+#else
+    1;
+#endif
+
+enum { FLOAT16, BFLOAT16, FLOAT16_PAIRS }; /* as in kernels/_half.py */
+
+/* widen(kind, a, out, threads) */
+static PyObject *widen(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    array a, out;
+    int done = 0;
+    if (n_args != 4 || !little_endian || !take_array(args[1], CONTIGUOUS | NATIVE, &a)) Py_RETURN_FALSE;
+    if (take_array(args[2], CONTIGUOUS | ALIGNED | NATIVE | WRITEABLE, &out)) {
+        const long long kind = take_count(args[0]);
+        const int threads = take_threads(args[3]), pairs = kind == FLOAT16_PAIRS;
+        const int legal = is_of(&a, 'u', pairs ? 4 : 2) || (kind == FLOAT16 && is_of(&a, 'f', 2));
+        if (threads < 0) PyErr_Clear();
+        if (threads >= 0 && kind >= 0 && legal && is_of(&out, 'f', 4) && same_shape(&a, &out, pairs ? 2 : 1)) {
+            int (*const convert)(const uint8_t *, float *, uint64_t, int) = kind == BFLOAT16 ? wm_bf16_to_f32 : wm_f16_to_f32;
+            if (out.size < KEEP_GIL_BELOW) {
+                done = convert(a.is->data, out.is->data, out.size, 1) == 0;
+            } else {
+                Py_BEGIN_ALLOW_THREADS
+                done = convert(a.is->data, out.is->data, out.size, threads) == 0;
+                Py_END_ALLOW_THREADS
+            }
+        }
+        Py_DECREF(out.capsule);
+    }
+    Py_DECREF(a.capsule);
+    return PyBool_FromLong(done);
+}
+
+/* The bytes of an array, or of a bytes object, for which there is no capsule. 1, or 0 without an exception. */
+static int take_bytes(PyObject *object, array *a, const uint8_t **bytes, uint64_t *size) {
+    if (Py_IS_TYPE(object, &PyBytes_Type)) {
+        a->capsule = NULL;
+        *bytes = (const uint8_t *)PyBytes_AsString(object), *size = (uint64_t)PyBytes_Size(object);
+        return 1;
+    }
+    if (!take_array(object, CONTIGUOUS, a)) return 0;
+    *bytes = a->is->data, *size = a->size * (uint64_t)a->is->itemsize;
+    if (a->is->typekind != 'O') return 1;
+    Py_DECREF(a->capsule);
+    return 0;
+}
+
+/* decode(data, n, bits, block_size, scale_type, start, stop, out, threads) */
+static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    enum { DATA, N, BITS, BLOCK, SCALE, START, STOP, OUT, THREADS, N_ARGS };
+    array data, out;
+    const uint8_t *bytes;
+    uint64_t size;
+    int done = 0;
+    if (n_args != N_ARGS || !PyUnicode_Check(args[SCALE]) || !take_bytes(args[DATA], &data, &bytes, &size)) Py_RETURN_FALSE;
+    if (take_array(args[OUT], CONTIGUOUS | ALIGNED | NATIVE | WRITEABLE, &out)) {
+        const long long n = take_count(args[N]), block = take_count(args[BLOCK]), bits = take_count(args[BITS]);
+        const long long start = take_count(args[START]), stop = take_count(args[STOP]);
+        const int threads = take_threads(args[THREADS]), half = out.is->itemsize == 2;
+        const int scale = PyUnicode_CompareWithASCIIString(args[SCALE], "fp16") == 0   ? 1
+                          : PyUnicode_CompareWithASCIIString(args[SCALE], "fp32") == 0 ? 0
+                                                                                       : -1;
+        if (threads < 0) PyErr_Clear();
+        if (n >= 0 && block >= 0 && (bits == 4 || bits == 5 || bits == 8) && start >= 0 && stop >= start && scale >= 0 && threads >= 0 &&
+            (is_of(&out, 'f', 4) || is_of(&out, 'f', 2)) && out.size == (uint64_t)(stop - start)) {
+            Py_BEGIN_ALLOW_THREADS
+            done = wm_blocks_decode(bytes, size, (int)bits, scale, (uint64_t)block, (uint64_t)n, (uint64_t)start, out.is->data,
+                                    out.size, half, threads) == 0;
+            Py_END_ALLOW_THREADS
+        }
+        Py_DECREF(out.capsule);
+    }
+    Py_XDECREF(data.capsule);
+    return PyBool_FromLong(done);
+}
+
+/* ------------------------------------------------------------------------------------------- into the module
+ * The cast by way of void (*)(void) is how C lets a function pointer be kept as another type. */
+static PyMethodDef checksums[] = {
     {"crc32", (PyCFunction)(void (*)(void))crc32, METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };
+static PyMethodDef conversions[] = {
+    {"widen", (PyCFunction)(void (*)(void))widen, METH_FASTCALL, "widen(kind, a, out, threads)"},
+    {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL,
+     "decode(data, n, bits, block_size, scale_type, start, stop, out, threads)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_functions(PyMethodDef *functions) {
+    PyObject *module = PyImport_ImportModule("weightmap._kernels");
+    const int failed = !module || PyModule_AddFunctions(module, functions);
+    Py_XDECREF(module);
+    return failed;
+}
 
 int wm_python_functions(const char *crc32_doc) {
     PyGILState_STATE state = PyGILState_Ensure(); /* cffi let go of the lock */
-    functions[0].ml_doc = crc32_doc;
-    PyObject *module = PyImport_ImportModule("weightmap._kernels");
-    int failed = !module || PyModule_AddFunctions(module, functions);
+    checksums[0].ml_doc = crc32_doc;
+    const int failed = add_functions(checksums);
     if (failed) PyErr_Clear();
-    Py_XDECREF(module);
+    PyGILState_Release(state);
+    return failed ? -1 : 0;
+}
+
+int wm_python_arrays(void) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (numpy) ndarray = (PyTypeObject *)PyObject_GetAttrString(numpy, "ndarray"); /* ours for good, as the name is */
+    array_struct = PyUnicode_InternFromString("__array_struct__");
+    const int failed = !ndarray || !array_struct || add_functions(conversions);
+    if (failed) PyErr_Clear();
+    Py_XDECREF(numpy);
     PyGILState_Release(state);
     return failed ? -1 : 0;
 }

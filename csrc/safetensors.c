@@ -19,17 +19,13 @@ typedef struct {
     uint64_t last_spelling; /* the dtype of the tensor before, in quotes, as a little-endian word, */
     unsigned last_bytes;    /* and how many bytes of the word count: 0 when there is none so short */
     uint8_t last_dtype;
-    uint64_t cap, dims_cap;
+    wm_columns columns;
     uint64_t n_dims, names_len; /* finished, so that the rest of the columns is free */
-    uint8_t *names;
-    uint8_t *dtype;
-    uint64_t *dims;
-    uint64_t *begin, *end;
 } scan;
 
 /* Names are unescaped at the end of those that are finished. The same place serves for strings that are only looked at.
  * There is always room: what was written to names came from as many bytes of text at least. */
-static uint8_t *scratch(const scan *s, uint64_t name_len) { return s->names + s->names_len + name_len; }
+static uint8_t *scratch(const scan *s, uint64_t name_len) { return s->columns.names + s->names_len + name_len; }
 
 static int equal(const uint8_t *string, uint64_t length, const char *text) {
     return length == strlen(text) && memcmp(string, text, length) == 0;
@@ -61,7 +57,7 @@ static inline const uint8_t *read_dtype(scan *s, const uint8_t *p, uint8_t *free
         p += s->last_bytes;
     else if (!(p = find_dtype(s, p, free_bytes)))
         return NULL;
-    s->dtype[s->json.row] = s->last_dtype;
+    s->columns.dtype[s->json.row] = s->last_dtype;
     return p;
 }
 
@@ -78,8 +74,8 @@ static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *coun
             if (n == DIMS_MOST) return json_fail(json, WM_FAULT_DIMS, p);
             const uint8_t *next = wm_json_u64(json, p, &value);
             if (!next) return NULL;
-            if (s->n_dims + n >= s->dims_cap) return json_fail(json, WM_FAULT_CAPACITY, p);
-            s->dims[s->n_dims + n++] = value;
+            if (s->n_dims + n >= s->columns.dims_cap) return json_fail(json, WM_FAULT_CAPACITY, p);
+            s->columns.dims[s->n_dims + n++] = value;
             p = json_space(json, next);
             if (!json_at(json, p, ',')) break;
             p = json_space(json, p + 1);
@@ -93,9 +89,9 @@ static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *coun
 static const uint8_t *read_offsets(const scan *s, const uint8_t *p) {
     const wm_json *json = &s->json;
     if (!(p = json_token(json, p, '['))) return NULL;
-    if (!(p = wm_json_u64(json, json_space(json, p), &s->begin[json->row]))) return NULL;
+    if (!(p = wm_json_u64(json, json_space(json, p), &s->columns.begin[json->row]))) return NULL;
     if (!(p = json_token(json, p, ','))) return NULL;
-    if (!(p = wm_json_u64(json, json_space(json, p), &s->end[json->row]))) return NULL;
+    if (!(p = wm_json_u64(json, json_space(json, p), &s->columns.end[json->row]))) return NULL;
     return json_token(json, p, ']');
 }
 
@@ -151,8 +147,7 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
 }
 
 /* Reads the members of the header's object, p after its brace, to the closing one. */
-static const uint8_t *read_members(scan *s, const uint8_t *p, uint32_t *bounds, uint32_t *dim_bounds,
-                                   wm_safetensors *out) {
+static const uint8_t *read_members(scan *s, const uint8_t *p, wm_safetensors *out) {
     wm_json *json = &s->json;
     p = json_space(json, p);
     if (json_at(json, p, '}')) return p + 1;
@@ -170,13 +165,13 @@ static const uint8_t *read_members(scan *s, const uint8_t *p, uint32_t *bounds, 
             if (!(p = wm_json_skip(json, p, scratch(s, 0)))) return NULL;
             out->metadata_end = (uint64_t)(p - json->text);
         } else {
-            if (json->row >= s->cap || name_len > UINT32_MAX - s->names_len)
+            if (json->row >= s->columns.cap || name_len > UINT32_MAX - s->names_len)
                 return json_fail(json, WM_FAULT_CAPACITY, at);
             if (!(p = read_tensor(s, p, name_len))) return NULL;
             s->names_len += name_len;
             json->row++;
-            bounds[json->row] = (uint32_t)s->names_len;
-            dim_bounds[json->row] = (uint32_t)s->n_dims;
+            s->columns.bounds[json->row] = (uint32_t)s->names_len;
+            s->columns.dim_bounds[json->row] = (uint32_t)s->n_dims;
         }
         p = json_space(json, p);
         if (!json_at(json, p, ',')) return json_token(json, p, '}');
@@ -184,27 +179,22 @@ static const uint8_t *read_members(scan *s, const uint8_t *p, uint32_t *bounds, 
     }
 }
 
-int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, uint64_t cap,
-                        uint64_t dims_cap, uint8_t *names, uint32_t *bounds, uint8_t *dtype, uint64_t *dims,
-                        uint32_t *dim_bounds, uint64_t *begin, uint64_t *end, wm_safetensors *out, wm_fault *fault) {
+int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes,
+                        const wm_columns *columns, wm_safetensors *out, wm_fault *fault) {
     scan s = {
         .json = {json, json + len, fault, 0},
         .dtypes = dtypes,
-        .n_dtypes = n_dtypes < 256 ? n_dtypes : 256, /* dtype is a column of bytes, and so are 32-bit bounds of dims */
-        .cap = cap,
-        .dims_cap = dims_cap < UINT32_MAX ? dims_cap : UINT32_MAX,
-        .names = names,
-        .dtype = dtype,
-        .dims = dims,
-        .begin = begin,
-        .end = end,
+        .n_dtypes = n_dtypes < 256 ? n_dtypes : 256, /* dtype is a column of bytes */
+        .columns = *columns,
     };
+    const uint64_t *begin = columns->begin, *end = columns->end;
+    if (s.columns.dims_cap > UINT32_MAX) s.columns.dims_cap = UINT32_MAX; /* bounds have 32 bits */
     *out = (wm_safetensors){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    if (columns->names_cap < len) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len, columns->names_cap);
     if (len == 0 || json[0] != '{') return wm_fail(fault, WM_FAULT_JSON_SYNTAX, 0, 0, 0, 0);
-    bounds[0] = 0;
-    dim_bounds[0] = 0;
-    const uint8_t *p = read_members(&s, json + 1, bounds, dim_bounds, out);
+    columns->bounds[0] = columns->dim_bounds[0] = 0;
+    const uint8_t *p = read_members(&s, json + 1, out);
     if (!p) return -1;
     /* Writers pad the header to a multiple of eight bytes, with spaces and nothing else. */
     while (p < s.json.end && *p == ' ') p++;

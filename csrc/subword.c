@@ -13,6 +13,10 @@
  * FNV-1a multiplies by a prime P after each byte, and XOR with a byte of 0 changes nothing. So the zero bytes above a small
  * character, or number, need no steps of their own: ASCII costs one multiplication by P^4 in place of four by P.
  *
+ * The number of characters comes first, so no bucket's hash is a step on the way to another's. But they do not wait for one
+ * another, and a CPU works on several at once where little else stands between two: so a text is taken apart into its
+ * characters once, before any n-gram is hashed.
+ *
  * The texts come with their brackets. They are UTF-8, but nothing here depends on it: a character is a byte and the bytes
  * 0x80 to 0xBF behind it. Thus a lone surrogate, which Python's str may hold and UTF-8 may not, is a character too.
  */
@@ -42,27 +46,28 @@ static inline uint32_t take_character(const uint8_t **p, const uint8_t *end) {
     return c;
 }
 
+/* One more character of FNV-1a 64. */
+static inline uint64_t add_character(uint64_t hash, uint64_t c) {
+    if (c < 0x100) return (hash ^ c) * P4;
+    hash = (hash ^ (c & 0xFF)) * P1;
+    if (c < 0x10000) return (hash ^ c >> 8) * P3;
+    hash = (hash ^ (c >> 8 & 0xFF)) * P1;
+    hash = (hash ^ (c >> 16 & 0xFF)) * P1;
+    return (hash ^ c >> 24) * P1;
+}
+
+/* The hash of the number of characters. */
+static inline uint64_t begin_bucket(uint64_t n) {
+    if (n < 0x100) return (OFFSET_64 ^ n) * P8;
+    uint64_t hash = OFFSET_64;
+    for (unsigned shift = 0; shift < 64; shift += 8) hash = (hash ^ (n >> shift & 0xFF)) * P1;
+    return hash;
+}
+
 /* FNV-1a 64 of the n characters from p on, and of their number before them. */
 static uint64_t hash_bucket(const uint8_t *p, const uint8_t *end, uint64_t n) {
-    uint64_t hash = (OFFSET_64 ^ n) * P8;
-    if (n >= 0x100) {
-        hash = OFFSET_64;
-        for (unsigned shift = 0; shift < 64; shift += 8) hash = (hash ^ (n >> shift & 0xFF)) * P1;
-    }
-    for (uint64_t i = 0; i < n; i++) {
-        const uint64_t c = take_character(&p, end);
-        if (c < 0x100) {
-            hash = (hash ^ c) * P4;
-        } else if (c < 0x10000) {
-            hash = (hash ^ (c & 0xFF)) * P1;
-            hash = (hash ^ c >> 8) * P3;
-        } else {
-            hash = (hash ^ (c & 0xFF)) * P1;
-            hash = (hash ^ (c >> 8 & 0xFF)) * P1;
-            hash = (hash ^ (c >> 16 & 0xFF)) * P1;
-            hash = (hash ^ c >> 24) * P1;
-        }
-    }
+    uint64_t hash = begin_bucket(n);
+    for (uint64_t i = 0; i < n; i++) hash = add_character(hash, take_character(&p, end));
     return hash;
 }
 
@@ -76,6 +81,28 @@ static uint64_t bucket_rows(const wm_subwords *s, const uint8_t *p, const uint8_
     if (count <= room)
         for (uint64_t n = most; n >= s->min_n; n--) *rows++ = (hash_bucket(p, end, n) & (s->size - 1)) + s->first_row;
     return count;
+}
+
+/* The same of all n-grams of a text of n_characters, which are known: their rows, where there is room for them. Only of texts
+ * so short that they have no more than WM_NGRAMS_MOST. */
+enum { CHARACTERS = 256 };
+static uint64_t bucket_rows_of_text(const wm_subwords *s, const uint32_t *characters, uint64_t n_characters, uint64_t *rows,
+                                    uint64_t room) {
+    const uint64_t mask = s->size - 1;
+    uint64_t total = 0;
+    for (uint64_t at = 0; n_characters - at >= s->min_n; at++) {
+        const uint64_t most = n_characters - at < s->max_n ? n_characters - at : s->max_n, count = most - s->min_n + 1;
+        if (total <= room && count <= room - total) {
+            uint64_t *to = rows + total;
+            for (uint64_t n = most; n >= s->min_n; n--) {
+                uint64_t hash = begin_bucket(n);
+                for (uint64_t i = 0; i < n; i++) hash = add_character(hash, characters[at + i]);
+                *to++ = (hash & mask) + s->first_row;
+            }
+        }
+        total += count;
+    }
+    return total;
 }
 
 /* The hash of an n-gram is a step on the way to that of the next longer one. */
@@ -123,6 +150,14 @@ int64_t wm_subword_rows(const wm_subwords *s, const uint8_t *texts, uint64_t len
         if (bounds[i] > bounds[i + 1] || bounds[i + 1] > len) return -1;
         const uint8_t *p = texts + bounds[i], *end = texts + bounds[i + 1];
         uint64_t left = 0; /* characters from p on */
+        if (s->kind == WM_SUBWORDS_BUCKET && end - p <= CHARACTERS) {
+            uint32_t characters[CHARACTERS];
+            while (p < end) characters[left++] = take_character(&p, end);
+            const uint64_t room = total < cap ? cap - total : 0;
+            total += bucket_rows_of_text(s, characters, left, room ? rows + total : rows, room);
+            row_bounds[i + 1] = total;
+            continue;
+        }
         for (const uint8_t *q = p; q < end; q = next_character(q, end)) left++;
         uint64_t tried = 0;
         for (; left >= s->min_n; left--, p = next_character(p, end)) {

@@ -8,8 +8,8 @@ import inspect
 import mmap
 import os
 import pickle
-import platform
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -36,13 +36,15 @@ MIB = 1 << 20
 
 # Lengths beyond those that are all tried, each with one less and one more.
 LENGTHS = (
-    2048,  # eight steps of four zmm registers
+    2048,  # four steps of eight zmm registers
     3072,  # three streams of 1024 bytes on arm64
     4096,  # a page; the distance of prefetching
     6144,  # two blocks of 3072
     8192 + 128,  # whole steps of eight registers, and one more
+    16384,  # the least that is worth mixing multiplications and matrices
+    16384 + 896,  # fifteen windows of 1152 bytes, the unit of that
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
-    MIB,  # the least that a thread gets
+    2 * MIB,  # the least that a thread gets
 )
 
 DATA = np.random.default_rng(20).integers(0, 256, 32 * MIB + 4097, np.uint8).tobytes()
@@ -178,7 +180,7 @@ def test_combine_refuses(len2: int) -> None:
         kernels.crc32_combine(1, 2, len2)
 
 
-SIZES = (0, 1, 2 * MIB - 1, 2 * MIB, 3 * MIB + 5, 5 * MIB + 4095, 32 * MIB)
+SIZES = (0, 1, 4 * MIB - 1, 4 * MIB, 6 * MIB + 5, 9 * MIB + 4095, 32 * MIB)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -187,7 +189,7 @@ def test_threads(size: int) -> None:
     """The number of threads, more than there are cores or none or below zero, never changes the result."""
     data = memoryview(DATA)[3 : 3 + size]
     expected = zlib.crc32(data, 9)
-    for threads in (1, 2, 3, 4, 5, 64, 1000, 0, -3):
+    for threads in (1, 2, 3, 4, 5, 64, 1000, 0, -3, 2**70, -(2**70)):
         assert kernels.crc32(data, 9, threads=threads) == expected, threads
 
 
@@ -262,7 +264,7 @@ CALLS: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (
     ((b"abc", 5), {}),
     ((b"abc",), {"value": 5, "threads": 2}),
     ((), {"data": b"abc", "threads": 0}),
-    ((b"abc", -1), {"threads": 2**31}),
+    ((b"abc", -1), {"threads": 2**200}),
     ((b"abc", 2**70 + 3), {}),
     ((bytearray(b"abc"), np.uint32(7)), {}),
 )
@@ -341,12 +343,12 @@ def test_polynomial_is_primitive() -> None:
     assert all(gen.x_to_the(order // prime) != gen.ONE for prime in (3, 5, 17, 257, 65537))
 
 
-FLAGS = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-DWEIGHTMAP_EMULATE_VPCLMULQDQ", "-shared", "-fPIC"]
+FLAGS = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Werror", "-DWEIGHTMAP_EMULATE_AVX512ICL", "-shared", "-fPIC"]
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes | memoryview, int], int]:
-    """Return the VPCLMULQDQ kernel, compiled with that instruction done as four PCLMULQDQ."""
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Return the kernels for 64-byte registers, with VPCLMULQDQ and GF2P8AFFINEQB done by other instructions."""
     if "avx512" not in kernels.available_isas():
         pytest.skip("this CPU lacks AVX-512")
     compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
@@ -356,7 +358,13 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes | memo
         [compiler, *FLAGS, f"-I{CSRC}", *map(str, sources), "-pthread", "-o", str(library)],
         check=True,
     )
-    function = ctypes.CDLL(str(library)).crc32_x86_vpclmulqdq_avx512
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(params=["crc32_x86_vpclmulqdq_avx512", "crc32_x86_mixed_avx512"])
+def emulated(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Callable[[bytes | memoryview, int], int]:
+    """Return one of these kernels as a function like zlib's."""
+    function = library[request.param]
     function.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t]
     function.restype = ctypes.c_uint32
 
@@ -367,25 +375,42 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes | memo
     return crc32
 
 
-@pytest.mark.skipif(platform.machine().lower() not in {"x86_64", "amd64"}, reason="x86-64 only")
-def test_vpclmulqdq_emulated(emulated: Callable[..., int]) -> None:
-    """All of the VPCLMULQDQ kernel but the instruction itself is right, also on CPUs without it.
+# Beyond the short ones and those where kernels change: one in each place of a window, wherever in a line it ends.
+MIXED_LENGTHS = range(16384, 16384 + 2 * 1152, 61)
 
-    Where the CPU has the instruction, the tier "avx512icl" runs the real one in all tests above. Elsewhere this stands
-    in: folding distances, constants, ends and tails are tested, the instruction itself is not.
+
+def test_emulated(emulated: Callable[..., int]) -> None:
+    """All of these kernels but the two instructions is right, also on CPUs without them.
+
+    Where the CPU has them, the tier "avx512icl" runs the real ones in all tests above. Elsewhere this stands in:
+    distances, matrices, constants, ends and tails are tested, the instructions themselves are not.
     """
     view = memoryview(DATA)
-    for length in (*range(1101), *(n + d for n in LENGTHS for d in (-1, 0, 1, 13))):
+    for length in (*range(1101), *MIXED_LENGTHS, *(n + d for n in LENGTHS for d in (-1, 0, 1, 13))):
         part = view[length % 64 : length % 64 + length]
         assert emulated(part, length) == zlib.crc32(part, length), length
 
 
 @pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
 @pytest.mark.parametrize("at", ["start", "end"])
-def test_vpclmulqdq_emulated_guard_pages(emulated: Callable[..., int], at: str) -> None:
-    """The VPCLMULQDQ kernel reads nothing outside the data."""
-    for length in (1, 4, 16, 255, 256, 257, 319, 320, 512, 575, 1000, 4096, 10001):
+def test_emulated_guard_pages(emulated: Callable[..., int], at: str) -> None:
+    """These kernels read nothing outside the data."""
+    for length in (1, 4, 16, 255, 256, 257, 319, 320, 512, 575, 767, 768, 1000, 10001, 16384, 17279, 17280, 20000):
         assert emulated(guard.guarded(DATA[:length], at=at)) == zlib.crc32(DATA[:length]), length
+
+
+def test_matrices() -> None:
+    """In a message, any byte may be replaced by the four bytes that the matrices make of it, each where it belongs."""
+    header = (CSRC / "crc32_constants.h").read_text()
+    matrices = [(int(n), int(value, 16)) for n, value in re.findall(r"CRC32_AFFINE_(\d+) (0x[0-9a-f]{16})", header)]
+    assert len(matrices) == 4
+    for byte in range(256):
+        one, four = bytearray(10 * 192), bytearray(10 * 192)
+        one[7] = byte
+        for steps, matrix in matrices:
+            rows = matrix.to_bytes(8, "big")  # bit i of the product is the parity of row i and the byte
+            four[7 + 192 * steps] = sum(((row & byte).bit_count() & 1) << i for i, row in enumerate(rows))
+        assert zlib.crc32(one) == zlib.crc32(four), byte
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child that may die")

@@ -152,7 +152,7 @@ def test_threads_change_nothing(kind):
     order = np.tile(MIXED, 160)[:10_000_003]
     expected = table[order]
     out = np.empty(len(order) + 1, np.float32)[1:]
-    for threads in (1, 2, 5, 64, 0, -1, 2**40, -(2**40)):
+    for threads in (1, 2, 5, 64, 0, -1, 2**40, -(2**70), 2**70):
         out.fill(0)
         convert(order, out=out, threads=threads)
         assert np.array_equal(bits(out), expected)
@@ -260,8 +260,9 @@ def test_overlap(kind):
 def test_arrays_of_other_dtypes(kind, dtype):
     """An array of another dtype is a ValueError, not a guess."""
     convert, _, _, name = kind
-    with pytest.raises(ValueError, match=f"expected {name} or uint16"):
-        convert(np.zeros(4, dtype))
+    for out in (None, np.empty(4, np.float32)):
+        with pytest.raises(ValueError, match=f"expected {name} or uint16"):
+            convert(np.zeros(4, dtype), out=out)
 
 
 def test_scalars_are_arrays_without_dimensions(kind):
@@ -281,10 +282,38 @@ def test_scalars_are_arrays_without_dimensions(kind):
 
 def test_one_kind_is_not_the_other():
     """float16 is not taken for bfloat16, nor the other way round."""
-    with pytest.raises(ValueError, match="expected float16"):
-        kernels.f16_to_f32(ALL.view(BFLOAT16))
-    with pytest.raises(ValueError, match="expected bfloat16"):
-        kernels.bf16_to_f32(ALL.view(np.float16))
+    for out in (None, np.empty(ALL.shape, np.float32)):
+        with pytest.raises(ValueError, match="expected float16"):
+            kernels.f16_to_f32(ALL.view(BFLOAT16), out=out)
+        with pytest.raises(ValueError, match="expected bfloat16"):
+            kernels.bf16_to_f32(ALL.view(np.float16), out=out)
+
+
+def test_threads_that_are_no_number(kind):
+    """A number of threads that is no whole number is a TypeError, with an output and without."""
+    convert, _, _, _ = kind
+    for threads in ("2", None, 1.5):
+        for out in (None, np.empty(ALL.shape, np.float32)):
+            with pytest.raises(TypeError):
+                convert(ALL, out=out, threads=threads)
+
+
+class Subclass(np.ndarray):
+    """An array of another class, with a mind of its own about its attributes."""
+
+    @property
+    def __array_struct__(self):
+        raise RuntimeError
+
+
+def test_subclasses_of_arrays(kind):
+    """An array of a derived class is converted like any other, as input and as output."""
+    convert, table, dtype, _ = kind
+    out = np.empty(ALL.shape, np.float32)
+    for a, b in ((ALL.view(Subclass), out), (ALL, out.view(Subclass)), (ALL.view(dtype).view(Subclass), out)):
+        out.fill(0)
+        assert convert(a, out=b) is b
+        assert np.array_equal(bits(out), table)
 
 
 def test_what_is_no_buffer(kind):

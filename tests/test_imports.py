@@ -23,6 +23,7 @@ LAYERS = [
         "dtypes",
         "faults",
         "pq",
+        "prefetching",
         "quant",
         "reading",
         "records",

@@ -45,7 +45,8 @@ def scan(text: bytes, *, cap: int | None = None, dims_cap: int | None = None):
     arrays = {name: OUTPUTS[name].array(size, dtype) for (name, dtype), size in zip(TYPES.items(), sizes, strict=True)}
     pointers = {name: OUTPUTS[name].end(a.nbytes, f"uint{a.itemsize * 8}_t *") for name, a in arrays.items()}
     out, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
-    args = (INPUT.put(text), n, TABLE.put(DTYPE_TABLE), len(DTYPES), cap, dims_cap, *pointers.values(), out)
+    columns = ffi.new("wm_columns *", (cap, dims_cap, n, *pointers.values()))
+    args = (INPUT.put(text), n, TABLE.put(DTYPE_TABLE), len(DTYPES), columns, out)
     result = lib.wm_safetensors_scan(*args, fault)
     assert lib.wm_safetensors_scan(*args, ffi.NULL) == result
     if result:
@@ -461,12 +462,22 @@ def test_repeated_names_are_left_to_the_index():
 def test_dtype_list_may_be_empty_or_long():
     """Without a list no dtype is known; of a list of more than 256 names the first 256 count."""
     text = header(tensor(dtype='"D255"'))
-    columns = [ffi.new(f"uint{np.dtype(dtype).itemsize * 8}_t[]", 64) for dtype in TYPES.values()]
+    arrays = [ffi.new(f"uint{np.dtype(dtype).itemsize * 8}_t[]", 64) for dtype in TYPES.values()]
+    columns = ffi.new("wm_columns *", (2, 9, 64, *arrays))
     out, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
     table = b"".join((b"D%d" % i).ljust(16, b"\0") for i in range(300))
     for count, result in ((0, -1), (255, -1), (256, 0), (300, 0)):
-        assert lib.wm_safetensors_scan(text, len(text), table, count, 2, 9, *columns, out, fault) == result
-    assert columns[2][0] == 255
+        assert lib.wm_safetensors_scan(text, len(text), table, count, columns, out, fault) == result
+    assert columns.dtype[0] == 255
     beyond = header(tensor(dtype='"D256"'))
-    assert lib.wm_safetensors_scan(beyond, len(beyond), table, 300, 2, 9, *columns, out, fault) == -1
+    assert lib.wm_safetensors_scan(beyond, len(beyond), table, 300, columns, out, fault) == -1
     assert fault.code == FAULT["DTYPE"]
+
+
+def test_names_need_as_much_room_as_the_text_has():
+    """Columns whose names have less room than the header has bytes are refused, whatever the header says."""
+    text = header(tensor())
+    out, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
+    columns = ffi.new("wm_columns *", (0, 0, len(text) - 1))
+    assert lib.wm_safetensors_scan(text, len(text), DTYPE_TABLE, len(DTYPES), columns, out, fault) == -1
+    assert fault.code == lib.WM_FAULT_COLUMN

@@ -10,7 +10,7 @@ import pytest
 
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.kernels import _tables
+from weightmap.kernels import _native
 
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])
@@ -239,7 +239,7 @@ def test_no_memory_is_no_fault_of_the_file():
     """When C finds no memory for its own table, that is a MemoryError, and the file is not called damaged."""
     fault = ffi.new("wm_fault *", {"code": lib.WM_FAULT_MEMORY, "actual": 4096})
     with pytest.raises(MemoryError, match="4096 bytes"):
-        _tables.fault_of(fault)
+        _native.fault_of(fault)
 
 
 def columns_of(names):

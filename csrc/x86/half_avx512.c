@@ -36,10 +36,8 @@ TARGET WM_INLINE void convert(const uint8_t *in, float *out, uint64_t n, int kin
     convert_few(in, out, head, kind);
     in += 2 * head, out += head, n -= head;
     for (; n >= STEP; in += 2 * STEP, out += STEP, n -= STEP) {
-        if (stream)
-            PREFETCH(in + WM_AHEAD);
-        else
-            for (int line = 0; line < 4 * STEP; line += LINE) PREFETCH((const uint8_t *)out + WM_AHEAD + line);
+        PREFETCH(in + WM_AHEAD);
+        for (int line = 0; !stream && line < 4 * STEP; line += LINE) PREFETCH((const uint8_t *)out + WM_AHEAD + line);
         for (int i = 0; i < STEP; i += LANES) {
             if (stream)
                 _mm256_stream_ps(out + i, widen(load(in + 2 * i), kind));

@@ -3,3 +3,16 @@ from typing import Any
 
 ffi: Any
 lib: Any
+
+def widen(kind: int, a: object, out: object, threads: int) -> bool: ...
+def decode(
+    data: object,
+    n: int,
+    bits: int,
+    block_size: int,
+    scale_type: str,
+    start: int,
+    stop: int,
+    out: object,
+    threads: int,
+) -> bool: ...

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import numpy as np
 
+from weightmap import kernels
 from weightmap.dtypes import dtype_named
 from weightmap.reading import check_out
 
@@ -92,7 +93,7 @@ class Decodable:
         if strict:
             self._check_scales()
         if out is None:
-            target = np.empty(self.shape, dtype_named(dtype))
+            target = kernels.empty(self.shape, dtype_named(dtype))
         else:
             check_out(out, self.shape, "the tensor")
             target = out
@@ -113,7 +114,7 @@ class Decodable:
                 self._decode_to(first, first + len(piece), piece, threads)
                 flat[first - start : first - start + len(piece)] = piece
             return
-        dense = np.empty(target.shape, target.dtype if target.dtype in self._direct else np.float32)
+        dense = kernels.empty(target.shape, target.dtype if target.dtype in self._direct else np.float32)
         self._decode_to(start, stop, dense, threads)
         target[...] = dense
 
@@ -125,7 +126,7 @@ class Decodable:
         if not 0 <= start <= stop <= self.size:
             msg = f"elements {start} to {stop} do not lie within {self.size}"
             raise ValueError(msg)
-        part = np.empty(stop - start, dtype_named(dtype))
+        part = kernels.empty(stop - start, dtype_named(dtype))
         self._decode(start, stop, part, 1)
         return part
 
@@ -195,14 +196,14 @@ class Decodable:
     def _rows(self, start: int, stop: int) -> NDArray[np.float32]:
         stop = max(start, stop)
         width = math.prod(self.shape[1:])
-        part = np.empty((stop - start, *self.shape[1:]), np.float32)
+        part = kernels.empty((stop - start, *self.shape[1:]), np.float32)
         self._decode(start * width, stop * width, part, 1)
         return part
 
     def _gather(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return these rows, in this order. Each is decoded once, and rows without a block between them together."""
         width = math.prod(self.shape[1:])
-        part = np.empty((len(rows), *self.shape[1:]), np.float32)
+        part = kernels.empty((len(rows), *self.shape[1:]), np.float32)
         if not part.size:
             return part
         order = np.argsort(rows, kind="stable")

@@ -332,7 +332,11 @@ class TensorFile(Mapping[str, Any]):
             raise error.located(path=place.source.name, format=self.format) from None
 
     def prefetch(self, names: str | Sequence[str] | None = None) -> None:
-        """Ask the kernel to bring the pages of these tensors (default: all) into memory. Returns at once.
+        """Bring the pages of these tensors (default: all) into memory, in the background. Returns at once.
+
+        Touching them is then no page fault, or a cheap one. A thread that ends with its work does it, one for the
+        process; it stops when the handle is closed and no array is left. No effect on what is not mapped: buffers and
+        mode "copy".
 
         Parameters
         ----------
@@ -343,13 +347,19 @@ class TensorFile(Mapping[str, Any]):
         TensorNotFoundError
         """
         self._check_open()
-        names = [names] if isinstance(names, str) else names
-        located = self.located() if names is None else map(self.locate, names)
+        if names is None:
+            self._prefetch_all()
+            return
         wanted: dict[Source, list[tuple[int, int]]] = {}
-        for source, row, _ in located:
+        for name in [names] if isinstance(names, str) else names:
+            source, row, _ = self.locate(name)
             wanted.setdefault(source, []).append((row.offset, row.nbytes))
         for source, ranges in wanted.items():
-            source.will_need(ranges)
+            source.prefetch(ranges)
+
+    def _prefetch_all(self) -> None:
+        runs = self._table.runs()
+        self._source.prefetch((offset, nbytes + (count - 1) * step) for _, _, offset, nbytes, count, step in runs)
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Check everything that can be checked, reading each byte of the file once (by pread, with flat memory).

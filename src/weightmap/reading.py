@@ -116,7 +116,7 @@ def read(
         place.decoder().dequantize(out=plain, threads=threads)
         return out
     flat = plain.reshape(-1) if plain.flags.carray else None  # what the kernels can write
-    target = np.empty(plain.size, plain.dtype) if flat is None else flat
+    target = kernels.empty(plain.size, plain.dtype) if flat is None else flat
     _fill(source, row, stored, target, 1 if threads is None else threads)
     if flat is None:
         plain[...] = target.reshape(plain.shape)
@@ -140,7 +140,7 @@ def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[A
     """Return the array to be filled, its size within the limits."""
     limits.check("max_copy_bytes", max(row.nbytes, math.prod(row.shape) * dtype.itemsize), f"size of {what}")
     try:
-        return np.empty(row.shape, dtype)
+        return kernels.empty(row.shape, dtype)
     except ValueError:
         # Of an empty tensor the file may declare dimensions that numpy can count in bytes, but not in larger elements.
         expected = f"one that numpy can have with elements of {dtype.itemsize} bytes"

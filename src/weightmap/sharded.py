@@ -235,6 +235,10 @@ class ShardedTensorFile(TensorFile):
                 if self._where.get(name) == shard_name:
                     yield array
 
+    def _prefetch_all(self) -> None:
+        for shard in self._shards.values():
+            shard.prefetch()
+
     @property
     def nbytes(self) -> int:
         """Size of all shards together, in bytes."""

@@ -13,6 +13,7 @@ anybody.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -26,37 +27,44 @@ from weightmap import kernels
 from weightmap.errors import ClosedError, FileChangedError, NotRegularFileError, TruncatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from weightmap.limits import Limits
 
-__all__ = ["MODES", "Source"]
+__all__ = ["ADVICE", "MODES", "Source"]
 
 MODES = ("mmap", "cow", "copy")
+# How pages will be touched; the position of a word here is its number in C.
+ADVICE = ("normal", "random", "sequential")
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FLAGS |= getattr(os, "O_BINARY", 0)
 # What mmap says on file systems that cannot, and for what has no pages.
 _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM)
 _WINDOWS = os.name == "nt"
-# One read of a bounce buffer: large enough that the call costs nothing, small enough to stay in the L2 cache.
-CHUNK = 1 << 20
+# The bits of a mode that tell the kind of a file.
+_KIND = 0o170000
+# One read of a bounce buffer: large enough that the call costs little (2 us of 35), small enough to be still in the L2
+# cache of any CPU when it is looked at.
+CHUNK = 1 << 18
 _ALIGN = 64
 
 
 class _Descriptor:
     """A file descriptor that is closed with the last reference to it, so that no reader ever meets a reused number."""
 
-    __slots__ = ("number", "stamp")
+    __slots__ = ("number",)
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.stamp: Any = None
 
     def __del__(self) -> None:
-        os.close(self.number)
+        try:  # noqa: SIM105 - contextlib.suppress takes a microsecond, of the thirty that opening takes
+            os.close(self.number)
+        except OSError:  # of a file that was only read: nothing is lost, and there is nobody to tell
+            pass
 
 
 class Source:
@@ -73,40 +81,24 @@ class Source:
     mode : str
         One of `MODES`.
     closed : bool
-    absolute : str or None
-        The path from the root on; None for a descriptor or a buffer.
-    identity : tuple of int
-        Device, inode, size and modification time in ns of the opened file; empty for a buffer.
     """
 
-    __slots__ = (
-        "_fallback",
-        "_file",
-        "_limits",
-        "_memory",
-        "_octets",
-        "absolute",
-        "closed",
-        "identity",
-        "mode",
-        "name",
-        "path",
-        "size",
-    )
+    # What most handles never change is the class's: setting attributes is a good part of what opening a file takes.
+    closed = False
+    _folder: str | None = None  # the working directory when a file was opened by a relative path
+    _file: _Descriptor | None = None
+    _seen: Any = None  # what the file was when it was opened, a wm_file: see kernels.h
+    _octets: NDArray[np.uint8] | None = None
+    _memory: Any = None  # the same, as arrays are made on it
+    _fallback = True
+    _limits: Limits | None = None
+    _advice: str | None = None
 
-    def __init__(self, path: str | None, name: str, mode: str) -> None:
+    def __init__(self, path: str | None, name: str, mode: str, size: int = 0) -> None:
         self.path = path
         self.name = name
         self.mode = mode
-        self.size = 0
-        self.closed = False
-        self.absolute: str | None = None
-        self.identity: tuple[int, ...] = ()
-        self._file: _Descriptor | None = None
-        self._octets: NDArray[np.uint8] | None = None
-        self._memory: Any = None  # the same, as arrays are made on it
-        self._fallback = True
-        self._limits: Limits | None = None
+        self.size = size
 
     # ------------------------------------------------------------------------------------------------- opening
     @classmethod
@@ -114,8 +106,8 @@ class Source:
         """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
         self = cls(path, path, mode)
         self._adopt(os.open(path, _FLAGS))
-        # The working directory may change before the handle is pickled.
-        self.absolute = path if path[:1] == "/" else os.path.abspath(path)
+        if path[:1] != "/":  # the working directory may change before the handle is pickled
+            self._folder = os.getcwd()
         return self
 
     @classmethod
@@ -166,24 +158,25 @@ class Source:
     def _adopt(self, fd: int) -> None:
         """Look once at what was opened, and refuse what is no regular file."""
         file = _Descriptor(fd)
-        status = os.fstat(fd)
-        kind = status.st_mode
-        if not stat.S_ISREG(kind):
-            if stat.S_ISDIR(kind):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-            names = {
-                stat.S_IFIFO: "a FIFO",
-                stat.S_IFSOCK: "a socket",
-                stat.S_IFCHR: "a device",
-                stat.S_IFBLK: "a device",
-            }
-            what = names.get(stat.S_IFMT(kind), "a special file")
-            msg = f"this is {what}, not a regular file: only regular files can be opened"
-            raise NotRegularFileError(msg, path=self.name)
+        try:
+            seen = self._seen = kernels.look(fd)
+        except OSError as error:
+            raise self._named(error) from None
+        if seen.mode & _KIND != stat.S_IFREG:
+            _refuse(seen.mode, self.name)
         self._file = file
-        self.size = status.st_size
-        self.identity = (status.st_dev, status.st_ino, self.size, status.st_mtime_ns)
-        file.stamp = kernels.stamp(fd, self.size, status.st_mtime_ns)
+        self.size = seen.size
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Device, inode, size and modification time in ns of the opened file; empty for a buffer."""
+        seen = self._seen
+        return () if seen is None else (seen.device, seen.inode, seen.size, seen.mtime_ns)
+
+    @property
+    def absolute(self) -> str | None:
+        """The path from the root on; None for a descriptor or a buffer."""
+        return None if self.path is None else os.path.abspath(os.path.join(self._folder or "", self.path))
 
     # ------------------------------------------------------------------------------------------------- reading
     @property
@@ -198,16 +191,30 @@ class Source:
         if file is None:
             data = self.octets[offset : offset + count].tobytes()
         else:
-            data = os.pread(file.number, count, offset)
-            while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
-                data += more
+            try:
+                data = os.pread(file.number, count, offset)
+                while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
+                    data += more
+            except OSError as error:
+                raise self._named(error) from None
         if len(data) != count:
             self._short(offset + len(data), offset + count)
         return data
 
+    def _named(self, error: OSError) -> OSError:
+        """Return the error of a call that knew only a descriptor, with the name of the file."""
+        error.filename = self.name
+        return error
+
     def _short(self, at: int, wanted: int) -> None:
         msg = "the file became shorter while it was being read: it ends" if at < self.size else "the file ends"
         raise TruncatedError(msg, path=self.name, offset=at, expected=f"at least {wanted} bytes")
+
+    def _readv(self, fd: int, into: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(fd, [into], offset)
+        except OSError as error:
+            raise self._named(error) from None
 
     def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of at most `size` bytes.
@@ -227,7 +234,7 @@ class Source:
             piece = buffer[: min(size, end - offset)]
             filled = 0
             while filled < len(piece):
-                got = os.preadv(file.number, [piece[filled:]], offset + filled)
+                got = self._readv(file.number, piece[filled:], offset + filled)
                 if got == 0:
                     self._short(offset + filled, end)
                 filled += got
@@ -249,6 +256,18 @@ class Source:
         self._fallback, self._limits = not explicit, limits
         if (explicit or self.mode == "copy") and self._octets is None and self.size:
             self._load()
+
+    def advise(self, advice: str) -> None:
+        """Tell the kernel how the bytes will be touched: one of `ADVICE`, before anything was mapped.
+
+        It counts for the mapping, and for reads of a file that was opened by path: a descriptor of the caller's shares
+        its read-ahead with ours. It changes speed and nothing else, so a system that does not take it is no error.
+        """
+        self._advice = advice
+        file = self._file
+        if file is not None and self.path is not None and self.mode != "copy" and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.number, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
 
     def _get_memory(self) -> Any:
         """Return what arrays are made on: never None, which numpy would take for "new memory, as it comes"."""
@@ -305,9 +324,10 @@ class Source:
             try:
                 mapped = kernels.map_file(fd, self.size, cow=cow)
             except OSError as error:
-                error.filename = self.name
-                raise
+                raise self._named(error) from None
         octets = np.ndarray((self.size,), np.uint8, mapped)
+        if self._advice is not None:
+            kernels.advise(octets, ADVICE.index(self._advice))
         if cow:
             return octets, octets
         octets.flags.writeable = False
@@ -323,7 +343,7 @@ class Source:
         offset = 0
         while offset < self.size:
             # At most 1 GiB a call: Linux reads no more than 2 GiB at once.
-            got = os.preadv(fd, [view[offset : offset + (1 << 30)]], offset)
+            got = self._readv(fd, view[offset : offset + (1 << 30)], offset)
             if got == 0:
                 self._short(offset, self.size)
             offset += got
@@ -351,11 +371,15 @@ class Source:
             strides.insert(0, strides[0] * dim)
         return np.ndarray((count, *shape), dtype, self._get_memory(), offset, (step, *strides))
 
-    def will_need(self, ranges: list[tuple[int, int]]) -> None:
-        """Ask the kernel to bring in these ranges (offset, bytes) of a mapping; return at once."""
-        if self.mode != "copy" and self._file is not None:
-            for offset, nbytes in ranges:
-                kernels.will_need(self.octets, offset, nbytes)
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring in these ranges (offset, bytes) of a mapping, in the background; return at once."""
+        if self.mode == "copy" or self._file is None:
+            return
+        octets = self.octets
+        if self._file is not None:  # it could be mapped, and was not read instead
+            from weightmap.prefetching import prefetch  # noqa: PLC0415 - what it needs is needed for nothing else
+
+            prefetch(octets, ranges, scattered=self._advice == "random")
 
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the opened file has another size or modification time than it had.
@@ -364,13 +388,18 @@ class Source:
         window in which a file truncated in place can fault a reader; it cannot close it.
         """
         file = self._file
-        if file is not None and kernels.unchanged(file.stamp) == 0:
-            now = os.fstat(file.number)
+        if file is None:
+            return
+        unchanged = kernels.unchanged(self._seen)
+        if unchanged < 0:  # a server that no longer knows the file: its pages would be missing, too
+            raise OSError(-unchanged, os.strerror(-unchanged), self.name)
+        if not unchanged:
+            now = kernels.look(file.number)
             msg = "the file was changed after it was opened: its size and modification time are"
             raise FileChangedError(
-                f"{msg} {now.st_size} bytes and {now.st_mtime_ns} ns",
+                f"{msg} {now.size} bytes and {now.mtime_ns} ns",
                 path=self.name,
-                expected=f"{self.size} bytes and {self.identity[-1]} ns",
+                expected=f"{self.size} bytes and {self._seen.mtime_ns} ns",
             )
 
     # ------------------------------------------------------------------------------------------------- closing
@@ -384,6 +413,21 @@ class Source:
         self.closed = True
         self._memory = self._octets = None
         self._file = None
+
+
+def _refuse(mode: int, name: str) -> NoReturn:
+    """Say what an opened thing is that is no regular file."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    names = {
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    what = names.get(stat.S_IFMT(mode), "a special file")
+    msg = f"this is {what}, not a regular file: only regular files can be opened"
+    raise NotRegularFileError(msg, path=name)
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:

@@ -55,7 +55,6 @@ def convert(args: argparse.Namespace) -> int:
         show.complain(reason(error))
         return USAGE
     took = time.perf_counter() - start
-    size = Path(args.dst).stat().st_size
     if args.json:
         document = {
             "command": "convert",
@@ -64,7 +63,7 @@ def convert(args: argparse.Namespace) -> int:
             "format": report.format,
             "layout": report.layout,
             "tensors": report.tensors,
-            "nbytes": size,
+            "nbytes": report.nbytes,
             "dropped": [{"name": name, "reason": why} for name, why in report.dropped],
             "warnings": report.warnings,
             "seconds": took,
@@ -79,7 +78,7 @@ def convert(args: argparse.Namespace) -> int:
         show.emit(quantising.summary(report))
     show.emit(
         f"{show.clean(args.dst)}: {show.kind(report.format, report.layout)}, {report.tensors:,} tensors, "
-        f"{show.sizes(size)}, {show.seconds(took)}"
+        f"{show.sizes(report.nbytes)}, {show.seconds(took)}"
     )
     return OK
 
@@ -149,16 +148,15 @@ def export(args: argparse.Namespace) -> int:
         # The types of ml_dtypes would be written as raw "void" records that numpy.load cannot interpret.
         native = isinstance(value, np.ndarray) and value.dtype.type.__module__ == "numpy"
         array = value if native else file.read(args.name, np.float32)
-        _save_npy(args.out, array)
+        size = _save_npy(args.out, array)
     if not native:
         show.emit(f"{show.clean(repr(args.name))} is {info.dtype}, which .npy files lack: written as float32 values")
-    size = show.sizes(Path(args.out).stat().st_size)
-    show.emit(f"{show.clean(args.out)}: {array.dtype} {show.shape(array.shape)}, {size}")
+    show.emit(f"{show.clean(args.out)}: {array.dtype} {show.shape(array.shape)}, {show.sizes(size)}")
     return OK
 
 
-def _save_npy(path: str, array: np.ndarray[Any, Any]) -> None:
-    """Write `array` to `path` as `wm.save` writes.
+def _save_npy(path: str, array: np.ndarray[Any, Any]) -> int:
+    """Write `array` to `path` as `wm.save` writes. Return the size of the file.
 
     Never in place, since `path` may be the very file that is mapped, and emptying that would end the process; and never
     over a device or a FIFO.
@@ -172,7 +170,7 @@ def _save_npy(path: str, array: np.ndarray[Any, Any]) -> None:
         for piece in pieces(array):
             sink.write(piece)
 
-    write_plan(path, Plan(len(head.getvalue()) + array.nbytes, write))
+    return write_plan(path, Plan(len(head.getvalue()) + array.nbytes, write))
 
 
 def lookup(args: argparse.Namespace) -> int:

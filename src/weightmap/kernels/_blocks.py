@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import QuantError
-from weightmap.kernels._native import as_input, as_output, lib, thread_count
+from weightmap.kernels._memory import empty
+from weightmap.kernels._native import as_input, as_output, decode_array, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +73,7 @@ def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
     if out is None:
         if dtype not in (np.float32, np.float16):
             raise ValueError(f"dtype is {dtype}, expected float32 or float16")
-        return np.empty(count, dtype)
+        return empty(count, dtype)
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
     if out.dtype not in (np.float32, np.float16) or out.size != count or not out.flags.carray:
@@ -129,8 +130,10 @@ def decode_blocks(
     ValueError
         When `out` is not as it has to be, or the range does not lie within the elements.
     """
-    n = count_of(n)
     stop = n if stop is None else stop
+    if out is not None and decode_array(data, n, bits, block_size, scale_type, start, stop, out, threads):
+        return out
+    n = count_of(n)
     if not 0 <= start <= stop <= n:
         raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
     expected = blocks_size(n, bits=bits, block_size=block_size, scale_type=scale_type)
@@ -195,6 +198,8 @@ def dequantize_int4(
     >>> dequantize_int4(block, 4, 4)
     array([ 0.5,  1. , -4. , -0.5], dtype=float32)
     """
+    if out is not None and block_size and decode_array(data, n, 4, block_size, scale_type, 0, n, out, threads):
+        return out
     size = check_block_size(4, block_size)
     return decode_blocks(data, n, bits=4, block_size=size, scale_type=scale_type, out=out, threads=threads)
 
@@ -245,5 +250,7 @@ def dequantize_int5(
     >>> dequantize_int5(block, 8, 8, scale_type="fp32")
     array([ 2.,  2., -2.,  2.,  0.,  0.,  0.,  0.], dtype=float32)
     """
+    if out is not None and block_size and decode_array(data, n, 5, block_size, scale_type, 0, n, out, threads):
+        return out
     size = check_block_size(5, block_size)
     return decode_blocks(data, n, bits=5, block_size=size, scale_type=scale_type, out=out, threads=threads)

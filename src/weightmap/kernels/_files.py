@@ -1,7 +1,8 @@
-"""Mapping of files in C, and noticing that they changed. Used by weightmap.source."""
+"""Mapping files in C, looking at them, and noticing that they changed. Used by weightmap.source."""
 
 from __future__ import annotations
 
+import errno
 import os
 from functools import partial
 from typing import Any
@@ -22,15 +23,39 @@ def _unmap(address: Any, size: int) -> None:
     lib.wm_unmap(address, size)
 
 
+def advise(memory: Any, advice: int) -> None:
+    """Say how a mapping will be touched: 0 normally, 1 at random, 2 in sequence. A refusal does not matter."""
+    buffer = from_buffer("uint8_t[]", memory)
+    lib.wm_advise(buffer, len(buffer), advice)
+
+
+def populate(memory: Any, offset: int, size: int, *, scattered: bool = False) -> int:
+    """Bring in and map these pages of a mapping, `scattered` if it is advised so; return when they are there.
+
+    The result is 0, or an errno.
+    """
+    buffer = from_buffer("uint8_t[]", memory)
+    error: int = lib.wm_populate(buffer, len(buffer), offset, size, scattered)
+    return error
+
+
 def will_need(memory: Any, offset: int, size: int) -> None:
     """Ask the kernel for these pages of a mapping. A refusal does not matter: it is advice."""
     buffer = from_buffer("uint8_t[]", memory)
     lib.wm_will_need(buffer, len(buffer), offset, size)
 
 
-def stamp(fd: int, size: int, mtime_ns: int) -> Any:
-    """Return what `unchanged` compares a file with."""
-    return ffi.new("wm_stamp *", (fd, size, mtime_ns % (1 << 64)))
+def look(fd: int) -> Any:
+    """Return what the file behind a descriptor is, a wm_file: `unchanged` compares it with what the file is then."""
+    file = ffi.new("wm_file *")
+    error = lib.wm_look(fd, file)
+    if error == errno.ENOSYS and os.name == "nt":
+        status = os.fstat(fd)
+        ours = (fd, status.st_mode, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns)
+        return ffi.new("wm_file *", ours)
+    if error:
+        raise OSError(error, os.strerror(error))
+    return file
 
 
 unchanged = lib.wm_unchanged

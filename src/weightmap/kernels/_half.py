@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib
+from weightmap.kernels._memory import empty
+from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib, thread_count, widen_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["bf16_to_f32", "f16_to_f32", "half_variants", "unpack_f16_pairs", "widen"]
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
-_FLOAT32, _FLOAT16, _UINT16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16)
+# What `widen_array` calls them.
+_FLOAT16, _BFLOAT16, _FLOAT16_PAIRS = range(3)
+_FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
 _LITTLE = sys.byteorder == "little"
-_MANY = 1 << 16
-# More than C ever starts. It counts them in an int, which not every number of a caller fits.
-_MOST_THREADS = 1024
 
 
 def half_variants() -> tuple[str, str]:
@@ -65,6 +65,8 @@ def f16_to_f32(
     >>> f16_to_f32(bytes.fromhex("003c00fc"))
     array([  1., -inf], dtype=float32)
     """
+    if out is not None and widen_array(_FLOAT16, a, out, threads):
+        return out
     return _convert("float16", a, out, threads)
 
 
@@ -101,6 +103,10 @@ def bf16_to_f32(
     >>> bf16_to_f32(bytes.fromhex("803f80ff"))
     array([  1., -inf], dtype=float32)
     """
+    if type(a) is np.ndarray and a.dtype.type.__name__ == "bfloat16":
+        a = a.view(_UINT16.newbyteorder(a.dtype.byteorder))  # an array of bfloat16 has no buffer
+    if out is not None and widen_array(_BFLOAT16, a, out, threads):
+        return out
     return _convert("bfloat16", a, out, threads)
 
 
@@ -137,6 +143,8 @@ def unpack_f16_pairs(
     >>> unpack_f16_pairs(np.array([0xC0003C00], np.uint32))
     array([ 1., -2.], dtype=float32)
     """
+    if out is not None and widen_array(_FLOAT16_PAIRS, u32_array, out, 1):
+        return out
     source: Any
     if isinstance(u32_array, (np.ndarray, np.generic)):
         u32_array = np.asarray(u32_array)
@@ -182,11 +190,6 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
 
 def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) -> NDArray[np.float32]:
     """Convert an array or a buffer of `dtype` or of its bits."""
-    # The usual case, written out: what the checks below cost is a tenth of the work on an array that fits in a cache.
-    if type(out) is type(a) is np.ndarray and a.dtype is _FLOAT16 and dtype == "float16" and _plain(a, out, threads):
-        source, target = from_buffer("uint8_t[]", a), from_buffer("float[]", out, require_writable=True)
-        if lib.wm_f16_to_f32(source, target, len(target), threads) == 0:
-            return out
     if isinstance(a, (np.ndarray, np.generic)):  # a scalar has a buffer as well, and would pass for one of any dtype
         a = np.asarray(a)
         return _run(dtype, from_buffer("uint8_t[]", _little_endian(a, dtype)), a.shape, out, threads)
@@ -195,11 +198,6 @@ def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) 
         msg = f"{len(source)} bytes are no whole number of elements of 2 bytes"
         raise ValueError(msg)
     return _run(dtype, source, (len(source) // 2,), out, threads)
-
-
-def _plain(a: NDArray[Any], out: NDArray[Any], threads: int) -> bool:
-    flags, same = out.flags, a.shape == out.shape
-    return out.dtype is _FLOAT32 and same and flags.carray and a.flags.c_contiguous and _LITTLE and 0 < threads < _MANY
 
 
 def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -220,14 +218,14 @@ def _run(
 ) -> NDArray[np.float32]:
     """Convert the bytes at `source`, as many as `shape` says, into `out` or a new array."""
     if out is None:
-        out = np.empty(shape, np.float32)
+        out = empty(shape, np.float32)
     elif not isinstance(out, np.ndarray):
         msg = f"out must be an array, not {type(out).__name__}"
         raise TypeError(msg)
     elif out.dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
-    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, max(0, min(threads, _MOST_THREADS))):
+    if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, thread_count(threads)):
         msg = "out overlaps what is converted"
         raise ValueError(msg)
     return out

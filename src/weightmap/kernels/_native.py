@@ -15,9 +15,24 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.kernels._faults import Fault
+
     Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
 
-__all__ = ["NULL", "U32_MAX", "as_input", "as_output", "ffi", "from_buffer", "lib", "module", "thread_count"]
+__all__ = [
+    "NULL",
+    "U32_MAX",
+    "as_input",
+    "as_output",
+    "decode_array",
+    "fault_of",
+    "ffi",
+    "from_buffer",
+    "lib",
+    "module",
+    "thread_count",
+    "widen_array",
+]
 
 U32_MAX = 0xFFFFFFFF
 # More than any kernel starts, and an int.
@@ -25,6 +40,12 @@ _MOST_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
+
+if lib.wm_python_arrays():  # pragma: no cover
+    raise ImportError("the built-in functions of weightmap._kernels could not be added")
+# Built-in functions for arrays as they usually are: True when they have done it all, or False, and nothing was written.
+widen_array = _kernels.widen
+decode_array = _kernels.decode
 
 
 def as_input(data: Buffer) -> Any:
@@ -52,3 +73,13 @@ def thread_count(threads: int) -> int:
 def as_output(array: NDArray[Any], ctype: str) -> Any:
     """Return an array of our own making as a pointer that C may write."""
     return from_buffer(ctype, array, require_writable=True)
+
+
+def fault_of(fault: Any) -> Fault:
+    """Return what a scan has written into a wm_fault. Raises MemoryError where that was the fault."""
+    from weightmap.kernels._faults import Fault  # noqa: PLC0415 - files that are in order need none of it
+
+    if fault.code == lib.WM_FAULT_MEMORY:  # nothing that the file could help
+        msg = f"no memory for a table of {fault.actual} bytes"
+        raise MemoryError(msg)
+    return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)

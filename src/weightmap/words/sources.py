@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.dtypes import SCHEMES, numpy_dtype
-from weightmap.errors import EncodeError, FormatError, NotRegularFileError
+from weightmap.errors import EncodeError, FormatError
 from weightmap.formats import FORMATS, HEAD
 from weightmap.quantizing import FLOATING, matches
 from weightmap.source import Source
@@ -39,7 +39,7 @@ _MOST_DIMS = (1 << 31) - 1
 
 def recognise(path: str) -> str | None:
     """Return which file of words a file is by its beginning, one of `weightmap.words.NAMES`; None for any other."""
-    with contextlib.suppress(OSError, NotRegularFileError):
+    with contextlib.suppress(IsADirectoryError):  # `open` takes one
         source = Source.from_path(path, "mmap")
         try:
             head = source.pread(0, min(source.size, _LOOK))

@@ -1,0 +1,101 @@
+"""Loading all of a model, in processes of their own: how long it takes, and what memory it leaves.
+
+MiniLM, and a model of 4 GiB in 300 tensors, by everybody who can, each from a file of its own format: ours from an EMBD
+file that weightmap wrote, and from the safetensors file that the rivals read. The files lie in the page cache. Of the
+large ones there is one at a time, as one takes 4 GiB of disk and as much page cache.
+"""
+
+import os
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+
+import files
+import weightmap as wm
+from processes import Loading
+from race import need, ours, rival
+
+SPARE = 10 << 30  # bytes of disk, beyond which a file of 4 GiB is nothing to worry about
+TENSORS, SHAPE = 300, (1748, 2048)  # 4.0 GiB of float32
+
+
+def loading(who, model, suffix):
+    """Return the clock of a process that loads a file, which it is given first."""
+    return Loading(who, model(suffix))
+
+
+def by(who, suffix):
+    """Return the loading that is to be measured."""
+    return partial(loading, who, suffix=suffix)
+
+
+# By the file that they read.
+BY_SUFFIX = {
+    "weights": ours(by("weightmap", "weights"), "weightmap, EMBD"),
+    "safetensors": ours(by("weightmap", "safetensors"), "weightmap, safetensors")
+    | {
+        "safetensors, numpy": rival(by("safetensors, numpy", "safetensors")),
+        "safetensors, torch": rival(by("safetensors, torch", "safetensors")),
+    },
+    "bt": ours(by("weightmap", "bt"), "weightmap, BinTensors") | {"bintensors": rival(by("bintensors", "bt"))},
+    "pt": {"torch.load(mmap)": rival(by("torch.load(mmap)", "pt"))},
+    "gguf": {"gguf-py": rival(by("gguf-py", "gguf"))},
+    "npz": {"np.load": rival(by("np.load", "npz"))},
+}
+EVERYBODY = {who: contender for contenders in BY_SUFFIX.values() for who, contender in contenders.items()}
+GROUPS = {"memory/MiniLM": EVERYBODY, "memory/4 GiB": EVERYBODY}
+WRITERS = {"pt": "torch", "bt": "bintensors"}  # libraries without which there is no such file
+
+
+@pytest.mark.parametrize(("group", "who"), [("memory/MiniLM", who) for who in EVERYBODY])
+def test_minilm(race, model, group, who):
+    """Load all-MiniLM-L6-v2's shapes."""
+
+    def write(suffix):
+        need(WRITERS.get(suffix, "numpy"))
+        return model("MiniLM", suffix)
+
+    race(GROUPS, write, nbytes=sum(4 * int(np.prod(shape)) for shape in files.minilm_shapes().values()))
+
+
+@pytest.fixture(scope="module")
+def large(smoke, tmp_path_factory):
+    """Return large(suffix) -> path of the model of 4 GiB, in place of the one that was asked for before."""
+    folder = tmp_path_factory.mktemp("large")
+    shape = (4, 2048) if smoke else SHAPE
+    shapes = {f"model.layers.{i:03}.mlp.weight": shape for i in range(TENSORS)}
+
+    def write(suffix):
+        path = folder / f"model.{suffix}"
+        if path.exists():
+            return str(path)
+        for other in folder.iterdir():
+            other.unlink()
+        if not smoke and shutil.disk_usage(folder).free < SPARE:
+            pytest.skip(f"needs {SPARE >> 30} GiB of disk in {folder}")
+        need(WRITERS.get(suffix, "numpy"))
+        if suffix in {"weights", "bt"}:
+            zeros = np.zeros(shape, np.float32)
+            layout = "current" if suffix == "bt" else None  # the one that bintensors reads
+            wm.save(path, dict.fromkeys(shapes, zeros), layout=layout, checksums=False)
+        else:
+            files.WRITERS[suffix](path, shapes)
+        os.sync()
+        with path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
+        return str(path)
+
+    yield write
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("group", "suffix", "who"),
+    [("memory/4 GiB", suffix, who) for suffix, contenders in BY_SUFFIX.items() for who in contenders],
+)
+def test_large(race, large, group, suffix, who):
+    """Load 4 GiB, all those together that read the same file."""
+    race(GROUPS, large, nbytes=TENSORS * 4 * int(np.prod(SHAPE)))

@@ -1,0 +1,150 @@
+"""What this machine can do at best, measured in the same rounds as what is compared with it.
+
+The loops stand in `limits.c`, which is compiled when first needed. Where there is no compiler, numpy's loops take their
+place, and `extra_info` says so: they are slower than the machine, so that what reaches them has reached less.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from race import Clock, Contender, limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+SOURCE = Path(__file__).with_name("limits.c")
+KINDS = ("read", "read, prefetching", "write", "write, non-temporal", "copy", "copy, non-temporal")
+READ, WRITE, COPY = KINDS[:2], KINDS[2:4], KINDS[4:]
+STEP = 256  # bytes; the loops take so many at once
+HUGE = 2 << 20
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Compile and load the loops; None where that cannot be done."""
+    folder = Path(tempfile.mkdtemp(prefix="weightmap-limits-"))
+    target = folder / "limits.so"
+    command = [*shlex.split(os.environ.get("CC", "cc")), "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+    try:
+        subprocess.run([*command, str(SOURCE), "-o", str(target)], check=True, capture_output=True)
+        loaded = ctypes.CDLL(str(target))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    finally:
+        target.unlink(missing_ok=True)
+        folder.rmdir()
+    loaded.limits_run.restype = loaded.limits_fresh.restype = ctypes.c_double
+    loaded.limits_run.argtypes = [
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long,
+    ]  # fmt: skip
+    loaded.limits_fresh.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_long]
+    loaded.limits_touch.restype = ctypes.c_uint64
+    loaded.limits_touch.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    return loaded
+
+
+def memory(nbytes: int) -> NDArray[np.uint8]:
+    """Return memory backed by huge pages where the system has them, all of it touched, on a boundary of 2 MiB."""
+    mapping = mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(mapping, np.uint8)
+    start = -whole.ctypes.data % HUGE
+    array = whole[start : start + nbytes]
+    array[...] = 1
+    return array
+
+
+def memory_of(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy of an array in such memory."""
+    copy = memory(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+class Loop:
+    """A loop in C that reads its own clock."""
+
+    def __init__(self, function: Callable[[int], float]) -> None:
+        self.function, self.info = function, {"by": "C"}
+
+    def __call__(self, calls: int) -> float:
+        seconds = self.function(calls)
+        assert seconds >= 0, "no threads, or no memory, for measuring a limit"
+        return seconds
+
+
+class NumpyLoop:
+    """What stands in for it."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function, self.info = function, {"by": "numpy, for want of a C compiler"}
+
+    def __call__(self, calls: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            self.function()
+        return time.perf_counter() - begin
+
+
+def loop(kind: str, array: NDArray[Any], threads: int) -> Clock:
+    """Return the clock of passes over all of an array: it is read, written, or one half copied over the other."""
+    size = array.nbytes // (2 if kind in COPY else 1)
+    begin = array.ctypes.data
+    source = begin + size if kind in COPY else begin
+    if (found := library()) is None or size < STEP * threads or begin % 64:
+        octets = array.reshape(-1).view(np.uint8)
+        words = octets[: size // 8 * 8].view(np.uint64)
+        if kind in COPY:
+            return NumpyLoop(functools.partial(np.copyto, octets[:size], octets[size : 2 * size]))
+        return NumpyLoop(words.max if kind in READ else functools.partial(words.fill, 1))
+    number = KINDS.index(kind)
+
+    def run(calls: int, keep: NDArray[Any] = array) -> float:
+        seconds: float = found.limits_run(number, keep.ctypes.data, source, size, threads, calls)
+        return seconds
+
+    return Loop(run)
+
+
+def fresh(nbytes: int, *, streaming: bool) -> Clock:
+    """Return the clock of getting memory from the system, writing it and giving it back."""
+    if (found := library()) is None:
+        return NumpyLoop(lambda: np.empty(nbytes, np.uint8).fill(1))
+    return Loop(lambda calls: found.limits_fresh(nbytes, int(streaming), calls))
+
+
+def of(
+    kinds: tuple[str, ...], array_of: Callable[..., NDArray[Any]], threads: tuple[int, ...] = (1,)
+) -> dict[str, Contender]:
+    """Return the limits of these kinds; `array_of(case)` is the array of a case."""
+    return {
+        f"limit: {kind}" + (f", {count} threads" if count > 1 else ""): limit(
+            functools.partial(lambda *case, kind, count: loop(kind, array_of(*case), count), kind=kind, count=count),
+            count,
+        )
+        for kind in kinds
+        for count in threads
+    }
+
+
+def touch(array: NDArray[Any], page: int = mmap.PAGESIZE) -> int:
+    """Read a byte of every page of an array."""
+    if (found := library()) is None:
+        return int(array.reshape(-1).view(np.uint8)[::page].max())
+    total: int = found.limits_touch(array.ctypes.data, array.nbytes, page)
+    return total

@@ -1,0 +1,84 @@
+/* Memory for large arrays: in huge pages, and used again.
+ *
+ * Writing to memory that is fresh from the system takes more than twice as long as writing to memory that one has: each page
+ * is cleared first, and in pages of 4 KiB there is an interruption for each. So the system is asked for huge pages; and the
+ * region that was freed last is kept for the next array. It is handed to the system as memory that may be taken back, and
+ * until it is, using it again costs nothing. The allocator of the C library does the same for what is smaller.
+ *
+ * What is kept is one region at most, so it has one place, and taking it and putting it there are one exchange each.
+ */
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* madvise */
+#endif
+#include "internal.h"
+
+#if defined(__linux__)
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { HUGE_PAGE = 2 << 20, KEPT_MOST = 1 << 30 };
+
+/* It lies in a page of its own, before the memory, which begins where a huge page may. */
+typedef struct {
+    uint64_t size; /* of the memory: whole huge pages */
+    pid_t owner;   /* who may use it again: after a fork each write to a page of it would have to copy that first */
+} header;
+
+static header *header_of(uint8_t *memory, uint64_t page) { return (header *)(void *)(memory - page); }
+
+static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
+
+static uint8_t *_Atomic spare;
+
+static uint8_t *map_memory(uint64_t size, uint64_t page) {
+    const uint64_t room = page + size + HUGE_PAGE;
+    uint8_t *const begin = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (begin == MAP_FAILED) return NULL;
+    uint8_t *const memory = begin + page + (0 - (uint64_t)(uintptr_t)(begin + page)) % HUGE_PAGE;
+    const uint64_t before = (uint64_t)(memory - page - begin), after = room - before - page - size;
+    if (before) munmap(begin, before);
+    if (after) munmap(memory + size, after);
+#if defined(MADV_HUGEPAGE)
+    (void)madvise(memory, size, MADV_HUGEPAGE); /* where the system has none, small pages do */
+#endif
+    *header_of(memory, page) = (header){size, getpid()};
+    return memory;
+}
+
+static void unmap_memory(uint8_t *memory, uint64_t page) { munmap(memory - page, page + header_of(memory, page)->size); }
+
+void *wm_memory_new(uint64_t size) {
+    const uint64_t page = page_size();
+    if (size == 0 || size > (uint64_t)1 << 56) return NULL;
+    size += (0 - size) % HUGE_PAGE;
+    uint8_t *const kept = atomic_exchange(&spare, NULL);
+    if (kept) {
+        const header *h = header_of(kept, page);
+        if (h->owner == getpid() && h->size >= size && h->size / 4 <= size) return kept;
+        unmap_memory(kept, page);
+    }
+    return map_memory(size, page);
+}
+
+void wm_memory_free(void *memory) {
+    if (!memory) return;
+    const uint64_t page = page_size();
+    uint8_t *freed = memory;
+#if defined(MADV_FREE)
+    const header *h = header_of(freed, page);
+    /* The system refuses when memory is locked. */
+    if (h->owner == getpid() && h->size <= KEPT_MOST && madvise(freed, h->size, MADV_FREE) == 0)
+        freed = atomic_exchange(&spare, freed);
+#endif
+    if (freed) unmap_memory(freed, page);
+}
+
+#else
+void *wm_memory_new(uint64_t size) {
+    (void)size;
+    return NULL;
+}
+
+void wm_memory_free(void *memory) { (void)memory; }
+#endif

@@ -1,0 +1,154 @@
+"""CRC-32 and FNV-1a."""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap.kernels._native import U32_MAX, as_input, as_output, ffi, from_buffer, lib, module, thread_count
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from weightmap.kernels._native import Buffer
+
+
+def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
+    """CRC-32 as of zlib: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
+
+    Parameters
+    ----------
+    data : buffer
+        The bytes.
+    value : int
+        CRC of the bytes before `data`, as `zlib.crc32` takes it; only its low 32 bits count.
+    threads : int
+        At most this many threads share the work; fewer where the input is too small to gain.
+
+    Returns
+    -------
+    int
+        The CRC, 0 to 2**32 - 1.
+
+    Examples
+    --------
+    >>> hex(crc32(b"123456789"))
+    '0xcbf43926'
+    """
+    buffer = as_input(data)
+    crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), thread_count(threads))
+    return crc
+
+
+# A call through cffi costs more than zlib takes for a kilobyte. So the built-in function of csrc/python.c takes the
+# place of the one above, which stays its definition, its types and its documentation.
+_CRC32_DOC = ffi.new("char[]", f"crc32(data, value=0, *, threads=1)\n--\n\n{cleandoc(crc32.__doc__ or '')}".encode())
+if not TYPE_CHECKING and lib.wm_python_functions(_CRC32_DOC) == 0:
+    crc32_by_cffi, crc32 = crc32, module.crc32
+    crc32.__module__ = __name__
+
+
+def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
+    """CRC-32 of A + B from that of A, that of B and the length of B in bytes, in time O(log len2).
+
+    Raises
+    ------
+    ValueError
+        When `len2` is negative or not below 2**64.
+
+    Examples
+    --------
+    >>> crc32_combine(crc32(b"12345"), crc32(b"6789"), 4) == crc32(b"123456789")
+    True
+    """
+    if not 0 <= len2 < 1 << 64:
+        msg = f"len2 is {len2}, expected 0 to 2**64 - 1"
+        raise ValueError(msg)
+    crc: int = lib.wm_crc32_combine(crc1 & U32_MAX, crc2 & U32_MAX, len2)
+    return crc
+
+
+def fnv1a32(data: Buffer) -> int:
+    """FNV-1a hash of 32 bits: basis 0x811C9DC5, prime 0x01000193.
+
+    Examples
+    --------
+    >>> hex(fnv1a32(b"foobar"))
+    '0xbf9cf968'
+    """
+    buffer = as_input(data)
+    value: int = lib.wm_fnv1a32(buffer, len(buffer))
+    return value
+
+
+def fnv1a64(data: Buffer) -> int:
+    """FNV-1a hash of 64 bits: basis 0xCBF29CE484222325, prime 0x100000001B3.
+
+    Examples
+    --------
+    >>> hex(fnv1a64(b"foobar"))
+    '0x85944171f73967e8'
+    """
+    buffer = as_input(data)
+    value: int = lib.wm_fnv1a64(buffer, len(buffer))
+    return value
+
+
+def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
+    """FNV-1a 32 of many names at once, much faster than name by name.
+
+    Parameters
+    ----------
+    blob : buffer
+        The names, one after another with nothing between them.
+    lengths : array_like of int, shape (n,)
+        Their lengths in bytes.
+    out : ndarray of uint32, shape (n,), optional
+        Filled and returned; contiguous and writeable.
+
+    Returns
+    -------
+    ndarray of uint32, shape (n,)
+        Their hashes.
+
+    Raises
+    ------
+    ValueError
+        When a length is negative or not below 2**32, the lengths add up to more than `blob` holds, or `out` is not as
+        it has to be.
+
+    Examples
+    --------
+    >>> [hex(h) for h in fnv1a32_many(b"foobara", [6, 1]).tolist()]
+    ['0xbf9cf968', '0xe40c292c']
+    """
+    counts = np.asarray(lengths)
+    if counts.dtype != np.uint32:
+        if counts.size and counts.dtype.kind not in "ui":
+            msg = f"lengths must be integers, not {counts.dtype}"
+            raise ValueError(msg)
+        if int(counts.min(initial=0)) < 0 or int(counts.max(initial=0)) > U32_MAX:
+            found = f"{counts.dtype} from {counts.min()} to {counts.max()}"
+            msg = f"lengths must be integers from 0 to 2**32 - 1, not {found}"
+            raise ValueError(msg)
+        counts = counts.astype(np.uint32)
+    if counts.ndim != 1:
+        msg = f"lengths has {counts.ndim} dimensions, expected 1"
+        raise ValueError(msg)
+    if not counts.flags.c_contiguous:
+        counts = np.ascontiguousarray(counts)
+    if out is None:
+        hashes = np.empty(len(counts), np.uint32)
+    elif (hashes := out).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
+        msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
+        raise ValueError(msg)
+    buffer = as_input(blob)
+    where = lib.wm_fnv1a32_many(
+        buffer, len(buffer), from_buffer("uint32_t[]", counts), len(counts), 0, as_output(hashes, "uint32_t[]")
+    )
+    if where >= 0:
+        msg = f"name {where} of {len(counts)} runs past the blob of {len(buffer)} bytes"
+        raise ValueError(msg)
+    return hashes

@@ -1,0 +1,34 @@
+"""What a scan in C found wrong: see wm_fault in kernels.h."""
+
+from __future__ import annotations
+
+from weightmap.kernels._native import lib
+
+
+class Fault:
+    """One thing that is wrong: the numbers of a wm_fault."""
+
+    __slots__ = ("actual", "at", "code", "expected", "row")
+
+    def __init__(
+        self,
+        code: int,
+        row: int,
+        at: int,
+        actual: int,
+        expected: int,
+    ) -> None:
+        self.code = code
+        self.row = row
+        self.at = at
+        self.actual = actual
+        self.expected = expected
+
+    @property
+    def kind(self) -> str:
+        """The name of its code, such as "TABLE_RANGE"."""
+        return _KINDS.get(self.code, "")
+
+
+FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
+_KINDS = {code: name for name, code in FAULTS.items()}

@@ -1,0 +1,43 @@
+"""Arrays for large results, in memory that is quick to fill."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.kernels._native import NULL, ffi, lib
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["empty"]
+
+# Up to this size glibc's malloc comes to use memory again, and numpy asks for huge pages; beyond, each array would be made
+# of fresh pages, which the system clears first.
+_LARGE = 32 << 20
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array to be filled, like `numpy.empty`.
+
+    A large one, from 32 MiB on, is backed by huge pages where the system has them, and takes the memory of a large one
+    that was freed before. One such region of at most 1 GiB is kept for that; the system may take it back at any time.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+    dtype : dtype_like
+
+    Returns
+    -------
+    ndarray
+        C-contiguous and writeable, its elements undefined.
+    """
+    kind = np.dtype(dtype)
+    size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * kind.itemsize
+    if size < _LARGE or (memory := lib.wm_memory_new(size)) == NULL:
+        return np.empty(shape, kind)
+    # The buffer keeps the pointer, and so the memory.
+    return np.ndarray(shape, kind, ffi.buffer(ffi.gc(memory, lib.wm_memory_free), size))

@@ -1,0 +1,105 @@
+"""Headers that need a scan, in C: from their bytes to columns. Used by the formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightmap.kernels._columns import Columns
+from weightmap.kernels._native import fault_of, ffi, lib
+
+if TYPE_CHECKING:
+    from weightmap.kernels._faults import Fault
+
+
+# Fewest bytes that one tensor takes in a header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
+_SAFETENSORS_ENTRY = 48
+
+
+def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, Any] | Fault:
+    """Turn the JSON header of a safetensors file into columns, or say what is wrong with it.
+
+    Parameters
+    ----------
+    header : bytes
+        From ``{`` to ``}`` and trailing spaces.
+    dtypes : bytes
+        The known names of dtypes, each in 16 bytes padded with zero bytes.
+    max_tensors : int
+        No more are read: a fault CAPACITY.
+
+    Returns
+    -------
+    columns : Columns
+        In the order of the text.
+    found : wm_safetensors
+        See kernels.h.
+    """
+    size = len(header)
+    columns = Columns.scratch(size, min(size // _SAFETENSORS_ENTRY + 1, max_tensors), size // 2 + 1)
+    found, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
+    failed = lib.wm_safetensors_scan(header, size, dtypes, len(dtypes) // 16, columns.to_fill(), found, fault)
+    if failed:
+        return fault_of(fault)
+    columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
+    return columns, found
+
+
+# Fewest bytes that one tensor takes in a header: an empty name, dtype, no dimensions, start, end.
+_BINTENSORS_ENTRY = 5
+
+
+def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Columns, Any, Fault | None]:
+    """Turn the header of a BinTensors file into columns, and say what is wrong with it.
+
+    Parameters
+    ----------
+    header : bytes
+        With its padding.
+    layouts : int
+        1 the specification's, 2 the current one, 3 the first of them that fits.
+    max_tensors : int
+        No more are read: a fault CAPACITY, which says where the next one begins.
+
+    Returns
+    -------
+    columns : Columns
+        In the order of the file's list.
+    found : wm_bintensors
+        See kernels.h.
+    fault : Fault or None
+    """
+    size = len(header)
+    columns = Columns.scratch(size, min(size // _BINTENSORS_ENTRY + 1, max_tensors), size)
+    found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    failed = lib.wm_bintensors_scan(header, size, layouts, columns.to_fill(), found, fault)
+    columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
+    return columns, found, fault_of(fault) if failed else None
+
+
+# Bytes of room for the name of a layer, and of its record.
+_LAYER_NAME, _LAYER_RECORD = 32, 20
+
+
+def cnn_layers(records: bytes) -> tuple[Columns, Any] | Fault:
+    """Turn the layer records of a CNN v2 file into columns, or say what is wrong with one.
+
+    Parameters
+    ----------
+    records : bytes
+        20 for each layer.
+
+    Returns
+    -------
+    columns : Columns
+        Offsets in bytes, relative to the weights.
+    found : wm_cnn
+        See kernels.h.
+    """
+    count = len(records) // _LAYER_RECORD
+    columns = Columns.scratch(_LAYER_NAME * count, count, 4 * count)
+    found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
+    failed = lib.wm_cnn_layers(records, len(records), count, columns.to_fill(), found, fault)
+    if failed:
+        return fault_of(fault)
+    columns.names_len = found.names_len
+    return columns, found

@@ -1,0 +1,182 @@
+"""Operations that read, while each of their system calls meets a fault, or finds the file truncated.
+
+    LD_PRELOAD=shim.so python reading.py SHIM FOLDER OPERATION FILE
+
+It prints as JSON what came of each fault, and judges nothing: that is for the tests. The faults happen in a child process;
+if a signal ends it, that is told, and another child goes on with the next fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from injection import ERRORS, PARTIAL, SHORT, TRUNCATED, Shim, attempt, command, descriptors, prepare
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
+# What a file is truncated to: nothing, where every page of it is gone, and 100 bytes, where what follows reads as zeros.
+SIZES = (0, 100)
+
+
+
+def everything(source: object, **options: Any) -> list[object]:
+    """Open a file; return all that the handle tells without handing out an array."""
+    with wm.open(source, **options) as f:
+        words = list(f.vocab) if f.vocab is not None else None
+        return [f.format, f.layout, f.infos(), dict(f.metadata), words, f.config, f.tokenizer]
+
+
+def reads(source: object, **options: Any) -> list[object]:
+    """Read every tensor in two types."""
+    with wm.open(source, **options) as f:
+        return [digest(f.read(name, dtype)) for name in f for dtype in ("float32", "float64")]
+
+
+def copies(source: object) -> list[object]:
+    """Look every tensor up in mode "copy"."""
+    with wm.open(source, mode="copy") as f:
+        return [digest(np.asarray(array)) for array in f.values()]
+
+
+def digest(array: np.ndarray[Any, Any]) -> str:
+    """The content of an array."""
+    return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
+
+
+def verified(source: object) -> list[object]:
+    """Verify a file."""
+    with wm.open(source) as f:
+        report = f.verify()
+        return [report.checks, report.warnings, report.nbytes]
+
+
+def converted(source: Path, to: Path, **options: Any) -> str:
+    """Convert; return what the new file holds."""
+    wm.convert(source, to, **options)
+    return hashlib.sha256(to.read_bytes()).hexdigest()
+
+
+READINGS: dict[str, Callable[[Reading], object]] = {
+    "open": lambda r: everything(r.path),
+    "open, full": lambda r: everything(r.path, verify="full"),
+    "verify": lambda r: verified(r.path),
+    "read": lambda r: reads(r.path),
+    "copy": lambda r: copies(r.path),
+    "convert": lambda r: converted(r.path, r.target),
+    "diff": lambda r: wm.diff(r.path, r.same),
+    "command inspect": lambda r: command("inspect", r.path, "--json"),
+    "command verify": lambda r: command("verify", r.path, "--json"),
+    "command convert": lambda r: command("convert", r.path, r.target).rpartition(",")[0],
+    "command diff": lambda r: command("diff", r.path, r.same),
+    "command export": lambda r: command("export", r.path, r.tensor, r.out / "out.npy"),
+    "command quantize": lambda r: command("quantize", r.path, r.out / "o.amb", "--scheme", "int8").rpartition(",")[0],
+    "command lookup": lambda r: command("lookup", r.path, *r.words[:2]),
+    "command similar": lambda r: command("similar", r.path, r.words[0]),
+    "command analogy": lambda r: command("analogy", r.path, *r.words),
+}
+
+
+class Reading:
+    """One operation that reads, on one file."""
+
+    def __init__(self, folder: Path, operation: str, name: str) -> None:
+        self.at, self.out = folder / "sources", folder / "out"
+        self.at.mkdir()
+        self.out.mkdir()
+        prepare(self.at)
+        self.operation, self.path = READINGS[operation], self.at / name
+        self.victim = self.path / "one.safetensors" if self.path.is_dir() else self.path
+        self.data = self.victim.read_bytes()
+        self.same = self.out / f"same{self.path.suffix}"
+        (shutil.copytree if self.path.is_dir() else shutil.copy)(self.path, self.same)
+        # A format that expresses what the file holds.
+        suffix = {".amb": ".amb", ".bin": ".amb", ".fifu": ".fifu"}.get(self.path.suffix, ".safetensors")
+        self.target = self.out / f"out{suffix}"
+        with wm.open(self.path) as f:
+            self.tensor, self.words = next(iter(f)), list(f.vocab or ())[3:6]
+
+    def run(self) -> object:
+        """Do it."""
+        return self.operation(self)
+
+    def reset(self) -> None:
+        """Make the file what it was."""
+        self.victim.write_bytes(self.data)
+
+
+def told(result: object) -> str:
+    """A result as text that can be compared."""
+    return hashlib.sha256(repr(result).encode()).hexdigest()[:16]
+
+
+def outcomes(shim: Shim, reading: Reading, cases: list[tuple[int, str, int, int]], to: int) -> None:
+    """Let an operation meet these faults one after another; write what came of each to a pipe, a line each."""
+    for case in cases:
+        number, _, fault, size = case
+        reading.reset()
+        shim.victim(reading.victim, size)
+        before = descriptors()
+        problem, result = attempt(shim, number, fault, reading.run)
+        leaked = len(descriptors() - before)
+        row = {"error": problem, "result": None if problem else told(result), "leaked": leaked}
+        os.write(to, json.dumps(row).encode() + b"\n")
+
+
+def lines_of(run: Callable[[int], None]) -> tuple[list[str], int]:
+    """Run it in a child process; return the lines that it wrote to its pipe, and its exit status."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        try:
+            run(theirs)
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, encoding="utf-8") as pipe:
+        lines = pipe.read().splitlines()
+    return lines, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def cases_of(calls: list[str]) -> Iterator[tuple[int, str, int, int]]:
+    """Yield number, name, fault and size of every case."""
+    for number, call in enumerate(calls, 1):
+        for name, fault in FAULTS.items():
+            if fault != SHORT or call in PARTIAL:
+                yield number, name, fault, 0
+        for size in SIZES:
+            yield number, f"truncated to {size}", TRUNCATED, size
+
+
+def sweep(shim: Shim, folder: Path, operation: str, name: str) -> dict[str, Any]:
+    """Let each call of an operation that reads meet each fault."""
+    reading = Reading(folder, operation, name)
+    reading.run()  # whatever is loaded at the first time is there
+    shim.arm()
+    result = reading.run()
+    calls = [shim.name(number + 1) for number in range(shim.disarm())]
+    cases = list(cases_of(calls))
+    rows: list[dict[str, Any]] = []
+    while len(rows) < len(cases):
+        lines, status = lines_of(lambda to: outcomes(shim, reading, cases[len(rows) :], to))
+        rows += [json.loads(line) | {"signal": 0} for line in lines]
+        if status:
+            rows.append({"error": None, "result": None, "leaked": 0, "signal": -status})
+    for row, (number, fault, _, _) in zip(rows, cases, strict=True):
+        row |= {"number": number, "call": calls[number - 1], "fault": fault}
+    return {"expected": told(result), "calls": calls, "rows": rows}
+
+
+if __name__ == "__main__":
+    print(json.dumps(sweep(Shim(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4])))  # noqa: T201

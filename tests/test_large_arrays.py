@@ -1,0 +1,176 @@
+"""Large results: backed by huge pages, in memory that is used again, and never in that of an array that still lives."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support import address, run_child
+
+import weightmap as wm
+from weightmap import kernels
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy makes these arrays")
+LARGE = 40 << 20
+
+
+def no_huge_pages() -> str:
+    """Why an array cannot be in huge pages here, or nothing."""
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists():
+        return "no transparent huge pages on this system"
+    return "transparent huge pages are switched off" if "[never]" in enabled.read_text() else ""
+
+
+HUGE = """
+import sys, numpy as np, weightmap as wm
+from weightmap import kernels
+
+N = 1 << 24  # elements: 64 MiB of float32
+halves = np.ones(N, np.float16)
+wm.save(sys.argv[1], {"t": halves})
+quantized = wm.QuantizedTensor("int8", (N,), np.ones(4 + N, np.uint8), scale_type="fp32")
+arrays = {
+    "f16_to_f32": lambda: kernels.f16_to_f32(halves),
+    "dequantize_int4": lambda: kernels.dequantize_int4(np.zeros(N // 32 * 18, np.uint8), N, 32),
+    "dequantize": lambda: quantized.dequantize(),
+    "read": lambda: wm.open(sys.argv[1]).read("t", np.float32),
+}
+
+def huge(array):
+    begin, found = array.__array_interface__["data"][0], 0
+    end = begin + array.nbytes
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            first, _, rest = line.partition(" ")
+            if "-" in first:
+                low, high = (int(part, 16) for part in first.split("-"))
+                inside = low < end and begin < high
+            elif inside and first == "AnonHugePages:":
+                found += int(rest.split()[0])
+    return found >> 10
+
+for name, make in arrays.items():
+    array = make()
+    assert array.nbytes == 64 << 20 and array.flags.carray
+    print(name, huge(array))
+    keep = globals().setdefault("kept", [])
+    keep.append(array)  # so that each has memory of its own
+"""
+
+
+@LINUX
+@pytest.mark.skipif(bool(no_huge_pages()), reason=no_huge_pages())
+def test_outputs_are_backed_by_huge_pages(tmp_path: Path) -> None:
+    """Of 64 MiB that the library makes for a result, 60 and more are in huge pages."""
+    lines = run_child(HUGE, tmp_path / "t.safetensors").stdout.splitlines()
+    found = {name: int(mib) for name, mib in (line.split() for line in lines)}
+    assert set(found) == {"f16_to_f32", "dequantize_int4", "dequantize", "read"}
+    assert min(found.values()) >= 60, found
+
+
+@LINUX
+def test_memory_is_used_again() -> None:
+    """A large array takes the memory of one that was freed, and a later one of them that of it."""
+    places = set()
+    for _ in range(8):
+        array = kernels.empty((LARGE // 4,), np.float32)
+        places.add(address(array))
+        array.fill(1)
+        del array
+    assert len(places) == 1
+
+
+def test_arrays_that_live_have_memory_of_their_own() -> None:
+    """Arrays made one after another, views of them kept alone too, keep what was written to them."""
+    kept = []
+    for number in range(6):
+        array = kernels.empty((2, LARGE // 8), np.float32)
+        array.fill(number)
+        kept.append(array[1, -5:])  # keeps all of it
+        del array
+        if number % 2:
+            del kept[0]  # whose memory the next may take
+    assert [part.tolist() for part in kept] == [[number] * 5 for number in (3, 4, 5)]
+
+
+@pytest.mark.parametrize("shape", [(), 0, 3, (2, 0, 3), (5, LARGE // 4), LARGE])
+def test_empty_is_like_that_of_numpy(shape: int | tuple[int, ...]) -> None:
+    """Shape, dtype and flags are those of numpy's array: contiguous, aligned, writeable."""
+    for dtype in ("f4", "f2", "V3", ">i8", "u1"):
+        array, expected = kernels.empty(shape, dtype), np.empty(shape, dtype)
+        assert array.shape == expected.shape
+        assert array.dtype == expected.dtype
+        assert array.flags.carray == expected.flags.carray
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+
+
+def test_more_than_there_is_is_a_memory_error() -> None:
+    """What no memory holds is a MemoryError, as numpy raises it."""
+    with pytest.raises(MemoryError):
+        kernels.empty(1 << 55, np.float32)
+
+
+def test_threads_share_what_is_kept() -> None:
+    """Threads that make and free large arrays at the same time never get the same memory."""
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(40):
+            array = kernels.empty((LARGE + turn % 3 * LARGE,), np.uint8)
+            array[:: 1 << 16] = number
+            array[-1] = number
+            if not (array[:: 1 << 16] == number).all() or array[-1] != number:
+                wrong.append(number)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+FORKED = """
+import os, numpy as np
+from weightmap import kernels
+
+def make(value):
+    array = kernels.empty((40 << 20,), np.uint8)
+    array.fill(value)
+    return array
+
+held = make(1)
+make(2)  # freed at once, and kept
+child = os.fork()
+other = make(3 if child else 4)
+assert (held == 1).all() and (other == (3 if child else 4)).all()
+del held, other
+assert (make(5) == 5).all()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("ok")
+else:
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_after_a_fork_each_has_its_own() -> None:
+    """A child process and its parent use what they had before the fork, and make more, apart from each other."""
+    assert run_child(FORKED).stdout == "ok\n"
+
+
+def test_results_of_the_library_are_ordinary_arrays() -> None:
+    """A large result can be copied, reshaped and written, and has a buffer, like any other."""
+    n = LARGE // 4
+    result = wm.QuantizedTensor("int8", (n,), np.ones(4 + n, np.uint8), scale_type="fp32").dequantize()
+    result[0] = 7
+    assert result.reshape(2, -1)[0, 0] == 7
+    assert result.copy().flags.owndata
+    assert memoryview(result).nbytes == LARGE

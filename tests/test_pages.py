@@ -1,0 +1,404 @@
+"""Advice on how pages are touched, and bringing them in beforehand: `open(advise=)` and `TensorFile.prefetch`."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, embd
+from tests.support import address, mappings, run_child
+
+import weightmap as wm
+from weightmap import kernels, prefetching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE = mmap.PAGESIZE
+LINUX = sys.platform == "linux"
+linux = pytest.mark.skipif(not LINUX, reason="looks into /proc, and at pages with mincore")
+FLAGS = {None: set(), "normal": set(), "random": {"rr"}, "sequential": {"sr"}}
+
+
+def flags(path: Path) -> list[set[str]]:
+    """What the kernel was told about each mapping of a file in this process: `rr` random, `sr` sequential."""
+    found, inside = [], False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if "-" in line.split(" ", 1)[0]:  # "7f00-7f10 r--s ... path"
+            inside = line.endswith(os.path.realpath(path))
+        elif inside and line.startswith("VmFlags:"):
+            found.append(set(line.split()[1:]) & {"rr", "sr"})
+    return found
+
+
+def model(path: Path, tensors: int = 4, elements: int = 1 << 18) -> Path:
+    """Write a file of tensors t0, t1, ... of 1 MiB each, unless told otherwise."""
+    content = [(f"t{i}", Tensor("float32", (elements,), bytes([i]) * 4 * elements)) for i in range(tensors)]
+    path.write_bytes(embd.Draft(content).seal())
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the path of such a file."""
+    return model(tmp_path / "model.weights")
+
+
+# -------------------------------------------------------------------------------------------------- advise
+
+
+@linux
+@pytest.mark.parametrize("advise", FLAGS)
+@pytest.mark.parametrize("mode", [None, "mmap", "cow"])
+def test_advice_reaches_the_mapping(path: Path, mode: str | None, advise: str | None) -> None:
+    """The kernel has marked the mapping as random, as sequential, or not at all, as `advise=` said."""
+    with wm.open(path, mode=mode, advise=advise) as f:
+        assert f["t1"][0] == np.frombuffer(b"\1\1\1\1", np.float32)[0]
+        assert flags(path) == [FLAGS[advise]]
+
+
+@linux
+def test_advice_goes_with_a_pickled_handle(path: Path) -> None:
+    """A handle that was pickled is advised like the one that it was made of."""
+    with wm.open(path, advise="random") as f:
+        data = pickle.dumps(f)
+    with pickle.loads(data) as again:
+        kept = again["t0"]
+        assert flags(path) == [{"rr"}]
+    del kept
+
+
+@linux
+def test_advice_reaches_what_load_maps(path: Path) -> None:
+    """`load` hands the advice on."""
+    loaded = wm.load(path, advise="sequential")
+    assert flags(path) == [{"sr"}]
+    del loaded
+
+
+@linux
+def test_advice_reaches_every_shard(tmp_path: Path) -> None:
+    """Each file of a sharded model is advised."""
+    parts = {name: model(tmp_path / f"{name}.weights", 1) for name in ("a", "b")}
+    for i, part in enumerate(parts.values()):
+        part.write_bytes(embd.Draft([(f"t{i}", Tensor("float32", (1,), b"1234"))]).seal())
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"t0": "a.weights", "t1": "b.weights"}}', encoding="utf-8")
+    with wm.open(index, advise="random") as f:
+        kept = list(f.values())
+        assert [flags(part) for part in parts.values()] == [[{"rr"}], [{"rr"}]]
+        del kept
+
+
+@pytest.mark.parametrize("advise", ["Random", "", b"random", 1])
+def test_unknown_advice_is_refused(path: Path, advise: object) -> None:
+    """Anything but the three words is a ValueError that names them, even where advice would have no effect."""
+    for source in (path, path.read_bytes()):
+        with pytest.raises(ValueError, match="expected one of normal, random, sequential"):
+            wm.open(source, advise=advise)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("advise", ["random", "sequential", "normal"])
+def test_advice_where_it_means_nothing(path: Path, advise: str) -> None:
+    """Buffers, descriptors and mode "copy" take any advice, and give the same arrays."""
+    wanted = wm.open(path)["t3"]
+    with path.open("rb") as file:
+        for source, options in ((path.read_bytes(), {}), (file, {}), (path, {"mode": "copy"})):
+            assert np.array_equal(wm.open(source, advise=advise, **options)["t3"], wanted, equal_nan=True)
+
+
+# ------------------------------------------------------------------------------------------------- prefetch
+
+
+def touched(array: np.ndarray) -> int:
+    """How many pages of an array this process has mapped: the bits "present" of /proc/self/pagemap."""
+    first, last = address(array) // PAGE, (address(array) + array.nbytes - 1) // PAGE
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(first * 8)
+        entries = np.frombuffer(file.read((last - first + 1) * 8), np.uint64)
+    return int((entries >> np.uint64(63)).sum())
+
+
+def resident(array: np.ndarray) -> int:
+    """How many pages of an array are in the page cache, by mincore."""
+    first, last = address(array) // PAGE, (address(array) + array.nbytes - 1) // PAGE
+    count = last - first + 1
+    found = (ctypes.c_ubyte * count)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(ctypes.c_void_p(first * PAGE), ctypes.c_size_t(count * PAGE), found) == 0
+    return sum(flag & 1 for flag in found)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens in another thread; half a minute at most."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    assert condition()
+
+
+def idle() -> bool:
+    """Whether nothing is being brought in."""
+    return not prefetching._worker._busy
+
+
+def can_populate(path: Path) -> bool:
+    """Whether this kernel has MADV_POPULATE_READ: without it, pages come into memory and not into the mapping."""
+    f = wm.open(path)
+    array = f["t0"]
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        try:
+            mapped.madvise(22)
+        except OSError:
+            return False
+    return array is not None
+
+
+@linux
+@pytest.mark.parametrize("options", [{}, {"mode": "cow"}, {"advise": "random"}], ids=["mmap", "cow", "random"])
+def test_prefetch_maps_the_pages(path: Path, options: dict[str, str]) -> None:
+    """After a prefetch of everything, every page of every tensor is mapped before anybody has touched one."""
+    if not can_populate(path):
+        pytest.skip("this kernel has no MADV_POPULATE_READ")
+    with wm.open(path, **options) as f:
+        arrays = list(f.values())
+        assert touched(arrays[3]) <= 1  # the last page of the mapping belongs to the footer too
+        f.prefetch()
+        until(idle)
+        assert [touched(array) for array in arrays] == [-(-((address(a) % PAGE) + a.nbytes) // PAGE) for a in arrays]
+
+
+@linux
+def test_prefetch_of_one_tensor_leaves_the_others_alone(path: Path) -> None:
+    """Only the pages of the tensors that were named are mapped."""
+    if not can_populate(path):
+        pytest.skip("this kernel has no MADV_POPULATE_READ")
+    with wm.open(path) as f:
+        first, last = f["t0"], f["t3"]
+        f.prefetch("t3")
+        until(idle)
+        assert touched(last) >= last.nbytes // PAGE
+        assert touched(first) == 0
+
+
+@linux
+def test_prefetch_reads_what_is_not_in_memory(path: Path) -> None:
+    """Pages that were dropped from the page cache are in it again after a prefetch."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with wm.open(path) as f:
+        array = f["t2"]
+        if resident(array):
+            pytest.skip("this file system keeps its pages in memory")
+        f.prefetch(["t2"])
+        until(lambda: resident(array) >= array.nbytes // PAGE)
+
+
+@linux
+def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started, the kernel is asked to read ahead instead, and prefetch still returns."""
+
+    def none(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    asked = []
+    monkeypatch.setattr(prefetching._thread, "start_new_thread", none)
+    monkeypatch.setattr(kernels, "will_need", lambda memory, offset, size: asked.append((offset, size)))
+    with wm.open(path) as f:
+        f.prefetch(["t1", "t2"])
+        assert asked == [(f.info("t1").offset, 2 * f.info("t1").nbytes)]
+        assert idle()
+        assert not prefetching._worker._wanted
+
+
+def test_what_populate_returns(path: Path) -> None:
+    """The kernel's errors are numbers and no exceptions: 0 for what is mapped, EINVAL for what lies outside."""
+    with wm.open(path) as f:
+        array = f["t0"].view(np.uint8)
+        assert kernels.populate(array, 0, 0) in (0, 22)
+        assert kernels.populate(array, array.nbytes, 1) != 0
+        assert kernels.populate(array, 1 << 63, 1 << 63) != 0
+
+
+class Slow:
+    """Stands for `kernels.populate`: each piece waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, int]] = []
+        self.allowed = 0
+
+    def __call__(self, memory: object, offset: int, size: int, **_: bool) -> int:
+        """Note the piece, and wait."""
+        self.pieces.append((offset, size))
+        until(lambda: len(self.pieces) <= self.allowed)
+        return 0
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    """Put it in the place of the real one, with pieces of 256 KiB."""
+    until(idle)
+    stand_in = Slow()
+    monkeypatch.setattr(kernels, "populate", stand_in)
+    monkeypatch.setattr(prefetching, "PIECE", 1 << 18)
+    return stand_in
+
+
+def test_prefetch_returns_while_the_work_goes_on(path: Path, slow: Slow) -> None:
+    """Prefetch returns with the first piece still being read; then come pieces of bounded size, each byte once."""
+    with wm.open(path) as f:
+        f.prefetch("t1")
+        until(lambda: len(slow.pieces) == 1)
+        slow.allowed = 1 << 30
+        until(idle)
+        start, end = f.info("t1").offset, f.info("t1").offset + f.info("t1").nbytes
+    assert slow.pieces == [(at, 1 << 18) for at in range(start, end, 1 << 18)]
+
+
+def test_asking_twice_does_the_work_once(path: Path, slow: Slow) -> None:
+    """A range that is being brought in, or waits for it, is not done again; another one is, after it."""
+    with wm.open(path) as f:
+        for _ in range(5):
+            f.prefetch("t1")
+            f.prefetch("t3")
+        until(lambda: len(slow.pieces) == 1)
+        f.prefetch("t1")
+        slow.allowed = 1 << 30
+        until(idle)
+        assert [offset for offset, _ in slow.pieces] == [
+            f.info(name).offset + k * (1 << 18) for name in ("t1", "t3") for k in range(4)
+        ]
+
+
+@linux
+def test_closing_ends_a_prefetch_and_the_mapping(path: Path, slow: Slow) -> None:
+    """A handle that is closed meanwhile with no array left: the piece at hand is finished, then the mapping is gone."""
+    f = wm.open(path)
+    f.prefetch()
+    until(lambda: len(slow.pieces) == 1)
+    f.close()
+    assert mappings(path)  # the thread is in it
+    slow.allowed = 1 << 30
+    until(idle)
+    assert len(slow.pieces) == 1
+    assert mappings(path) == []
+
+
+def test_a_prefetch_goes_on_for_arrays_that_are_left(path: Path, slow: Slow) -> None:
+    """A handle that is closed meanwhile does not end the prefetch as long as an array of it lives."""
+    with wm.open(path) as f:
+        array = f["t0"]
+        f.prefetch()
+        until(lambda: len(slow.pieces) == 1)
+    slow.allowed = 1 << 30
+    until(idle)
+    assert sum(size for _, size in slow.pieces) >= 4 * array.nbytes
+
+
+@linux
+def test_a_file_that_became_shorter_is_no_crash(tmp_path: Path) -> None:
+    """Truncated before and during a prefetch: no SIGBUS, the thread ends, the next prefetch works."""
+    code = """
+import os, sys, time
+import weightmap as wm
+from weightmap import prefetching
+prefetching.PIECE = 1 << 16
+for path, delay in zip(sys.argv[1:], (None, 0, 1e-4, 1e-3)):
+    f = wm.open(path, mode="mmap")
+    if delay is None:
+        os.truncate(path, 4096)
+        f.prefetch()
+    else:
+        f.prefetch()
+        time.sleep(delay)
+        os.truncate(path, 4096)
+    for _ in range(3000):
+        if not prefetching._worker._busy:
+            break
+        time.sleep(0.01)
+    assert not prefetching._worker._busy and not prefetching._worker._wanted
+print("alive")
+"""
+    paths = [model(tmp_path / f"{i}.weights", 16) for i in range(4)]
+    assert run_child(code, *paths).stdout == "alive\n"
+
+
+@linux
+def test_a_process_ends_during_a_prefetch(path: Path) -> None:
+    """A process whose prefetch would never end ends at once, without a word."""
+    code = """
+import sys, time
+import weightmap as wm
+from weightmap import kernels, prefetching
+started = []
+def populate(*_, **__):
+    started.append(1)
+    time.sleep(1000)
+kernels.populate = populate
+f = wm.open(sys.argv[1])
+f.prefetch()
+while not started:
+    time.sleep(0.001)
+print("end")
+"""
+    ended = run_child(code, path)
+    assert (ended.stdout, ended.stderr) == ("end\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or not LINUX, reason="needs fork")
+def test_a_child_of_fork_can_prefetch(path: Path) -> None:
+    """A child that was forked in the middle of a prefetch, the lock held, does its own."""
+    code = """
+import os, sys, time
+import weightmap as wm
+from weightmap import kernels, prefetching
+real, started = kernels.populate, []
+def populate(*_, **__):
+    started.append(1)
+    time.sleep(1000)
+kernels.populate = populate
+f = wm.open(sys.argv[1])
+f.prefetch()
+while not started:
+    time.sleep(0.001)
+prefetching._worker._lock.acquire()
+child = os.fork()
+if child == 0:
+    kernels.populate = real
+    f.prefetch()
+    while prefetching._worker._busy:
+        time.sleep(0.001)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print("done")
+"""
+    assert run_child(code, path).stdout == "done\n"
+
+
+def test_prefetch_of_what_is_not_mapped_does_nothing(path: Path, slow: Slow) -> None:
+    """Buffers and mode "copy" have no pages to bring in."""
+    for source, options in ((path.read_bytes(), {}), (path, {"mode": "copy"})):
+        with wm.open(source, **options) as f:
+            f.prefetch()
+            f.prefetch(["t0"])
+    assert slow.pieces == []
+    assert idle()
+
+
+def test_ranges_that_lie_close_together_are_one() -> None:
+    """A hundred thousand tensors side by side are one range; far apart, in any order, they are many; empty, none."""
+    merged = prefetching._merged
+    assert merged((k * 64, 64) for k in range(100_000)) == ((0, 6_400_000),)
+    assert merged([(1 << 30, 5), (0, 10), (4, 0)]) == ((0, 10), (1 << 30, (1 << 30) + 5))
+    assert merged([(0, 1 << 20), (5, 10)]) == ((0, 1 << 20),)
+    assert merged([]) == ()
