@@ -371,6 +371,8 @@ class TensorFile(Mapping[str, Any]):
         try:
             source.check_unchanged()
             run = Verification(source, self._options, progress)
+            if not self._options.checked:  # opening has not
+                self._table.check()
             self._content.verify(run)
             disorder = self._table.disorder()
             if disorder is not None:
