@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 from functools import partial
 
-import limits
 import numpy as np
 import pytest
-from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 
+import limits
+from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 from weightmap import kernels
 
 # Of the short ones `bytes` are given, as most callers have them, and the call is the cost.
@@ -48,12 +48,10 @@ THREADS = (
 
 
 @pytest.fixture(scope="module")
-def data(request):
+def data(request, smoke):
     """Return random bytes in huge pages, as many as are asked for at most; the same 16 MiB again and again."""
-    wanted = [item.callspec.params.get("size") for item in request.session.items if hasattr(item, "callspec")]
-    most = (
-        1 << 16 if request.config.option.benchmark_disable else max((LONG.get(size, 0) for size in wanted), default=0)
-    )
+    wanted = {item.callspec.params["group"] for item in request.session.items if item.path == request.path}
+    most = max((LONG.get(group.partition("/")[2], 0) for group in wanted), default=0) if not smoke else 0
     whole = limits.memory(max(most, BLOCK))
     block = np.random.default_rng(1).integers(0, 256, BLOCK, np.uint8)
     for start in range(0, len(whole), BLOCK):
@@ -61,31 +59,26 @@ def data(request):
     return whole
 
 
-@pytest.mark.parametrize("who", ONE_THREAD)
-@pytest.mark.parametrize("size", SHORT)
-def test_short(race, data, size, who):
-    """Short inputs."""
-    race(f"crc32/{size}", ONE_THREAD, data[: SHORT[size]].tobytes(), nbytes=SHORT[size])
+CHECKSUMS = {
+    f"crc32/{size}": contenders
+    for sizes, contenders in ((SHORT, ONE_THREAD), (MIDDLE, ALL), (LONG, THREADS))
+    for size in sizes
+}
 
 
-@pytest.mark.parametrize("who", ALL)
-@pytest.mark.parametrize("size", MIDDLE)
-def test_middle(race, data, size, who):
-    """Inputs whose checksum cannot be had faster than they are read."""
-    race(f"crc32/{size}", ALL, data[: MIDDLE[size]], nbytes=MIDDLE[size])
+@everyone(CHECKSUMS)
+def test_crc32(race, data, group, who):
+    """The checksum of so many bytes."""
+    size = group.partition("/")[2]
+    given = data[: SHORT[size]].tobytes() if size in SHORT else data[: (MIDDLE | LONG)[size]]
+    race(CHECKSUMS, given, nbytes=len(given))
 
 
-@pytest.mark.parametrize("who", THREADS)
-@pytest.mark.parametrize("size", LONG)
-def test_long(race, data, size, who):
-    """Inputs that are worth threads."""
-    race(f"crc32/{size}", THREADS, data[: LONG[size]], nbytes=LONG[size])
+COMBINE = {"crc32/combine": ours(lambda: Timed(partial(kernels.crc32_combine, 1, 2, 2**63 - 1)))}
+GROUPS = CHECKSUMS | COMBINE
 
 
-COMBINE = ours(lambda: Timed(partial(kernels.crc32_combine, 1, 2, 2**63 - 1)))
-
-
-@pytest.mark.parametrize("who", COMBINE)
-def test_combine(race, who):
+@everyone(COMBINE)
+def test_combine(race, group, who):
     """Combining two CRCs for a length whose every bit is set."""
-    race("crc32/combine", COMBINE)
+    race(COMBINE)

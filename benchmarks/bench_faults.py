@@ -8,12 +8,12 @@ import mmap
 from functools import partial
 from pathlib import Path
 
-import limits
 import numpy as np
 import pytest
-from race import Timed, limit, need, ours, rival
 
+import limits
 import weightmap as wm
+from race import Timed, everyone, limit, need, ours, rival
 
 ROWS = 1 << 20  # bytes
 
@@ -78,7 +78,10 @@ CONTENDERS = ours(partial(first_touch, "weightmap"), "written by weightmap") | {
 }
 
 
-@pytest.mark.parametrize("who", CONTENDERS)
-def test_faults(race, written, smoke, who):
+GROUPS = {"faults/1 GiB": CONTENDERS}
+
+
+@everyone(GROUPS)
+def test_faults(race, written, group, who):
     """Touch 1 GiB."""
-    race("faults/1 GiB", CONTENDERS, written, nbytes=1 << 30)
+    race(GROUPS, written, nbytes=1 << 30)

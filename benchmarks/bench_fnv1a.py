@@ -6,13 +6,11 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import pytest
-from race import EVERY_ISA, Timed, need, ours, rival
 
+from race import EVERY_ISA, Timed, everyone, need, ours, rival
 from weightmap import kernels
 
 LENGTH = 51  # a usual length of a tensor's name
-COUNTS = (1_000, 100_000)
 PART = 100  # plain Python takes so long that it gets this part of the names
 
 
@@ -70,14 +68,12 @@ def python(names):
 CONTENDERS = ours(weightmap, isas=EVERY_ISA) | {"fnv-hash-fast": rival(fnv_hash_fast), "Python": rival(python)}
 
 
-@pytest.mark.parametrize("who", CONTENDERS)
-@pytest.mark.parametrize("count", COUNTS)
-def test_same_length(race, count, who):
-    """Names of one length."""
-    race(f"fnv1a32/{count:,} names", CONTENDERS, make(count), items=count)
+COUNTS = {"1,000 names": 1_000, "100,000 names": 100_000, "100,000 names of mixed lengths": 100_000}
+GROUPS = {f"fnv1a32/{label}": CONTENDERS for label in COUNTS}
 
 
-@pytest.mark.parametrize("who", CONTENDERS)
-def test_mixed_lengths(race, who):
-    """Names of 20 to 60 bytes."""
-    race("fnv1a32/100,000 names of mixed lengths", CONTENDERS, make(100_000, mixed=True), items=100_000)
+@everyone(GROUPS)
+def test_fnv1a32(race, group, who):
+    """Hash names of one length, or of 20 to 60 bytes."""
+    label = group.partition("/")[2]
+    race(GROUPS, make(COUNTS[label], mixed="mixed" in label), items=COUNTS[label])

@@ -9,12 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-import limits
 import ml_dtypes
 import numpy as np
-import pytest
-from race import AVX2, EVERY_ISA, Timed, limit, need, ours, rival
 
+import limits
+from race import AVX2, EVERY_ISA, Timed, everyone, limit, need, ours, rival
 from weightmap import kernels
 
 CASES = {"L2": 1 << 19, "L3": 1 << 23, "DRAM": 1 << 27, "DRAM, fresh output": 1 << 27}  # bytes of output
@@ -70,14 +69,14 @@ FRESH = BOTH | {
     )
     for kind, on in {"write": False, "write, non-temporal,": True}.items()
 }
-CONTENDERS = {case: FRESH if "fresh" in case else REUSED for case in CASES}
+GROUPS = {f"{kind} to f32/{case}": FRESH if "fresh" in case else REUSED for kind in KINDS for case in CASES}
 
 
-@pytest.mark.parametrize(("case", "who"), [(case, who) for case in CASES for who in CONTENDERS[case]])
-@pytest.mark.parametrize("kind", KINDS)
-def test_widening(race, smoke, kind, case, who):
+@everyone(GROUPS)
+def test_widening(race, smoke, group, who):
     """Convert to float32."""
+    kind, case = group.split(" to f32/")
     n = 1 << 12 if smoke else CASES[case] // 4
     array = limits.memory_of(np.random.default_rng(1).standard_normal(n, np.float32).astype(KINDS[kind][1]))
     out = None if "fresh" in case else limits.memory(4 * n).view(np.float32)
-    race(f"{kind} to f32/{case}", CONTENDERS[case], Work(kind, array, out), nbytes=4 * n)
+    race(GROUPS, Work(kind, array, out), nbytes=4 * n)

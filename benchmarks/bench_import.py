@@ -4,8 +4,7 @@ import os
 import subprocess
 import sys
 
-import pytest
-from race import limit, need, ours, rival
+from race import everyone, need, ours, rival
 
 # Prints the seconds that a statement takes in an interpreter that has imported numpy already.
 BEYOND_NUMPY = "import time, numpy; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
@@ -42,11 +41,13 @@ CONTENDERS = ours(lambda: Import("import weightmap")) | {
     "safetensors": library("safetensors.numpy"),
     "bintensors": library("bintensors.numpy"),
     "gguf-py": library("gguf"),
-    "limit: nothing": limit(lambda: Import("pass")),
 }
 
 
-@pytest.mark.parametrize("who", CONTENDERS)
-def test_import(race, who):
+GROUPS = {"import/beyond numpy": CONTENDERS}
+
+
+@everyone(GROUPS)
+def test_import(race, group, who):
     """Import on top of numpy, which everybody needs."""
-    race("import/beyond numpy", CONTENDERS)
+    race(GROUPS)

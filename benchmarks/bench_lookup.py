@@ -4,9 +4,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from race import AVX2, Timed, limit, need, ours, rival
 
 import weightmap as wm
+from race import AVX2, Timed, everyone, limit, need, ours, rival
+
+LARGEST = "100,000 tensors"
 
 
 class Case:
@@ -20,13 +22,13 @@ class Case:
         """Return the file of a format; one that its library writes is left out where that is not installed."""
         if suffix == "bt":
             need("bintensors")
-        return self.model("large", suffix)
+        return self.model(LARGEST, suffix)
 
 
 @pytest.fixture
-def case(model, sizes):
+def case(model, shapes):
     """Return the files, and what is looked up."""
-    return Case(model, sizes["large"][1])
+    return Case(model, shapes[LARGEST])
 
 
 def our_opener(case, suffix):
@@ -100,24 +102,15 @@ def bare_view(case):
     return Timed(partial(np.ndarray, (16,), np.float32, buffer, 64))
 
 
-FIRST = everybody(first)
-LATER = everybody(later) | {"np.memmap": rival(memmap), "limit: np.ndarray": limit(bare_view)}
-EVERY = everybody(every)
+GROUPS = {
+    # Opening is not counted.
+    f"look-up/first, {LARGEST}": everybody(first),
+    f"look-up/later, {LARGEST}": everybody(later) | {"np.memmap": rival(memmap), "limit: np.ndarray": limit(bare_view)},
+    f"all views/{LARGEST}": everybody(every),
+}
 
 
-@pytest.mark.parametrize("who", FIRST)
-def test_first_lookup(race, case, sizes, who):
-    """The first look-up by name in a fresh handle; opening it is not counted."""
-    race(f"look-up/first, {sizes['large'][0]}", FIRST, case)
-
-
-@pytest.mark.parametrize("who", LATER)
-def test_later_lookup(race, case, sizes, who):
-    """Looking a tensor up in a handle that has been used before."""
-    race(f"look-up/later, {sizes['large'][0]}", LATER, case)
-
-
-@pytest.mark.parametrize("who", EVERY)
-def test_all_views(race, case, sizes, who):
-    """Open a file and make an array of every tensor."""
-    race(f"all views/{sizes['large'][0]}", EVERY, case)
+@everyone(GROUPS)
+def test_lookup(race, case, group, who):
+    """Look one tensor up, or all."""
+    race(GROUPS, case)

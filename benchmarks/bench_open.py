@@ -4,22 +4,24 @@ Ours is opened validated, as it is by default, and with ``verify="none"``. The l
 to do: open, fstat, map, unmap, close.
 """
 
+import gc
 import mmap
 import os
+import tracemalloc
 from functools import partial
 
 import numpy as np
-import pytest
-from race import AVX2, Timed, limit, need, ours, rival
 
 import weightmap as wm
+from race import AVX2, Timed, everyone, limit, need, ours, rival
 
-SIZES = ["minilm", "small", "middle", "large"]
+SIZES = ["MiniLM", "1,000 tensors", "10,000 tensors", "100,000 tensors"]
 
 
 def weightmap(model, size, suffix, verify="header"):
     """Open and close with ours."""
-    return Timed(lambda path=path_of(model, size, suffix): wm.open(path, verify=verify).close())
+    path = path_of(model, size, suffix)
+    return Timed(lambda: wm.open(path, verify=verify).close())
 
 
 def path_of(model, size, suffix):
@@ -96,12 +98,48 @@ CONTENDERS = (
 )
 
 
-@pytest.mark.parametrize("who", CONTENDERS)
-@pytest.mark.parametrize("size", SIZES)
-def test_open(race, model, sizes, size, who):
+OPEN = {f"open/{size}": CONTENDERS for size in SIZES}
+
+
+@everyone(OPEN)
+def test_open(race, model, shapes, group, who):
     """Open a file, ready for look-ups by name, and close it."""
-    label, shapes = sizes[size]
-    race(f"open/{label}", CONTENDERS, model, size, items=len(shapes))
+    size = group.partition("/")[2]
+    race(OPEN, model, size, items=len(shapes[size]))
+
+
+def heap(path):
+    """Return how many bytes of Python's heap an open file takes, numpy's arrays among them."""
+    wm.open(path).close()  # what is imported or made once
+    gc.collect()
+    tracemalloc.start()
+    try:
+        f = wm.open(path)
+        taken, _ = tracemalloc.get_traced_memory()
+        f.close()
+    finally:
+        tracemalloc.stop()
+    return taken
+
+
+def weightmap_heap(model, suffix):
+    """Open the largest file, and tell how much more memory that takes than a file of a thousandth of the tensors."""
+    few, many = (path_of(model, size, suffix) for size in ("100 tensors", "100,000 tensors"))
+    small, large = heap(few), heap(many)
+    info = {"heap KiB": large / 1024, "heap KiB, few tensors": small / 1024, "times the heap": large / small}
+    return Timed(lambda: wm.open(many).close(), **info)
+
+
+HEAP = {
+    "heap/100,000 tensors": ours(partial(weightmap_heap, suffix="weights"), "weightmap, EMBD")
+    | ours(partial(weightmap_heap, suffix="safetensors"), "weightmap, safetensors")
+}
+
+
+@everyone(HEAP)
+def test_heap(race, model, group, who):
+    """Memory that grows with the number of tensors, where a format has an index of fixed-size records, need not be."""
+    race(HEAP, model)
 
 
 def our_names(model, size, suffix):
@@ -130,7 +168,7 @@ def their_names(library, suffix):
     return rival(prepare)
 
 
-NAMES = (
+LISTING = (
     ours(partial(our_names, suffix="weights"), "weightmap, EMBD")
     | ours(partial(our_names, suffix="safetensors"), "weightmap, safetensors")
     | ours(partial(our_names, suffix="bt"), "weightmap, BinTensors")
@@ -138,9 +176,12 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("who", NAMES)
-@pytest.mark.parametrize("size", ["minilm", "large"])
-def test_open_and_list_names(race, model, sizes, size, who):
+NAMES = {f"open and list names/{size}": LISTING for size in ("MiniLM", "100,000 tensors")}
+GROUPS = OPEN | HEAP | NAMES
+
+
+@everyone(NAMES)
+def test_open_and_list_names(race, model, shapes, group, who):
     """Open a file and make the list of its names, Python strings."""
-    label, shapes = sizes[size]
-    race(f"open and list names/{label}", NAMES, model, size, items=len(shapes))
+    size = group.partition("/")[2]
+    race(NAMES, model, size, items=len(shapes[size]))

@@ -2,12 +2,12 @@
 
 from functools import partial
 
-import limits
 import numpy as np
 import pytest
-from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 
+import limits
 import weightmap as wm
+from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 
 NAME = "w"
 
@@ -60,10 +60,13 @@ CONTENDERS = (
 )
 
 
-@pytest.mark.parametrize("who", CONTENDERS)
-def test_read_as_float32(race, half_file, who):
+GROUPS = {"read f16 as f32/64 MiB": CONTENDERS}
+
+
+@everyone(GROUPS)
+def test_read_as_float32(race, half_file, group, who):
     """Into an array that is there already."""
     with wm.open(half_file) as f:
         shape = f.info(NAME).shape
     out = limits.memory(4 * int(np.prod(shape))).view(np.float32).reshape(shape)
-    race("read f16 as f32/64 MiB", CONTENDERS, half_file, out, nbytes=out.nbytes)
+    race(GROUPS, half_file, out, nbytes=out.nbytes)

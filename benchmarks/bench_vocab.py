@@ -1,7 +1,7 @@
 """Words: opening a file of a million of them, finding one, finding many, taking apart those that it does not have.
 
-With ``--largest N`` the file has ten times N words of 300 dimensions, and buckets for n-grams. finalfusion-python runs
-in a process of its own (`elsewhere`), gensim reads a file of its own.
+They have 300 dimensions, and buckets for n-grams. finalfusion-python runs in a process of its own (`elsewhere`), gensim
+reads a file of its own.
 """
 
 import random
@@ -9,27 +9,27 @@ from functools import partial
 
 import numpy as np
 import pytest
-from elsewhere import Elsewhere
-from processes import Loading
-from race import AVX2, EVERY_ISA, Timed, need, ours, rival
 
 import files
 import weightmap as wm
+from elsewhere import Elsewhere
+from processes import Loading
+from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 
-DIMS = 300
+COUNT, DIMS = 1_000_000, 300
+LABEL = f"{COUNT:,} words"
 
 
 class Words:
     """The file, and the words that are asked for."""
 
-    def __init__(self, largest, folder, *, smoke):
-        count = 1_000 if smoke else 10 * largest
-        self.label = f"{count:,} words"
+    def __init__(self, folder, *, smoke):
+        count = 1_000 if smoke else COUNT
         self.words = files.words_like(count, "")
         self.path = str(folder / "words.fifu")
         files.write_finalfusion(self.path, self.words, DIMS, 8 if smoke else 18)
         rng = random.Random(1)
-        self.known = rng.sample(self.words, 100 if smoke else min(count, 100_000))
+        self.known = rng.sample(self.words, 100 if smoke else 100_000)
         self.unknown = files.words_like(100 if smoke else 10_000, "-")
         self.folder = folder
 
@@ -51,9 +51,9 @@ class Words:
 
 
 @pytest.fixture(scope="module")
-def words(request, tmp_path_factory, smoke):
+def words(tmp_path_factory, smoke):
     """Return the file, made once."""
-    return Words(request.config.option.largest, tmp_path_factory.mktemp("words"), smoke=smoke)
+    return Words(tmp_path_factory.mktemp("words"), smoke=smoke)
 
 
 def our_opener(words):
@@ -141,12 +141,13 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("question", "who"), [(question, who) for question in QUESTIONS for who in QUESTIONS[question]]
-)
-def test_words(race, words, question, who):
+WORDS = {f"vocabulary/{question}, {LABEL}": contenders for question, contenders in QUESTIONS.items()}
+
+
+@everyone(WORDS)
+def test_words(race, words, group, who):
     """Ask for words."""
-    race(f"vocabulary/{question}, {words.label}", QUESTIONS[question], words)
+    race(WORDS, words)
 
 
 def loading(opener, words):
@@ -155,13 +156,14 @@ def loading(opener, words):
     return Loading(opener, path, words.known[0], words=len(words.words))
 
 
-MEMORY = ours(partial(loading, "weightmap, words")) | {
-    "finalfusion-python": rival(partial(loading, "finalfusion")),
-    "gensim": rival(partial(loading, "gensim")),
+MEMORY = {
+    f"vocabulary/memory, {LABEL}": ours(partial(loading, "weightmap, words"))
+    | {"finalfusion-python": rival(partial(loading, "finalfusion")), "gensim": rival(partial(loading, "gensim"))}
 }
+GROUPS = WORDS | MEMORY
 
 
-@pytest.mark.parametrize("who", MEMORY)
-def test_memory(race, words, who):
+@everyone(MEMORY)
+def test_memory(race, words, group, who):
     """Private memory that opening and the first look-up take."""
-    race(f"vocabulary/memory, {words.label}", MEMORY, words)
+    race(MEMORY, words)

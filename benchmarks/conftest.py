@@ -9,17 +9,13 @@ noise). The limit is that for the same number of threads.
 
 import sys
 
+import pytest
+
 import files
 import machine
-import pytest
 import race as races
 
 REPLAY = races.Replay()
-
-
-def pytest_addoption(parser):
-    """Let a run be made quicker, for a first look."""
-    parser.addoption("--largest", type=int, default=100_000, help="number of tensors in the largest benchmark files")
 
 
 def pytest_collection_modifyitems(items):
@@ -60,13 +56,14 @@ def chosen(request, contenders):
 
 @pytest.fixture
 def race(request, benchmark, results, smoke):
-    """Return race(group, contenders, *case): time a group when its first one comes, and report this one's times.
+    """Return race(groups, *case): time a group when its first one comes, and report this one's times.
 
-    `contenders` are those of the test's parameter "who"; `case` is handed to whoever prepares them.
+    `groups` are those of `everyone`, and `case` is handed to whoever prepares the contenders.
     """
 
-    def race(group, contenders, *case, nbytes=None, items=None):
-        who = request.node.callspec.params["who"]
+    def race(groups, *case, nbytes=None, items=None):
+        group, who = (request.node.callspec.params[name] for name in ("group", "who"))
+        contenders = groups[group]
         contender = contenders[who]
         if smoke:
             benchmark.pedantic(races.Lane(contender, contender.prepare(*case)).turn, (1,))
@@ -91,27 +88,22 @@ def race(request, benchmark, results, smoke):
 
 
 @pytest.fixture(scope="session")
-def sizes(request, smoke):
-    """Label and tensors of each model that is opened. In a smoke test nothing is timed, and the largest is small."""
-    largest = 1_000 if smoke else request.config.option.largest
-    return {
-        "minilm": ("MiniLM", files.minilm_shapes()),
-        **{
-            name: (f"{count:,} tensors", files.many_shapes(count))
-            for name, count in {"small": largest // 100, "middle": largest // 10, "large": largest}.items()
-        },
-    }
+def shapes(smoke):
+    """Tensors of each model that is opened. In a smoke test nothing is timed, and the largest is small."""
+    part = 100 if smoke else 1
+    many = {f"{count:,} tensors": files.many_shapes(-(-count // part)) for count in (100, 1_000, 10_000, 100_000)}
+    return {"MiniLM": files.minilm_shapes()} | many
 
 
 @pytest.fixture(scope="session")
-def model(sizes, tmp_path_factory):
+def model(shapes, tmp_path_factory):
     """Return model(size, suffix) -> path: the file of that size and format, written when first asked for."""
     folder = tmp_path_factory.mktemp("models")
 
     def model(size, suffix):
-        path = folder / f"{size}.{suffix}"
+        path = folder / f"{size.replace(' ', '-')}.{suffix}"
         if not path.exists():
-            files.WRITERS[suffix](path, sizes[size][1])
+            files.WRITERS[suffix](path, shapes[size])
         return str(path)
 
     return model

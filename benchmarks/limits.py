@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from race import Clock, Contender, limit
 
 if TYPE_CHECKING:

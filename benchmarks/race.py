@@ -94,6 +94,12 @@ EVERY_ISA = kernels.available_isas()
 AVX2 = ("avx2",)  # where no loop over bytes decides: the other one that most users have
 
 
+def everyone(groups: Mapping[str, Mapping[str, Contender]]) -> pytest.MarkDecorator:
+    """Make a benchmark of every contender of every group; each module's groups, all of them, are its `GROUPS`."""
+    cases = [(group, who) for group, contenders in groups.items() for who in contenders]
+    return pytest.mark.parametrize(("group", "who"), cases)
+
+
 def need(module: str) -> Any:
     """Return a module of a rival, or leave the rival out, visibly, where it is not installed."""
     try:
@@ -121,12 +127,12 @@ class Lane:
         """Find how many calls a turn takes, which warms up too, and how many turns there is time for."""
         while True:
             begin = time.perf_counter()
-            self.turn(self.calls)
+            told = self.turn(self.calls)
             took = time.perf_counter() - begin
             if took >= SHORTEST or self.calls >= 100_000:
                 break
             self.calls *= 4
-        self.turns = 1 if took > SLOW else max(3, min(ROUNDS, int(BUDGET / took)))
+        self.turns = 1 if told > SLOW else max(3, min(ROUNDS, int(BUDGET / took)))
 
     def take(self, number: int) -> None:
         """Take part in this round, if it is one of ours."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -642,6 +643,68 @@ def test_two_writers_both_complete(tmp_path: Path) -> None:
     assert not failed
     assert len(set(wm.load(path)["n"].tolist())) == 1
     assert listing(tmp_path) == ["out.weights"]
+
+
+MIB = 1 << 20
+# Bytes of tensors, one after another: none, few, and many around the pieces in which a file is written.
+LENGTHS = {
+    "small ones": [1 << 18] * 40,
+    "one": [11 * MIB + 5],
+    "small before large": [5, 9 * MIB],
+    "large, then small": [5 * MIB, 1, 3],
+    "ends at a piece": [4 * MIB - 64, 64, 2 * MIB],
+    "longer than one direct write": [3, 37 * MIB, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1],
+    "small": [1000],
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("suffix", [".weights", ".safetensors", ".bt"])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_files_are_written_in_large_aligned_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, lengths: list[int], *, checksums: bool
+) -> None:
+    """Each write but the one of the end begins at a multiple of 2 MiB and is one long; the beginning comes last."""
+    written: list[tuple[int, int]] = []
+    real = os.pwrite
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        written.append((offset, len(data)))
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    tensors = {f"t{i:02}": RNG.integers(0, 256, length, np.uint8) for i, length in enumerate(lengths)}
+    path = tmp_path / f"model{suffix}"
+    wm.save(path, tensors, checksums=checksums, durable=False)
+    size = path.stat().st_size
+    assert written[-1][0] == 0
+    written.sort()
+    assert [offset for offset, _ in written] == [0, *(sum(pair) for pair in written[:-1])]  # each byte once
+    assert sum(written[-1]) == size
+    assert all(offset % (2 * MIB) == 0 for offset, _ in written)
+    assert all(count % (2 * MIB) == 0 for _, count in written[:-1])
+    with wm.open(path, verify="full") as f:
+        assert all(np.array_equal(f[name], array) for name, array in tensors.items())
+
+
+def test_a_tensor_that_changes_while_it_is_saved_still_fits_its_checksum(tmp_path: Path) -> None:
+    """EMBD: what another thread writes into a tensor meanwhile may be in the file or not, but the checksum is right."""
+    array = np.zeros(24 * MIB, np.uint8)
+    done = []
+
+    def scribble() -> None:
+        while not done:
+            array[:: 1 << 12] += 1
+
+    thread = threading.Thread(target=scribble)
+    thread.start()
+    try:
+        wm.save(tmp_path / "model.weights", {"a": array}, durable=False)
+    finally:
+        done.append(True)
+        thread.join()
+    with wm.open(tmp_path / "model.weights", verify="full") as f:
+        assert f["a"].size == array.size
 
 
 def test_big_tensors_are_written_without_a_second_copy(tmp_path: Path) -> None:

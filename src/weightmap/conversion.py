@@ -321,11 +321,11 @@ def _payload(name: str, place: Located, wanted: DType | None) -> Payload:
         if wanted is None:
             return _as_quantized(name, place)
         size = math.prod(row.shape)
-        return Payload(name, wanted, row.shape, size * wanted.bits // 8, functools.partial(_decoded, place, wanted))
+        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
     if wanted is None or row.dtype.name not in FLOATING or row.dtype is wanted:
-        return Payload(name, row.dtype, row.shape, row.nbytes, lambda: source.chunks(row.offset, row.nbytes))
+        return Payload(name, row.dtype, row.shape, row.nbytes, source.chunks, row.offset, row.nbytes)
     nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-    return Payload(name, wanted, row.shape, nbytes, lambda: _cast(source, row, wanted))
+    return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
 
 
 def _as_quantized(name: str, place: Located) -> Payload:

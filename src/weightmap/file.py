@@ -392,6 +392,9 @@ class TensorFile(Mapping[str, Any]):
             source.check_unchanged()
             run = Verification(source, self._options, progress)
             self._content.verify(run)
+            disorder = self._table.disorder()
+            if disorder is not None:
+                run.warn(str(disorder))
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
         if progress is not None and run.done != source.size:

@@ -144,6 +144,7 @@ def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
         except TensorFileError as error:
             instead = mistaken(found, head) if options["format"] is None else None
             raise instead or error.located(path=None, format=found.name) from None
+        content.table.belongs_to(source.name, found.name)
         vocab = content.vocab
         if vocab is not None:
             vocab.path, vocab.format = source.name, found.name

@@ -46,8 +46,9 @@ _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPE
 _WINDOWS = os.name == "nt"
 # The bits of a mode that tell the kind of a file.
 _KIND = 0o170000
-# One read of a bounce buffer: large enough that the call costs nothing, small enough to stay in the L2 cache.
-CHUNK = 1 << 20
+# One read of a bounce buffer: large enough that the call costs little (2 us of 35), small enough to be still in the L2
+# cache of any CPU when it is looked at.
+CHUNK = 1 << 18
 _ALIGN = 64
 
 

@@ -9,6 +9,7 @@ asked for.
 
 from __future__ import annotations
 
+import copy
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -17,7 +18,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DECLARED
-from weightmap.errors import FormatError, quoted
+from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.faults import NUMPY_MAX_NDIM, table_error
 from weightmap.strings import StringTable
 
@@ -161,11 +162,14 @@ def bits_of(dtypes: Sequence[DType | None]) -> bytes:
 class Table:
     """What both kinds of table have in common."""
 
-    __slots__ = ("_count", "_finder", "_looked", "_names", "rules")
+    __slots__ = ("_count", "_finder", "_looked", "_names", "format", "path", "rules")
 
     def __init__(self, count: int, rules: Rules) -> None:
         self._count = count
         self.rules = rules
+        # Of the file, for messages, once they are known.
+        self.path: str | None = None
+        self.format: str | None = None
         self._names: StringTable | None = None
         self._finder: Callable[[object], int] | None = None
         self._looked = False
@@ -190,12 +194,19 @@ class Table:
     def __len__(self) -> int:
         return self._count
 
+    def belongs_to(self, path: str | None, format: str) -> None:
+        """Tell the table what file it is of, for messages."""
+        self.path, self.format = path, format
+        if self._names is not None:
+            self._names.path, self._names.format = path, format
+
     @property
     def names(self) -> StringTable:
         """The names, in file order."""
         names = self._names
         if names is None:
             names = self._names = self._load_names()
+            names.path, names.format = self.path, self.format
         return names
 
     def _scan(self, name: bytes) -> int:
@@ -269,6 +280,20 @@ class Table:
         """Check every row, and that names are unique, by one call. Raises the error that the first bad row deserves."""
         raise NotImplementedError
 
+    def disorder(self) -> LayoutError | None:
+        """Return the first overlap or hole, where the rules let them pass; None when there is none."""
+        if not self.rules.lax:
+            return None
+        strict = copy.copy(self)
+        strict.path = None  # what verify lists is about one file
+        strict.rules = copy.copy(self.rules)
+        strict.rules.lax = False
+        try:
+            strict.check()
+        except LayoutError as error:
+            return error
+        return None
+
     def check_names(self) -> None:
         """Check that every name is UTF-8 and that no two are equal, however their hashes collide."""
         names = self.names
@@ -295,7 +320,7 @@ class Table:
 
     def fail(self, fault: kernels.Fault) -> NoReturn:
         """Raise the error for a fault that a scan in C found."""
-        raise table_error(self, fault)
+        raise table_error(self, fault).located(path=self.path, format=self.format)
 
 
 class ColumnTable(Table):

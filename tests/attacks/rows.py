@@ -125,3 +125,47 @@ ROWS = {
     "L4": "BinTensors' header holds 100,000,000 bytes, and no more are written.",
     "L5": "finalfusion holds what its fields can say, and no more is written.",
 }
+
+# Rows that are attacks on a process, a file system or a writer, and not files to be opened; and what shows of a row more
+# than single files can. The tests by name, wherever they stand.
+TESTS: dict[str, tuple[str, ...]] = {
+    "C1": ("test_every_prefix_is_refused", "test_truncated_files_on_disk_are_errors_too"),
+    "C4": ("test_all_attacks_within_half_a_gibibyte",),
+    "C17": ("test_a_million_records_take_seconds_and_no_more", "test_limits_are_enforced"),
+    "C18": ("test_a_collision_flood_stays_quick", "test_a_flooded_vocabulary_stays_quick"),
+    "C19": ("test_a_pipe_is_refused_at_once", "test_a_symbolic_link_is_followed", "test_linked_shards_are_followed"),
+    "C21": ("test_a_file_that_cannot_be_mapped_is_read",),
+    "C22": (
+        "test_a_file_that_shrinks_meanwhile_is_an_exception",
+        "test_a_file_that_became_shorter_is_an_error_in_any_thread",
+    ),
+    "C23": ("test_replacing_the_file_by_rename_is_safe", "test_unpickling_notices_another_file"),
+    "C24": ("test_a_file_that_changed_is_noticed_at_look_up", "test_a_file_that_changed_is_noticed_by_verify"),
+    "C25": ("test_opening_has_no_side_effects",),
+    "C26": ("test_copying_is_bounded_on_request", "test_a_sparse_safetensors_file"),
+    "C27": ("test_views_hold_no_descriptors", "test_no_descriptor_leaks"),
+    "C28": ("test_one_mapping_per_file",),
+    "C29": (
+        "test_every_kind_of_source",
+        "test_a_strided_memoryview_is_refused",
+        "test_a_descriptor_is_borrowed",
+        "test_a_source_of_a_wrong_type_is_a_type_error",
+    ),
+    "C30": ("test_shards_outside_the_directory_are_never_opened",),
+    "C31": ("test_content_is_what_was_put_in", "test_arrays_of_any_strides_and_byte_order"),
+    "C32": ("test_opening_has_no_side_effects",),
+    "S1": ("test_a_file_size_limit_leaves_the_old_file", "test_a_full_disk_leaves_the_old_file"),
+    "S2": ("test_a_failing_fsync_leaves_the_old_file", "test_a_failing_fsync_of_the_directory_is_told_apart"),
+    "S3": ("test_a_failing_rename_leaves_the_old_file",),
+    "S4": ("test_a_killed_writer_leaves_a_whole_file",),
+    "S5": ("test_saving_over_the_file_that_is_mapped",),
+    "S6": ("test_targets_that_are_no_files", "test_a_symbolic_link_stays_a_link"),
+    "S7": ("test_two_writers_both_complete",),
+    "S8": ("test_the_checksum_is_that_of_the_bytes_written",),
+    "S9": ("test_what_embd_cannot_express", "test_what_cannot_be_expressed_is_an_error_before_a_file"),
+    "L1": ("test_the_ceilings_themselves_are_reached", "test_data_beyond_four_gibibytes"),
+    "L2": ("test_sixty_four_dimensions_are_the_most", "test_dimensions_at_the_edge_of_32_bits"),
+    "L3": ("test_the_largest_layer_that_can_be",),
+    "L4": ("test_the_header_limit_holds_for_a_header_that_is_there",),
+    "L5": ("test_what_cannot_be_expressed_is_refused_before_a_file_is_there",),
+}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from weightmap.errors import EncodeError, LayoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -199,16 +199,13 @@ class Payload:
     dtype : DType
     shape : tuple of int
     nbytes : int
-    chunks : callable
-        Returns an iterator over its bytes, row-major and little-endian, in pieces of any size that are valid until the
-        next one.
     block_size, scale_type
         Of a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
     parts : Parts or None
         Of a tensor of scheme "pq", whose bytes are its projection, codebooks, norms and codes.
     """
 
-    __slots__ = ("block_size", "chunks", "dtype", "name", "nbytes", "parts", "scale_type", "shape")
+    __slots__ = ("_args", "_make", "block_size", "dtype", "name", "nbytes", "parts", "scale_type", "shape")
 
     def __init__(
         self,
@@ -216,8 +213,8 @@ class Payload:
         dtype: DType,
         shape: tuple[int, ...],
         nbytes: int,
-        chunks: Callable[[], Iterator[Any]],
-        *,
+        chunks: Callable[..., Iterable[Any]],
+        *args: Any,
         block_size: int = 0,
         scale_type: str = "",
         parts: Parts | None = None,
@@ -227,9 +224,18 @@ class Payload:
         self.dtype = dtype
         self.shape = shape
         self.nbytes = nbytes
-        self.chunks = chunks
+        self._make = chunks
+        # Beside the function, so that of tensors by the thousand each is one object for the collector to look at.
+        self._args = args
         self.block_size = block_size
         self.scale_type = scale_type
+
+    def chunks(self) -> Iterable[Any]:
+        """Return the bytes, row-major and little-endian, in pieces of any size that are valid until the next one.
+
+        They come from the function given as `chunks`, called with `args`.
+        """
+        return self._make(*self._args)
 
 
 class Request:

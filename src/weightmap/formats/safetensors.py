@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -192,17 +192,16 @@ def plan(request: Request) -> Plan:
     if reasons:
         refuse("safetensors", reasons)
     ordered = sorted(request.tensors, key=lambda tensor: (-_CODE[tensor.dtype.name], tensor.name.encode()))
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(sorted(metadata.items()))}
+    compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    # Entry by entry: a dictionary of a dictionary for each tensor would take longer to make than to encode.
+    entries = [] if metadata is None else [f'"__metadata__":{compact(dict(sorted(metadata.items())))}']
     offset = 0
     for tensor in ordered:
-        entry = {
-            "dtype": _THEIRS[tensor.dtype.name],
-            "shape": tensor.shape,
-            "data_offsets": (offset, offset + tensor.nbytes),
-        }
-        header[tensor.name] = entry
-        offset += tensor.nbytes
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        name, code, shape = compact(tensor.name), _THEIRS[tensor.dtype.name], ",".join(map(str, tensor.shape))
+        end = offset + tensor.nbytes
+        entries.append(f'{name}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{offset},{end}]}}')
+        offset = end
+    text = f"{{{','.join(entries)}}}".encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
         refuse("safetensors", [f"a header of {len(text)} bytes, more than {MAX_HEADER}"])

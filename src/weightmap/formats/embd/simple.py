@@ -99,8 +99,8 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         begin,
         begin + np.array(sizes, np.uint64),
     )
-    # Offsets are absolute here, and the names lie between the tensors: the walk above has seen to order and holes.
-    rules = Rules(DTYPE_LIST[:1], DTYPE_BITS[:1], 0, source.size, 1, MAX_NDIM, 1, 0, lax=True)
+    # Offsets are absolute here, and the names lie between the tensors: gaps of any size, which the walk has seen to.
+    rules = Rules(DTYPE_LIST[:1], DTYPE_BITS[:1], 0, source.size, 1, MAX_NDIM, 1, source.size)
     table = ColumnTable(columns, rules, utf8=True)
     if options.checked:
         table.check()

@@ -75,8 +75,8 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
         np.array([block.data for block in blocks], np.uint64),
         np.array([block.end for block in blocks], np.uint64),
     )
-    # Offsets are those of the file, and between the tensors lie the headers of chunks: the walk has seen to order.
-    return ColumnTable(columns, Rules(DTYPE_LIST, BITS, 0, size, 1, 2, lax=True), utf8=False)
+    # Offsets are those of the file, and between the tensors lie the headers of chunks: gaps of any size.
+    return ColumnTable(columns, Rules(DTYPE_LIST, BITS, 0, size, 1, 2, max_gap=size), utf8=False)
 
 
 def product_of(storage: Block, octets: NDArray[np.uint8]) -> QuantizedTensor:

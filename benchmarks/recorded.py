@@ -1,0 +1,69 @@
+"""What a run of the benchmarks has recorded: the JSON file of pytest-benchmark, by group and contender."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Entry(NamedTuple):
+    """One contender of one group; `median` in seconds a call."""
+
+    group: str
+    who: str
+    role: str
+    threads: int
+    median: float
+    info: dict[str, Any]
+
+
+class Run(NamedTuple):
+    """All entries by group and contender, in the order of the run; what it ran on, when, and on which commit."""
+
+    groups: dict[str, dict[str, Entry]]
+    machine: dict[str, Any]
+    date: str
+    commit: str
+
+    def limit(self, group: str, threads: int) -> Entry | None:
+        """Return what is fastest of the limits of a group for so many threads."""
+        there = [e for e in self.groups[group].values() if e.role == "limit" and e.threads == threads]
+        return min(there, key=lambda entry: entry.median, default=None)
+
+    def best_rival(self, group: str) -> Entry | None:
+        """Return the fastest rival of a group."""
+        there = [e for e in self.groups[group].values() if e.role == "rival"]
+        return min(there, key=lambda entry: entry.median, default=None)
+
+
+def load(path: Path) -> Run:
+    """Read the file that ``make bench`` has written."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    groups: dict[str, dict[str, Entry]] = {}
+    for one in document["benchmarks"]:
+        info = one["extra_info"]
+        entry = Entry(one["group"], info["who"], info["role"], info.get("threads", 1), one["stats"]["median"], info)
+        groups.setdefault(entry.group, {})[entry.who] = entry
+    commit = document.get("commit_info") or {}
+    label = (commit.get("id") or "unknown")[:12] + (", with changes" if commit.get("dirty") else "")
+    return Run(groups, document["machine_info"].get("weightmap", {}), document["datetime"][:10], label)
+
+
+def span(seconds: float) -> str:
+    """Return a time for people, of three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{digits(seconds / size)} {unit}"
+    return f"{digits(seconds * 1e9)} ns"
+
+
+def digits(number: float) -> str:
+    """Return a number of three significant digits, without an exponent."""
+    if number == 0:
+        return "0"
+    if abs(number) >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
