@@ -896,35 +896,6 @@ def test_random_damage_is_survived(example: builders.Example) -> None:
         survives(bytes(data))
 
 
-NOT_OURS = {
-    "zeros": bytes(4096),
-    "text": b"hello, world\n" * 20,
-    "html": b"<!DOCTYPE html><html><body>not found</body></html>",
-    "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
-    "gzip": b"\x1f\x8b\x08" + bytes(60),
-    "zip": b"PK\3\4" + bytes(60),
-    "pickle": b"\x80\x02}q\0." + bytes(60),
-    "swapped": b"DBME" + bytes(100),
-    "one": b"\0",
-}
-
-
-@pytest.mark.parametrize("kind", NOT_OURS)
-def test_other_files_are_unknown(kind: str, put: Callable[..., Path]) -> None:
-    """What is no tensor file at all is an UnknownFormatError or TruncatedError that names the file."""
-    with pytest.raises((wm.UnknownFormatError, wm.TruncatedError), match=r"model\.weights"):
-        wm.open(put(NOT_OURS[kind]))
-
-
-@pytest.mark.parametrize(
-    ("kind", "hint"), [("lfs", "LFS|lfs"), ("html", "HTML|html"), ("gzip", "gzip"), ("zip", "zip|ZIP")]
-)
-def test_well_known_mistakes_get_a_hint(kind: str, hint: str, put: Callable[..., Path]) -> None:
-    """A Git LFS pointer, a web page and archives are recognised, and the message says what they are."""
-    with pytest.raises(wm.UnknownFormatError, match=hint):
-        wm.open(put(NOT_OURS[kind]))
-
-
 # ------------------------------------------------------------------------------------------------- the operating system
 
 
@@ -933,15 +904,6 @@ def test_operating_system_errors_pass_through(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         wm.open(tmp_path / "absent.weights")
     assert not isinstance(caught.value, wm.TensorFileError)
-
-
-def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    """A FIFO is a NotRegularFileError without waiting for a writer; so are devices."""
-    os.mkfifo(tmp_path / "fifo.weights")
-    for path in (tmp_path / "fifo.weights", "/dev/zero", "/dev/null"):
-        with pytest.raises(wm.NotRegularFileError) as caught:
-            wm.open(path)
-        assert isinstance(caught.value, OSError)
 
 
 @every_example

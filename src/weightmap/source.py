@@ -108,7 +108,13 @@ class Source:
     def from_path(cls, path: str, mode: str) -> Source:
         """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
         self = cls(path, path, mode)
-        self._adopt(os.open(path, _FLAGS))
+        try:
+            fd = os.open(path, _FLAGS)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # what a socket answers, and a device that is not there
+                _refuse(os.stat(path).st_mode, path)
+            raise
+        self._adopt(fd)
         if path[:1] != "/":  # the working directory may change before the handle is pickled
             self._folder = os.getcwd()
         return self

@@ -29,7 +29,6 @@ FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short":
 SIZES = (0, 100)
 
 
-
 def everything(source: object, **options: Any) -> list[object]:
     """Open a file; return all that the handle tells without looking into the mapping."""
     with wm.open(source, **options) as f:
