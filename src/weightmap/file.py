@@ -141,6 +141,10 @@ class TensorFile(Mapping[str, Any]):
         """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
         return self._source.name
 
+    def read_privately(self) -> None:
+        """From now on map nothing but tensors that are looked up: see `Source.private`."""
+        self._source.private = True
+
     def locate(self, name: str) -> Located:
         """Return where a tensor lies."""
         self._check_open()
