@@ -307,6 +307,10 @@ typedef struct {
     uint32_t *dim_bounds;
     uint64_t *begin, *end;
 } wm_columns;
+/* Lays the columns out in one piece of memory, as large as their capacities call for. Returns 0, or -1 when it has too few
+ * words. */
+int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words);
+
 
 /* ------------------------------------------------------------------------------------------------ safetensors
  * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and turns it
@@ -445,15 +449,13 @@ int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32
  * its shape: so do quantised ones.
  */
 enum { WM_BITS_DECLARED = 255 };
-/* Checks n tensors by columns, and that their names, names[bounds[i], bounds[i+1]), are
- * unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
-int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
-                     const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
-                     const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
-                     uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault);
-/* The first of n strings names[bounds[i], bounds[i+1]) that is equal to `name`, by one pass; or -1. */
-int64_t wm_columns_find(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *name,
-                        uint64_t name_len);
+/* Checks the first n tensors of the columns, which have n_dims dimensions and names_len bytes of names together, and that the
+ * names are unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
+int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, const uint8_t *bits,
+                     uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim, uint64_t data_size, uint64_t max_gap, int lax,
+                     int utf8, wm_fault *fault);
+/* The first of n tensors that is called `name`, by one pass; or -1. */
+int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len);
 /* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
  * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Every offset is a multiple
  * of `alignment`, a power of two. Returns the bytes that the names take, or -1 with *fault filled. */
