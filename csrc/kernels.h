@@ -40,10 +40,14 @@ uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads);
 /* CRC of A followed by B, from crc1 of A, crc2 of B and the length of B. O(log len2). */
 uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
 
-/* These two add built-in functions to the module weightmap._kernels: those worth a glue of their own, since for short inputs the
- * call is the cost. They alone touch Python, and each is called once, by weightmap.kernels. Return 0, or -1.
- * crc32(data, value=0, *, threads=1); the text of the documentation, signature first, must stay. */
-int wm_python_functions(const char *crc32_doc);
+/* These add built-in functions to the module weightmap._kernels: those worth a glue of their own, since for short inputs the
+ * call is the cost, or which take Python's own objects. They alone touch Python, and each is called once, by weightmap.kernels.
+ * Return 0, or -1.
+ * crc32(data, value=0, *, threads=1), fnv1a32(data), fnv1a64(data); the texts of their documentation, in this order, signature
+ * first, must stay; a NULL ends them. */
+int wm_python_functions(const char *const *docs);
+/* pack_texts: see python.c. */
+int wm_python_texts(void);
 /* widen and decode: see python.c. */
 int wm_python_arrays(void);
 
