@@ -1,8 +1,8 @@
 /* Decoding of quantised blocks: the walk over blocks, and the plain way to decode one.
  *
- * A variant decodes runs of codes, one scale each, to float32 (wm_intblock_fn). All else is done here, once for all of
- * them: which blocks a range of elements touches, and float16 output and output past the caches, which both go through a
- * buffer that stays in the nearest cache.
+ * A variant decodes runs of codes, one scale each (wm_intblock_fn). All else is done here, once for all of them: which
+ * blocks a range of elements touches, and output past the caches that does not lie as stores past them want it, which goes
+ * through a buffer that stays in the nearest cache.
  *
  * The bits of a result must not depend on the CPU. A product of finite numbers does not. But of infinity times zero an x86
  * makes a negative NaN and an arm64 a positive one. So a NaN in the result is always 0x7FC00000, and in every variant runs
@@ -50,18 +50,35 @@ static void decode_int5(float scale, const uint8_t *codes, uint64_t n, float *ou
     for (uint64_t k = 0; i < n; i++, k++) out[i] = scale * (float)code_at(codes, k, 5);
 }
 
-void intblock_portable(const wm_runs *w, float *out) {
-    for (uint64_t r = 0; r < w->runs; r++, out += w->len) {
+static void decode_floats(float scale, const uint8_t *codes, uint64_t n, int bits, float *out) {
+    if (!is_finite(scale))
+        decode_any(scale, codes, 0, n, bits, out);
+    else if (bits == 4)
+        decode_int4(scale, codes, n, out);
+    else if (bits == 5)
+        decode_int5(scale, codes, n, out);
+    else
+        for (uint64_t i = 0; i < n; i++) out[i] = scale * (float)(int8_t)codes[i];
+}
+
+static void decode_halves(float scale, const uint8_t *codes, uint64_t n, int bits, uint8_t *out) {
+    float values[CHUNK];
+    for (uint64_t part; n; n -= part, codes += code_bytes(bits, CHUNK), out += 2 * part) {
+        part = n < CHUNK ? n : CHUNK;
+        decode_floats(scale, codes, part, bits, values);
+        narrow_portable(values, part, out);
+    }
+}
+
+void intblock_portable(const wm_runs *w, void *out) {
+    uint8_t *to = out;
+    for (uint64_t r = 0; r < w->runs; r++, to += w->len * value_bytes(w->half)) {
         const uint8_t *codes = w->codes + r * w->stride;
         const float scale = load_scale(w->scales + r * w->scale_stride, w->scale_type);
-        if (!is_finite(scale))
-            decode_any(scale, codes, 0, w->len, w->bits, out);
-        else if (w->bits == 4)
-            decode_int4(scale, codes, w->len, out);
-        else if (w->bits == 5)
-            decode_int5(scale, codes, w->len, out);
+        if (w->half)
+            decode_halves(scale, codes, w->len, w->bits, to);
         else
-            for (uint64_t i = 0; i < w->len; i++) out[i] = scale * (float)(int8_t)codes[i];
+            decode_floats(scale, codes, w->len, w->bits, (float *)(void *)to);
     }
 }
 
@@ -91,24 +108,26 @@ static void stream_copy(uint8_t *to, const uint8_t *from, uint64_t n) {
     memcpy(to, from, n);
 }
 
+/* Moves n values, as they are to be, to the sink. */
+static void put_bytes(wm_sink *sink, const void *values, uint64_t n) {
+    const uint64_t size = n * value_bytes(sink->half);
+    if (sink->stream)
+        stream_copy(sink->next, values, size);
+    else
+        memcpy(sink->next, values, size);
+    sink->next += size;
+}
+
 void wm_sink_put(wm_sink *sink, const float *values, uint64_t n) {
+    if (!sink->half) {
+        put_bytes(sink, values, n);
+        return;
+    }
     uint8_t halves[2 * CHUNK];
-    const uint64_t itemsize = sink->half ? 2 : 4;
-    while (n) {
-        const uint64_t part = n < CHUNK ? n : CHUNK;
-        const uint8_t *bytes = (const uint8_t *)values;
-        if (sink->half) {
-            uint8_t *to = sink->stream ? halves : sink->next;
-            wm_variants_in_use()->narrow(values, part, to);
-            bytes = to;
-        }
-        if (sink->stream)
-            stream_copy(sink->next, bytes, part * itemsize);
-        else if (!sink->half)
-            memcpy(sink->next, bytes, part * itemsize);
-        sink->next += part * itemsize;
-        values += part;
-        n -= part;
+    for (uint64_t part; n; n -= part, values += part) {
+        part = n < CHUNK ? n : CHUNK;
+        wm_variants_in_use()->narrow(values, part, halves);
+        put_bytes(sink, halves, part);
     }
 }
 
@@ -116,33 +135,23 @@ void wm_sink_put(wm_sink *sink, const float *values, uint64_t n) {
 void wm_decode_runs(wm_sink *sink, const wm_runs *runs) {
     wm_intblock_fn *const decode = wm_variants_in_use()->intblock;
     wm_runs part = *runs;
-    /* Past the caches a kernel stores whole lines only; what does not lie so is copied there, from the buffer. */
-    part.stream = sink->stream && !sink->half && (uintptr_t)sink->next % 64 == 0 && (runs->runs == 1 || runs->len % 16 == 0);
-    if (!sink->half && sink->stream == part.stream) {
-        decode(&part, (float *)(void *)sink->next);
-        sink->next += runs->runs * runs->len * sizeof(float);
+    part.half = sink->half;
+    /* Past the caches a kernel stores whole lines only; what does not lie so is copied there, from a buffer. */
+    const uint64_t line = 64 / value_bytes(sink->half);
+    part.stream = sink->stream && (uintptr_t)sink->next % 64 == 0 && (runs->runs == 1 || runs->len % line == 0);
+    if (sink->stream == part.stream) {
+        decode(&part, sink->next);
+        sink->next += runs->runs * runs->len * value_bytes(sink->half);
         return;
     }
-    float buffer[CHUNK];
-    part.stream = 0;
-    if (runs->len <= CHUNK) { /* as many runs as fit */
-        const uint64_t most = CHUNK / runs->len;
-        for (uint64_t left = runs->runs; left; left -= part.runs) {
-            part.runs = left < most ? left : most;
-            decode(&part, buffer);
-            wm_sink_put(sink, buffer, part.runs * part.len);
-            part.scales += part.runs * part.scale_stride;
-            part.codes += part.runs * part.stride;
-        }
-        return;
-    }
+    float buffer[CHUNK]; /* of halves too */
     part.runs = 1;
-    for (uint64_t r = 0; r < runs->runs; r++, part.scales += part.scale_stride) {
+    for (uint64_t r = 0; r < runs->runs; r++, part.scales += runs->scale_stride) {
         part.codes = runs->codes + r * runs->stride;
         for (uint64_t left = runs->len; left; left -= part.len) {
             part.len = left < CHUNK ? left : CHUNK;
             decode(&part, buffer);
-            wm_sink_put(sink, buffer, part.len);
+            put_bytes(sink, buffer, part.len);
             part.codes += code_bytes(runs->bits, CHUNK); /* a whole number of bytes */
         }
     }
@@ -202,7 +211,7 @@ typedef struct {
 
 static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
     const work *w = context;
-    wm_sink sink = {w->out + begin * (w->half ? 2 : 4), w->half, w->stream};
+    wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, w->stream};
     (void)number;
     wm_decode_range(&sink, &w->runs, w->first + begin, w->first + end);
     wm_sink_done(&sink);
@@ -213,12 +222,12 @@ int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_typ
     const int64_t expected = wm_blocks_size(bits, scale_type, block_size, n);
     if (expected < 0 || (uint64_t)expected != size || first > n || count > n - first) return -1;
     if (count == 0) return 0;
-    if (wm_overlap(data, size, out, count * (half ? 2 : 4))) return -2;
+    if (wm_overlap(data, size, out, count * value_bytes(half))) return -2;
     const uint64_t block = block_size ? block_size : n, scale = scale_bytes(scale_type);
     const uint64_t stride = scale + code_bytes(bits, block);
     work w = {.runs = {.scales = data, .codes = data + scale, .end = data + size, .scale_stride = stride, .stride = stride,
                        .len = block, .scale_type = scale_type, .bits = bits},
-              .first = first, .out = out, .half = half, .stream = wm_stream_worthwhile(count * (half ? 2 : 4))};
+              .first = first, .out = out, .half = half, .stream = wm_stream_worthwhile(count * value_bytes(half))};
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

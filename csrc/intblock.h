@@ -11,6 +11,8 @@
 
 enum { WM_SCALE_FP32 = 0, WM_SCALE_FP16 = 1 }; /* the codes that AMB has for them */
 
+/* Bytes of a decoded value. */
+static inline uint64_t value_bytes(int half) { return half ? 2 : 4; }
 static inline uint64_t scale_bytes(int scale_type) { return scale_type == WM_SCALE_FP16 ? 2 : 4; }
 /* Bytes of n codes; n is at most 2^58. */
 static inline uint64_t code_bytes(int bits, uint64_t n) { return (n * (uint64_t)bits + 7) / 8; }
@@ -69,7 +71,7 @@ static inline int scale_is_odd(const uint8_t *p, int scale_type) {
     return scale_type == WM_SCALE_FP16 ? (load_le16(p) & 0x7C00) == 0x7C00 : (load_le32(p) & 0x7F800000) == 0x7F800000;
 }
 /* Decodes run r alone, the plain way. */
-static inline void decode_odd(const wm_runs *w, uint64_t r, float *out) {
+static inline void decode_odd(const wm_runs *w, uint64_t r, uint8_t *out) {
     wm_runs one = *w;
     one.scales += r * w->scale_stride, one.codes += r * w->stride, one.runs = 1;
     intblock_portable(&one, out);
@@ -83,9 +85,21 @@ static inline uint64_t wm_runs_within(const wm_runs *w, uint64_t load) {
     return fit < w->runs ? fit : w->runs;
 }
 /* Steps over n runs, and over their output. */
-static inline void wm_runs_skip(wm_runs *w, uint64_t n, float **out) {
+static inline void wm_runs_skip(wm_runs *w, uint64_t n, uint8_t **out) {
     w->scales += n * w->scale_stride, w->codes += n * w->stride, w->runs -= n;
-    *out += n * w->len;
+    *out += n * w->len * value_bytes(w->half);
+}
+
+/* The kinds of blocks in an adaptive tensor, by the two bits of its mask. */
+enum { WM_INT4 = 0, WM_INT5 = 1, WM_HALF = 2, WM_WRONG = 3, WM_KINDS = 4 };
+static inline int wm_kind_at(const uint8_t *mask, uint64_t block) { return mask[block / 4] >> 2 * (block % 4) & 3; }
+/* How many of the blocks a variant may decode, whatever their kinds, if it reads up to `load` >= 4 bytes behind the codes of
+ * the longest kind, and the place of a scale for a block that has none. */
+static inline uint64_t wm_mixed_within(const wm_mixed *m, uint64_t load) {
+    if (m->codes > m->end || m->scales > m->scales_end || (uint64_t)(m->end - m->codes) < load) return 0;
+    const uint64_t codes = ((uint64_t)(m->end - m->codes) - load) / (2 * m->len), left = m->last - m->next;
+    const uint64_t scales = (uint64_t)(m->scales_end - m->scales) / scale_bytes(m->scale_type), fit = codes < scales ? codes : scales;
+    return fit < left ? fit : left;
 }
 
 /* Output, in the units of one thread: where the next element goes and how. */

@@ -87,14 +87,24 @@ typedef void wm_fnv1a32_fn(const uint8_t *first, const uint8_t *end, const uint3
  * the caches. */
 typedef void wm_half_fn(const uint8_t *in, float *out, uint64_t n, int stream);
 /* Decodes `runs` runs of `len` >= 1 codes of 4, 5 or 8 bits each: out[r * len + i] = scale r * code i of those that begin at
- * codes + r * stride. Scale r lies at scales + r * scale_stride. Reads nothing at or past `end`, where the data ends. */
+ * codes + r * stride. Scale r lies at scales + r * scale_stride. Reads nothing at or past `end`, where the data ends. `out` is
+ * of float32 or, with `half` not 0, of float16, to which the products are rounded as by wm_narrow_fn. */
 typedef struct {
     const uint8_t *scales, *codes, *end;
     uint64_t scale_stride, stride, runs, len;
-    int scale_type, bits;
+    int scale_type, bits, half;
     int stream; /* store past the caches: `out` is aligned to 64 bytes, and so is where each run goes */
 } wm_runs;
-typedef void wm_intblock_fn(const wm_runs *runs, float *out);
+typedef void wm_intblock_fn(const wm_runs *runs, void *out);
+/* Blocks of different kinds, in whole: see adaptive.c. Decodes as many of them as have nothing that needs care, steps over them
+ * in *blocks, and returns how many they were: 0 from a variant that can do none. */
+typedef struct {
+    const uint8_t *mask, *scales, *codes; /* the next scale and the next codes; the mask from block 0 on */
+    const uint8_t *scales_end, *end;
+    uint64_t next, last, len; /* blocks [next, last), of len elements each, which is a multiple of 8 */
+    int scale_type, half;
+} wm_mixed;
+typedef uint64_t wm_mixed_fn(wm_mixed *blocks, void *out);
 /* Rounds n floats to float16, of two equally near ones to the even one; `out` may lie anywhere. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 /* Writes a scale and n codes, of n finite floats; returns the sum of the squared errors. `grid` has WM_GRID codes that the
@@ -116,6 +126,8 @@ typedef struct {
     const char *bf16_to_f32_name;
     wm_intblock_fn *intblock;
     const char *intblock_name;
+    wm_mixed_fn *mixed;
+    const char *mixed_name;
     wm_narrow_fn *narrow;
     const char *narrow_name;
     wm_quantize_fn *quantize;
@@ -159,6 +171,7 @@ wm_crc32_fn crc32_portable;
 wm_fnv1a32_fn fnv1a32_portable;
 wm_half_fn f16_to_f32_portable, bf16_to_f32_portable;
 wm_intblock_fn intblock_portable;
+wm_mixed_fn mixed_portable;
 wm_narrow_fn narrow_portable;
 wm_quantize_fn quantize_portable;
 wm_combine_rows_fn combine_rows_portable;
@@ -172,6 +185,7 @@ wm_fnv1a32_fn fnv1a32_x86_avx512;
 wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;
 wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
 wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
+wm_mixed_fn mixed_x86_avx2, mixed_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;
 wm_quantize_fn quantize_x86_avx2;
 wm_combine_rows_fn combine_rows_x86_avx2;

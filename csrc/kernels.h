@@ -276,14 +276,16 @@ enum {
  * in the lowest bits of byte 0 and 0 after the last: 0 int4, 1 int5, 2 float16. Scales are those of the int4 and int5 blocks
  * in their order; the codes of every block, 4, 5 or 16 bits an element, the last block whole, follow in the order of blocks.
  */
-/* Checks data[0, size) as n elements and counts the blocks of each kind in counts[0, 4). Returns 0, or -1 with *fault:
- * ADAPTIVE_SIZE, ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks. */
+/* Checks data[0, size) as n elements, and fills places[0, n_places), n_places = 2 * (blocks / 1024 + 2): pairs of the numbers of
+ * int5 and of float16 blocks before every 1024th block, the last pair those of all. Returns 0, or -1 with *fault: ADAPTIVE_SIZE,
+ * ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks, or not so many places. */
 int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                      uint64_t counts[4], wm_fault *fault);
-/* As wm_blocks_decode, of such data. Returns 0, or -1 with *fault as above; NONE too for a range not within the n elements, and
- * when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
+                      uint64_t *places, uint64_t n_places, wm_fault *fault);
+/* As wm_blocks_decode, of such data that were checked. Returns 0, -1 when the sizes are not those by `places` or the range not
+ * within the n elements, or -2 when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                       uint64_t first, void *out, uint64_t count, int half, int threads, wm_fault *fault);
+                       const uint64_t *places, uint64_t n_places, uint64_t first, void *out, uint64_t count, int half,
+                       int threads);
 /* Puts such data together from all blocks in each kind, as wm_blocks_encode made them: of block b that of kind kinds[b]. Returns
  * 0, or -1 when a kind or a size is not as it should be. */
 int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type, uint64_t block_size, const uint8_t *int4,
@@ -454,9 +456,9 @@ int64_t wm_columns_find(const uint8_t *names, uint64_t names_len, const uint32_t
                         uint64_t name_len);
 /* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
  * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Every offset is a multiple
- * of `alignment`, a power of two. *used is the bytes that the names take. Returns 0, or -1 with *fault filled. */
-int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
-                     uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault);
+ * of `alignment`, a power of two. Returns the bytes that the names take, or -1 with *fault filled. */
+int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
+                         uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, wm_fault *fault);
 /* The first record of such an index whose stored hash, length and name are those of `name`, by one pass; or -1. */
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
 /* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end

@@ -32,8 +32,8 @@ enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
 #define PORTABLE_HALF f16_to_f32_portable, "f16_to_f32_portable", bf16_to_f32_portable, "bf16_to_f32_portable"
 #define PORTABLE_BLOCKS                                                                                  \
-    intblock_portable, "intblock_portable", narrow_portable, "narrow_portable", quantize_portable,       \
-        "quantize_portable"
+    intblock_portable, "intblock_portable", mixed_portable, "mixed_portable", narrow_portable,           \
+        "narrow_portable", quantize_portable, "quantize_portable"
 #define PORTABLE_ROWS combine_rows_portable, "combine_rows_portable"
 #define PORTABLE                                                                                          \
     {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_HALF, PORTABLE_BLOCKS, PORTABLE_ROWS}
@@ -72,9 +72,9 @@ static wm_variants choose(uint32_t features) {
         USE(f16_to_f32, f16_to_f32_x86_avx2), USE(bf16_to_f32, bf16_to_f32_x86_avx2);
 
     if (HAS(WM_AVX512))
-        USE(intblock, intblock_x86_avx512), USE(narrow, narrow_x86_avx2);
+        USE(intblock, intblock_x86_avx512), USE(mixed, mixed_x86_avx512), USE(narrow, narrow_x86_avx2);
     else if (HAS(WM_AVX2))
-        USE(intblock, intblock_x86_avx2), USE(narrow, narrow_x86_avx2);
+        USE(intblock, intblock_x86_avx2), USE(mixed, mixed_x86_avx2), USE(narrow, narrow_x86_avx2);
     if (HAS(WM_AVX2)) USE(quantize, quantize_x86_avx2);
     if (HAS(WM_AVX2)) USE(combine_rows, combine_rows_x86_avx2);
 #elif WM_ARM

@@ -332,9 +332,9 @@ static column field(const uint8_t *index, uint64_t n, uint64_t at) {
     return n ? (column){index + at, n * RECORD - at, RECORD} : (column){index, 0, RECORD};
 }
 
-int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
-                     uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault) {
-    *used = 0;
+int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
+                         uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, wm_fault *fault) {
+    uint64_t used;
     if (n > len / RECORD) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len / RECORD, n);
     table t = {
         .n = n,
@@ -354,7 +354,7 @@ int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8
     };
     if (check_table(&t, fault)) return -1;
     column lengths = field(index, n, LENGTH), hashes = field(index, n, HASH);
-    return check_names(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, used, fault);
+    return check_names(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, &used, fault) ? -1 : (int64_t)used;
 }
 
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len) {

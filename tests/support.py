@@ -69,7 +69,7 @@ def exercise(handle: wm.TensorFile) -> None:
     handle.infos()
     for name in handle:
         handle.info(name)
-        handle[name].tobytes()
+        np.asarray(handle[name]).tobytes()
     if handle.vocab is not None:
         words = list(handle.vocab)
         dict(handle.vocab.special_ids)

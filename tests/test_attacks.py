@@ -1,18 +1,22 @@
-"""Every attack, with exactly the outcome that its case states; and that no row of the threat tables is without a case."""
+"""Every attack has exactly the outcome that its case states, and no row of the threat tables is without a case."""
 
 from __future__ import annotations
 
+import csv
+import errno
+import re
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from tests.attacks import ROWS, Case, cases, sound
-from tests.support import exercise, survives
+from tests.attacks import ROWS, TESTS, Case, cases, sound
+from tests.attacks.__main__ import write_all
+from tests.support import exercise, run_child
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from weightmap import source as sources
 
 CASES = cases()
 REFUSED = [case for case in CASES if case.error]
@@ -24,33 +28,221 @@ def by_id(chosen: list[Case]) -> Any:
     return pytest.mark.parametrize("case", chosen, ids=[case.id for case in chosen])
 
 
-def trial(path: Path, case: Case, **options: Any) -> Any:
-    """Open the file as its format, and verify it."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all the files: making one for each takes longer than the tests."""
+    return tmp_path_factory.mktemp("attacks")
+
+
+def attack(case: Case, path: Path, **options: Any) -> wm.VerifyReport | None:
+    """Open the file as its format; also verify it, where opening does not find the lie."""
     with wm.open(path, format=case.format, **options) as f:
-        return f.verify()
+        return f.verify() if case.late or not case.error or not options.get("strict", True) else None
+
+
+# ------------------------------------------------------------------------------------------------- the rows
+
+
+def test_every_row_has_a_case() -> None:
+    """Each row of the threat tables has a file that attacks by it, or a test by name; and no case has another row."""
+    covered = {case.row for case in CASES}
+    assert covered <= set(ROWS)
+    assert set(TESTS) <= set(ROWS)
+    assert set(ROWS) - covered - set(TESTS) == set()
+
+
+def test_the_tests_that_rows_name_are_there() -> None:
+    """A row that is an attack on a process or a writer names tests that exist."""
+    files = Path(__file__).parent.rglob("test_*.py")
+    found = {
+        name for path in files for name in re.findall(r"^def (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert {name for names in TESTS.values() for name in names} - found == set()
+
+
+def test_no_two_cases_have_one_name() -> None:
+    """A case is found by its id, which is fit for a file name."""
+    assert len({case.id for case in CASES}) == len(CASES)
+    assert all(case.id.isprintable() and "/" not in case.id and len(case.file) < 200 for case in CASES)
+
+
+@pytest.mark.parametrize("kind", sound())
+def test_the_files_that_lies_are_told_about_are_sound(kind: str) -> None:
+    """Without a lie, a file opens as the format that it is, and there is nothing odd about it."""
+    with wm.open(sound()[kind], verify="full") as f:
+        assert kind.startswith(f.format)
+        assert not f.verify().warnings
+
+
+# ------------------------------------------------------------------------------------------------- the cases
 
 
 @by_id(REFUSED)
-def test_the_attack_is_refused(case: Case, tmp_path: Path) -> None:
-    """The very class of error, the field and the byte, in a message for people, before any memory is taken."""
-    path = case.write(tmp_path)
+def test_the_attack_is_refused(case: Case, folder: Path) -> None:
+    """The very class of error, the field and the byte, and a message for people; and little memory is taken for it."""
+    path = case.write(folder)
     tracemalloc.start()
     try:
         with pytest.raises(wm.TensorFileError) as caught:
-            if case.late:
-                trial(path, case)
-            else:
-                wm.open(path, format=case.format)
+            attack(case, path)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     error = caught.value
     assert (type(error).__name__, error.field, error.offset) == (case.error, case.field, case.offset)
-    assert case.format in (None, error.format)
+    assert case.format in {None, error.format}
     text = str(error)
     assert text.startswith(f"{error.path}: ")
     assert case.file in text
     assert text.isprintable()
     assert len(text) < 1000
-    size = len(case.data) if isinstance(case.data, bytes) else 0
-    assert peak < 2**21 + 32 * size
+    assert peak < 2**21 + 32 * (len(case.data) if isinstance(case.data, bytes) else 0)
+
+
+@by_id([case for case in REFUSED if case.late])
+def test_what_verify_finds_opening_leaves_unread(case: Case, folder: Path) -> None:
+    """A lie among the data does not keep a file from being opened, unless everything is to be verified."""
+    path = case.write(folder)
+    wm.open(path).close()
+    with pytest.raises(wm.TensorFileError) as caught:
+        wm.open(path, verify="full")
+    assert (type(caught.value).__name__, caught.value.field, caught.value.offset) == (
+        case.error,
+        case.field,
+        case.offset,
+    )
+
+
+@by_id(REFUSED)
+def test_no_option_lets_an_attack_through(case: Case, folder: Path) -> None:
+    """Not recognising the format, not being strict and verifying nothing each refuse it, tell it, or do no harm."""
+    path = case.write(folder)
+    with pytest.raises(wm.TensorFileError):
+        wm.open(path, verify="full")
+    if case.odd is None:
+        with pytest.raises(wm.TensorFileError):
+            attack(case, path, strict=False)
+    else:
+        report = attack(case, path, strict=False)
+        assert report is not None
+        assert any(case.odd in warning for warning in report.warnings)
+    with pytest.raises(wm.TensorFileError) as caught, wm.open(path, format=case.format, verify="none") as f:
+        f.verify()
+    assert type(caught.value).__name__ == case.error
+    for options in ({"verify": "none"}, {"verify": "none", "strict": False}, {"mode": "copy"}):
+        if case.size is None or "mode" not in options:
+            harmless(path, case, options)
+
+
+def harmless(path: Path, case: Case, options: dict[str, Any]) -> None:
+    """Open and use the file; an error of ours that names it is fine, and so is none."""
+    found = case.file
+    try:
+        with wm.open(path, format=case.format, **options) as f:
+            exercise(f)
+    except wm.QuantError:
+        pass  # of an array that is being decoded, which knows no file
+    except wm.TensorFileError as error:
+        found = str(error)
+    assert case.file in found
+
+
+@by_id(LEGAL)
+def test_what_only_looks_like_an_attack_opens(case: Case, folder: Path) -> None:
+    """A legal file opens, recognised or named; `verify` has the warning that is due to it and no other."""
+    path = case.write(folder)
+    for format in (None, case.format):
+        with wm.open(path, format=format) as f:
+            if case.size is not None:
+                continue  # gibibytes of nothing: they are looked at, and not read
+            warnings = f.verify().warnings
+            exercise(f)
+        assert len(warnings) == (case.odd is not None), warnings
+        assert all(case.odd in warning and warning.isprintable() for warning in warnings)
+
+
+LIMITED = """
+import csv, pathlib, resource, sys
+import weightmap as wm
+resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+folder = pathlib.Path(sys.argv[1])
+wrong = []
+with open(folder / "attacks.csv", newline="", encoding="utf-8") as table:
+    for row in csv.DictReader(table):
+        try:
+            with wm.open(folder / row["file"], format=row["format"] or None) as f:
+                f.verify()
+            found = ""
+        except wm.TensorFileError as error:
+            found = type(error).__name__
+        if found != row["error"]:
+            wrong.append((row["case"], found))
+print(wrong)
+"""
+
+
+def test_all_attacks_within_half_a_gibibyte(tmp_path: Path) -> None:
+    """Written to a folder, all attacks have their outcomes one after another in a process of 512 MiB."""
+    write_all(tmp_path, [case for case in CASES if case.size is None])
+    with (tmp_path / "attacks.csv").open(newline="", encoding="utf-8") as table:
+        rows = list(csv.DictReader(table))
+    assert len(rows) > 1000
+    assert run_child(LIMITED, tmp_path, env={"OPENBLAS_NUM_THREADS": "1"}).stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------- attacks that are not files
+
+
+def test_shards_outside_the_directory_are_never_opened(tmp_path: Path) -> None:
+    """Absolute names, names with `..` and addresses are refused although such a file exists, and none is opened."""
+    outside = next(case for case in CASES if case.id == "C30-sharded-outside,-0")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "outside.safetensors").write_bytes(sound()["safetensors"])
+    for name, data in outside.data.items():  # type: ignore[union-attr]
+        (folder / name).write_bytes(data)
+    code = """
+import sys, weightmap as wm
+opened = []
+sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
+try:
+    wm.open(sys.argv[1])
+except wm.FormatError:
+    print([path for path in opened if path.endswith("outside.safetensors")])
+"""
+    assert run_child(code, folder).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("code", [errno.ENODEV, errno.EINVAL, errno.ENOMEM])
+def test_a_file_that_cannot_be_mapped_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """Where a file system refuses to map, a file is read instead, with a log message; asked for, it is an OSError."""
+    path = tmp_path / "m.weights"
+    path.write_bytes(sound()["embd"])
+
+    def refuse(fd: int, size: int, *, cow: bool) -> Any:
+        raise OSError(code, "refused")
+
+    monkeypatch.setattr(sources.kernels, "map_file", refuse)
+    with wm.open(path) as f:
+        assert f["a"].shape == (2, 3)
+    assert "cannot be mapped" in caplog.text
+    with pytest.raises(OSError, match="refused") as caught:
+        wm.open(path, mode="mmap")
+    assert caught.value.errno == code
+
+
+def test_the_checksum_is_that_of_the_bytes_written(tmp_path: Path) -> None:
+    """An array that changes while it is saved gives a file of which the checksums are right."""
+    array = np.zeros(3 << 20, np.float32)
+    changes = []
+
+    def change(done: int, total: int) -> None:
+        array[:] = done
+        changes.append(done)
+
+    wm.save(tmp_path / "m.weights", {"w": array}, progress=change)
+    assert len(changes) > 2
+    with wm.open(tmp_path / "m.weights", verify="full") as f:
+        assert len(np.unique(f["w"])) > 1

@@ -44,7 +44,7 @@ LENGTHS = (
     16384,  # the least that is worth mixing multiplications and matrices
     16384 + 896,  # fifteen windows of 1152 bytes, the unit of that
     65536 + 240,  # as many folds of single registers as there can be after the last whole step
-    MIB,  # the least that a thread gets
+    2 * MIB,  # the least that a thread gets
 )
 
 DATA = np.random.default_rng(20).integers(0, 256, 32 * MIB + 4097, np.uint8).tobytes()
@@ -180,7 +180,7 @@ def test_combine_refuses(len2: int) -> None:
         kernels.crc32_combine(1, 2, len2)
 
 
-SIZES = (0, 1, 2 * MIB - 1, 2 * MIB, 3 * MIB + 5, 5 * MIB + 4095, 32 * MIB)
+SIZES = (0, 1, 4 * MIB - 1, 4 * MIB, 6 * MIB + 5, 9 * MIB + 4095, 32 * MIB)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -15,4 +15,5 @@ def decode(
     stop: int,
     out: object,
     threads: int,
+    places: object = ...,
 ) -> bool: ...

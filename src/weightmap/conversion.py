@@ -177,6 +177,7 @@ def convert(
             written = words.convert_file(model, kind, wanted, limits, progress, lossy=lossy)
         else:
             with open_file(model, limits=limits) as file:
+                file.read_privately()
                 vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
                 matrix = words.from_file(file, vocab, include, exclude)
                 written = words.convert_words(matrix, wanted, limits, progress)
@@ -221,6 +222,7 @@ def _convert_tensors(
         raise error.located(path=target) from None
     # Mode "mmap" touches no page: tensors are read by pread.
     with open_file(model, limits=limits) as file:
+        file.read_privately()
         metadata = _metadata(file, directory, found)
         try:
             chosen = choose_layout(found, layout, metadata)
@@ -319,11 +321,11 @@ def _payload(name: str, place: Located, wanted: DType | None) -> Payload:
         if wanted is None:
             return _as_quantized(name, place)
         size = math.prod(row.shape)
-        return Payload(name, wanted, row.shape, size * wanted.bits // 8, functools.partial(_decoded, place, wanted))
+        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
     if wanted is None or row.dtype.name not in FLOATING or row.dtype is wanted:
-        return Payload(name, row.dtype, row.shape, row.nbytes, lambda: source.chunks(row.offset, row.nbytes))
+        return Payload(name, row.dtype, row.shape, row.nbytes, source.chunks, row.offset, row.nbytes)
     nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-    return Payload(name, wanted, row.shape, nbytes, lambda: _cast(source, row, wanted))
+    return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
 
 
 def _as_quantized(name: str, place: Located) -> Payload:

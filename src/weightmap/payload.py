@@ -15,29 +15,36 @@ from weightmap.formats import Parts, Payload
 from weightmap.quant import QuantizedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
 __all__ = ["from_arrays", "from_quantized", "pieces"]
 
-# A piece fits into the L2 cache, so a copy that a writer makes of it costs little.
+# What is copied at once of an array whose elements do not lie as they are written: it fits into the L2 cache.
 PIECE = 1 << 20
+# An array of fewer bytes is copied: making `bytes` of it takes one call, a view of its bytes several.
+_SMALL = 1 << 14
 _BIG_ENDIAN_HOST = sys.byteorder == "big"
 
 
-def pieces(array: NDArray[Any], size: int = PIECE) -> Iterator[memoryview]:
-    """Yield the elements of `array` in row-major order as little-endian bytes, in pieces of about `size` bytes.
+def pieces(array: NDArray[Any]) -> Iterable[bytes | memoryview]:
+    """Return an iterable of the elements of `array` in row-major order as little-endian bytes.
 
-    A contiguous array is not copied. Of any other at most one piece is, so memory stays flat.
+    A large contiguous array is one view and not copied. Any other comes in copies of about `PIECE` bytes, one at a
+    time, so memory stays flat.
     """
-    if array.nbytes == 0:
-        return
-    if array.flags.c_contiguous and not _swapped(array.dtype):
+    swapped = _swapped(array.dtype)
+    if array.nbytes <= _SMALL and not swapped:
+        return (array.tobytes(),)
+    if array.flags.c_contiguous and not swapped:
         # ml_dtypes have no buffer format, and a 0-d array no length: view both as bytes.
-        view = memoryview(array.reshape(-1).view(np.uint8))
-        for start in range(0, len(view), size):
-            yield view[start : start + size]
+        return (memoryview(array.reshape(-1).view(np.uint8)),)
+    return _copies(array, PIECE)
+
+
+def _copies(array: NDArray[Any], size: int) -> Iterator[memoryview]:
+    if array.nbytes == 0:
         return
     if array.nbytes <= size or array.ndim == 0:
         little = (
@@ -50,11 +57,11 @@ def pieces(array: NDArray[Any], size: int = PIECE) -> Iterator[memoryview]:
     row = array.nbytes // len(array)
     if row > size:
         for part in array:
-            yield from pieces(part, size)
+            yield from _copies(part, size)
         return
     step = max(1, size // max(row, 1))
     for start in range(0, len(array), step):
-        yield from pieces(array[start : start + step], size=max(size, step * row))
+        yield from _copies(array[start : start + step], max(size, step * row))
 
 
 def _swapped(dtype: np.dtype[Any]) -> bool:
@@ -82,7 +89,7 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
             what = type(value).__name__ if array is None else f"dtype {array.dtype}"
             reasons.append(f"tensor {name!r}: {what} is no type of element that files have")
         else:
-            payloads.append(Payload(name, dtype, array.shape, array.nbytes, lambda array=array: pieces(array)))  # type: ignore[misc]
+            payloads.append(Payload(name, dtype, array.shape, array.nbytes, pieces, array))
     if reasons:
         msg = f"these cannot be written: {'; '.join(reasons)}"
         raise EncodeError(msg)

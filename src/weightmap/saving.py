@@ -24,16 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Sink", "save", "write_plan"]
 
-# Readers pay for how a file was written: large aligned pieces give it large pages in the page cache.
-STAGE = 4 << 20
+# Readers pay for how a file was written: pieces of 2 MiB, at multiples of 2 MiB, give it pages of that size in the page
+# cache, and a reader one fault for each instead of 512.
+STAGE = 2 << 20
+# What is written at once without a copy: progress is told after each.
+_DIRECT = 16 << 20
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
 class Sink:
-    """Writes a file from its beginning to its end through a staging buffer.
+    """Writes a file from its beginning to its end, in pieces of `STAGE` bytes or multiples of it.
 
-    Every byte is copied into the buffer, summed up there and written from there: so a tensor that another thread
-    changes meanwhile cannot make a checksum differ from the bytes. The first piece, with the header, is written last.
+    Small things are collected in a staging buffer. So is everything that a checksum is wanted of: it is summed up there
+    and written from there, so a tensor that another thread changes meanwhile cannot make the checksum differ from the
+    bytes. Long things without a checksum are written from where they are. The first piece, with the header, is written
+    last.
     """
 
     def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None, *, exact: bool = True) -> None:
@@ -41,9 +46,10 @@ class Sink:
         self._fd = fd
         self._total = total
         self._progress = progress
-        self._stage = bytearray(min(STAGE, max(total, 1)))
-        self._view = memoryview(self._stage)
+        self._room = min(STAGE, max(total, 1)) if exact else STAGE
+        self._view = memoryview(bytearray(self._room))
         self._filled = 0
+        self._summing = False
         self._summed = 0
         self._crc = 0
         self._first: memoryview | None = None
@@ -59,16 +65,28 @@ class Sink:
         """Bytes taken so far."""
         return self.offset + self._filled
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes."""
-        view = memoryview(data)
-        size = len(self._stage)
-        while view:
-            if self._filled == size:
+        filled = self._filled
+        end = filled + len(data)
+        if end <= self._room:
+            self._view[filled:end] = data
+            self._filled = end
+        else:
+            self._write_long(memoryview(data))
+
+    def _write_long(self, view: memoryview) -> None:
+        while len(view):
+            if self._filled == self._room:
                 self._flush()
-            count = min(len(view), size - self._filled)
-            self._view[self._filled : self._filled + count] = view[:count]
-            self._filled += count
+            if self._filled or self._summing or self._first is None or len(view) < STAGE:
+                count = min(len(view), self._room - self._filled)
+                self._view[self._filled : self._filled + count] = view[:count]
+                self._filled += count
+            else:
+                count = min(len(view) // STAGE * STAGE, _DIRECT)
+                _write_all(self._fd, view[:count], self.offset)
+                self._advance(count)
             view = view[count:]
 
     def pad(self, count: int) -> None:
@@ -76,27 +94,34 @@ class Sink:
         if count:
             self.write(bytes(count))
 
+    def begin_sum(self) -> None:
+        """From here on, sum up what is appended."""
+        self._summing, self._summed = True, self._filled
+
     def crc32(self) -> int:
-        """Return the CRC-32 of what was appended since the last call."""
+        """Return the CRC-32 of what was appended since `begin_sum` or the last call."""
         self._sum()
         crc, self._crc = self._crc, 0
         return crc
 
     def _sum(self) -> None:
-        self._crc = kernels.crc32(self._view[self._summed : self._filled], self._crc)
-        self._summed = self._filled
+        if self._summing:
+            self._crc = kernels.crc32(self._view[self._summed : self._filled], self._crc)
+            self._summed = self._filled
 
     def _flush(self) -> None:
         self._sum()
-        piece = self._view[: self._filled]
-        if self._first is None and self.offset == 0:
+        piece, count = self._view[: self._filled], self._filled
+        if self._first is None:
             self._first = piece
-            self._stage = bytearray(len(self._stage))
-            self._view = memoryview(self._stage)
+            self._view = memoryview(bytearray(self._room))
         else:
             _write_all(self._fd, piece, self.offset)
-        self.offset += self._filled
         self._filled = self._summed = 0
+        self._advance(count)
+
+    def _advance(self, count: int) -> None:
+        self.offset += count
         self._tell(min(self.offset, self._total - 1) if self.offset else 0)
 
     def finish(self) -> None:
@@ -118,8 +143,8 @@ def _write_all(fd: int, view: memoryview, offset: int) -> None:
 
 def write_plan(
     path: str, plan: Plan, *, progress: Callable[[int, int], None] | None = None, durable: bool = True
-) -> None:
-    """Write a planned file to `path`, atomically.
+) -> int:
+    """Write a planned file to `path`, atomically. Return its size.
 
     Parameters
     ----------
@@ -137,13 +162,15 @@ def write_plan(
         As the system reports it; the old file is intact and nothing is left behind. Should the very last step fail, the
         flushing of the directory, then the new file is in place, and the error has a note that says so.
     """
-    target = os.path.realpath(path)
-    mode = _target_mode(target, path)
-    folder, name = os.path.split(target)
     try:
+        target = _resolved(path)
+        mode = _target_mode(target, path)
+        folder, name = os.path.split(target)
         fd, temporary = _create(folder, name)
+    except TensorFileError:
+        raise
     except OSError as error:
-        error.filename = path  # not the temporary name, which nobody has heard of
+        error.filename = path  # not the temporary name, or that of a directory above, which the caller did not give
         raise
     try:
         try:
@@ -159,14 +186,42 @@ def write_plan(
         finally:
             os.close(fd)
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        _name(error, path)
         raise
     if durable:
-        _flush_folder(folder)
+        _flush_folder(folder, path)
     if progress is not None:
         progress(plan.size, plan.size)
+    return sink.offset
+
+
+def _name(error: BaseException, path: str) -> None:
+    """Give an error of the system the name of the file that was to be written.
+
+    Calls that take a descriptor know no name, and that of the temporary file means nothing to anybody. What failed
+    while something else was read has the name of that already.
+    """
+    if not isinstance(error, OSError) or isinstance(error, TensorFileError):
+        return
+    if error.filename2 is not None:  # of the renaming
+        error.filename = path
+        del error.filename2
+    elif error.filename is None:
+        error.filename = path
+
+
+def _resolved(path: str) -> str:
+    """Return the path of the file that `path` names, behind all links.
+
+    Strictly where it can be: otherwise a link that could not be read just now would pass for a file, and be replaced.
+    """
+    try:
+        return os.path.realpath(path, strict=True)
+    except FileNotFoundError:  # not there yet
+        return os.path.realpath(path)
 
 
 def _target_mode(target: str, path: str) -> tuple[int, int] | None:
@@ -210,7 +265,7 @@ def _reserve(fd: int, size: int) -> None:
                 raise
 
 
-def _flush_folder(folder: str) -> None:
+def _flush_folder(folder: str, path: str) -> None:
     if os.name == "nt":
         return
     try:
@@ -218,7 +273,8 @@ def _flush_folder(folder: str) -> None:
         try:
             os.fsync(fd)
         finally:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # nothing was written through it
+                os.close(fd)
     except OSError as error:
         if error.errno in (
             errno.EINVAL,
@@ -226,6 +282,7 @@ def _flush_folder(folder: str) -> None:
             errno.EACCES,
         ):  # file systems without it; a folder we may not read
             return
+        error.filename = path
         error.add_note("the new file is in place; whether it would survive a power cut is not known")
         raise
 

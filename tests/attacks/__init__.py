@@ -11,12 +11,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from .case import Case
-from .rows import ROWS
+from .rows import ROWS, TESTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ROWS", "Case", "cases", "sound"]
+__all__ = ["ROWS", "TESTS", "Case", "cases", "sound"]
 
 MODULES = ("embd", "embd_simple", "amb", "cnn_v2", "bintensors", "safetensors", "finalfusion", "sharded", "anything")
 

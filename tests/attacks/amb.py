@@ -61,20 +61,14 @@ def headers() -> Iterator[Case]:
         yield case("A1", f"flag bit {bit}", build(flags=1 << bit), "UnsupportedError", "flags", 6)
     true = {"metadata_size": len(METADATA), "config_size": len(CONFIG), "tokenizer_size": len(TOKENS)}
     true["weights_size"] = END - START
-    large = {name: (2**31, U32) for name in true} | {"weights_size": (2**32, 2**60, 2**63, 2**64 - START, U64)}
+    large = dict.fromkeys(true, (2**31, U32)) | {"weights_size": (2**32, 2**60, 2**63, 2**64 - START, U64)}
     for name, size in true.items():
         yield case("A2", f"{name} a byte more", build(**{name: size + 1}), "TruncatedError", "weights_size", END)
-        yield case(
-            "A2", f"{name} a byte less", build(**{name: size - 1}), "LayoutError", "size", END - 1, odd=trailing(name)
-        )
+        # A text that lost its last byte is no JSON, and a record its padding: not being strict is no help.
+        yield case("A2", f"{name} a byte less", build(**{name: size - 1}), "LayoutError", "size", END - 1)
         for lie in large[name]:
             row = "C5" if lie > 2**60 else "C4"
             yield case(row, f"{name} of {lie}", build(**{name: lie}), "TruncatedError", "weights_size", END)
-
-
-def trailing(name: str) -> str | None:
-    """What strict=False lets pass: a byte behind the last section, where it is not the text before that lost one."""
-    return None if name != "weights_size" else "trailing"
 
 
 def texts() -> Iterator[Case]:

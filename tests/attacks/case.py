@@ -76,7 +76,7 @@ class Case:
                 with target.open("r+b") as file:
                     file.truncate(self.size)
             return target
-        target.mkdir()
+        target.mkdir(exist_ok=True)
         for name, data in self.data.items():
             (target / name).write_bytes(data)
         return target / INDEX

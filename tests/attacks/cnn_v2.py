@@ -125,12 +125,17 @@ def lies(version: int) -> Iterator[Case]:
         yield Case(row, kind, name, data, error, field, place(field, changes.get("layer", 0), version), odd=odd)
     for name, (row, changes, over) in TRAILING.items():
         data = lie(**{"version": version, **changes})
-        lax = row == "C2"
-        yield Case(row, kind, name, data, "LayoutError", "size", start + over, odd="trailing" if lax else None)
+        yield Case(row, kind, name, data, "LayoutError", "size", start + over, odd=None if over == 0 else "trailing")
 
 
 # What is let pass when not strict, with the words of the warning.
-LAX: dict[str, str] = {}
+LAX = {
+    "a weight more, and there": "total_weights is 873, expected 872",
+    "offset not 0": "it leaves a hole",
+    "a hole": "it leaves a hole",
+    "an overlap": "it overlaps",
+    "the first layer again": "it overlaps",
+}
 
 
 def legal(kind: str) -> Iterator[Case]:

@@ -26,9 +26,12 @@ def case(row: str, name: str, data: bytes, error: str = "", field: Any = None, o
     return Case(row, KIND, name, data, error, field, offset, **more)
 
 
-def number(row: str, name: str, place: int, value: int, error: str, field: str, offset: Any = None) -> Case:
+def number(
+    row: str, name: str, place: int, value: int, error: str, field: str, offset: Any = None, odd: str | None = None
+) -> Case:
     """A number that lies; the error points at it, unless another place is given."""
-    return case(row, name, put(WHOLE, place, struct.pack("<I", value)), error, field, place if offset is None else offset)
+    data = put(WHOLE, place, struct.pack("<I", value))
+    return case(row, name, data, error, field, place if offset is None else offset, odd=odd)
 
 
 def cases() -> Iterator[Case]:
@@ -50,8 +53,8 @@ def cases() -> Iterator[Case]:
     yield number("C4", "2^32 - 1 rows", 21, U32, "TruncatedError", "data", END)
     yield number("C5", "bytes that wrap around", 21, 2**30, "TruncatedError", "data", END)
     yield number("E8", "a token too many", 37, 3, "TruncatedError", "vocab_count")
-    yield number("E8", "a token too few", 37, 1, "LayoutError", "size", END - 5)
-    yield number("E8", "no tokens", 37, 0, "LayoutError", "size", END - 10)
+    yield number("E8", "a token too few", 37, 1, "LayoutError", "size", END - 5, odd="trailing")
+    yield number("E8", "no tokens", 37, 0, "LayoutError", "size", END - 10, odd="trailing")
     yield number("C4", "2^32 - 1 tokens", 37, U32, "TruncatedError", "vocab_count")
     yield number("E8", "token past the end", 41, U32, "TruncatedError", "vocabulary", END)
     yield number("E8", "last token too long", 46, 2, "TruncatedError", "vocabulary", END)

@@ -22,7 +22,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and not isinstance(error, TensorFileError) and error.strerror:
         # str() of an OSError begins with "[Errno 2]", which tells a reader nothing.
         place = "" if error.filename is None else f"{_path_text(error.filename)}: "
-        return show.clean(f"{place}{error.strerror}")
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        return show.clean(f"{place}{error.strerror}{notes}")
     if isinstance(error, MemoryError):
         return show.clean(f"out of memory: {error}" if str(error) else "out of memory")
     return show.clean(error)

@@ -129,7 +129,7 @@ def quantize(args: argparse.Namespace) -> int:
         show.complain(reason(error))
         return USAGE
     took = time.perf_counter() - start
-    after = Path(args.dst).stat().st_size
+    after = report.nbytes
     if args.json:
         show.emit_json(
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.dtypes import DTYPES
@@ -181,5 +180,5 @@ def _to_words(words: Words, target: Target, progress: Callable[[int, int], None]
         }[name](words)
     except TensorFileError as error:
         raise error.located(path=target.path, format=name) from None
-    write_plan(target.path, plan, progress=progress)
-    return Written(name, name, 1, os.stat(target.path).st_size, (), tuple(warnings), ())
+    size = write_plan(target.path, plan, progress=progress)
+    return Written(name, name, 1, size, (), tuple(warnings), ())

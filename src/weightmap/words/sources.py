@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightmap.dtypes import SCHEMES, numpy_dtype
-from weightmap.errors import EncodeError, FormatError, NotRegularFileError
+from weightmap.errors import EncodeError, FormatError
 from weightmap.formats import FORMATS, HEAD
 from weightmap.quantizing import FLOATING, matches
 from weightmap.source import Source
@@ -39,13 +39,13 @@ _MOST_DIMS = (1 << 31) - 1
 
 def recognise(path: str) -> str | None:
     """Return which file of words a file is by its beginning, one of `weightmap.words.NAMES`; None for any other."""
-    with contextlib.suppress(OSError, NotRegularFileError):
+    with contextlib.suppress(IsADirectoryError):  # `open` takes one
         source = Source.from_path(path, "mmap")
         try:
             head = source.pread(0, min(source.size, _LOOK))
         finally:
             source.close()
-        if not any(format_.sniff(head[:HEAD], source.size) for format_ in FORMATS.values()):
+        if not any(format_.claims(head[:HEAD], source.size) for format_ in FORMATS.values()):
             return _recognise(head)
     return None
 
@@ -133,12 +133,13 @@ def _located(
     return located
 
 
-def _rows(place: Located, matrix: Any) -> Iterator[NDArray[np.float32]]:
+def _rows(place: Located) -> Iterator[NDArray[np.float32]]:
     """Yield the rows of a tensor in blocks: decoded, or read by pread, so that mapped pages do not pile up."""
     source, row, _ = place
     height, dims = row.shape
     step = rows_in_block(dims)
     if row.dtype.quantized:
+        matrix = place.decoder()
         for first in range(0, height, step):
             yield np.array(matrix[first : first + step], np.float32)
         return
@@ -193,7 +194,7 @@ def from_file(
 
     def blocks() -> Iterator[NDArray[np.float32]]:
         first = 0
-        for block in _rows(place, matrix):
+        for block in _rows(place):
             check_finite(block, first)
             first += len(block)
             yield block

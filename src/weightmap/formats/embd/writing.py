@@ -6,15 +6,14 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
-from weightmap.formats._base import Payload, Plan, Request, refuse
+from weightmap.formats._writing import Payload, Plan, Request, refuse
+from weightmap.formats.embd import DTYPE_NAMES, MAGIC
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
     DESCRIPTOR,
-    DTYPE_NAMES,
     FOOTER,
     HEADER,
-    MAGIC,
     MAGIC_END,
     MAX_NDIM,
     NO_ID,
@@ -55,17 +54,20 @@ def _utf8(text: object, limit: int) -> bytes | None:
 def _check_tensors(request: Request, dtypes: Iterable[str], reasons: list[str]) -> None:
     known = frozenset(dtypes)
     for tensor in request.tensors:
+        shape = tensor.shape
+        good = tensor.dtype.name in known and 1 <= len(shape) <= MAX_NDIM and max(shape) <= U32_MAX
+        if good and _utf8(tensor.name, U16_MAX) is not None:
+            continue
         problems = []
         if tensor.dtype.name not in known:
             problems.append(f"dtype {tensor.dtype.name}")
-        if not 1 <= len(tensor.shape) <= MAX_NDIM:
-            problems.append(f"{len(tensor.shape)} dimensions (it has 1 to {MAX_NDIM})")
-        if any(dim > U32_MAX for dim in tensor.shape):
-            problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
+        if not 1 <= len(shape) <= MAX_NDIM:
+            problems.append(f"{len(shape)} dimensions (it has 1 to {MAX_NDIM})")
+        if any(dim > U32_MAX for dim in shape):
+            problems.append(f"shape {shape} (a dimension is below 2**32)")
         if _utf8(tensor.name, U16_MAX) is None:
             problems.append("its name (Unicode text of at most 65535 bytes)")
-        if problems:
-            reasons.append(f"tensor {tensor.name[:80]!r}: {', '.join(problems)}")
+        reasons.append(f"tensor {tensor.name[:80]!r}: {', '.join(problems)}")
 
 
 def _plan_spec(request: Request) -> Plan:
@@ -120,17 +122,21 @@ def _plan_spec(request: Request) -> Plan:
 
 
 def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> None:
+    if request.checksums:
+        sink.begin_sum()
     sink.write(prefix)
     prefix_crc = sink.crc32()
     end = 0
     for tensor in request.tensors:
-        sink.pad(-end % ALIGNMENT)
+        padding = -end % ALIGNMENT
+        if padding:
+            sink.pad(padding)
         for chunk in tensor.chunks():
             sink.write(chunk)
-        end = -(-end // ALIGNMENT) * ALIGNMENT + tensor.nbytes
+        end += padding + tensor.nbytes
     data_crc = sink.crc32()
     file_crc = kernels.crc32_combine(prefix_crc, data_crc, data_size)
-    sink.write(FOOTER.pack(*((data_crc, file_crc) if request.checksums else (0, 0)), MAGIC_END, 0))
+    sink.write(FOOTER.pack(data_crc, file_crc, MAGIC_END, 0))  # both are 0 when nothing was summed
 
 
 def _encode_metadata(request: Request, reasons: list[str]) -> bytes:

@@ -1,0 +1,58 @@
+"""Writes every attack into a folder, with a table of what is expected of each: ``python -m tests.attacks FOLDER``."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import ROWS, cases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .case import Case
+
+HEAD = ("case", "row", "format", "file", "error", "field", "offset", "found by", "warning", "row says")
+
+
+def write_all(folder: Path, chosen: Iterable[Case]) -> int:
+    """Write these attacks and their table, ``attacks.csv``; return how many there are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with (folder / "attacks.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(HEAD)
+        for count, case in enumerate(chosen, 1):  # noqa: B007 - the last one is returned
+            path = case.write(folder).relative_to(folder)
+            when = "" if not case.error else "verify" if case.late else "open"
+            offset = "" if case.offset is None else case.offset
+            says = ROWS[case.row]
+            row = (
+                case.id,
+                case.row,
+                case.format or "",
+                path,
+                case.error,
+                case.field or "",
+                offset,
+                when,
+                case.odd or "",
+                says,
+            )
+            table.writerow(row)
+    return count
+
+
+def main() -> None:
+    """Write all attacks into the folder that is named on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
+    parser.add_argument("folder", type=Path, help="is made, and filled with files")
+    folder = parser.parse_args().folder
+    count = write_all(folder, cases())
+    print(f"{count} attacks in {folder}, listed in {folder / 'attacks.csv'}")  # noqa: T201 - a command
+
+
+if __name__ == "__main__":
+    main()

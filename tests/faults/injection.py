@@ -1,0 +1,135 @@
+"""What the drivers of faults share: the functions of `shim.c`, files to work on, and what can be told of an error."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import weightmap as wm
+from weightmap import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SHORT, TRUNCATED, KILLED = -1, -2, -9
+ERRORS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "EDQUOT", "EINTR", "EACCES")}
+# The calls that may do half of what they are asked for.
+PARTIAL = ("read", "pread", "write", "pwrite", "copy_file_range", "sendfile")
+NEVER = 0
+
+
+class Shim:
+    """The functions of `shim.c`."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        self._library.shim_name.restype = ctypes.c_char_p
+        self._library.shim_disarm.restype = ctypes.c_long
+
+    def arm(self, number: int = NEVER, fault: int = 0, only: str = "") -> None:
+        """Count calls from now on; `fault` happens at that number of a call (-1: at all), of one function if told."""
+        self._library.shim_arm(only.encode(), ctypes.c_long(number), fault)
+
+    def disarm(self) -> int:
+        """Return the number of calls."""
+        return int(self._library.shim_disarm())
+
+    def victim(self, path: Path, size: int) -> None:
+        """Say which file is truncated, and to how many bytes."""
+        self._library.shim_victim(os.fsencode(path), ctypes.c_long(size))
+
+    def name(self, number: int) -> str:
+        """Return the function that was called at this number."""
+        return bytes(self._library.shim_name(ctypes.c_long(number))).decode()
+
+
+class ExitStatusError(Exception):
+    """A command of the command line that did not end with 0."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
+
+
+def command(*argv: object) -> str:
+    """Run a command; return what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = cli.main([str(argument) for argument in argv])
+    if status:
+        raise ExitStatusError(status, err.getvalue() + out.getvalue())
+    return out.getvalue()
+
+
+def seen(error: BaseException) -> dict[str, Any]:
+    """What can be told of an error."""
+    return {
+        "type": type(error).__name__,
+        "own": isinstance(error, wm.TensorFileError),
+        "system": isinstance(error, OSError),
+        "errno": getattr(error, "errno", None),
+        "status": getattr(error, "status", None),
+        "text": str(error),
+        "notes": getattr(error, "__notes__", []),
+    }
+
+
+def descriptors() -> set[str]:
+    """The open descriptors of this process, less the one that lists them."""
+    return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}  # noqa: PTH110, PTH208
+
+
+DATA = Path(__file__).parent.parent / "data"
+RNG = np.random.default_rng(5)
+MATRIX = RNG.standard_normal((40, 16)).astype(np.float32)
+LAYER = MATRIX[:6].astype(np.float16).reshape(4, 6, 2, 2)
+WORDS = [f"word{i}" for i in range(40)]
+
+
+def prepare(folder: Path) -> None:
+    """Write the files that are converted and read."""
+    tensors = {"w": MATRIX, "half": MATRIX.astype(np.float16), "x": MATRIX.T}
+    wm.save(folder / "a.weights", tensors, metadata={"model_name": "m"}, vocab=WORDS)
+    wm.save(folder / "a.safetensors", tensors, metadata={"k": "v"})
+    wm.save(folder / "a.bt", tensors, metadata={"k": "v"})
+    wm.save(folder / "words.weights", {"e": MATRIX}, vocab=WORDS)
+    wm.save(folder / "a.bin", {"layer.0.weight": LAYER})
+    schemes = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
+    wm.save(
+        folder / "q.amb",
+        {"w": MATRIX} | {scheme: wm.quantize(MATRIX, scheme) for scheme in schemes},
+        config={"n": 1},
+        tokenizer={"type": 0, "special_ids": {}, "payload": b"tokens"},
+    )
+    wm.save(folder / "words.fifu", {"embeddings": MATRIX, "norms": np.ones(40, np.float32)}, vocab=WORDS)
+    shutil.copy(DATA / "finalfusion" / "bucket_1_2__pq_norms__meta.fifu", folder / "pq.fifu")
+    lines = (f"{word} {' '.join(map(str, row))}\n" for word, row in zip(WORDS, MATRIX.tolist(), strict=True))
+    (folder / "words.txt").write_text("".join(lines), encoding="utf-8")
+    shards = folder / "sharded"
+    shards.mkdir()
+    index: dict[str, dict[str, str]] = {"weight_map": {}}
+    for name in ("one", "two"):
+        wm.save(shards / f"{name}.safetensors", {name: MATRIX})
+        index["weight_map"][name] = f"{name}.safetensors"
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def attempt(shim: Shim, number: int, fault: int, run: Callable[[], object]) -> tuple[dict[str, Any] | None, Any]:
+    """Run it with one call failing; return what can be told of the error, and the result."""
+    shim.arm(number, fault)
+    try:
+        result = run()
+    except BaseException as error:  # noqa: BLE001 - any error at all is to be told
+        shim.disarm()
+        return seen(error), None
+    shim.disarm()
+    return None, result

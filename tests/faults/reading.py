@@ -1,0 +1,187 @@
+"""Operations that read, while each of their system calls meets a fault, or finds the file truncated.
+
+    LD_PRELOAD=shim.so python reading.py SHIM FOLDER FILE OPERATION...
+
+It prints as JSON what came of each fault, and judges nothing: that is for the tests. The faults happen in a child
+process; if a signal ends it, that is told, and another child goes on with the next fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from injection import ERRORS, PARTIAL, SHORT, TRUNCATED, Shim, attempt, command, descriptors, prepare
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
+# What a file is truncated to: nothing, so that all its pages are gone; 100 bytes, so that what follows reads as zeros.
+SIZES = (0, 100)
+
+
+def everything(source: object, **options: Any) -> list[object]:
+    """Open a file; return all that the handle tells without looking into the mapping."""
+    with wm.open(source, **options) as f:
+        special_ids = f.vocab and f.vocab.special_ids
+        return [f.format, f.layout, f.infos(), dict(f.metadata), special_ids, f.config, f.tokenizer]
+
+
+def reads(source: object, **options: Any) -> list[object]:
+    """Read every tensor in two types."""
+    with wm.open(source, **options) as f:
+        return [digest(f.read(name, dtype)) for name in f for dtype in ("float32", "float64")]
+
+
+def copies(source: object) -> list[object]:
+    """Look every tensor up in mode "copy"."""
+    with wm.open(source, mode="copy") as f:
+        return [digest(np.asarray(array)) for array in f.values()]
+
+
+def digest(array: np.ndarray[Any, Any]) -> str:
+    """The content of an array."""
+    return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
+
+
+def verified(source: object) -> list[object]:
+    """Verify a file."""
+    with wm.open(source) as f:
+        report = f.verify()
+        return [report.checks, report.warnings, report.nbytes]
+
+
+def converted(source: Path, to: Path) -> Path:
+    """Convert; return the new file."""
+    wm.convert(source, to)
+    return to
+
+
+READINGS: dict[str, Callable[[Reading], object]] = {
+    "open": lambda r: everything(r.path),
+    "open, full": lambda r: everything(r.path, verify="full"),
+    "verify": lambda r: verified(r.path),
+    "read": lambda r: reads(r.path),
+    "copy": lambda r: copies(r.path),
+    "convert": lambda r: converted(r.path, r.target),
+    "diff": lambda r: wm.diff(r.path, r.same),
+    "command inspect": lambda r: command("inspect", r.path, "--json"),
+    "command verify": lambda r: command("verify", r.path, "--json"),
+    "command convert": lambda r: command("convert", r.path, r.target).rpartition(",")[0],
+    "command diff": lambda r: command("diff", r.path, r.same),
+    "command export": lambda r: command("export", r.path, r.tensor, r.out / "out.npy"),
+    "command quantize": lambda r: command("quantize", r.path, r.out / "o.amb", "--scheme", "int8").rpartition(",")[0],
+}
+
+
+class Reading:
+    """One operation that reads, on one file."""
+
+    def __init__(self, folder: Path, operation: str, name: str) -> None:
+        self.at, self.out = folder / "sources", folder / operation
+        self.out.mkdir()
+        self.operation, self.path = READINGS[operation], self.at / name
+        self.victim = self.path / "one.safetensors" if self.path.is_dir() else self.path
+        self.data = self.victim.read_bytes()
+        self.same = self.out / f"same{self.path.suffix}"
+        (shutil.copytree if self.path.is_dir() else shutil.copy)(self.path, self.same)
+        # A format that expresses what the file holds.
+        suffix = {".amb": ".amb", ".bin": ".amb", ".fifu": ".fifu"}.get(self.path.suffix, ".safetensors")
+        self.target = self.out / f"out{suffix}"
+        with wm.open(self.path) as f:
+            self.tensor = next(iter(f))
+
+    def run(self) -> object:
+        """Do it."""
+        return self.operation(self)
+
+    def reset(self) -> None:
+        """Make the file what it was."""
+        self.victim.write_bytes(self.data)
+
+
+def told(result: object) -> str:
+    """A result as text that can be compared; of a path, what the file holds."""
+    result = result.read_bytes() if isinstance(result, Path) else result
+    return hashlib.sha256(repr(result).encode()).hexdigest()[:16]
+
+
+def outcomes(shim: Shim, reading: Reading, cases: list[tuple[int, str, int, int]], to: int) -> None:
+    """Let an operation meet these faults one after another; write what came of each to a pipe, a line each."""
+    for case in cases:
+        number, _, fault, size = case
+        reading.reset()
+        shim.victim(reading.victim, size)
+        before = descriptors()
+        problem, result = attempt(shim, number, fault, reading.run)
+        leaked = len(descriptors() - before)
+        row = {"error": problem, "result": None if problem else told(result), "leaked": leaked}
+        os.write(to, json.dumps(row).encode() + b"\n")
+
+
+def lines_of(run: Callable[[int], None]) -> tuple[list[str], int]:
+    """Run it in a child process; return the lines that it wrote to its pipe, and its exit status."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        try:
+            run(theirs)
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, encoding="utf-8") as pipe:
+        lines = pipe.read().splitlines()
+    return lines, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def cases_of(calls: list[str]) -> Iterator[tuple[int, str, int, int]]:
+    """Yield number, name, fault and size of every case."""
+    for number, call in enumerate(calls, 1):
+        for name, fault in FAULTS.items():
+            if fault != SHORT or call in PARTIAL:
+                yield number, name, fault, 0
+        for size in SIZES:
+            yield number, f"truncated to {size}", TRUNCATED, size
+
+
+def sweep(shim: Shim, reading: Reading) -> dict[str, Any]:
+    """Let each call of an operation that reads meet each fault."""
+    reading.run()  # whatever is loaded at the first time is there
+    shim.arm()
+    result = reading.run()
+    calls = [shim.name(number + 1) for number in range(shim.disarm())]
+    cases = list(cases_of(calls))
+    rows: list[dict[str, Any]] = []
+    while len(rows) < len(cases):
+        left = cases[len(rows) :]
+        lines, status = lines_of(lambda to, left=left: outcomes(shim, reading, left, to))
+        rows += [json.loads(line) | {"signal": 0} for line in lines]
+        if status:
+            rows.append({"error": None, "result": None, "leaked": 0, "signal": -status})
+    for row, (number, fault, _, _) in zip(rows, cases, strict=True):
+        row |= {"number": number, "call": calls[number - 1], "fault": fault}
+    reading.reset()
+    return {"expected": told(result), "calls": calls, "rows": rows}
+
+
+def main(shim: str, folder: str, name: str, *operations: str) -> None:
+    """Sweep one operation after another, and print what was found."""
+    at = Path(folder)
+    (at / "sources").mkdir()
+    prepare(at / "sources")
+    found = {operation: sweep(Shim(shim), Reading(at, operation, name)) for operation in operations}
+    print(json.dumps(found))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

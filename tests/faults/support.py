@@ -1,0 +1,27 @@
+"""What the tests of faults share: starting a driver under the shim."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support import SOURCES
+
+HERE = Path(__file__).parent
+
+
+def drive(driver: str, shim: Path, folder: Path, *arguments: str) -> Any:
+    """Run a driver in a process of its own; return what it printed, parsed, and fail if it complained."""
+    # LANGUAGE: the command line would look for translations in a hundred places.
+    environment = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": SOURCES, "LANGUAGE": "C"}
+    command = [sys.executable, str(HERE / driver), str(shim), str(folder), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # What cannot be mapped is read, and that is logged; anything else on that stream would be an error nobody caught.
+    odd = [line for line in done.stderr.splitlines() if line and "cannot be mapped" not in line]
+    assert not odd, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,312 @@
+"""Whatever goes wrong while a file is saved: the old file or the new one, and nothing beside it.
+
+`shim.c` makes each system call of a save fail in turn, with each error; see `writing.py`. Then what real file systems
+do: a disk that is full, a limit on the size of files, a directory that may not be written, a process that is killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.faults.support import drive
+from tests.support import SOURCES, listing, run_child
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OPERATIONS = (
+    "save embd",
+    "save embd simple",
+    "save amb",
+    "save cnn_v2",
+    "save bintensors",
+    "save finalfusion",
+    "save safetensors",
+    "save in pieces",
+    "convert to embd",
+    "convert to amb",
+    "convert quantised",
+    "convert shards",
+    "convert to word2vec",
+    "convert from text",
+    "command convert",
+    "command quantize",
+    "command export",
+)
+SWEEPS = [(operation, "replace") for operation in OPERATIONS] + [("save embd", "new"), ("save embd", "link")]
+# Errors of these calls may pass unnoticed: what is looked at here has a safe answer without them.
+FORGIVEN = {
+    "lstat": "is there a link on the way? only of a file that is not there yet",
+    "stat": "is the source a directory? opening it will tell",
+    "fchown": "the group of the old file, which may not be ours to give",
+    "close": "of files that were only read, and of the directory",
+    "mmap": "what cannot be mapped is read",
+}
+# What a directory that cannot be opened or flushed answers on some file systems.
+NO_FLUSH = {"open", "fsync"}
+
+
+@pytest.fixture(scope="module", params=SWEEPS, ids=" ".join)
+def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> list[dict[str, Any]]:
+    """What was there after each fault of each call of one operation."""
+    rows: list[dict[str, Any]] = drive("writing.py", shim, memory(), *request.param)
+    return rows
+
+
+def calls_of(rows: list[dict[str, Any]]) -> list[str]:
+    """The calls of the operation, in order."""
+    return [row["call"] for row in rows if row["fault"] == "EIO"]
+
+
+def test_a_sweep_sees_the_calls_of_a_save(swept: list[dict[str, Any]]) -> None:
+    """The shim counts what a save is made of, in this order: or the tests below would prove nothing."""
+    calls = iter(calls_of(swept))
+    assert all(call in calls for call in ("open", "fallocate", "pwrite", "fsync", "close", "rename", "open", "fsync"))
+
+
+def test_the_target_is_the_old_file_or_the_new_one(swept: list[dict[str, Any]]) -> None:
+    """Whichever call fails, however: the target is byte for byte the old file or the new one (or absent as before)."""
+    for row in swept:
+        assert row["target"] in {"old", "new", "absent"}, row
+        assert row.get("link", True), row
+        assert row["mode"] in {"0o640", None} or row["target"] != "old", row
+
+
+def test_a_save_that_succeeds_has_written_the_new_file(swept: list[dict[str, Any]]) -> None:
+    """Without an error the new file is there; with one the old file is, unless the error says that the new one is."""
+    for row in swept:
+        if row["fault"] == "SIGKILL":
+            continue
+        error = row["error"]
+        if error is None:
+            assert row["target"] == "new", row
+        elif row["target"] == "new":
+            assert "the new file is in place" in error["text"] + "".join(error["notes"]), row
+
+
+def test_no_litter_but_one_name_of_a_killed_process(swept: list[dict[str, Any]]) -> None:
+    """Nothing stays beside the target, and after SIGKILL at most one hidden file that bears its name."""
+    for row in swept:
+        if row["fault"] == "SIGKILL":
+            assert len(row["left"]) <= 1, row
+            assert all(name.startswith(".out.") and name.endswith(".tmp") for name in row["left"]), row
+        else:
+            assert row["left"] == [], row
+
+
+def test_the_error_is_the_one_that_the_system_reported(swept: list[dict[str, Any]]) -> None:
+    """What is raised is the OSError of the failing call, no error of ours, and names a file that the caller knows."""
+    for row in swept:
+        error = row["error"]
+        if error is None:
+            continue
+        code = getattr(errno, row["fault"])
+        assert ".tmp" not in error["text"], row
+        assert "sweep" in error["text"], row  # the directory that all of them lie in
+        if error["status"] is not None:  # of the command line, which exits with 4 and says it in one line
+            assert error["status"] == 4, row
+            assert os.strerror(code) in error["text"], row
+            assert error["text"].count("\n") == 1, row
+        else:
+            assert error["system"], row
+            assert not error["own"], row
+            assert error["errno"] == code, row
+
+
+def test_no_error_is_swallowed(swept: list[dict[str, Any]]) -> None:
+    """A call that fails ends the save, but for those that have another way; EINTR and short counts always have."""
+    calls = calls_of(swept)
+    renamed = calls.index("rename") + 1
+    for row in swept:
+        call, number = row["call"], row["number"]
+        if row["error"] is not None or row["fault"] in {"EINTR", "short", "SIGKILL", "none"}:
+            assert row["error"] is None or row["fault"] != "short", row
+            continue
+        assert number not in {renamed - 1, renamed - 2, renamed}, row  # close, fsync, rename
+        assert call in FORGIVEN or (number > renamed and call in NO_FLUSH and row["fault"] == "EACCES"), row
+
+
+def test_no_descriptor_leaks_when_a_save_fails(swept: list[dict[str, Any]]) -> None:
+    """After each fault the process has the descriptors that it had before."""
+    assert not [row for row in swept if row["leaked"]]
+
+
+def test_the_process_saves_on_after_all_of_these(swept: list[dict[str, Any]]) -> None:
+    """The same process, after every one of these faults, saves the right file."""
+    assert (swept[-1]["fault"], swept[-1]["target"]) == ("none", "new")
+
+
+# ------------------------------------------------------------------------------------------------- real file systems
+
+SAVES = """
+import numpy as np, weightmap as wm
+BIG = np.ones((1 << 9, 1 << 11), "f4")
+SMALL = np.ones((2, 3), "f4")
+WORDS = [str(i) for i in range(1 << 9)]
+def layer(a): return a.astype("f2").reshape(1, -1, 1, 1)
+SAVES = {
+    ".weights": lambda path, a: wm.save(path, {"w": a}),
+    ".simple": lambda path, a: wm.save(path, {"w": a}, format="embd", layout="simple"),
+    ".amb": lambda path, a: wm.save(path, {"w": a}),
+    ".bin": lambda path, a: wm.save(path, {"layer.0.weight": layer(a)}),
+    ".bt": lambda path, a: wm.save(path, {"w": a}),
+    ".fifu": lambda path, a: wm.save(path, {"embeddings": a}, vocab=WORDS[: len(a)]),
+    ".safetensors": lambda path, a: wm.save(path, {"w": a}),
+}
+"""
+FULL = (
+    SAVES
+    + """
+import os, resource, sys
+folder, limit = sys.argv[1], int(sys.argv[2])
+for suffix, save in SAVES.items():
+    path = os.path.join(folder, "out" + suffix)
+    save(path, SMALL)
+    before = open(path, "rb").read()
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        save(path, BIG)
+    except OSError as error:
+        assert not isinstance(error, wm.TensorFileError) and error.filename == path, error
+        print(suffix, error.errno, open(path, "rb").read() == before, *os.listdir(folder))
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    os.unlink(path)
+"""
+)
+SUFFIXES = (".weights", ".simple", ".amb", ".bin", ".bt", ".fifu", ".safetensors")
+
+
+def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
+    """In every format: past RLIMIT_FSIZE a save raises EFBIG, the old file is whole, and nothing is beside it."""
+    printed = run_child(FULL, tmp_path, 1 << 19).stdout.splitlines()
+    assert printed == [f"{suffix} 27 True out{suffix}" for suffix in SUFFIXES]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    """In every format, on a real file system that is full: a tmpfs of 1 MiB, in a mount namespace of its own."""
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare here")
+    script, disk = tmp_path / "script.py", tmp_path / "disk"
+    script.write_text(FULL, encoding="utf-8")
+    disk.mkdir()
+    script_of_shell = f"mount -t tmpfs -o size=1m tmpfs {disk} || exit 77\n"
+    script_of_shell += f"PYTHONPATH={SOURCES} {sys.executable} {script} {disk} 0\n"
+    command = ["unshare", "-rm", "sh", "-c", script_of_shell]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("mount namespaces are not permitted here")
+    assert done.stdout.splitlines() == [f"{suffix} 28 True out{suffix}" for suffix in SUFFIXES], done.stderr
+
+
+READ_ONLY = """
+import os, sys, numpy as np, weightmap as wm
+folder = sys.argv[1]
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)  # root may write everywhere
+for name in ("out.weights", "new.weights"):
+    try:
+        wm.save(os.path.join(folder, name), {"a": np.ones(2, "f4")})
+    except PermissionError as error:
+        print(name, isinstance(error, wm.TensorFileError), os.path.basename(error.filename))
+"""
+
+
+def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
+    """Saving into it is a PermissionError with the path as given; the file that lies there stays as it was."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "out.weights").write_bytes(b"old")
+    folder.chmod(0o555)
+    for parent in (tmp_path, *tmp_path.parents):  # another user has to get there
+        if parent.stat().st_uid == os.geteuid() and parent != parent.parent and os.geteuid() == 0:
+            parent.chmod(parent.stat().st_mode | 0o055)
+    try:
+        printed = run_child(READ_ONLY, folder).stdout.split()
+    finally:
+        folder.chmod(0o755)
+    assert printed == ["out.weights", "False", "out.weights", "new.weights", "False", "new.weights"]
+    assert (folder / "out.weights").read_bytes() == b"old"
+    assert listing(folder) == ["out.weights"]
+
+
+KILLED = (
+    SAVES
+    + """
+import os, random, signal, sys, time
+folder, rounds = sys.argv[1], int(sys.argv[2])
+values = np.random.default_rng(3).standard_normal((300, 500)).astype("f4")
+random.seed(5)
+path = {suffix: os.path.join(folder, "out" + suffix) for suffix in SAVES}
+WORDS = [str(i) for i in range(300)]
+sound = {}
+for suffix, save in SAVES.items():
+    sound[suffix] = []
+    for array in (values, -values):
+        start = time.perf_counter()
+        save(path[suffix], array)
+        took = time.perf_counter() - start
+        sound[suffix].append(open(path[suffix], "rb").read())
+torn, litter, seen = [], [], {suffix: set() for suffix in SAVES}
+for number in range(rounds):
+    suffix = list(SAVES)[number % len(SAVES)]
+    child = os.fork()
+    if child == 0:
+        while True:
+            SAVES[suffix](path[suffix], values)
+            SAVES[suffix](path[suffix], -values)
+    time.sleep(random.random() * 3 * took)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    data = open(path[suffix], "rb").read()
+    if data not in sound[suffix]:
+        torn.append((number, suffix, len(data)))
+    seen[suffix].add(data == sound[suffix][0])
+    left = [name for name in os.listdir(folder) if name.endswith(".tmp")]
+    if len(left) > 1 or any(not name.startswith(f".out{suffix}.") for name in left):
+        litter.append((number, left))
+    for name in left:
+        os.unlink(os.path.join(folder, name))
+print(torn, litter, min(map(len, seen.values())), sorted(os.listdir(folder)) == sorted("out" + s for s in SAVES))
+"""
+)
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+    """350 times kill -9 at a random moment, in every format: always a whole file, and at most one hidden beside it."""
+    printed = run_child(KILLED, tmp_path, 350).stdout.split(maxsplit=4)
+    assert printed[:2] == ["[]", "[]"], printed
+    assert printed[2:] == ["2", "True"], "the old and the new file should both have been seen"
+
+
+def test_processes_that_save_to_one_path(tmp_path: Path) -> None:
+    """Four processes that save to one path at once all succeed; a reader finds a whole file at any time."""
+    code = """
+import sys, numpy as np, weightmap as wm
+for _ in range(20):
+    wm.save(sys.argv[1], {"n": np.full(50000, int(sys.argv[2]), np.int32)})
+"""
+    path = tmp_path / "out.weights"
+    wm.save(path, {"n": np.zeros(50000, np.int32)})
+    command = [sys.executable, "-c", code, str(path)]
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    writers = [subprocess.Popen([*command, str(number)], env=environment) for number in range(4)]
+    looked = 0
+    while any(writer.poll() is None for writer in writers):
+        with wm.open(path, verify="full") as f:
+            assert len(set(f["n"].tolist())) == 1
+        looked += 1
+    assert [writer.returncode for writer in writers] == [0] * 4
+    assert looked > 1
+    assert listing(tmp_path) == ["out.weights"]
