@@ -40,10 +40,14 @@ uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads);
 /* CRC of A followed by B, from crc1 of A, crc2 of B and the length of B. O(log len2). */
 uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
 
-/* These two add built-in functions to the module weightmap._kernels: those worth a glue of their own, since for short inputs the
- * call is the cost. They alone touch Python, and each is called once, by weightmap.kernels. Return 0, or -1.
- * crc32(data, value=0, *, threads=1); the text of the documentation, signature first, must stay. */
-int wm_python_functions(const char *crc32_doc);
+/* These add built-in functions to the module weightmap._kernels: those worth a glue of their own, since for short inputs the
+ * call is the cost, or which take Python's own objects. They alone touch Python, and each is called once, by weightmap.kernels.
+ * Return 0, or -1.
+ * crc32(data, value=0, *, threads=1), fnv1a32(data), fnv1a64(data); the texts of their documentation, in this order, signature
+ * first, must stay; a NULL ends them. */
+int wm_python_functions(const char *const *docs);
+/* pack_texts: see python.c. */
+int wm_python_texts(void);
 /* widen and decode: see python.c. */
 int wm_python_arrays(void);
 
@@ -276,14 +280,16 @@ enum {
  * in the lowest bits of byte 0 and 0 after the last: 0 int4, 1 int5, 2 float16. Scales are those of the int4 and int5 blocks
  * in their order; the codes of every block, 4, 5 or 16 bits an element, the last block whole, follow in the order of blocks.
  */
-/* Checks data[0, size) as n elements and counts the blocks of each kind in counts[0, 4). Returns 0, or -1 with *fault:
- * ADAPTIVE_SIZE, ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks. */
+/* Checks data[0, size) as n elements, and fills places[0, n_places), n_places = 2 * (blocks / 1024 + 2): pairs of the numbers of
+ * int5 and of float16 blocks before every 1024th block, the last pair those of all. Returns 0, or -1 with *fault: ADAPTIVE_SIZE,
+ * ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks, or not so many places. */
 int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                      uint64_t counts[4], wm_fault *fault);
-/* As wm_blocks_decode, of such data. Returns 0, or -1 with *fault as above; NONE too for a range not within the n elements, and
- * when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
+                      uint64_t *places, uint64_t n_places, wm_fault *fault);
+/* As wm_blocks_decode, of such data that were checked. Returns 0, -1 when the sizes are not those by `places` or the range not
+ * within the n elements, or -2 when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                       uint64_t first, void *out, uint64_t count, int half, int threads, wm_fault *fault);
+                       const uint64_t *places, uint64_t n_places, uint64_t first, void *out, uint64_t count, int half,
+                       int threads);
 /* Puts such data together from all blocks in each kind, as wm_blocks_encode made them: of block b that of kind kinds[b]. Returns
  * 0, or -1 when a kind or a size is not as it should be. */
 int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type, uint64_t block_size, const uint8_t *int4,

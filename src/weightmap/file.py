@@ -140,6 +140,10 @@ class TensorFile(Mapping[str, Any]):
         """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
         return self._source.name
 
+    def read_privately(self) -> None:
+        """From now on map nothing but tensors that are looked up: see `Source.private`."""
+        self._source.private = True
+
     def locate(self, name: str) -> Located:
         """Return where a tensor lies."""
         self._check_open()
@@ -370,6 +374,8 @@ class TensorFile(Mapping[str, Any]):
         try:
             source.check_unchanged()
             run = Verification(source, self._options, progress)
+            if not self._options.checked:  # opening has not
+                self._table.check()
             self._content.verify(run)
             disorder = self._table.disorder()
             if disorder is not None:

@@ -80,6 +80,9 @@ class Source:
 
     # What most handles never change is the class's: setting attributes is a good part of what opening a file takes.
     closed = False
+    # What is looked at again and again, such as a vocabulary, is read once and not mapped: for whoever goes through a
+    # whole file and hands out nothing of it, so that a file that shrinks meanwhile is an exception there and no fault.
+    private = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
     _file: _Descriptor | None = None
     _seen: Any = None  # what the file was when it was opened, a wm_file: see kernels.h
@@ -100,7 +103,13 @@ class Source:
     def from_path(cls, path: str, mode: str) -> Source:
         """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
         self = cls(path, path, mode)
-        self._adopt(os.open(path, _FLAGS))
+        try:
+            fd = os.open(path, _FLAGS)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # what a socket answers, and a device that is not there
+                _refuse(os.stat(path).st_mode, path)
+            raise
+        self._adopt(fd)
         if path[:1] != "/":  # the working directory may change before the handle is pickled
             self._folder = os.getcwd()
         return self
@@ -247,6 +256,12 @@ class Source:
         """The bytes as an array, shape (size,); mapped or read at the first use."""
         octets = self._octets
         return self._load() if octets is None else octets
+
+    def section(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Return the bytes from `begin` to `end`: of the mapping, or read once if this is `private`."""
+        if self.private and self._file is not None:
+            return np.frombuffer(self.pread(begin, end - begin), np.uint8)
+        return self.octets[begin:end]
 
     def prepare(self, *, explicit: bool, limits: Limits) -> None:
         """Say what is allowed when memory is needed; where a mode was asked for by name, and in "copy", get it now.

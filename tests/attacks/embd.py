@@ -158,9 +158,9 @@ def descriptors() -> Iterator[Case]:
     # The names are read as the fourth descriptor.
     data = draft().header(tensor_index_count=4)
     yield case("E10", "a tensor too many", data, "FormatError", field="ndim", offset=NAMES + 5)
-    for count in (0, 1, 2):
+    for count, used in enumerate((0, 24, 64 + 5)):
         data = draft().header(tensor_index_count=count)
-        yield case("E10", f"{count} tensors of 3", data, "LayoutError", field="data_offset", offset=None)
+        yield case("E10", f"{count} tensors of 3", data, "LayoutError", field="data", offset=DATA + used)
     for number in range(3):
         name = f"hash of tensor {number}"
         yield descriptor("E11", name, "ChecksumError", "name_hash", number=number, name_hash=5)
@@ -230,7 +230,9 @@ def unclaimed() -> Iterator[Case]:
     place = first.index_offset + 64 + 24
     yield case("C9", "a hole between tensors", first, "LayoutError", field="data_offset", offset=place, odd="a hole")
     last = embd.Draft([("a", noise("uint8", (64,))), ("b", noise("uint8", (200,)))]).descriptor(1, shape0=10)
-    yield case("C9", "a hole behind the last", last, "LayoutError", field="data_offset", offset=None, odd="goes on")
+    yield case(
+        "C9", "a hole behind the last", last, "LayoutError", field="data", offset=last.data_offset + 74, odd="goes on"
+    )
 
 
 def metadata() -> Iterator[Case]:
