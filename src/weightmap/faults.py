@@ -31,7 +31,7 @@ def table_error(table: Table, fault: kernels.Fault) -> FormatError:
     return error
 
 
-def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: C901, PLR0911 - one return for each kind of fault
+def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
