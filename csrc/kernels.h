@@ -40,10 +40,14 @@ uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads);
 /* CRC of A followed by B, from crc1 of A, crc2 of B and the length of B. O(log len2). */
 uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
 
-/* These two add built-in functions to the module weightmap._kernels: those worth a glue of their own, since for short inputs the
- * call is the cost. They alone touch Python, and each is called once, by weightmap.kernels. Return 0, or -1.
- * crc32(data, value=0, *, threads=1); the text of the documentation, signature first, must stay. */
-int wm_python_functions(const char *crc32_doc);
+/* These add built-in functions to the module weightmap._kernels: those worth a glue of their own, since for short inputs the
+ * call is the cost, or which take Python's own objects. They alone touch Python, and each is called once, by weightmap.kernels.
+ * Return 0, or -1.
+ * crc32(data, value=0, *, threads=1), fnv1a32(data), fnv1a64(data); the texts of their documentation, in this order, signature
+ * first, must stay; a NULL ends them. */
+int wm_python_functions(const char *const *docs);
+/* pack_texts: see python.c. */
+int wm_python_texts(void);
 /* widen and decode: see python.c. */
 int wm_python_arrays(void);
 
@@ -307,6 +311,10 @@ typedef struct {
     uint32_t *dim_bounds;
     uint64_t *begin, *end;
 } wm_columns;
+/* Lays the columns out in one piece of memory, as large as their capacities call for. Returns 0, or -1 when it has too few
+ * words. */
+int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words);
+
 
 /* ------------------------------------------------------------------------------------------------ safetensors
  * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and turns it
@@ -445,15 +453,13 @@ int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32
  * its shape: so do quantised ones.
  */
 enum { WM_BITS_DECLARED = 255 };
-/* Checks n tensors by columns, and that their names, names[bounds[i], bounds[i+1]), are
- * unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
-int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
-                     const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
-                     const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
-                     uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault);
-/* The first of n strings names[bounds[i], bounds[i+1]) that is equal to `name`, by one pass; or -1. */
-int64_t wm_columns_find(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *name,
-                        uint64_t name_len);
+/* Checks the first n tensors of the columns, which have n_dims dimensions and names_len bytes of names together, and that the
+ * names are unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
+int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, const uint8_t *bits,
+                     uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim, uint64_t data_size, uint64_t max_gap, int lax,
+                     int utf8, wm_fault *fault);
+/* The first of n tensors that is called `name`, by one pass; or -1. */
+int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len);
 /* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
  * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Every offset is a multiple
  * of `alignment`, a power of two. Returns the bytes that the names take, or -1 with *fault filled. */

@@ -9,7 +9,6 @@ asked for.
 
 from __future__ import annotations
 
-import copy
 import math
 from operator import itemgetter
 from types import MappingProxyType
@@ -249,6 +248,8 @@ class Table:
         """Return the first overlap or hole, where the rules let them pass; None when there is none."""
         if not self.rules.lax:
             return None
+        import copy  # noqa: PLC0415 - needed by `verify` alone
+
         strict = copy.copy(self)
         strict.path = None  # what verify lists is about one file
         strict.rules = copy.copy(self.rules)

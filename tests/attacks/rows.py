@@ -126,7 +126,7 @@ ROWS = {
     "L5": "finalfusion holds what its fields can say, and no more is written.",
 }
 
-# Of rows that attack a process, a file system or a writer, and of those of which single files cannot show all: the tests
+# Of rows that attack a process, a file system or a writer, and of those of which files cannot show all: the tests
 # by name, wherever they stand.
 TESTS: dict[str, tuple[str, ...]] = {
     "C1": ("test_every_prefix_is_refused", "test_truncated_files_on_disk_are_errors_too"),
