@@ -29,7 +29,7 @@ SECOND = amb.dense("second", noise("float16", (5,), 2))
 CONFIG = b'{"n_vocab": 3}'
 TOKENS = amb.tokenizer(2, (0, 1, 2, amb.NO_ID, amb.NO_ID), b"a\nb\nc\n")
 METADATA = b'{"name": "x"}'
-OPTIONS = Options(checked=True, strict=True, limits=wm.Limits())
+OPTIONS = Options(wm.Limits())
 # Where the records of a file with all sections begin, and the fields of the first one.
 START = 28 + len(METADATA) + len(CONFIG) + len(TOKENS)
 NDIM = START + 2 + 5

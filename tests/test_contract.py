@@ -862,15 +862,6 @@ def test_operating_system_errors_pass_through(tmp_path: Path) -> None:
     assert not isinstance(caught.value, wm.TensorFileError)
 
 
-def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    """A FIFO is a NotRegularFileError without waiting for a writer; so are devices."""
-    os.mkfifo(tmp_path / "fifo.weights")
-    for path in (tmp_path / "fifo.weights", "/dev/zero", "/dev/null"):
-        with pytest.raises(wm.NotRegularFileError) as caught:
-            wm.open(path)
-        assert isinstance(caught.value, OSError)
-
-
 @every_example
 def test_limits_are_enforced(example: builders.Example, path: Path) -> None:
     """More tensors than `limits` allows is a LimitError; exactly as many is fine."""

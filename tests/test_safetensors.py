@@ -15,7 +15,7 @@ from tests.builders import safetensors as st
 from tests.support import same
 
 import weightmap as wm
-from weightmap.formats import safetensors as safetensors_format
+from weightmap.formats.safetensors import reading as safetensors_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightmap.dtypes import NUMPY_MAX_NDIM
 from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError, quoted
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["table_error"]
 
-# numpy arrays have at most this many dimensions: no format's rule.
-NUMPY_MAX_NDIM = 64
 _INT64_MAX = (1 << 63) - 1
 # What messages call these fields where a format has no name of its own for them.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
@@ -32,7 +31,7 @@ def table_error(table: Table, fault: kernels.Fault) -> FormatError:
     return error
 
 
-def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: C901, PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
