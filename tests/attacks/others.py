@@ -1,8 +1,8 @@
 """What other libraries make of the attacks: ``python -m tests.attacks.others [LIBRARY=INTERPRETER ...]``.
 
 Prints a table in Markdown: by row, how many attacks each library lets through, answers with something other than an
-error of its own or a ValueError, or does not survive, in 4 GiB of address space; and what it does in a few situations. A
-library is tried where the interpreter has it; ``finalfusion=/path/to/python`` names another interpreter for one.
+error of its own or a ValueError, or does not survive, in 4 GiB of address space; and what it does in a few situations.
+A library is tried where the interpreter has it; ``finalfusion=/path/to/python`` names another interpreter for one.
 """
 
 from __future__ import annotations
@@ -113,12 +113,8 @@ class Child:
 def chosen(library: str) -> Iterator[Case]:
     """The cases that are for a library: what it reads, and that is refused here, and has no holes."""
     for case in cases():
-        if (
-            case.kind.startswith(KINDS[library])
-            and case.error
-            and case.size is None
-            and "specification" not in case.name
-        ):
+        theirs = case.kind.startswith(KINDS[library]) and "specification" not in case.name
+        if theirs and case.error and case.size is None:
             yield case
 
 
@@ -222,7 +218,7 @@ def main(arguments: Sequence[str]) -> None:
     """Try every library that is there, and print what was found."""
     interpreters: dict[str, Any] = dict.fromkeys(READ, sys.executable)
     interpreters |= dict(argument.split("=", 1) for argument in arguments)
-    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
     found: dict[str, dict[str, Counter[str]]] = {}
     scenes: dict[str, list[str]] = {name: [] for name in SCENES}
     for library, interpreter in interpreters.items():
