@@ -52,7 +52,7 @@ CHUNK = 1 << 18
 _ALIGN = 64
 
 
-class _Descriptor:
+class Descriptor:
     """A file descriptor that is closed with the last reference to it, so that no reader ever meets a reused number."""
 
     __slots__ = ("number",)
@@ -89,7 +89,7 @@ class Source:
     # whole file and hands out nothing of it, so that a file that shrinks meanwhile is an exception there and no fault.
     private = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
-    _file: _Descriptor | None = None
+    _file: Descriptor | None = None
     _seen: Any = None  # what the file was when it was opened, a wm_file: see kernels.h
     _octets: NDArray[np.uint8] | None = None
     _memory: Any = None  # the same, as arrays are made on it
@@ -166,7 +166,7 @@ class Source:
 
     def _adopt(self, fd: int) -> None:
         """Look once at what was opened, and refuse what is no regular file."""
-        file = _Descriptor(fd)
+        file = Descriptor(fd)
         try:
             seen = self._seen = kernels.look(fd)
         except OSError as error:
@@ -189,10 +189,12 @@ class Source:
 
     # ------------------------------------------------------------------------------------------------- reading
     @property
-    def descriptor(self) -> int:
-        """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory."""
-        file = self._file
-        return -1 if file is None else file.number
+    def descriptor(self) -> Descriptor | None:
+        """The open file, for a scan in C that reads by pread; None where the bytes are in memory.
+
+        To be held while its number is used: another thread may close the handle, and the number would be anybody's.
+        """
+        return self._file
 
     def pread(self, offset: int, count: int) -> bytes:
         """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""

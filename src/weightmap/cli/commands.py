@@ -24,7 +24,7 @@ from weightmap.saving import write_plan
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from weightmap.saving import Sink
 
@@ -150,6 +150,7 @@ def export(args: argparse.Namespace) -> int:
         file.check_unchanged()
         stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
         # The types of ml_dtypes would be written as raw "void" records that numpy.load cannot interpret.
+        chunks: Iterable[Any]
         if native := stored is not None and stored.type.__module__ == "numpy":
             dtype, chunks = stored, source.chunks(row.offset, row.nbytes)
         else:
@@ -162,7 +163,7 @@ def export(args: argparse.Namespace) -> int:
     return OK
 
 
-def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterator[memoryview]) -> int:
+def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[Any]) -> int:
     """Write an array as `wm.save` writes: its bytes are row-major and little-endian. Return the size of the file.
 
     Never in place, since `path` may be the very file that is read; and never over a device or a FIFO.

@@ -64,10 +64,10 @@ def walk(
     `bare` has block size and bytes of a scale of blocks without a header. Raises the error that the walk which went
     further deserves.
     """
-    fd = source.descriptor
+    file = source.descriptor  # held until this returns
     section = kernels.Section(
-        fd,
-        source.octets if fd < 0 else None,
+        -1 if file is None else file.number,
+        source.octets if file is None else None,
         header.weights,
         header.end,
         options.limits.max_tensors,
