@@ -2,8 +2,9 @@
  *
  * For short inputs the call is the cost. A Python function that asks cffi for a pointer and then calls through it takes
  * longer than zlib takes for a kilobyte; a built-in function takes what zlib.crc32 takes. So has crc32 a glue of its own, and
- * have the conversions to floats, of which a cache full takes a few microseconds: the arrays that they usually get are
- * checked and converted here in one call. Everything else is batch-shaped and goes through cffi.
+ * have the FNV-1a hashes of one name, and the conversions to floats, of which a cache full takes a few microseconds: the
+ * arrays that they usually get are checked and converted here in one call. Lists of words are packed here, since each word is
+ * an object of Python's. Everything else is batch-shaped and goes through cffi.
  *
  * Only the stable ABI is used, as by the rest of the module.
  */
@@ -13,7 +14,7 @@
 #endif
 #include <Python.h>
 
-#include "kernels.h"
+#include "internal.h"
 
 /* Releasing and taking the lock costs more than a kernel needs for this many bytes. */
 enum { KEEP_GIL_BELOW = 8192 };
@@ -92,6 +93,119 @@ static PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
     }
     PyBuffer_Release(&view);
     return PyLong_FromUnsignedLong(result);
+}
+
+/* The one argument `data` of a function of this name; or NULL with an exception. */
+static PyObject *take_data(const char *function, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames) {
+    const Py_ssize_t n_names = kwnames ? PyTuple_Size(kwnames) : 0;
+    if (n_args + n_names == 1 && (!n_names || PyUnicode_CompareWithASCIIString(PyTuple_GetItem(kwnames, 0), "data") == 0))
+        return args[0];
+    PyErr_Format(PyExc_TypeError, "%s() takes one argument, 'data'", function);
+    return NULL;
+}
+
+/* The hash of either width of what has a buffer; or an exception. */
+static PyObject *hash_data(PyObject *data, int wide) {
+    unsigned long long hash;
+    if (Py_IS_TYPE(data, &PyBytes_Type) && PyBytes_Size(data) < KEEP_GIL_BELOW) {
+        const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(data);
+        const uint64_t len = (uint64_t)PyBytes_Size(data);
+        return PyLong_FromUnsignedLongLong(wide ? wm_fnv1a64(bytes, len) : wm_fnv1a32(bytes, len));
+    }
+    Py_buffer view;
+    if (take_buffer(data, &view)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    hash = wide ? wm_fnv1a64(view.buf, (uint64_t)view.len) : wm_fnv1a32(view.buf, (uint64_t)view.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    return PyLong_FromUnsignedLongLong(hash);
+}
+
+static PyObject *fnv1a32(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames) {
+    (void)module;
+    PyObject *data = take_data("fnv1a32", args, n_args, kwnames);
+    return data ? hash_data(data, 0) : NULL;
+}
+
+static PyObject *fnv1a64(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames) {
+    (void)module;
+    PyObject *data = take_data("fnv1a64", args, n_args, kwnames);
+    return data ? hash_data(data, 1) : NULL;
+}
+
+/* --------------------------------------------------------------------------------------------------- texts
+ * Many words as UTF-8 back to back. Words lie all over memory, so each is asked for some words ahead.
+ */
+enum { WORDS_AHEAD = 8 };
+
+/* The UTF-8 of a str; a lone surrogate as if it were a character. *owner, unless NULL, holds it and is to be let go of. NULL
+ * with an exception when `text` is no str. */
+static const char *utf8_of(PyObject *text, Py_ssize_t *len, PyObject **owner) {
+    *owner = NULL;
+    if (!PyUnicode_Check(text)) {
+        PyErr_Format(PyExc_TypeError, "%R is no str", text);
+        return NULL;
+    }
+    const char *utf8 = PyUnicode_AsUTF8AndSize(text, len);
+    if (utf8 || !PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return utf8;
+    PyErr_Clear();
+    if (!(*owner = PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"))) return NULL;
+    *len = PyBytes_Size(*owner);
+    return PyBytes_AsString(*owner);
+}
+
+static uint8_t *append(uint8_t *to, const char *bytes, Py_ssize_t len) {
+    memcpy(to, bytes, (size_t)len);
+    return to + len;
+}
+
+/* Writes the words of a tuple to `blob`, each within two brackets, and where they begin and end to bounds. With blob NULL only
+ * the bounds. Returns the bytes of all, or -1 with an exception. */
+static long long pack(PyObject *words, const char *before, const char *after, uint8_t *blob, uint32_t *bounds) {
+    const Py_ssize_t n = PyTuple_Size(words), n_before = (Py_ssize_t)strlen(before), n_after = (Py_ssize_t)strlen(after);
+    unsigned long long total = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (!blob && i + WORDS_AHEAD < n) PREFETCH(PyTuple_GetItem(words, i + WORDS_AHEAD));
+        Py_ssize_t len;
+        PyObject *owner;
+        const char *utf8 = utf8_of(PyTuple_GetItem(words, i), &len, &owner);
+        if (!utf8) return -1;
+        bounds[i] = (uint32_t)total;
+        total += (unsigned long long)(n_before + len + n_after);
+        if (blob) blob = append(append(append(blob, before, n_before), utf8, len), after, n_after);
+        Py_XDECREF(owner);
+    }
+    bounds[n] = (uint32_t)total;
+    return (long long)total;
+}
+
+/* pack_texts(words, before, after, bounds): see kernels/_subwords.py. */
+static PyObject *pack_texts(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    enum { WORDS, BEFORE, AFTER, BOUNDS, N_ARGS };
+    Py_buffer view;
+    PyObject *result = NULL, *words;
+    if (n_args != N_ARGS) {
+        PyErr_SetString(PyExc_TypeError, "pack_texts() takes 4 arguments");
+        return NULL;
+    }
+    const char *before = PyUnicode_AsUTF8AndSize(args[BEFORE], NULL), *after = PyUnicode_AsUTF8AndSize(args[AFTER], NULL);
+    if (!before || !after || PyObject_GetBuffer(args[BOUNDS], &view, PyBUF_WRITABLE)) return NULL;
+    if ((words = PySequence_Tuple(args[WORDS]))) { /* which nobody can change meanwhile */
+        uint32_t *bounds = view.buf;
+        if ((view.len / 4 - 1) != PyTuple_Size(words)) {
+            PyErr_SetString(PyExc_ValueError, "bounds are one more than words");
+        } else {
+            const long long size = pack(words, before, after, NULL, bounds);
+            if (size > UINT32_MAX)
+                result = Py_NewRef(Py_None);
+            else if (size >= 0 && (result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size)))
+                pack(words, before, after, (uint8_t *)PyBytes_AsString(result), bounds);
+        }
+        Py_DECREF(words);
+    }
+    PyBuffer_Release(&view);
+    return result;
 }
 
 /* -------------------------------------------------------------------------------------------------- arrays
@@ -206,15 +320,21 @@ static int take_bytes(PyObject *object, array *a, const uint8_t **bytes, uint64_
     return 0;
 }
 
-/* decode(data, n, bits, block_size, scale_type, start, stop, out, threads) */
+/* decode(data, n, bits, block_size, scale_type, start, stop, out, threads[, places]): with places, of adaptive blocks */
 static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     (void)module;
-    enum { DATA, N, BITS, BLOCK, SCALE, START, STOP, OUT, THREADS, N_ARGS };
-    array data, out;
+    enum { DATA, N, BITS, BLOCK, SCALE, START, STOP, OUT, THREADS, N_ARGS, PLACES = N_ARGS };
+    array data, out, places = {0};
     const uint8_t *bytes;
     uint64_t size;
     int done = 0;
-    if (n_args != N_ARGS || !PyUnicode_Check(args[SCALE]) || !take_bytes(args[DATA], &data, &bytes, &size)) Py_RETURN_FALSE;
+    if (n_args < N_ARGS || n_args > N_ARGS + 1 || !PyUnicode_Check(args[SCALE])) Py_RETURN_FALSE;
+    if (!take_bytes(args[DATA], &data, &bytes, &size)) Py_RETURN_FALSE;
+    const int adaptive = n_args > PLACES;
+    if (adaptive && !take_array(args[PLACES], CONTIGUOUS | ALIGNED | NATIVE, &places)) {
+        Py_XDECREF(data.capsule);
+        Py_RETURN_FALSE;
+    }
     if (take_array(args[OUT], CONTIGUOUS | ALIGNED | NATIVE | WRITEABLE, &out)) {
         const long long n = take_count(args[N]), block = take_count(args[BLOCK]), bits = take_count(args[BITS]);
         const long long start = take_count(args[START]), stop = take_count(args[STOP]);
@@ -223,15 +343,21 @@ static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
                           : PyUnicode_CompareWithASCIIString(args[SCALE], "fp32") == 0 ? 0
                                                                                        : -1;
         if (threads < 0) PyErr_Clear();
-        if (n >= 0 && block >= 0 && (bits == 4 || bits == 5 || bits == 8) && start >= 0 && stop >= start && scale >= 0 && threads >= 0 &&
+        const int legal = adaptive ? is_of(&places, 'u', 8) : bits == 4 || bits == 5 || bits == 8;
+        if (legal && n >= 0 && block >= 0 && start >= 0 && stop >= start && scale >= 0 && threads >= 0 &&
             (is_of(&out, 'f', 4) || is_of(&out, 'f', 2)) && out.size == (uint64_t)(stop - start)) {
             Py_BEGIN_ALLOW_THREADS
-            done = wm_blocks_decode(bytes, size, (int)bits, scale, (uint64_t)block, (uint64_t)n, (uint64_t)start, out.is->data,
-                                    out.size, half, threads) == 0;
+            if (adaptive)
+                done = wm_adaptive_decode(bytes, size, scale, (uint64_t)block, (uint64_t)n, places.is->data, places.size,
+                                          (uint64_t)start, out.is->data, out.size, half, threads) == 0;
+            else
+                done = wm_blocks_decode(bytes, size, (int)bits, scale, (uint64_t)block, (uint64_t)n, (uint64_t)start,
+                                        out.is->data, out.size, half, threads) == 0;
             Py_END_ALLOW_THREADS
         }
         Py_DECREF(out.capsule);
     }
+    Py_XDECREF(places.capsule);
     Py_XDECREF(data.capsule);
     return PyBool_FromLong(done);
 }
@@ -240,12 +366,18 @@ static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
  * The cast by way of void (*)(void) is how C lets a function pointer be kept as another type. */
 static PyMethodDef checksums[] = {
     {"crc32", (PyCFunction)(void (*)(void))crc32, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"fnv1a32", (PyCFunction)(void (*)(void))fnv1a32, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"fnv1a64", (PyCFunction)(void (*)(void))fnv1a64, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyMethodDef texts[] = {
+    {"pack_texts", (PyCFunction)(void (*)(void))pack_texts, METH_FASTCALL, "pack_texts(words, before, after, bounds)"},
     {NULL, NULL, 0, NULL},
 };
 static PyMethodDef conversions[] = {
     {"widen", (PyCFunction)(void (*)(void))widen, METH_FASTCALL, "widen(kind, a, out, threads)"},
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL,
-     "decode(data, n, bits, block_size, scale_type, start, stop, out, threads)"},
+     "decode(data, n, bits, block_size, scale_type, start, stop, out, threads[, places])"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -256,10 +388,18 @@ static int add_functions(PyMethodDef *functions) {
     return failed;
 }
 
-int wm_python_functions(const char *crc32_doc) {
+int wm_python_functions(const char *const *docs) {
     PyGILState_STATE state = PyGILState_Ensure(); /* cffi let go of the lock */
-    checksums[0].ml_doc = crc32_doc;
+    for (int i = 0; docs[i]; i++) checksums[i].ml_doc = docs[i];
     const int failed = add_functions(checksums);
+    if (failed) PyErr_Clear();
+    PyGILState_Release(state);
+    return failed ? -1 : 0;
+}
+
+int wm_python_texts(void) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    const int failed = add_functions(texts);
     if (failed) PyErr_Clear();
     PyGILState_Release(state);
     return failed ? -1 : 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from tests import guard
 
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
+from weightmap.kernels import _checksums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # From the authors' test vectors.
 VECTORS_32 = {
@@ -59,6 +64,30 @@ def test_vectors_32(data: bytes, expected: int) -> None:
 def test_vectors_64(data: bytes, expected: int) -> None:
     """The 64-bit hash gives its authors' vectors."""
     assert kernels.fnv1a64(data) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 51, 8191, 8192, 100_000])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
+def test_one_name_in_any_buffer(kind: Callable[[bytes], Any], size: int) -> None:
+    """A name of any length gives the same hashes from bytes and any other buffer, and by either way into C."""
+    data = random.Random(size).randbytes(size)
+    for function, by_cffi, bits in (
+        (kernels.fnv1a32, _checksums.fnv1a32_by_cffi, 32),
+        (kernels.fnv1a64, _checksums.fnv1a64_by_cffi, 64),
+    ):
+        expected = by_definition(data, bits)
+        assert function(kind(data)) == function(data=kind(data)) == by_cffi(kind(data)) == expected
+
+
+@pytest.mark.parametrize("function", [kernels.fnv1a32, kernels.fnv1a64])
+def test_one_name_of_a_wrong_kind(function: Callable[..., int]) -> None:
+    """What has no contiguous buffer, a missing argument, a second one and one of another name are TypeErrors."""
+    for wrong in ("text", 1, None, memoryview(b"abcd")[::2]):
+        with pytest.raises(TypeError):
+            function(wrong)
+    for arguments, names in (((), {}), ((b"a", b"b"), {}), ((b"a",), {"data": b"a"}), ((), {"blob": b"a"})):
+        with pytest.raises(TypeError, match="one argument, 'data'"):
+            function(*arguments, **names)
 
 
 def test_known_collision() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,10 +32,39 @@ def rows_by_definition(subwords: Subwords, word: str, known: dict[str, int]) -> 
     return [subwords.n_words + index for index in found if index is not None]
 
 
+@given(
+    st.lists(ANY_TEXT, max_size=40), st.sampled_from([("", ""), ("<", ">"), ("", "--")]), st.sampled_from([list, tuple])
+)
+def test_texts_are_packed_back_to_back(words, around, kind):
+    """Words, of zero bytes and lone surrogates too, are packed as UTF-8 within brackets, and found by their bounds."""
+    raws = [f"{around[0]}{word}{around[1]}".encode(errors="surrogatepass") for word in words]
+    blob, bounds = kernels.pack_texts(kind(words), *around)
+    assert blob == b"".join(raws)
+    assert bounds.tolist() == np.cumsum([0, *map(len, raws)]).tolist()
+
+
+@pytest.mark.parametrize("words", [[b"bytes"], ["word", None], ["word", 1], [["list"]]])
+def test_only_texts_are_packed(words):
+    """What is no str among the words is a TypeError that shows it."""
+    with pytest.raises(TypeError, match=re.escape(f"{words[-1]!r} is no str")):
+        kernels.pack_texts(words)
+
+
 def test_the_example_of_the_specification():
     """The n-gram "<hallo" has index 1321513 among 2^21 buckets, and rows of n-grams follow those of words."""
     assert Subwords("bucket", 0, 6, 6, 1 << 21).indices("hallo")[0] == 1321513
     assert Subwords("bucket", 1000, 6, 6, 1 << 21).indices("hallo")[0] == 1322513
+
+
+@pytest.mark.parametrize("character", ["x", "ö", "語", "🌎"])
+@pytest.mark.parametrize("longest", [3, 6, 300])
+def test_bucket_rows_of_long_words(character, longest):
+    """Words around 256 bytes, up to which a text is taken apart at once, get the same buckets as shorter ones."""
+    subwords = Subwords("bucket", 17, 3, longest, 1 << 21)
+    width = len(character.encode())
+    for count in (252 // width, 254 // width, 255 // width, 256 // width, 300 // width):
+        word = "".join(chr(ord(character) + i % 7) for i in range(count))
+        assert subwords.indices(word) == rows_by_definition(subwords, word, {})
 
 
 @given(word=ANY_TEXT, min_n=st.integers(1, 7), more=st.integers(0, 40), bits=st.integers(0, 63))
@@ -230,12 +261,3 @@ def test_any_bytes_whatever_can_be_looked_for(text):
 def test_arguments_that_make_no_sense_are_refused(wrong):
     """A kind, a size, a range or bounds that cannot be give -1."""
     assert call(**{"kind": lib.WM_SUBWORDS_BUCKET, "text": b"<a>", "cap": 64} | wrong)[0] == -1
-
-
-def test_texts_are_packed_back_to_back():
-    """Texts with and without zero bytes lie back to back within their brackets, and the bounds tell where."""
-    for texts in ([], ["a"], WORDS, [word for word in WORDS if "\x00" not in word], ["\x00"]):
-        blob, bounds = kernels.pack_texts(texts, "<", ">")
-        found = [blob[a:b].decode() for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
-        assert found == [f"<{text}>" for text in texts]
-        assert len(blob) == bounds[-1]

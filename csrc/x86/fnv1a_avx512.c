@@ -41,24 +41,24 @@ TARGET WM_INLINE void load_block(const uint8_t *const *names, uint64_t at, __m51
 
 /* Sixteen steps of all groups, or as many as the longest name needs, from the byte `at` on. With `masked` 0 every lane
  * takes part, or else those whose name is longer. Meanwhile the block at `next_at` is loaded, a group for every four
- * steps: multiplications wait for one another, loads and transpositions use units that would idle. */
+ * steps: multiplications wait for one another, loads and transpositions use units that would idle. A byte is taken out of
+ * its word by a shuffle, which such a unit does too; shifts would take their turn with the multiplications. */
 TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, uint64_t next_at, const __m512i lengths[GROUPS],
                                  uint32_t longest, int masked, __m512i words[GROUPS][WORDS],
                                  __m512i next[GROUPS][WORDS], __m512i hash[GROUPS]) {
-    const __m512i prime = _mm512_set1_epi32((int)PRIME), low = _mm512_set1_epi32(255), one = _mm512_set1_epi32(1);
+    const __m512i prime = _mm512_set1_epi32((int)PRIME), one = _mm512_set1_epi32(1);
     __m512i position = _mm512_set1_epi32((int)at);
     for (int k = 0; k < WORDS; k++) {
         if (masked && longest <= at + 4 * (uint32_t)k) return;
         load_block(names + LANES * k, next_at, next[k]);
-        __m512i word[GROUPS];
-        for (int g = 0; g < GROUPS; g++) word[g] = words[g][k];
         for (int byte = 0; byte < 4; byte++) {
+            /* Byte `byte` of each word, zeros above it: an index with its top bit set gives 0. */
+            const int first = (int)0x80808000 + byte;
+            const __m512i pick = _mm512_broadcast_i32x4(_mm_setr_epi32(first, first + 4, first + 8, first + 12));
             for (int g = 0; g < GROUPS; g++) {
-                enum { A_XOR_B_AND_C = 0x78 };
-                __m512i mixed = _mm512_ternarylogic_epi32(hash[g], word[g], low, A_XOR_B_AND_C);
+                __m512i mixed = _mm512_xor_si512(hash[g], _mm512_shuffle_epi8(words[g][k], pick));
                 __mmask16 longer = masked ? _mm512_cmpgt_epu32_mask(lengths[g], position) : 0xFFFF;
                 hash[g] = _mm512_mask_mullo_epi32(hash[g], longer, mixed, prime);
-                word[g] = _mm512_srli_epi32(word[g], 8);
             }
             position = _mm512_add_epi32(position, one);
         }

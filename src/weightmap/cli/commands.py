@@ -150,7 +150,7 @@ def export(args: argparse.Namespace) -> int:
         file.check_unchanged()
         stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
         # The types of ml_dtypes would be written as raw "void" records that numpy.load cannot interpret.
-        chunks: Iterable[Any]
+        chunks: Iterable[bytes | memoryview]
         if native := stored is not None and stored.type.__module__ == "numpy":
             dtype, chunks = stored, source.chunks(row.offset, row.nbytes)
         else:
@@ -163,7 +163,7 @@ def export(args: argparse.Namespace) -> int:
     return OK
 
 
-def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[Any]) -> int:
+def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[bytes | memoryview]) -> int:
     """Write an array as `wm.save` writes: its bytes are row-major and little-endian. Return the size of the file.
 
     Never in place, since `path` may be the very file that is read; and never over a device or a FIFO.

@@ -42,14 +42,6 @@ def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
     return crc
 
 
-# A call through cffi costs more than zlib takes for a kilobyte. So the built-in function of csrc/python.c takes the
-# place of the one above, which stays its definition, its types and its documentation.
-_CRC32_DOC = ffi.new("char[]", f"crc32(data, value=0, *, threads=1)\n--\n\n{cleandoc(crc32.__doc__ or '')}".encode())
-if not TYPE_CHECKING and lib.wm_python_functions(_CRC32_DOC) == 0:
-    crc32_by_cffi, crc32 = crc32, module.crc32
-    crc32.__module__ = __name__
-
-
 def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
     """CRC-32 of A + B from that of A, that of B and the length of B in bytes, in time O(log len2).
 
@@ -94,6 +86,22 @@ def fnv1a64(data: Buffer) -> int:
     buffer = as_input(data)
     value: int = lib.wm_fnv1a64(buffer, len(buffer))
     return value
+
+
+# A call through cffi costs more than zlib takes for a kilobyte. So the built-in functions of csrc/python.c take the
+# places of those above, which stay their definitions, their types and their documentation.
+crc32_by_cffi, fnv1a32_by_cffi, fnv1a64_by_cffi = crc32, fnv1a32, fnv1a64
+_DOCS = [
+    ffi.new("char[]", f"{signature}\n--\n\n{cleandoc(function.__doc__ or '')}".encode())
+    for signature, function in (
+        ("crc32(data, value=0, *, threads=1)", crc32),
+        ("fnv1a32(data)", fnv1a32),
+        ("fnv1a64(data)", fnv1a64),
+    )
+]
+if not TYPE_CHECKING and lib.wm_python_functions(ffi.new("char *[]", [*_DOCS, ffi.NULL])) == 0:
+    crc32, fnv1a32, fnv1a64 = module.crc32, module.fnv1a32, module.fnv1a64
+    crc32.__module__ = fnv1a32.__module__ = fnv1a64.__module__ = __name__
 
 
 def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:

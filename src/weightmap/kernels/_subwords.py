@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib, module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,27 +26,18 @@ NGRAMS_MOST: int = lib.WM_NGRAMS_MOST
 _ROOM, _ROOM_LEAST = 64, 256
 
 
+lib.wm_python_texts()
+
+
 def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple[bytes, NDArray[np.uint32]] | None:
     """Return the UTF-8 of texts back to back, each within `before` and `after` (ASCII), and their bounds.
 
     Lone surrogates are encoded as if they were characters, which no valid UTF-8 contains. None when all together are
-    4 GiB or more.
+    4 GiB or more. What is no str is a TypeError.
     """
-    if not texts:
-        return b"", np.zeros(1, np.uint32)
-    # One encoding of all together, with a zero byte between two, costs a tenth of one for each.
-    joined = (before + f"{after}\0{before}".join(texts) + after).encode(errors="surrogatepass")
-    ends = np.flatnonzero(np.frombuffer(joined, np.uint8) == 0)
-    bounds = np.zeros(len(texts) + 1, np.uint32)
-    if len(joined) > U32_MAX:
-        return None
-    if len(ends) != len(texts) - 1:  # zero bytes in the texts themselves
-        raws = [f"{before}{text}{after}".encode(errors="surrogatepass") for text in texts]
-        np.cumsum([len(raw) for raw in raws], out=bounds[1:], dtype=np.uint32)
-        return b"".join(raws), bounds
-    bounds[1:-1] = ends - np.arange(len(ends))
-    bounds[-1] = len(joined) - len(ends)
-    return joined.replace(b"\0", b""), bounds
+    bounds = np.empty(len(texts) + 1, np.uint32)
+    packed = module.pack_texts(texts, before, after, bounds)
+    return None if packed is None else (packed, bounds)
 
 
 class Ngrams:

@@ -45,7 +45,7 @@ def recognise(path: str) -> str | None:
             head = source.pread(0, min(source.size, _LOOK))
         finally:
             source.close()
-        if not any(format_.sniff(head[:HEAD], source.size) for format_ in FORMATS.values()):
+        if not any(format_.claims(head[:HEAD], source.size) for format_ in FORMATS.values()):
             return _recognise(head)
     return None
 

@@ -15,7 +15,7 @@ from weightmap.strings import StringTable, Vocabulary
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._base import Verification
+    from weightmap.formats._verifying import Verification
     from weightmap.source import Source
 
 
