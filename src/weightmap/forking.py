@@ -11,34 +11,15 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["load_all"]
 
-_OURS = (
-    "embeddings",
-    "formats.amb.quantized",
-    "formats.amb.verify",
-    "formats.embd.verify",
-    "formats.finalfusion.verify",
-    "kernels._adaptive",
-    "kernels._amb",
-    "kernels._blocks",
-    "kernels._checksums",
-    "kernels._columns",
-    "kernels._faults",
-    "kernels._fifu",
-    "kernels._files",
-    "kernels._half",
-    "kernels._pq",
-    "kernels._records",
-    "kernels._scans",
-    "kernels._strings",
-    "kernels._subwords",
-    "pq",
-    "prefetching",
-    "quant",
-    "sharded",
-)
+# Programs and integrations, and what only conversions of word embeddings need.
+_APART = frozenset({"__main__", "cli", "compat", "demo", "hub", "hub_tokenizer", "torch", "words"})
 # Not `logging` and `concurrent.futures`, which are to be told of a fork themselves: from here that would come too late.
 _OTHERS = ("difflib", "ml_dtypes", "tomllib")
 _loaded = False
@@ -51,9 +32,18 @@ def load_all() -> None:
         return
     for name in _OTHERS:
         import_module(name)
-    for name in _OURS:
-        import_module(f"weightmap.{name}")
+    _load_package("weightmap", sys.modules["weightmap"].__path__)
     _loaded = True
+
+
+def _load_package(name: str, folders: Iterable[str]) -> None:
+    import pkgutil  # noqa: PLC0415 - for processes that fork
+
+    for found in pkgutil.iter_modules(folders, f"{name}."):
+        if found.name.rpartition(".")[2] not in _APART:
+            module = import_module(found.name)
+            if found.ispkg:
+                _load_package(found.name, module.__path__)
 
 
 if hasattr(os, "register_at_fork"):

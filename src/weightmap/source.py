@@ -84,7 +84,7 @@ class Source:
     # whole file and hands out nothing of it, so that a file that shrinks meanwhile is an exception there and no fault.
     private = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
-    _file: Descriptor | None = None
+    _file: _Descriptor | None = None
     _seen: Any = None  # what the file was when it was opened, a wm_file: see kernels.h
     _octets: NDArray[np.uint8] | None = None
     _memory: Any = None  # the same, as arrays are made on it
@@ -161,7 +161,7 @@ class Source:
 
     def _adopt(self, fd: int) -> None:
         """Look once at what was opened, and refuse what is no regular file."""
-        file = Descriptor(fd)
+        file = _Descriptor(fd)
         try:
             seen = self._seen = kernels.look(fd)
         except OSError as error:
@@ -187,7 +187,7 @@ class Source:
     def descriptor(self) -> int:
         """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory.
 
-        To be held while it is used, as this object: when another thread closes the handle, the number becomes anybody's.
+        To be held, as this object, while it is used: once another thread closes the handle, the number is anybody's.
         """
         file = self._file
         return -1 if file is None else file
