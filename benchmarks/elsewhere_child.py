@@ -26,6 +26,8 @@ def question(name, path, words):
 
     if name == "open":
         return (lambda: None), (lambda _: load())
+    if name == "open and first":
+        return (lambda: None), (lambda _: load()[words[0]])
     if name == "first":
         return load, (lambda embeddings: embeddings[words[0]])
     embeddings = load()

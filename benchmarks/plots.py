@@ -78,8 +78,8 @@ def size(nbytes: float) -> str:
     return f"{nbytes:g} B"
 
 
-def lines(ax: Axes, run: Run, prefix: str, who: list[tuple[str, str, str]], least: int) -> list[int]:
-    """Draw throughput by size for those, and the limits; return the sizes."""
+def lines(ax: Axes, run: Run, prefix: str, who: list[tuple[str, str, str]], least: int) -> None:
+    """Draw throughput by size for those, and the limits."""
     entries = [e for name, group in run.groups.items() if name.startswith(prefix) for e in group.values()]
     entries = [e for e in entries if e.info.get("bytes", 0) >= least]
     for name, colour, mark in who:
@@ -97,13 +97,13 @@ def lines(ax: Axes, run: Run, prefix: str, who: list[tuple[str, str, str]], leas
             ax.plot(*zip(*sorted(best.items()), strict=True), color=GREY, linestyle=dashes, linewidth=2, label=label)
     sizes = sorted({e.info["bytes"] for e in entries})
     ax.set_xscale("log", base=2)
-    ax.set_xticks(sizes, [size(n) for n in sizes])
+    marked = [n for before, n in zip([0, *sizes], sizes, strict=False) if n >= 4 * before]  # labels need room
+    ax.set_xticks(marked, [size(n) for n in marked])
     ax.xaxis.set_minor_locator(NullLocator())
-    return sizes
 
 
 def by_size(run: Run, prefix: str, who: list[tuple[str, str, str]], title: str, *, least: int = 0) -> Figure | None:
-    """Draw throughput by size, on a logarithmic scale, for a twentieth of the limit is something too."""
+    """Draw throughput by size; on a logarithmic scale, or the slower ones would all lie on the axis."""
     if not any(name.startswith(prefix) for name in run.groups):
         return None
     figure, ax = plt.subplots(figsize=(8, 4.6), layout="constrained")

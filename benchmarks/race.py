@@ -22,7 +22,7 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-ROUNDS = 15
+ROUNDS = 45
 BUDGET = 0.4  # seconds for a contender, unless three rounds take longer
 SLOW = 1.0  # seconds of a call that is not repeated
 SHORTEST = 2e-3  # seconds of a turn: shorter calls are repeated within it
@@ -143,32 +143,33 @@ class Lane:
 
 
 class Result(NamedTuple):
-    """Seconds a call of each contender, what else they have to say, and why some were left out."""
+    """Seconds a call of each contender, what else they have to say, and the exceptions of those that were left out."""
 
-    times: Mapping[str, list[float]]
-    info: Mapping[str, dict[str, Any]]
-    skipped: Mapping[str, str]
+    times: dict[str, list[float]]
+    info: dict[str, dict[str, Any]]
+    out: dict[str, BaseException]
 
 
 def compete(contenders: Mapping[str, Contender], *case: Any) -> Result:
-    """Time the contenders in turns, each prepared for this case."""
-    lanes, skipped = {}, {}
+    """Time the contenders in turns, each prepared for this case; one that cannot run does not keep others from it."""
+    lanes: dict[str, Lane] = {}
+    out: dict[str, BaseException] = {}
     for name, contender in contenders.items():
         try:
-            lanes[name] = Lane(contender, contender.prepare(*case))
-        except pytest.skip.Exception as reason:
-            skipped[name] = str(reason)
+            lane = Lane(contender, contender.prepare(*case))
+            lane.calibrate()
+            lanes[name] = lane
+        except (pytest.skip.Exception, Exception) as reason:  # noqa: BLE001 - raised for this one, later
+            out[name] = reason
     # What the collection of the tests and of other files has left is not what the contenders are to be slowed by.
     gc.collect()
     gc.freeze()
-    for lane in lanes.values():
-        lane.calibrate()
     for number in range(ROUNDS):
         for lane in lanes.values():
             lane.take(number)
     gc.unfreeze()
     info = {name: {"calls": lane.calls, **lane.clock.info} for name, lane in lanes.items()}
-    return Result({name: lane.times for name, lane in lanes.items()}, info, skipped)
+    return Result({name: lane.times for name, lane in lanes.items()}, info, out)
 
 
 class Replay:

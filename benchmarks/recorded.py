@@ -61,9 +61,9 @@ def span(seconds: float) -> str:
 
 
 def digits(number: float) -> str:
-    """Return a number of three significant digits, without an exponent."""
-    if number == 0:
-        return "0"
+    """Return a number of three significant digits, or two below 1."""
     if abs(number) >= 100:
         return f"{number:,.0f}"
-    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
+    if abs(number) >= 10:
+        return f"{number:.1f}"
+    return f"{number:.2f}" if abs(number) >= 0.1 else f"{number:.2g}"

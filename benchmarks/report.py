@@ -153,7 +153,7 @@ def memory(run: Run) -> Iterator[str]:
         rows = [
             [
                 entry.who,
-                *(digits(abs(round(entry.info[key], 2))) for key in keys),
+                *(digits(max(0.0, round(entry.info[key], 2))) for key in keys),
                 span(entry.median),
                 span(entry.info["seconds to read all bytes"]),
             ]

@@ -1,8 +1,8 @@
 /* Blocks of different kinds in one tensor: [mask][scales][codes].
  *
  * The mask has two bits for each block, the first block in the lowest bits of byte 0: 0 int4, 1 int5, 2 float16. Where a
- * block's scale and codes lie follows from the kinds of all blocks before it. Those are counted, 32 blocks in a step, when a
- * range begins. Within it, a variant decodes the whole blocks (wm_mixed_fn); what it leaves, and parts of blocks, are decoded
+ * block's scale and codes lie follows from the kinds of all blocks before it. Those are counted once, 32 blocks in a
+ * step, and the counts kept at every 1024th block, from where a range counts on. Within it, a variant decodes the whole blocks (wm_mixed_fn); what it leaves, and parts of blocks, are decoded
  * here, blocks of one kind in succession together.
  */
 #include "intblock.h"
@@ -19,19 +19,18 @@ static uint64_t count_pairs(uint64_t x) {
     return x * 0x0101010101010101u >> 56;
 }
 
-/* How many of the first n blocks are of each kind. */
-static void count_kinds(const uint8_t *mask, uint64_t n, uint64_t counts[KINDS]) {
+/* Adds the kinds of blocks [from, to), `from` being a multiple of 4. */
+static void count_kinds(const uint8_t *mask, uint64_t from, uint64_t to, uint64_t counts[KINDS]) {
     const uint64_t every_other = 0x5555555555555555u;
-    uint64_t i = 0;
-    for (int k = 0; k < KINDS; k++) counts[k] = 0;
-    for (; i + 32 <= n; i += 32, mask += 8) {
-        const uint64_t word = load_le64(mask), low = word & every_other, high = word >> 1 & every_other;
-        counts[INT5] += count_pairs(low & ~high);
-        counts[HALF] += count_pairs(high & ~low);
-        counts[WRONG] += count_pairs(low & high);
+    for (; from + 32 <= to; from += 32) {
+        const uint64_t word = load_le64(mask + from / 4), low = word & every_other, high = word >> 1 & every_other;
+        const uint64_t five = count_pairs(low & ~high), half = count_pairs(high & ~low), wrong = count_pairs(low & high);
+        counts[INT4] += 32 - five - half - wrong;
+        counts[INT5] += five;
+        counts[HALF] += half;
+        counts[WRONG] += wrong;
     }
-    counts[INT4] = i - counts[INT5] - counts[HALF] - counts[WRONG];
-    for (uint64_t k = 0; i + k < n; k++) counts[wm_kind_at(mask, k)]++;
+    for (; from < to; from++) counts[wm_kind_at(mask, from)]++;
 }
 
 static uint64_t codes_size(const uint64_t counts[KINDS], uint64_t block) {
@@ -42,12 +41,30 @@ static int is_legal(int scale_type, uint64_t block_size, uint64_t n) {
     return block_size && wm_blocks_size(5, scale_type, block_size, n) >= 0;
 }
 
+/* Before every STEP-th block, and after the last one, how many blocks there were of int5 and of float16: so that where a block
+ * lies is found by counting those of one step. */
+enum { STEP = 1024 };
+
+static uint64_t places_of(uint64_t blocks) { return 2 * (blocks / STEP + 2); }
+
+static uint64_t size_by_kinds(uint64_t blocks, const uint64_t counts[KINDS], int scale_type, uint64_t block_size) {
+    const uint64_t scales = (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
+    return (blocks + 3) / 4 + scales + codes_size(counts, block_size);
+}
+
 int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                      uint64_t counts[4], wm_fault *fault) {
+                      uint64_t *places, uint64_t n_places, wm_fault *fault) {
     if (!is_legal(scale_type, block_size, n)) return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     const uint64_t blocks = n / block_size + (n % block_size != 0), mask = (blocks + 3) / 4;
+    uint64_t counts[KINDS] = {0};
+    if (n_places != places_of(blocks)) return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     if (size < mask) return wm_fail(fault, WM_FAULT_ADAPTIVE_SIZE, 0, 0, size, mask);
-    count_kinds(data, blocks, counts);
+    for (uint64_t b = 0, k = 0; k < n_places; k += 2) {
+        places[k] = counts[INT5], places[k + 1] = counts[HALF];
+        const uint64_t to = blocks - b < STEP ? blocks : b + STEP;
+        count_kinds(data, b, to, counts);
+        b = to;
+    }
     if (counts[WRONG]) {
         uint64_t i = 0;
         while (i + 1 < blocks && wm_kind_at(data, i) != WRONG) i++;
@@ -55,8 +72,7 @@ int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64
     }
     if (blocks % 4 && data[mask - 1] >> 2 * (blocks % 4))
         return wm_fail(fault, WM_FAULT_ADAPTIVE_PADDING, blocks, mask - 1, data[mask - 1], 0);
-    const uint64_t scales = (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
-    const uint64_t expected = mask + scales + codes_size(counts, block_size);
+    const uint64_t expected = size_by_kinds(blocks, counts, scale_type, block_size);
     if (size != expected) return wm_fail(fault, WM_FAULT_ADAPTIVE_SIZE, 0, 0, size, expected);
     return 0;
 }
@@ -64,6 +80,7 @@ int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64
 /* ------------------------------------------------------------------------------------------------ decoding */
 typedef struct {
     const uint8_t *data, *scales, *codes, *end;
+    const uint64_t *places;
     uint8_t *out;
     uint64_t block, blocks, first;
     int scale_type, half;
@@ -86,9 +103,11 @@ static void put_halves(wm_sink *sink, const uint8_t *halves, uint64_t n) {
 static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
     const work *w = context;
     wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, 0};
-    uint64_t at = w->first + begin, stop = w->first + end, block = at / w->block, counts[KINDS];
+    uint64_t at = w->first + begin, stop = w->first + end, block = at / w->block;
+    const uint64_t step = block / STEP, five = w->places[2 * step], halves = w->places[2 * step + 1];
+    uint64_t counts[KINDS] = {[INT4] = step * STEP - five - halves, [INT5] = five, [HALF] = halves};
     (void)number;
-    count_kinds(w->data, block, counts);
+    count_kinds(w->data, step * STEP, block, counts);
     const uint8_t *scales = w->scales + (counts[INT4] + counts[INT5]) * scale_bytes(w->scale_type);
     const uint8_t *codes = w->codes + codes_size(counts, w->block);
     wm_mixed_fn *const decode = wm_variants_in_use()->mixed;
@@ -127,15 +146,18 @@ static void decode_part(void *context, int number, uint64_t begin, uint64_t end)
 }
 
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                       uint64_t first, void *out, uint64_t count, int half, int threads, wm_fault *fault) {
-    uint64_t counts[KINDS];
-    if (wm_adaptive_check(data, size, scale_type, block_size, n, counts, fault)) return -1;
-    if (first > n || count > n - first || wm_overlap(data, size, out, count * value_bytes(half)))
-        return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    if (count == 0) return 0;
+                       const uint64_t *places, uint64_t n_places, uint64_t first, void *out, uint64_t count, int half,
+                       int threads) {
+    if (!is_legal(scale_type, block_size, n) || first > n || count > n - first) return -1;
     const uint64_t blocks = n / block_size + (n % block_size != 0);
-    work w = {.data = data, .scales = data + (blocks + 3) / 4, .end = data + size, .out = out, .block = block_size,
-              .blocks = blocks, .first = first, .scale_type = scale_type, .half = half};
+    if (n_places != places_of(blocks)) return -1;
+    const uint64_t five = places[n_places - 2], halves = places[n_places - 1];
+    const uint64_t counts[KINDS] = {[INT4] = blocks - five - halves, [INT5] = five, [HALF] = halves};
+    if (size != size_by_kinds(blocks, counts, scale_type, block_size)) return -1;
+    if (count == 0) return 0;
+    if (wm_overlap(data, size, out, count * value_bytes(half))) return -2;
+    work w = {.data = data, .scales = data + (blocks + 3) / 4, .end = data + size, .places = places, .out = out,
+              .block = block_size, .blocks = blocks, .first = first, .scale_type = scale_type, .half = half};
     w.codes = w.scales + (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;

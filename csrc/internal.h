@@ -187,7 +187,7 @@ wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
 wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
 wm_mixed_fn mixed_x86_avx2, mixed_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;
-wm_quantize_fn quantize_x86_avx2;
+wm_quantize_fn quantize_x86_avx2, quantize_x86_avx512;
 wm_combine_rows_fn combine_rows_x86_avx2;
 #elif WM_ARM
 wm_crc32_fn crc32_arm_crc_pmull;

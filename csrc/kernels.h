@@ -280,14 +280,16 @@ enum {
  * in the lowest bits of byte 0 and 0 after the last: 0 int4, 1 int5, 2 float16. Scales are those of the int4 and int5 blocks
  * in their order; the codes of every block, 4, 5 or 16 bits an element, the last block whole, follow in the order of blocks.
  */
-/* Checks data[0, size) as n elements and counts the blocks of each kind in counts[0, 4). Returns 0, or -1 with *fault:
- * ADAPTIVE_SIZE, ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks. */
+/* Checks data[0, size) as n elements, and fills places[0, n_places), n_places = 2 * (blocks / 1024 + 2): pairs of the numbers of
+ * int5 and of float16 blocks before every 1024th block, the last pair those of all. Returns 0, or -1 with *fault: ADAPTIVE_SIZE,
+ * ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks, or not so many places. */
 int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                      uint64_t counts[4], wm_fault *fault);
-/* As wm_blocks_decode, of such data. Returns 0, or -1 with *fault as above; NONE too for a range not within the n elements, and
- * when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
+                      uint64_t *places, uint64_t n_places, wm_fault *fault);
+/* As wm_blocks_decode, of such data that were checked. Returns 0, -1 when the sizes are not those by `places` or the range not
+ * within the n elements, or -2 when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                       uint64_t first, void *out, uint64_t count, int half, int threads, wm_fault *fault);
+                       const uint64_t *places, uint64_t n_places, uint64_t first, void *out, uint64_t count, int half,
+                       int threads);
 /* Puts such data together from all blocks in each kind, as wm_blocks_encode made them: of block b that of kind kinds[b]. Returns
  * 0, or -1 when a kind or a size is not as it should be. */
 int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type, uint64_t block_size, const uint8_t *int4,
@@ -309,6 +311,10 @@ typedef struct {
     uint32_t *dim_bounds;
     uint64_t *begin, *end;
 } wm_columns;
+/* Lays the columns out in one piece of memory, as large as their capacities call for. Returns 0, or -1 when it has too few
+ * words. */
+int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words);
+
 
 /* ------------------------------------------------------------------------------------------------ safetensors
  * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and turns it
@@ -447,20 +453,18 @@ int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32
  * its shape: so do quantised ones.
  */
 enum { WM_BITS_DECLARED = 255 };
-/* Checks n tensors by columns, and that their names, names[bounds[i], bounds[i+1]), are
- * unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
-int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
-                     const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
-                     const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
-                     uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault);
-/* The first of n strings names[bounds[i], bounds[i+1]) that is equal to `name`, by one pass; or -1. */
-int64_t wm_columns_find(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *name,
-                        uint64_t name_len);
+/* Checks the first n tensors of the columns, which have n_dims dimensions and names_len bytes of names together, and that the
+ * names are unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
+int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, const uint8_t *bits,
+                     uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim, uint64_t data_size, uint64_t max_gap, int lax,
+                     int utf8, wm_fault *fault);
+/* The first of n tensors that is called `name`, by one pass; or -1. */
+int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len);
 /* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
  * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Every offset is a multiple
- * of `alignment`, a power of two. *used is the bytes that the names take. Returns 0, or -1 with *fault filled. */
-int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
-                     uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault);
+ * of `alignment`, a power of two. Returns the bytes that the names take, or -1 with *fault filled. */
+int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
+                         uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, wm_fault *fault);
 /* The first record of such an index whose stored hash, length and name are those of `name`, by one pass; or -1. */
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
 /* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end

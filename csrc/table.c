@@ -272,18 +272,38 @@ done:
 }
 
 /* ------------------------------------------------------------------------------------------------ columns in one call */
-int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *dtype,
-                     const uint64_t *dims, uint64_t n_dims, const uint32_t *dim_bounds, const uint64_t *begin,
-                     const uint64_t *end, const uint8_t *bits, uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim,
-                     uint64_t data_size, uint64_t max_gap, int lax, int utf8, wm_fault *fault) {
+int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words) {
+    wm_columns *c = columns;
+    const uint64_t least = UINT32_MAX; /* no table has more of anything, so sums do not wrap */
+    if (c->cap > least || c->dims_cap > least || c->names_cap > least) return -1;
+    uint64_t bytes = 8 * (c->dims_cap + 2 * c->cap) + 8 * (c->cap + 1) + c->names_cap + c->cap;
+    if (words < (bytes + 7) / 8) return -1;
+    /* The widest values first, so that all are where they may be. */
+    c->dims = memory;
+    c->begin = c->dims + c->dims_cap;
+    c->end = c->begin + c->cap;
+    c->bounds = (uint32_t *)(c->end + c->cap);
+    c->dim_bounds = c->bounds + c->cap + 1;
+    c->names = (uint8_t *)(c->dim_bounds + c->cap + 1);
+    c->dtype = c->names + c->names_cap;
+    return 0;
+}
+
+int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, const uint8_t *bits,
+                     uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim, uint64_t data_size, uint64_t max_gap, int lax,
+                     int utf8, wm_fault *fault) {
+    const wm_columns *c = columns;
+    const uint32_t *bounds = c->bounds;
+    if (n > c->cap || n_dims > c->dims_cap || names_len > c->names_cap)
+        return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, c->cap);
     table t = {
         .n = n,
-        .dtype = {dtype, n, 1},
-        .dims = {(const uint8_t *)dims, 8 * n_dims, 8},
+        .dtype = {c->dtype, n, 1},
+        .dims = {(const uint8_t *)c->dims, 8 * n_dims, 8},
         .dims_width = 8,
-        .dim_bounds = dim_bounds,
-        .offset = {(const uint8_t *)begin, 8 * n, 8},
-        .end = {(const uint8_t *)end, 8 * n, 8},
+        .dim_bounds = c->dim_bounds,
+        .offset = {(const uint8_t *)c->begin, 8 * n, 8},
+        .end = {(const uint8_t *)c->end, 8 * n, 8},
         .bits = bits,
         .n_dtypes = n_dtypes,
         .min_ndim = min_ndim,
@@ -299,7 +319,7 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
         if (bounds[i + 1] < bounds[i] || bounds[i + 1] > names_len)
             return wm_fail(fault, WM_FAULT_NAME_RANGE, i, bounds[i], bounds[i + 1], names_len);
     if (utf8) {
-        int64_t bad = wm_utf8_strings(names, names_len, bounds, n, 0);
+        int64_t bad = wm_utf8_strings(c->names, names_len, bounds, n, 0);
         if (bad >= 0) return wm_fail(fault, WM_FAULT_NAME_UTF8, (uint64_t)bad, bounds[bad], 0, 0);
     }
     if (n == 0) return 0;
@@ -307,14 +327,16 @@ int wm_columns_check(const uint8_t *names, uint64_t names_len, const uint32_t *b
     if (n > CHUNK && !(lengths = malloc(2 * n * sizeof *lengths)))
         return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, 2 * n * sizeof *lengths, 0);
     for (uint64_t i = 0; i < n; i++) lengths[i] = bounds[i + 1] - bounds[i];
-    wm_fnv1a32_run(names + bounds[0], names + names_len, lengths, 0, n, lengths + n);
-    int result = find_duplicates(names, n, lengths + n, bounds, 1, fault);
+    wm_fnv1a32_run(c->names + bounds[0], c->names + names_len, lengths, 0, n, lengths + n);
+    int result = find_duplicates(c->names, n, lengths + n, bounds, 1, fault);
     if (lengths != few) free(lengths);
     return result;
 }
 
-int64_t wm_columns_find(const uint8_t *names, uint64_t names_len, const uint32_t *bounds, uint64_t n, const uint8_t *name,
-                        uint64_t name_len) {
+int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len) {
+    const uint8_t *names = columns->names;
+    const uint32_t *bounds = columns->bounds;
+    if (n > columns->cap || names_len > columns->names_cap) return -1;
     /* Names of a model differ at their ends, which tell the number of a layer or a part, more than at their beginnings. */
     uint8_t last = name_len ? name[name_len - 1] : 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -332,9 +354,9 @@ static column field(const uint8_t *index, uint64_t n, uint64_t at) {
     return n ? (column){index + at, n * RECORD - at, RECORD} : (column){index, 0, RECORD};
 }
 
-int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
-                     uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, uint64_t *used, wm_fault *fault) {
-    *used = 0;
+int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
+                         uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, wm_fault *fault) {
+    uint64_t used;
     if (n > len / RECORD) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len / RECORD, n);
     table t = {
         .n = n,
@@ -354,7 +376,7 @@ int wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8
     };
     if (check_table(&t, fault)) return -1;
     column lengths = field(index, n, LENGTH), hashes = field(index, n, HASH);
-    return check_names(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, used, fault);
+    return check_names(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, &used, fault) ? -1 : (int64_t)used;
 }
 
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len) {

@@ -42,7 +42,6 @@ def name_of(example: builders.Example) -> str:
 every_example = pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 every_with_data = pytest.mark.parametrize("example", WITH_DATA, ids=name_of)
 every_small = pytest.mark.parametrize("example", SMALL, ids=name_of)
-every_layout = pytest.mark.parametrize("example", TYPICAL, ids=name_of)
 
 
 @pytest.fixture
@@ -813,14 +812,6 @@ def test_opening_takes_little_memory(example: builders.Example, path: Path) -> N
 # ------------------------------------------------------------------------------------------------- damage
 
 
-@every_example
-def test_truncation_at_every_byte_is_an_error(example: builders.Example) -> None:
-    """Each proper prefix that is no file itself is refused with a FormatError, never with another exception."""
-    for size in set(range(len(example.data))) - example.prefixes:
-        with pytest.raises(wm.FormatError):
-            wm.open(memoryview(example.data[:size]))
-
-
 @every_small
 def test_truncated_files_on_disk_are_errors_too(example: builders.Example, put: Callable[..., Path]) -> None:
     """The same for files, in every mode; the error names the file."""
@@ -830,41 +821,6 @@ def test_truncated_files_on_disk_are_errors_too(example: builders.Example, put: 
             with pytest.raises(wm.FormatError) as caught:
                 wm.open(path, mode=mode)
             assert "model.weights" in str(caught.value)
-
-
-def test_an_empty_file_says_so(put: Callable[..., Path]) -> None:
-    """No bytes at all: the message says that the file is empty."""
-    for source in (put(b""), memoryview(b""), io.BytesIO()):
-        with pytest.raises(wm.FormatError, match="empty"):
-            wm.open(source)
-
-
-@every_example
-@pytest.mark.parametrize(
-    "tail", [b"\0", b"\n", b"PK\5\6" + bytes(18), bytes(64)], ids=["nul", "newline", "zip", "zeros"]
-)
-def test_trailing_bytes_are_refused(example: builders.Example, tail: bytes) -> None:
-    """A file with anything behind its end is refused."""
-    with pytest.raises(wm.FormatError):
-        wm.open(memoryview(example.data + tail))
-
-
-@every_example
-def test_two_files_joined_are_refused(example: builders.Example) -> None:
-    """A file appended to itself is refused."""
-    with pytest.raises(wm.FormatError):
-        wm.open(memoryview(example.data * 2))
-
-
-@pytest.mark.parametrize("value", [0x00, 0x01, 0x7F, 0x80, 0xFA, 0xFB, 0xFF])
-@every_layout
-def test_any_single_byte_may_be_wrong(example: builders.Example, value: int) -> None:
-    """With any one byte replaced a file opens and works, or raises a TensorFileError."""
-    data = bytearray(example.data)
-    for place in range(len(data)):
-        before, data[place] = data[place], value
-        survives(bytes(data))
-        data[place] = before
 
 
 @every_example
@@ -896,35 +852,6 @@ def test_random_damage_is_survived(example: builders.Example) -> None:
         survives(bytes(data))
 
 
-NOT_OURS = {
-    "zeros": bytes(4096),
-    "text": b"hello, world\n" * 20,
-    "html": b"<!DOCTYPE html><html><body>not found</body></html>",
-    "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
-    "gzip": b"\x1f\x8b\x08" + bytes(60),
-    "zip": b"PK\3\4" + bytes(60),
-    "pickle": b"\x80\x02}q\0." + bytes(60),
-    "swapped": b"DBME" + bytes(100),
-    "one": b"\0",
-}
-
-
-@pytest.mark.parametrize("kind", NOT_OURS)
-def test_other_files_are_unknown(kind: str, put: Callable[..., Path]) -> None:
-    """What is no tensor file at all is an UnknownFormatError or TruncatedError that names the file."""
-    with pytest.raises((wm.UnknownFormatError, wm.TruncatedError), match=r"model\.weights"):
-        wm.open(put(NOT_OURS[kind]))
-
-
-@pytest.mark.parametrize(
-    ("kind", "hint"), [("lfs", "LFS|lfs"), ("html", "HTML|html"), ("gzip", "gzip"), ("zip", "zip|ZIP")]
-)
-def test_well_known_mistakes_get_a_hint(kind: str, hint: str, put: Callable[..., Path]) -> None:
-    """A Git LFS pointer, a web page and archives are recognised, and the message says what they are."""
-    with pytest.raises(wm.UnknownFormatError, match=hint):
-        wm.open(put(NOT_OURS[kind]))
-
-
 # ------------------------------------------------------------------------------------------------- the operating system
 
 
@@ -933,15 +860,6 @@ def test_operating_system_errors_pass_through(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         wm.open(tmp_path / "absent.weights")
     assert not isinstance(caught.value, wm.TensorFileError)
-
-
-def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    """A FIFO is a NotRegularFileError without waiting for a writer; so are devices."""
-    os.mkfifo(tmp_path / "fifo.weights")
-    for path in (tmp_path / "fifo.weights", "/dev/zero", "/dev/null"):
-        with pytest.raises(wm.NotRegularFileError) as caught:
-            wm.open(path)
-        assert isinstance(caught.value, OSError)
 
 
 @every_example

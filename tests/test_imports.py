@@ -27,6 +27,7 @@ LAYERS = [
         "quant",
         "reading",
         "records",
+        "reports",
         "rows",
         "source",
         "strict_json",

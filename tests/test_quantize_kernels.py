@@ -239,12 +239,12 @@ def test_misuse(call, match):
 
 
 # ------------------------------------------------------------------------------------------ blocks of different kinds
-def assemble(kinds, size, scale_type, seed=3):
-    """Bytes of random blocks of these kinds, by definition, and their values."""
+def assemble(kinds, size, scale_type, seed=3, odd=()):
+    """Bytes of random blocks of these kinds, by definition, and their values; scales of `odd` blocks are no numbers."""
     rng = np.random.default_rng(seed)
     mask = sum(kind << 2 * i for i, kind in enumerate(kinds)).to_bytes(-(-len(kinds) // 4), "little")
     scales, codes, values = b"", b"", []
-    for kind in kinds:
+    for number, kind in enumerate(kinds):
         if kind == 2:
             block = rng.standard_normal(size).astype("<f2")
             codes += block.tobytes()
@@ -252,11 +252,15 @@ def assemble(kinds, size, scale_type, seed=3):
             continue
         bits = WIDTH[kind]
         scale = np.array(rng.standard_normal(), SCALES[scale_type])
+        if number in odd:
+            scale[...] = (np.inf, -np.inf, np.nan)[number % 3]
         q = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), size)
         stream = sum((int(c) & ((1 << bits) - 1)) << (bits * k) for k, c in enumerate(q))
         scales += scale.tobytes()
         codes += stream.to_bytes(bits * size // 8, "little")
-        values.append(scale.astype(np.float32) * q.astype(np.float32))
+        with np.errstate(invalid="ignore"):
+            products = scale.astype(np.float32) * q.astype(np.float32)
+        values.append(np.where(np.isnan(products), np.float32(np.nan), products))
     return mask + scales + codes, np.concatenate(values) if values else np.zeros(0, np.float32)
 
 
@@ -279,6 +283,27 @@ def test_decoding_of_different_kinds(isa, size, scale_type):
                 assert got.tobytes() == values[start:stop].tobytes()
         half = kernels.decode_adaptive(data, n, size, dtype=np.float16, **options)
         assert half.tobytes() == values[:n].astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_many_blocks_of_different_kinds(isa, size, scale_type):
+    """Thousands of blocks, odd scales among them: any range decodes as defined, with what finds blocks and without."""
+    rng = np.random.default_rng(size)
+    kinds = rng.integers(0, 3, 4100)
+    kinds[:40], kinds[-40:], kinds[1000:1100] = 2, 2, 1
+    odd = {40, 41, 42, 1050, 1051, 3000, 4055, *rng.integers(0, 4100, 20).tolist()}
+    data, values = assemble(kinds.tolist(), size, scale_type, odd=odd)
+    options = {"scale_type": scale_type}
+    places = kernels.adaptive_places(data, len(values), size, **options)
+    for row, block in enumerate([0, 1024, 2048, 3072, 4096, 4100]):
+        assert places[row].tolist() == [np.count_nonzero(kinds[:block] == kind) for kind in (1, 2)]
+    n = len(values)
+    for start, stop in [(0, n), (1, n - 1), *rng.integers(0, n, (40, 2)).tolist()]:
+        if start <= stop:
+            for known in (None, places):
+                got = kernels.decode_adaptive(data, n, size, start=start, stop=stop, places=known, **options)
+                assert got.tobytes() == values[start:stop].tobytes()
 
 
 @pytest.mark.parametrize("size", [8, 32, 128])

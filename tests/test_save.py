@@ -6,10 +6,8 @@ Files are read back by the suite's own parser, not only by the package.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 from tests.builders import Tensor, embd, noise, normal, tensor
 from tests.builders import safetensors as st
-from tests.support import DATA, SOURCES, listing, mappings, run_child, same
+from tests.support import DATA, listing, mappings, run_child, same
 
 import weightmap as wm
 
@@ -374,89 +372,6 @@ def test_names_that_are_no_text(tmp_path: Path, kind: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- whole or not at all
-
-FULL_DISK = """
-import resource, signal, sys, numpy as np, weightmap as wm
-if sys.argv[3] == "limit":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
-try:
-    wm.save(sys.argv[1], {"big": np.ones(1 << 20, "f4")}, format=sys.argv[2])
-except OSError as error:
-    assert not isinstance(error, wm.TensorFileError)
-    print(error.errno)
-"""
-
-
-@pytest.mark.parametrize("kind", ["embd", "safetensors"])
-def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path, kind: str) -> None:
-    """A write that fails halfway (RLIMIT_FSIZE) raises OSError; the old file is whole, no temporary one is left."""
-    path = tmp_path / "out"
-    wm.save(path, {"old": BASE}, format=kind)
-    before = path.read_bytes()
-    assert run_child(FULL_DISK, path, kind, "limit").stdout.strip() == "27"
-    assert path.read_bytes() == before
-    assert listing(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize("kind", ["embd", "safetensors"])
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, kind: str) -> None:
-    """The same on a real file system that is full (a small tmpfs in a mount namespace of its own)."""
-    import subprocess
-    import sys
-
-    if shutil.which("unshare") is None:
-        pytest.skip("no unshare here")
-    script = tmp_path / "script.py"
-    script.write_text(FULL_DISK, encoding="utf-8")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    python = f"PYTHONPATH={SOURCES} {sys.executable}"
-    seed = "import sys, numpy as n, weightmap as w; w.save(sys.argv[1], {'old': n.ones(3, 'f4')}, format=sys.argv[2])"
-    command = (
-        f"mount -t tmpfs -o size=1m tmpfs {disk} || exit 77\n"
-        f'{python} -c "{seed}" {disk}/out {kind}\ncp {disk}/out {tmp_path}/before\n'
-        f"{python} {script} {disk}/out {kind} full\nls -A {disk}\ncmp {disk}/out {tmp_path}/before && echo same\n"
-    )
-    result = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False, timeout=60
-    )
-    if result.returncode == 77 or "unshare" in result.stderr:
-        pytest.skip("mount namespaces are not permitted here")
-    assert result.stdout.split() == ["28", "out", "same"], result.stderr
-
-
-KILLED = """
-import sys, numpy as np, weightmap as wm
-big = {"big": np.full(1 << 22, 2, "f4")}
-print("ready", flush=True)
-while True:
-    wm.save(sys.argv[1], big)
-"""
-
-
-def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
-    """Kill -9 at any moment leaves the old or the new file, never a torn one, and at most one temporary file."""
-    import subprocess
-    import sys
-
-    path = tmp_path / "out.weights"
-    for delay in (0.0, 0.011, 0.023, 0.05, 0.081):
-        folder = tmp_path / str(delay)
-        folder.mkdir()
-        path = folder / "out.weights"
-        wm.save(path, {"old": BASE})
-        command = [sys.executable, "-c", KILLED, str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCES}) as child:
-            assert child.stdout is not None
-            child.stdout.readline()
-            time.sleep(delay)
-            child.kill()
-        with wm.open(path, verify="full") as f:
-            assert list(f) in (["old"], ["big"])
-        left = [name for name in listing(folder) if name != "out.weights"]
-        assert len(left) <= 1
-        assert all(name.startswith(".out.weights.") for name in left)
-
 
 @pytest.mark.parametrize("kind", ["embd", "safetensors"])
 def test_a_failing_rename_leaves_the_old_file(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

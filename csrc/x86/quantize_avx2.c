@@ -1,4 +1,4 @@
-/* The search for scales, compiled for AVX2 and for AVX-512: the compiler makes wider code of the same lanes. */
+/* The search for scales, compiled for AVX2: the compiler makes wider code of the same lanes. */
 #include "../internal.h"
 
 #if WM_X86

@@ -29,21 +29,21 @@ from weightmap.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
-from weightmap.file import TensorFile, VerifyReport
+from weightmap.file import TensorFile
 from weightmap.formats import formats
 from weightmap.lazy import on_demand
 from weightmap.limits import Limits
 from weightmap.opening import load, open
-from weightmap.strings import Vocabulary
-from weightmap.table import TensorInfo
 
 if TYPE_CHECKING:
     from weightmap.comparison import DiffReport, TensorDiff, diff
     from weightmap.conversion import ConvertReport, convert
     from weightmap.embeddings import Embeddings
     from weightmap.quant import QuantizedTensor
+    from weightmap.reports import TensorInfo, VerifyReport
     from weightmap.saving import save
     from weightmap.schemes import quantize
+    from weightmap.strings import Vocabulary
 
 __version__ = "0.1.0"
 
@@ -90,6 +90,9 @@ _ON_DEMAND = {
     "Embeddings": "embeddings",
     "QuantizedTensor": "quant",
     "TensorDiff": "comparison",
+    "TensorInfo": "reports",
+    "VerifyReport": "reports",
+    "Vocabulary": "strings",
     "convert": "conversion",
     "diff": "comparison",
     "quantize": "schemes",

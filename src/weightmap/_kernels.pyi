@@ -15,5 +15,6 @@ def decode(
     stop: int,
     out: object,
     threads: int,
+    places: object = ...,
 ) -> bool: ...
 def pack_texts(words: object, before: str, after: str, bounds: object) -> bytes | None: ...

@@ -98,9 +98,11 @@ def diff(a: Any, b: Any) -> DiffReport:
     """
     if not isinstance(a, TensorFile):
         with open_file(a) as file:
+            file.read_privately()
             return diff(file, b)
     if not isinstance(b, TensorFile):
         with open_file(b) as file:
+            file.read_privately()
             return diff(a, file)
     names_b = set(b)
     only_in_a = tuple(name for name in a if name not in names_b)

@@ -177,6 +177,7 @@ def convert(
             written = words.convert_file(model, kind, wanted, limits, progress, lossy=lossy)
         else:
             with open_file(model, limits=limits) as file:
+                file.read_privately()
                 vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
                 matrix = words.from_file(file, vocab, include, exclude)
                 written = words.convert_words(matrix, wanted, limits, progress)
@@ -221,6 +222,7 @@ def _convert_tensors(
         raise error.located(path=target) from None
     # Mode "mmap" touches no page: tensors are read by pread.
     with open_file(model, limits=limits) as file:
+        file.read_privately()
         metadata = _metadata(file, directory, found)
         try:
             chosen = choose_layout(found, layout, metadata)

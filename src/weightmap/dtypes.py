@@ -17,7 +17,7 @@ from weightmap.errors import MissingDependencyError, UnsupportedError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["DECLARED", "DTYPES", "SCHEMES", "DType", "dtype_of", "numpy_dtype"]
+__all__ = ["DECLARED", "DTYPES", "NUMPY_MAX_NDIM", "SCHEMES", "DType", "dtype_of", "numpy_dtype"]
 
 
 class DType:
@@ -53,6 +53,8 @@ class DType:
 
 # More than any element has; kernels.h knows this number too.
 DECLARED = 255
+# numpy arrays have at most this many dimensions: no format's rule.
+NUMPY_MAX_NDIM = 64
 
 
 # bool is a byte; any value but 0 is true (bytes 2 to 255 are legal in files and kept as they are).

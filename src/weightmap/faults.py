@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightmap.dtypes import NUMPY_MAX_NDIM
 from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError, quoted
 
 if TYPE_CHECKING:
     from weightmap import kernels
-    from weightmap.table import Table
+    from weightmap.table import Rules, Table
 
 __all__ = ["table_error"]
 
-# numpy arrays have at most this many dimensions: no format's rule.
-NUMPY_MAX_NDIM = 64
 _INT64_MAX = (1 << 63) - 1
 # What messages call these fields where a format has no name of its own for them.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
@@ -32,14 +31,15 @@ def table_error(table: Table, fault: kernels.Fault) -> FormatError:
     return error
 
 
-def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: C901, PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
     if kind == "TABLE_HOLE" and row == len(table):
         what = "the data section goes on after its last tensor: its size"
+        expected = f"{fault.expected}, the end of the last tensor"
         return LayoutError(
-            what, field="data_offset", actual=fault.actual, expected=f"{fault.expected}, the end of the last tensor"
+            what, field="data", offset=rules.base + fault.expected, actual=fault.actual, expected=expected
         )
     label = table.label(row) if not kind.startswith("NAME_") else f"tensor {row}"
     if kind == "TABLE_DTYPE":
@@ -57,9 +57,7 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR09
         return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field="shape", offset=at)
     # Offsets and sizes, in the words and units of the format.
     actual, bound = fault.actual // rules.unit, fault.expected // rules.unit
-    offset_word, size_word = (rules.fields.get(*pair)[0] for pair in _WORDS)
-    if size_word == offset_word:  # the format has no field for sizes
-        size_word = _WORDS[1][1][0]
+    offset_word, size_word = _words(rules)
     if kind == "TABLE_RANGE":
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
@@ -94,6 +92,12 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR09
         )
         return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=fault.expected)
     return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
+
+
+def _words(rules: Rules) -> tuple[str, str]:
+    """Return what the format calls the offset and the size of a tensor's data."""
+    offset, size = (rules.fields.get(*pair)[0] for pair in _WORDS)
+    return offset, _WORDS[1][1][0] if size == offset else size  # one field for both is no word for the size
 
 
 def _name(table: Table, row: int) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
-from weightmap.formats import Content, Options, Verification
-from weightmap.reading import Located, read
-from weightmap.table import Row, Rules, Table, TensorInfo
+from weightmap.table import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,40 +20,21 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from weightmap.embeddings import Embeddings
+    from weightmap.formats import Content, Options
     from weightmap.quant import QuantizedTensor
+    from weightmap.reading import Located
+    from weightmap.reports import TensorInfo, VerifyReport
     from weightmap.source import Source
     from weightmap.strings import Vocabulary
+    from weightmap.table import Table
 
-__all__ = ["TensorFile", "VerifyReport"]
+__all__ = ["TensorFile"]
 
 # Fewer tensors than this are made one by one.
 _RUN = 4
 # Names of more characters than this get no suggestions when they are not found.
 _LONG = 400
 _OCTET = np.dtype(np.uint8)
-
-
-class VerifyReport(NamedTuple):
-    """What `TensorFile.verify` found. A file that fails raises instead.
-
-    Attributes
-    ----------
-    path : str or None
-    format, layout : str
-    checks : tuple of str
-        What was checked, in words.
-    warnings : tuple of str
-        What is odd but legal.
-    nbytes : int
-        Bytes read.
-    """
-
-    path: str | None
-    format: str
-    layout: str
-    checks: tuple[str, ...]
-    warnings: tuple[str, ...]
-    nbytes: int
 
 
 class TensorFile(Mapping[str, Any]):
@@ -88,21 +67,17 @@ class TensorFile(Mapping[str, Any]):
         "_embeddings",
         "_metadata",
         "_options",
-        "_reopen",
         "_source",
         "_table",
         "format",
         "layout",
     )
 
-    def __init__(
-        self, source: Source, format_: str, content: Content, options: Options, reopen: dict[str, Any]
-    ) -> None:
+    def __init__(self, source: Source, format_: str, content: Content, options: Options) -> None:
         self._source = source
         self._content = content
         self._table: Table = content.table
         self._options = options
-        self._reopen = reopen
         self._metadata: Mapping[str, Any] | None = None
         self._embeddings: Embeddings | bool | None = False
         self.format = format_
@@ -166,12 +141,18 @@ class TensorFile(Mapping[str, Any]):
         """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
         return self._source.name
 
+    def read_privately(self) -> None:
+        """From now on map nothing but tensors that are looked up: see `Source.private`."""
+        self._source.private = True
+
     def locate(self, name: str) -> Located:
         """Return where a tensor lies."""
         self._check_open()
         i = self._table.find(name)
         if i < 0:
             raise self._not_found(name)
+        from weightmap.reading import Located  # noqa: PLC0415 - opening and looking up need none of it
+
         try:
             return Located(self._source, self._table.row(i), self._content.quantized)
         except TensorFileError as error:
@@ -179,6 +160,8 @@ class TensorFile(Mapping[str, Any]):
 
     def located(self) -> Iterator[Located]:
         """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
+        from weightmap.reading import Located  # noqa: PLC0415 - see `locate`
+
         source, quantized = self._source, self._content.quantized
         try:
             for row in self._table.rows():
@@ -325,6 +308,8 @@ class TensorFile(Mapping[str, Any]):
         TypeError
             When `out` is no array.
         """
+        from weightmap.reading import read  # noqa: PLC0415 - see `locate`
+
         place = self.locate(name)
         try:
             return read(place, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
@@ -382,11 +367,16 @@ class TensorFile(Mapping[str, Any]):
         FileChangedError
             When the file is no longer the one that was opened.
         """
+        from weightmap.formats import Verification  # noqa: PLC0415 - see `locate`
+        from weightmap.reports import VerifyReport  # noqa: PLC0415
+
         self._check_open()
         source = self._source
         try:
             source.check_unchanged()
             run = Verification(source, self._options, progress)
+            if not self._options.checked:  # opening has not
+                self._table.check()
             self._content.verify(run)
             disorder = self._table.disorder()
             if disorder is not None:
@@ -409,8 +399,8 @@ class TensorFile(Mapping[str, Any]):
         source = self._source
         source.close()
         # The table and the vocabulary look into the mapping too.
-        self._table = _ClosedTable(source, len(self._table))
-        self._content = _ClosedContent(source)
+        closed: Any = _Closed(source, self._table.count)
+        self._table = self._content = closed
         self._embeddings = False
 
     def __enter__(self) -> Self:
@@ -428,7 +418,7 @@ class TensorFile(Mapping[str, Any]):
             raise TypeError(msg)
         from weightmap.opening import reopen  # noqa: PLC0415 - opening stands above
 
-        return reopen, (self._source.absolute, self._reopen, self._source.identity)
+        return reopen, (self._source.absolute, self._options.keywords(), self._source.identity)
 
     def __repr__(self) -> str:
         state = "closed " if self._source.closed else ""
@@ -442,28 +432,20 @@ class TensorFile(Mapping[str, Any]):
         return self is other
 
 
-class _ClosedTable(Table):
-    """What a closed handle has for a table: its length, and a `ClosedError` for everything else."""
+class _Closed:
+    """What a closed handle has for a table and a content: a `ClosedError` for everything but the length.
 
-    __slots__ = ("_source",)
+    None would say that the file had no such thing.
+    """
+
+    __slots__ = ("_source", "count")
 
     def __init__(self, source: Source, count: int) -> None:
-        super().__init__(count, Rules((), b"", 0, 0))
         self._source = source
+        self.count = count
 
-    def _fail(self, *_: Any) -> NoReturn:
-        self._source.fail_closed()
-
-    find = row = runs = _load_names = _fail  # type: ignore[assignment]
-
-
-class _ClosedContent(Content):
-    """What a closed handle has for a content: a `ClosedError`, for None would say that the file had no such thing."""
-
-    __slots__ = ("_source",)
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __len__(self) -> int:
+        return self.count
 
     def __getattr__(self, _: str) -> NoReturn:
         self._source.fail_closed()
@@ -487,4 +469,6 @@ class _Items(ItemsView[str, Any]):
 
 
 def _info(name: str, row: Row) -> TensorInfo:
+    from weightmap.reports import TensorInfo  # noqa: PLC0415 - see `TensorFile.locate`
+
     return TensorInfo(name, row.dtype.name, row.shape, row.offset, row.nbytes)

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when somebody asks for them: opening a file is what import time is for."""
+"""What is imported when somebody asks for it: opening a file is what import time is for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["on_demand"]
+__all__ = ["later", "on_demand"]
 
 
 def on_demand(package: str, namespace: dict[str, Any], where: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package.
+    """Return the ``__getattr__`` of a package whose names are those of its modules.
 
     Parameters
     ----------
@@ -33,3 +33,16 @@ def on_demand(package: str, namespace: dict[str, Any], where: Mapping[str, str])
         return value
 
     return get
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """Return a function that does what the one called `name` in `module` does, which is imported at the first call."""
+    function: Callable[..., Any] | None = None
+
+    def call(*args: Any) -> Any:
+        nonlocal function
+        if function is None:
+            function = getattr(import_module(module), name)
+        return function(*args)
+
+    return call

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import LimitError
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["Limits"]
 
 
-class Limits(NamedTuple):
+class Limits(tuple[int, int, "int | None"]):
     """Bounds on what an opened file may ask for, enforced before reading.
 
     Parameters
@@ -29,9 +33,23 @@ class Limits(NamedTuple):
     weightmap.errors.LimitError: number of tensors is 11, expected at most 10 (Limits.max_tensors)
     """
 
-    max_header_bytes: int = 100_000_000
-    max_tensors: int = 1_000_000
-    max_copy_bytes: int | None = None
+    __slots__ = ()
+
+    # A named tuple, written out: making the class takes a tenth of the time of `NamedTuple`, and every import makes it.
+    def __new__(  # noqa: D102 - documented by the class
+        cls, max_header_bytes: int = 100_000_000, max_tensors: int = 1_000_000, max_copy_bytes: int | None = None
+    ) -> Self:
+        return tuple.__new__(cls, (max_header_bytes, max_tensors, max_copy_bytes))
+
+    max_header_bytes: int = property(itemgetter(0))  # type: ignore[assignment]
+    max_tensors: int = property(itemgetter(1))  # type: ignore[assignment]
+    max_copy_bytes: int | None = property(itemgetter(2))  # type: ignore[assignment]
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+    def __repr__(self) -> str:
+        return "Limits(max_header_bytes={}, max_tensors={}, max_copy_bytes={})".format(*self)
 
     def check(self, name: str, value: int, what: str, *, offset: int | None = None) -> None:
         """Raise `LimitError` when `value`, described by `what`, exceeds the bound called `name`."""

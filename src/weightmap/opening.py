@@ -88,7 +88,7 @@ def open(
     >>> w[1]
     array([3., 4., 5.], dtype=float32)
     """
-    chosen = _mode(mode)
+    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else _mode(mode)
     if verify not in _VERIFY:
         msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
         raise ValueError(msg)
@@ -98,15 +98,8 @@ def open(
     if format is not None:
         by_name(format)
     limits = _LIMITS if limits is None else limits
-    options = {
-        "format": format,
-        "mode": mode,
-        "verify": verify,
-        "strict": strict,
-        "limits": limits,
-        "advise": advise,
-    }
-    path = _as_path(source)
+    options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise)
+    path = source if type(source) is str else _as_path(source)
     if path is not None and path.endswith(".index.json"):
         return _open_sharded(path, options)
     try:
@@ -129,27 +122,28 @@ def _mode(mode: str | None) -> str:
     return chosen
 
 
-def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
-    """Recognise and parse what was opened, with the options of `open`."""
-    verify, limits, explicit = options["verify"], options["limits"], options["mode"] is not None
-    parsing = Options(checked=verify != "none", strict=options["strict"], limits=limits)
+def _open_source(source: Source, options: Options) -> TensorFile:
+    """Recognise and parse what was opened."""
+    wanted, limits = options.format, options.limits
     try:
-        if options["advise"] is not None:
-            source.advise(options["advise"])
-        source.prepare(explicit=explicit, limits=limits)
-        head = source.pread(0, min(source.size, HEAD))
-        found = identify(source, head) if options["format"] is None or not head else by_name(options["format"])
+        if options.advise is not None:
+            source.advise(options.advise)
+        explicit = options.mode is not None
+        if explicit or limits is not _LIMITS or source.mode == "copy":
+            source.prepare(explicit=explicit, limits=limits)
+        head = source.head(HEAD)
+        found = identify(source, head) if wanted is None or not head else by_name(wanted)
         try:
-            content = found.parse(source, head, parsing)
+            content = found.parse(source, head, options)
         except TensorFileError as error:
-            instead = mistaken(found, head) if options["format"] is None else None
+            instead = mistaken(found, head) if wanted is None else None
             raise instead or error.located(path=None, format=found.name) from None
         content.table.belongs_to(source.name, found.name)
         vocab = content.vocab
         if vocab is not None:
             vocab.path, vocab.format = source.name, found.name
-        file = TensorFile(source, found.name, content, parsing, options)
-        if verify == "full":
+        file = TensorFile(source, found.name, content, options)
+        if options.verify == "full":
             file.verify()
     except TensorFileError as error:
         source.close()
@@ -160,7 +154,7 @@ def _open_source(source: Source, options: dict[str, Any]) -> TensorFile:
     return file
 
 
-def _open_sharded(path: str, options: dict[str, Any]) -> TensorFile:
+def _open_sharded(path: str, options: Options) -> TensorFile:
     from weightmap.sharded import open_sharded  # noqa: PLC0415 - sharded models stand on files, not under them
 
     return open_sharded(path, options)
@@ -168,8 +162,6 @@ def _open_sharded(path: str, options: dict[str, Any]) -> TensorFile:
 
 def _as_path(source: Any) -> str | None:
     """Return the path that `source` is, or None when it is something else."""
-    if type(source) is str:
-        return source
     if isinstance(source, bytes):
         # Either a path or the content of a file. Every format has a zero byte among its first ones, and no path has
         # any.
@@ -232,7 +224,7 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
 
 def reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
     """Open a file for a pickled handle. Raises `FileChangedError` when it is no longer the same."""
-    return _open_source(source_of(path, _mode(options["mode"]), identity), options)
+    return _open_source(source_of(path, _mode(options["mode"]), identity), Options(**options))
 
 
 def source_of(path: str, mode: str, identity: tuple[int, ...]) -> Source:

@@ -83,7 +83,10 @@ class QuantizedTensor(Decodable):
     ((32,), dtype('float32'))
     """
 
-    __slots__ = ("_octets", "scale_type", "scheme")
+    __slots__ = ("_octets", "_places", "scale_type", "scheme")
+
+    # Of an adaptive tensor: what finds a block in it. See `kernels.adaptive_places`.
+    _places: NDArray[np.uint64]
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class QuantizedTensor(Decodable):
         self._octets: NDArray[np.uint8] = octets.view()
         self._octets.flags.writeable = False
         if scheme == "adaptive":
-            kernels.adaptive_counts(self._octets, self.size, self.block_size, scale_type=scale_type)
+            self._places = kernels.adaptive_places(self._octets, self.size, self.block_size, scale_type=scale_type)
             return
         wanted = kernels.blocks_size(self.size, bits=BITS[scheme], block_size=self.block_size, scale_type=scale_type)
         if len(octets) != wanted:
@@ -203,10 +206,8 @@ class QuantizedTensor(Decodable):
 
     def _adaptive_parts(self) -> tuple[int, int]:
         """Return where the scales and where the codes of an adaptive tensor begin."""
-        kinds = self.kinds
-        assert kinds is not None  # noqa: S101 - the caller has asked for the scheme
         begin = -(-self.n_blocks // 4)
-        return begin, begin + int((kinds < 2).sum()) * _SCALE[self.scale_type].itemsize
+        return begin, begin + (self.n_blocks - int(self._places[-1, 1])) * _SCALE[self.scale_type].itemsize
 
     # -------------------------------------------------------------------------------------------------- decoding
     def _check_scales(self) -> None:
@@ -229,6 +230,7 @@ class QuantizedTensor(Decodable):
                 stop=stop,
                 out=out,
                 threads=threads,
+                places=self._places,
             )
             return
         kernels.decode_blocks(

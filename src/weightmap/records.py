@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.strings import StringTable
 from weightmap.table import Row, Rules, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+    from weightmap.strings import StringTable
+
+    Index = bytes | NDArray[np.uint8]
 
 __all__ = ["RecordTable"]
 
@@ -23,44 +28,56 @@ class RecordTable(Table):
 
     Parameters
     ----------
-    index : bytes or ndarray of uint8
-        `count` records of 32 bytes: u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then
-        the names, back to back in the order of the records; and perhaps padding.
+    load : callable
+        Returns the index, bytes or an array of uint8; called at the first use. It holds `count` records of 32 bytes:
+        u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then the names, back to back in
+        the order of the records; and perhaps padding.
     count : int
     start : int
         Where the index lies in the file, for messages.
     rules : Rules
     """
 
-    __slots__ = ("_index", "_start", "names_size")
-
     RECORD = struct.Struct("<I2BH4IQ")
     _LENGTH_AT = 6
+    names_size = 0
+    _bytes: Index | None = None
 
-    def __init__(self, index: bytes | NDArray[np.uint8], count: int, start: int, rules: Rules) -> None:
-        super().__init__(count, rules)
-        self._index = index
+    def __init__(self, load: Callable[[], Index], count: int, start: int, rules: Rules) -> None:
+        self.count = count
+        self.rules = rules
+        self._load = load
         self._start = start
-        self.names_size = 0
+
+    @property
+    def _index(self) -> Index:
+        index = self._bytes
+        if index is None:
+            index = self._bytes = self._load()
+        return index
 
     def _load_names(self) -> StringTable:
-        count, size = self._count, self.RECORD.size
+        from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
+
+        count, size = self.count, self.RECORD.size
         bounds = np.zeros(count + 1, np.uint32)
         if not count:  # no array has a stride over no memory
             return StringTable(b"", bounds, 0, "tensor name")
-        lengths = np.ndarray((count,), "<u2", self._index, self._LENGTH_AT, (size,))
+        index = self._index
+        lengths = np.ndarray((count,), "<u2", index, self._LENGTH_AT, (size,))
         np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
-        names = self._index[count * size :]
+        names = index[count * size :]
         if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
             self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], count, 0, int(bounds[-1]), len(names)))
         return StringTable(names, bounds, 0, "tensor name")
 
     def _scan(self, name: bytes) -> int:
-        return kernels.records_find(self._index, self._count, name)
+        return kernels.records_find(self._index, self.count, name)
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""
-        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index, i * 32)
+        index = self._bytes
+        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index if index is None else index, i * 32)
         rules = self.rules
         # The usual cases, written out: this is most of what a look-up costs.
         if ndim == 2:
@@ -94,19 +111,20 @@ class RecordTable(Table):
 
     def position(self, row: int) -> int | None:
         """Return where the record lies in the file."""
-        return self._start + row * self.RECORD.size if row < self._count else None
+        return self._start + row * self.RECORD.size if row < self.count else None
 
     def check(self) -> None:
         """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
-        self.names_size, fault = kernels.records_check(
-            self._index, self._count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
+        found = kernels.records_check(
+            self._index, self.count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
         )
-        if fault is None:
-            return
-        if fault.kind != "NAME_FLOOD":
-            self.fail(fault)
-        self.check_names()
+        if isinstance(found, int):
+            self.names_size = found
+        elif found.kind == "NAME_FLOOD":
+            self.check_names()
+        else:
+            self.fail(found)
 
 
 _RECORD_DTYPE = np.dtype(

@@ -201,8 +201,8 @@ def write_plan(
 def _name(error: BaseException, path: str) -> None:
     """Give an error of the system the name of the file that was to be written.
 
-    Calls that take a descriptor know no name, and that of the temporary file means nothing to anybody. What failed while
-    something else was read has the name of that already.
+    Calls that take a descriptor know no name, and that of the temporary file means nothing to anybody. What failed
+    while something else was read has the name of that already.
     """
     if not isinstance(error, OSError) or isinstance(error, TensorFileError):
         return

@@ -15,10 +15,11 @@ from weightmap.errors import (
     TensorFileError,
     UnknownFormatError,
 )
-from weightmap.file import TensorFile, VerifyReport
+from weightmap.file import TensorFile
 from weightmap.formats import FORMATS, Options
 from weightmap.opening import open as open_file
 from weightmap.opening import source_of
+from weightmap.reports import VerifyReport
 from weightmap.source import Source
 
 if TYPE_CHECKING:
@@ -61,22 +62,22 @@ def find_model(folder: str) -> str:
     return os.path.join(folder, found[0])
 
 
-def open_sharded(path: str, options: dict[str, Any]) -> TensorFile:
+def open_sharded(path: str, options: Options) -> TensorFile:
     """Open a directory or an index of shards, with the options of `weightmap.open`."""
     if os.path.isdir(path):
         path = find_model(path)
         if not path.endswith(INDEX_SUFFIX):
-            return open_file(path, **options)
+            return open_file(path, **options.keywords())
     source = Source.from_path(path, "copy")
     try:
-        options["limits"].check("max_header_bytes", source.size, "size of the index of shards")
+        options.limits.check("max_header_bytes", source.size, "size of the index of shards")
         index = strict_json.loads(source.pread(0, source.size), "index of shards")
         file = ShardedTensorFile(source, index, options)
     except TensorFileError as error:
         raise error.located(path=path) from None
     finally:
         source.close()
-    if options["verify"] == "full":
+    if options.verify == "full":
         try:
             file.verify()
         except BaseException:
@@ -118,12 +119,12 @@ class ShardedTensorFile(TensorFile):
 
     __slots__ = ("_closed", "_nbytes", "_shards", "_warnings", "_where")
 
-    def __init__(self, index: Source, content: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(self, index: Source, content: dict[str, Any], options: Options) -> None:
         where = content.get("weight_map")
         if not isinstance(where, dict):
             msg = "the index of shards has no weight_map, an object of tensor names and shard names"
             raise FormatError(msg, field="weight_map")
-        options["limits"].check("max_tensors", len(where), "number of tensors")
+        options.limits.check("max_tensors", len(where), "number of tensors")
         metadata = content.get("metadata", {})
         if not isinstance(metadata, dict):
             msg = "metadata of the index of shards is no object"
@@ -136,7 +137,7 @@ class ShardedTensorFile(TensorFile):
         self._closed = False
         self._source = index
         self._embeddings = False
-        self._options = Options(checked=options["verify"] != "none", strict=options["strict"], limits=options["limits"])
+        self._options = options
         try:
             for name in names:
                 self._shards[name] = self._open_shard(folder, name, options)
@@ -150,18 +151,17 @@ class ShardedTensorFile(TensorFile):
         self.layout = "sharded"
         self._nbytes = sum(shard.nbytes for shard in self._shards.values())
         self._metadata = MappingProxyType(metadata)
-        self._reopen = options
 
-    def _open_shard(self, folder: str, name: str, options: dict[str, Any]) -> TensorFile:
+    def _open_shard(self, folder: str, name: str, options: Options) -> TensorFile:
         # verify="full" verifies the model as a whole, once it is open.
-        options = {**options, "verify": "none" if options["verify"] == "none" else "header"}
+        asked = options.keywords(verify="header" if options.checked else "none")
         path = os.path.join(folder, name)
         if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
             # An index that names an index could name itself, and would be opened for ever.
             msg = f"shard {name!r} is an index or a directory, expected a model file"
             raise LayoutError(msg, field="weight_map")
         try:
-            return open_file(path, **options)
+            return open_file(path, **asked)
         except FileNotFoundError:
             msg = f"shard {name!r}, which the index names, is missing"
             raise LayoutError(msg, field="weight_map") from None
@@ -303,7 +303,7 @@ class ShardedTensorFile(TensorFile):
             shard.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._source.absolute, self._reopen, self.identities)
+        return _reopen, (self._source.absolute, self._options.keywords(), self.identities)
 
     def __repr__(self) -> str:
         state = "closed " if self._closed else ""
@@ -315,7 +315,7 @@ def _reopen(path: str, options: dict[str, Any], identities: Mapping[str, tuple[i
     # Compared before anything is parsed, for another file may be no model at all; and once more when all are open.
     for name, identity in identities.items():
         source_of(os.path.join(os.path.dirname(path), name), "mmap", identity).close()
-    file = open_sharded(path, options)
+    file = open_sharded(path, Options(**options))
     if not isinstance(file, ShardedTensorFile) or file.identities != identities:
         file.close()
         msg = "a file of the model is no longer the one that the pickled handle was opened on"

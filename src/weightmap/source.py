@@ -52,17 +52,12 @@ CHUNK = 1 << 18
 _ALIGN = 64
 
 
-class _Descriptor:
+class _Descriptor(int):
     """A file descriptor that is closed with the last reference to it, so that no reader ever meets a reused number."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
     def __del__(self) -> None:
         try:  # noqa: SIM105 - contextlib.suppress takes a microsecond, of the thirty that opening takes
-            os.close(self.number)
+            os.close(self)
         except OSError:  # of a file that was only read: nothing is lost, and there is nobody to tell
             pass
 
@@ -85,6 +80,9 @@ class Source:
 
     # What most handles never change is the class's: setting attributes is a good part of what opening a file takes.
     closed = False
+    # What is looked at again and again, such as a vocabulary, is read once and not mapped: for whoever goes through a
+    # whole file and hands out nothing of it, so that a file that shrinks meanwhile is an exception there and no fault.
+    private = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
     _file: _Descriptor | None = None
     _seen: Any = None  # what the file was when it was opened, a wm_file: see kernels.h
@@ -105,7 +103,13 @@ class Source:
     def from_path(cls, path: str, mode: str) -> Source:
         """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
         self = cls(path, path, mode)
-        self._adopt(os.open(path, _FLAGS))
+        try:
+            fd = os.open(path, _FLAGS)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # what a socket answers, and a device that is not there
+                _refuse(os.stat(path).st_mode, path)
+            raise
+        self._adopt(fd)
         if path[:1] != "/":  # the working directory may change before the handle is pickled
             self._folder = os.getcwd()
         return self
@@ -183,7 +187,12 @@ class Source:
     def descriptor(self) -> int:
         """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory."""
         file = self._file
-        return -1 if file is None else file.number
+        return -1 if file is None else file
+
+    def head(self, most: int) -> bytes:
+        """Return the first bytes, `most` of them or all that there are, as private bytes."""
+        size = self.size
+        return self.pread(0, min(most, size))
 
     def pread(self, offset: int, count: int) -> bytes:
         """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""
@@ -192,8 +201,8 @@ class Source:
             data = self.octets[offset : offset + count].tobytes()
         else:
             try:
-                data = os.pread(file.number, count, offset)
-                while len(data) < count and (more := os.pread(file.number, count - len(data), offset + len(data))):
+                data = os.pread(file, count, offset)
+                while len(data) < count and (more := os.pread(file, count - len(data), offset + len(data))):
                     data += more
             except OSError as error:
                 raise self._named(error) from None
@@ -234,7 +243,7 @@ class Source:
             piece = buffer[: min(size, end - offset)]
             filled = 0
             while filled < len(piece):
-                got = self._readv(file.number, piece[filled:], offset + filled)
+                got = self._readv(file, piece[filled:], offset + filled)
                 if got == 0:
                     self._short(offset + filled, end)
                 filled += got
@@ -248,8 +257,16 @@ class Source:
         octets = self._octets
         return self._load() if octets is None else octets
 
+    def section(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Return the bytes from `begin` to `end`: of the mapping, or read once if this is `private`."""
+        if self.private and self._file is not None:
+            return np.frombuffer(self.pread(begin, end - begin), np.uint8)
+        return self.octets[begin:end]
+
     def prepare(self, *, explicit: bool, limits: Limits) -> None:
         """Say what is allowed when memory is needed; where a mode was asked for by name, and in "copy", get it now.
+
+        Without a call it is allowed to read where mapping fails, and there are no limits.
 
         Mapping a file costs more than reading its header, so otherwise it waits for the first array.
         """
@@ -267,7 +284,7 @@ class Source:
         file = self._file
         if file is not None and self.path is not None and self.mode != "copy" and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
-                os.posix_fadvise(file.number, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
+                os.posix_fadvise(file, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
 
     def _get_memory(self) -> Any:
         """Return what arrays are made on: never None, which numpy would take for "new memory, as it comes"."""
@@ -289,7 +306,7 @@ class Source:
             return octets  # another thread has read the file in between
         if self.mode != "copy":
             try:
-                octets, memory = self._map(file.number)
+                octets, memory = self._map(file)
             except OSError as error:
                 if not self._fallback or error.errno not in _UNMAPPABLE:
                     raise
@@ -304,7 +321,7 @@ class Source:
                 return self._loaded(octets)
         if self._limits is not None:
             self._limits.check("max_copy_bytes", self.size, "size of the file to copy")
-        octets = self._memory = self._octets = self._read(file.number)
+        octets = self._memory = self._octets = self._read(file)
         self._file = None
         return self._loaded(octets)
 
@@ -394,7 +411,7 @@ class Source:
         if unchanged < 0:  # a server that no longer knows the file: its pages would be missing, too
             raise OSError(-unchanged, os.strerror(-unchanged), self.name)
         if not unchanged:
-            now = kernels.look(file.number)
+            now = kernels.look(file)
             msg = "the file was changed after it was opened: its size and modification time are"
             raise FileChangedError(
                 f"{msg} {now.size} bytes and {now.mtime_ns} ns",

@@ -29,7 +29,18 @@ def write_all(folder: Path, chosen: Iterable[Case]) -> int:
             when = "" if not case.error else "verify" if case.late else "open"
             offset = "" if case.offset is None else case.offset
             says = ROWS[case.row]
-            row = (case.id, case.row, case.format or "", path, case.error, case.field or "", offset, when, case.odd or "", says)
+            row = (
+                case.id,
+                case.row,
+                case.format or "",
+                path,
+                case.error,
+                case.field or "",
+                offset,
+                when,
+                case.odd or "",
+                says,
+            )
             table.writerow(row)
     return count
 

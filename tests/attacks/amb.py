@@ -61,7 +61,7 @@ def headers() -> Iterator[Case]:
         yield case("A1", f"flag bit {bit}", build(flags=1 << bit), "UnsupportedError", "flags", 6)
     true = {"metadata_size": len(METADATA), "config_size": len(CONFIG), "tokenizer_size": len(TOKENS)}
     true["weights_size"] = END - START
-    large = {name: (2**31, U32) for name in true} | {"weights_size": (2**32, 2**60, 2**63, 2**64 - START, U64)}
+    large = dict.fromkeys(true, (2**31, U32)) | {"weights_size": (2**32, 2**60, 2**63, 2**64 - START, U64)}
     for name, size in true.items():
         yield case("A2", f"{name} a byte more", build(**{name: size + 1}), "TruncatedError", "weights_size", END)
         # A text that lost its last byte is no JSON, and a record its padding: not being strict is no help.

@@ -10,7 +10,9 @@ from .case import Case
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ALL = [data for module in (amb, bintensors, cnn_v2, embd, embd_simple, finalfusion, safetensors) for data in [module.SOUND]]
+ALL = [
+    data for module in (amb, bintensors, cnn_v2, embd, embd_simple, finalfusion, safetensors) for data in [module.SOUND]
+]
 SOUNDS = {kind: data for found in ALL for kind, data in found.items()}
 # The end of an empty ZIP archive: with it, a file is a ZIP archive to those who read them from their end.
 ZIP = b"PK\5\6" + bytes(18)

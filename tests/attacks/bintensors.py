@@ -107,9 +107,7 @@ def lengths(layout: str, kind: str) -> Iterator[Case]:
         yield Case("B1", kind, f"length {length}", make(layout, length=length), "TruncatedError", "n", len(whole))
     for length in (100_000_001, 2**32, 2**60, 2**63 - 1, 2**63, U64):
         row = "B1" if length < 2**60 else "C4"
-        yield Case(
-            row, kind, f"length {length}", make(layout, length=length), "LimitError", "max_header_bytes", 0
-        )
+        yield Case(row, kind, f"length {length}", make(layout, length=length), "LimitError", "max_header_bytes", 0)
     head = bt.header([A, B], None, layout)[:-4]
     cut = {"spec": ("index_map", second(layout) + 5), "current": ("shape", 8 + len(head))}[layout]
     yield Case("B1", kind, "length that cuts the header", bt.raw(head), "TruncatedError", *cut)

@@ -158,9 +158,9 @@ def descriptors() -> Iterator[Case]:
     # The names are read as the fourth descriptor.
     data = draft().header(tensor_index_count=4)
     yield case("E10", "a tensor too many", data, "FormatError", field="ndim", offset=NAMES + 5)
-    for count in (0, 1, 2):
+    for count, used in enumerate((0, 24, 64 + 5)):
         data = draft().header(tensor_index_count=count)
-        yield case("E10", f"{count} tensors of 3", data, "LayoutError", field="data_offset", offset=None)
+        yield case("E10", f"{count} tensors of 3", data, "LayoutError", field="data", offset=DATA + used)
     for number in range(3):
         name = f"hash of tensor {number}"
         yield descriptor("E11", name, "ChecksumError", "name_hash", number=number, name_hash=5)
@@ -191,8 +191,18 @@ def data_section() -> Iterator[Case]:
         yield descriptor(row, f"data at {offset}", "LayoutError", "data_offset", data_offset=offset)
     yield descriptor("E13", "data not aligned", "LayoutError", "data_offset", data_offset=4)
     late = draft().descriptor(1, shape0=72)
-    yield case("C9", "rows into the next tensor", late, "LayoutError", field="data_offset", offset=INDEX + 64 + 24, odd="overlaps")
-    yield descriptor("C9", "bytes of the next tensor", "LayoutError", "data_offset", data_offset=64, odd="leaves a hole")
+    yield case(
+        "C9",
+        "rows into the next tensor",
+        late,
+        "LayoutError",
+        field="data_offset",
+        offset=INDEX + 64 + 24,
+        odd="overlaps",
+    )
+    yield descriptor(
+        "C9", "bytes of the next tensor", "LayoutError", "data_offset", data_offset=64, odd="leaves a hole"
+    )
     for first, second, told in ((0, 0, 1), (64, 0, 0), (64, 64, 0)):
         d = embd.Draft([("a", noise("uint8", (100,))), ("b", noise("uint8", (100,)))])
         d.descriptor(0, data_offset=first).descriptor(1, data_offset=second)
@@ -220,7 +230,9 @@ def unclaimed() -> Iterator[Case]:
     place = first.index_offset + 64 + 24
     yield case("C9", "a hole between tensors", first, "LayoutError", field="data_offset", offset=place, odd="a hole")
     last = embd.Draft([("a", noise("uint8", (64,))), ("b", noise("uint8", (200,)))]).descriptor(1, shape0=10)
-    yield case("C9", "a hole behind the last", last, "LayoutError", field="data_offset", offset=None, odd="goes on")
+    yield case(
+        "C9", "a hole behind the last", last, "LayoutError", field="data", offset=last.data_offset + 74, odd="goes on"
+    )
 
 
 def metadata() -> Iterator[Case]:
@@ -340,7 +352,9 @@ def footers() -> Iterator[Case]:
         yield case("E1", f"footer magic {name}", data, "TruncatedError", field="magic_end", offset=END - 8)
     data = draft().footer(reserved=1)
     odd = "footer reserved is 1"
-    yield case("E4", "reserved field of the footer", data, "FormatError", field="footer reserved", offset=END - 4, odd=odd)
+    yield case(
+        "E4", "reserved field of the footer", data, "FormatError", field="footer reserved", offset=END - 4, odd=odd
+    )
     for field, offset in (("data_checksum", END - 16), ("file_checksum", END - 12)):
         data = draft().footer(**{field: 0})
         yield case("E14", f"{field} 0", data, "ChecksumError", field=field, offset=offset, late=True)

@@ -82,18 +82,32 @@ def chunks() -> Iterator[Case]:
     for count in (U32, 2**31):
         data = built([VOCAB, STORAGE], count=count)
         yield case("F1", f"{count} chunks", data, "TruncatedError", "n_chunks", 8)
-    yield case("F1", "a header alone of 2^32 - 1 chunks", b"FiFu" + struct.pack("<II", 0, U32), "TruncatedError", "n_chunks", 8)
+    yield case(
+        "F1", "a header alone of 2^32 - 1 chunks", b"FiFu" + struct.pack("<II", 0, U32), "TruncatedError", "n_chunks", 8
+    )
     yield case("F1", "no chunks", b"FiFu" + bytes(8), "TruncatedError", "chunk", 12, odd="without a vocabulary")
     yield case("F1", "a header cut off", b"FiFu" + bytes(7), "TruncatedError", "header", 11)
-    yield case("F3", "the chunk of floret", built([UNKNOWN, STORAGE]), "UnsupportedError", "chunk_id", 20, odd="stepped over")
-    yield case("F3", "chunk 0", built([ff.Chunk(0, b""), VOCAB, STORAGE]), "UnsupportedError", "chunk_id", 24, odd="stepped over")
+    yield case(
+        "F3", "the chunk of floret", built([UNKNOWN, STORAGE]), "UnsupportedError", "chunk_id", 20, odd="stepped over"
+    )
+    yield case(
+        "F3",
+        "chunk 0",
+        built([ff.Chunk(0, b""), VOCAB, STORAGE]),
+        "UnsupportedError",
+        "chunk_id",
+        24,
+        odd="stepped over",
+    )
     for name, where, number in (
         ("in front", [UNKNOWN, VOCAB, STORAGE], 0),
         ("in between", [VOCAB, UNKNOWN, STORAGE], 1),
         ("at the end", [VOCAB, STORAGE, UNKNOWN], 2),
     ):
         at = start_of(where, number) - 12
-        yield case("F3", f"an unknown chunk {name}", built(where), "UnsupportedError", "chunk_id", at, odd="stepped over")
+        yield case(
+            "F3", f"an unknown chunk {name}", built(where), "UnsupportedError", "chunk_id", at, odd="stepped over"
+        )
     for row, name, where, number, lax in (
         ("F4", "two metadata", [TEXT, TEXT, VOCAB, STORAGE], 1, None),
         ("F22", "metadata behind words", [VOCAB, TEXT, STORAGE], 1, None),
@@ -237,7 +251,9 @@ def norms() -> Iterator[Case]:
 def later() -> Iterator[Case]:
     """What opening leaves unread: words, n-grams, texts."""
 
-    def late(row: str, name: str, data: bytes, error: str, field: str, at: int | None, words: str | None = None) -> Case:
+    def late(
+        row: str, name: str, data: bytes, error: str, field: str, at: int | None, words: str | None = None
+    ) -> Case:
         return case(row, name, data, error, field, at, late=True, odd=words)
 
     def built(text: str | bytes) -> bytes:

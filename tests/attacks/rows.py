@@ -10,7 +10,7 @@ from __future__ import annotations
 ROWS = {
     "C1": "Cut off at every byte: TruncatedError or UnknownFormatError, an empty file is told as such.",
     "C2": "Bytes behind the end, a second file, the tail of a ZIP archive: LayoutError, and a warning if not strict.",
-    "C3": "Another kind of file (wrong or swapped magic, LFS pointer, HTML, gzip, zip, pickle, zeros): told with a hint.",
+    "C3": "Another kind of file (swapped magic, LFS pointer, HTML, gzip, zip, pickle, zeros): told with a hint.",
     "C4": "Counts of 2^32 - 1, 2^60, 2^64 - 1: refused before anything is allocated for them.",
     "C5": "Offset plus size beyond 2^32 or 2^64: LayoutError, nothing wraps around.",
     "C6": "Products of a shape, bytes, padding or sums beyond 2^63: LayoutError, also where a dimension is 0.",
@@ -37,7 +37,7 @@ ROWS = {
     "C27": "More files than descriptors: no handle and no view keeps one.",
     "C28": "More tensors than mappings: one mapping for a file.",
     "C29": "Every kind of source: bytes, arrays, mappings, descriptors, file objects; not contiguous: TypeError.",
-    "C30": "An index whose shards lie elsewhere, are missing, or disagree with it: an error, and nothing else is opened.",
+    "C30": "An index whose shards lie elsewhere, are missing or disagree: an error, and nothing else is opened.",
     "C31": "A big-endian host: every number is read and written little-endian.",
     "C32": "Formats of others: none is imported by itself.",
     "E1": "EMBD's magic or the one of its footer is wrong: UnknownFormatError, or TruncatedError for the footer.",
@@ -126,8 +126,8 @@ ROWS = {
     "L5": "finalfusion holds what its fields can say, and no more is written.",
 }
 
-# Rows that are attacks on a process, a file system or a writer, and not files to be opened; and what shows of a row more
-# than single files can. The tests by name, wherever they stand.
+# Of rows that attack a process, a file system or a writer, and of those of which files cannot show all: the tests
+# by name, wherever they stand.
 TESTS: dict[str, tuple[str, ...]] = {
     "C1": ("test_every_prefix_is_refused", "test_truncated_files_on_disk_are_errors_too"),
     "C4": ("test_all_attacks_within_half_a_gibibyte",),

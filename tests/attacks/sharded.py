@@ -76,7 +76,14 @@ def cases() -> Iterator[Case]:
     damaged = {ONE: SHARDS[ONE], TWO: SHARDS[TWO][:-1]}
     yield case("C1", "a shard cut off", folder(damaged), "TruncatedError", "data_offsets", offset=len(damaged[TWO]))
     within = {"not UTF-8": 7, "overlong UTF-8": 7, "surrogate in UTF-8": 7, "UTF-16": 0, "something behind": 3}
-    within |= {"cut off": 6, "trailing comma": 8, "comment": 1, "raw control character": 3, "spaces": 3, "byte order mark": 0}
+    within |= {
+        "cut off": 6,
+        "trailing comma": 8,
+        "comment": 1,
+        "raw control character": 3,
+        "spaces": 3,
+        "byte order mark": 0,
+    }
     for name, text in BAD_JSON.items():
         data = folder() | {INDEX: text}
         at = within.get(name)

@@ -7,9 +7,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 FLAGS = ["-shared", "-fPIC", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE"]
@@ -28,3 +33,11 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiled = subprocess.run(command, capture_output=True, text=True, check=False)
     assert compiled.returncode == 0, compiled.stderr
     return target
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[Callable[[], Path]]:
+    """Make folders on a file system in memory, where there is one: a sweep flushes thousands of files to the disk."""
+    there = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="sweeps", dir=there) as folder:
+        yield lambda: Path(tempfile.mkdtemp(prefix="sweep", dir=folder))

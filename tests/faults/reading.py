@@ -1,9 +1,9 @@
 """Operations that read, while each of their system calls meets a fault, or finds the file truncated.
 
-    LD_PRELOAD=shim.so python reading.py SHIM FOLDER OPERATION FILE
+    LD_PRELOAD=shim.so python reading.py SHIM FOLDER FILE OPERATION...
 
-It prints as JSON what came of each fault, and judges nothing: that is for the tests. The faults happen in a child process;
-if a signal ends it, that is told, and another child goes on with the next fault.
+It prints as JSON what came of each fault, and judges nothing: that is for the tests. The faults happen in a child
+process; if a signal ends it, that is told, and another child goes on with the next fault.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
-# What a file is truncated to: nothing, where every page of it is gone, and 100 bytes, where what follows reads as zeros.
+# What a file is truncated to: nothing, so that all its pages are gone; 100 bytes, so that what follows reads as zeros.
 SIZES = (0, 100)
 
 
-
 def everything(source: object, **options: Any) -> list[object]:
-    """Open a file; return all that the handle tells without handing out an array."""
+    """Open a file; return all that the handle tells without looking into the mapping."""
     with wm.open(source, **options) as f:
-        words = list(f.vocab) if f.vocab is not None else None
-        return [f.format, f.layout, f.infos(), dict(f.metadata), words, f.config, f.tokenizer]
+        special_ids = f.vocab and f.vocab.special_ids
+        return [f.format, f.layout, f.infos(), dict(f.metadata), special_ids, f.config, f.tokenizer]
 
 
 def reads(source: object, **options: Any) -> list[object]:
@@ -61,10 +60,10 @@ def verified(source: object) -> list[object]:
         return [report.checks, report.warnings, report.nbytes]
 
 
-def converted(source: Path, to: Path, **options: Any) -> str:
-    """Convert; return what the new file holds."""
-    wm.convert(source, to, **options)
-    return hashlib.sha256(to.read_bytes()).hexdigest()
+def converted(source: Path, to: Path) -> Path:
+    """Convert; return the new file."""
+    wm.convert(source, to)
+    return to
 
 
 READINGS: dict[str, Callable[[Reading], object]] = {
@@ -81,9 +80,6 @@ READINGS: dict[str, Callable[[Reading], object]] = {
     "command diff": lambda r: command("diff", r.path, r.same),
     "command export": lambda r: command("export", r.path, r.tensor, r.out / "out.npy"),
     "command quantize": lambda r: command("quantize", r.path, r.out / "o.amb", "--scheme", "int8").rpartition(",")[0],
-    "command lookup": lambda r: command("lookup", r.path, *r.words[:2]),
-    "command similar": lambda r: command("similar", r.path, r.words[0]),
-    "command analogy": lambda r: command("analogy", r.path, *r.words),
 }
 
 
@@ -91,10 +87,8 @@ class Reading:
     """One operation that reads, on one file."""
 
     def __init__(self, folder: Path, operation: str, name: str) -> None:
-        self.at, self.out = folder / "sources", folder / "out"
-        self.at.mkdir()
+        self.at, self.out = folder / "sources", folder / operation
         self.out.mkdir()
-        prepare(self.at)
         self.operation, self.path = READINGS[operation], self.at / name
         self.victim = self.path / "one.safetensors" if self.path.is_dir() else self.path
         self.data = self.victim.read_bytes()
@@ -104,7 +98,7 @@ class Reading:
         suffix = {".amb": ".amb", ".bin": ".amb", ".fifu": ".fifu"}.get(self.path.suffix, ".safetensors")
         self.target = self.out / f"out{suffix}"
         with wm.open(self.path) as f:
-            self.tensor, self.words = next(iter(f)), list(f.vocab or ())[3:6]
+            self.tensor = next(iter(f))
 
     def run(self) -> object:
         """Do it."""
@@ -116,7 +110,8 @@ class Reading:
 
 
 def told(result: object) -> str:
-    """A result as text that can be compared."""
+    """A result as text that can be compared; of a path, what the file holds."""
+    result = result.read_bytes() if isinstance(result, Path) else result
     return hashlib.sha256(repr(result).encode()).hexdigest()[:16]
 
 
@@ -159,9 +154,8 @@ def cases_of(calls: list[str]) -> Iterator[tuple[int, str, int, int]]:
             yield number, f"truncated to {size}", TRUNCATED, size
 
 
-def sweep(shim: Shim, folder: Path, operation: str, name: str) -> dict[str, Any]:
+def sweep(shim: Shim, reading: Reading) -> dict[str, Any]:
     """Let each call of an operation that reads meet each fault."""
-    reading = Reading(folder, operation, name)
     reading.run()  # whatever is loaded at the first time is there
     shim.arm()
     result = reading.run()
@@ -169,14 +163,25 @@ def sweep(shim: Shim, folder: Path, operation: str, name: str) -> dict[str, Any]
     cases = list(cases_of(calls))
     rows: list[dict[str, Any]] = []
     while len(rows) < len(cases):
-        lines, status = lines_of(lambda to: outcomes(shim, reading, cases[len(rows) :], to))
+        left = cases[len(rows) :]
+        lines, status = lines_of(lambda to, left=left: outcomes(shim, reading, left, to))
         rows += [json.loads(line) | {"signal": 0} for line in lines]
         if status:
             rows.append({"error": None, "result": None, "leaked": 0, "signal": -status})
     for row, (number, fault, _, _) in zip(rows, cases, strict=True):
         row |= {"number": number, "call": calls[number - 1], "fault": fault}
+    reading.reset()
     return {"expected": told(result), "calls": calls, "rows": rows}
 
 
+def main(shim: str, folder: str, name: str, *operations: str) -> None:
+    """Sweep one operation after another, and print what was found."""
+    at = Path(folder)
+    (at / "sources").mkdir()
+    prepare(at / "sources")
+    found = {operation: sweep(Shim(shim), Reading(at, operation, name)) for operation in operations}
+    print(json.dumps(found))  # noqa: T201
+
+
 if __name__ == "__main__":
-    print(json.dumps(sweep(Shim(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4])))  # noqa: T201
+    main(*sys.argv[1:])

@@ -1,7 +1,7 @@
 """Whatever goes wrong while a file is saved: the old file or the new one, and nothing beside it.
 
-`shim.c` makes each system call of a save fail in turn, with each error; see `writing.py`. Then what real file systems do:
-a disk that is full, a limit on the size of files, a directory that may not be written, a process that is killed.
+`shim.c` makes each system call of a save fail in turn, with each error; see `writing.py`. Then what real file systems
+do: a disk that is full, a limit on the size of files, a directory that may not be written, a process that is killed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.support import SOURCES, listing, run_child
 import weightmap as wm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 OPERATIONS = (
@@ -56,9 +57,9 @@ NO_FLUSH = {"open", "fsync"}
 
 
 @pytest.fixture(scope="module", params=SWEEPS, ids=" ".join)
-def swept(request: pytest.FixtureRequest, shim: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> list[dict[str, Any]]:
     """What was there after each fault of each call of one operation."""
-    rows: list[dict[str, Any]] = drive("writing.py", shim, tmp_path_factory.mktemp("sweep"), *request.param)
+    rows: list[dict[str, Any]] = drive("writing.py", shim, memory(), *request.param)
     return rows
 
 
@@ -200,9 +201,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     script, disk = tmp_path / "script.py", tmp_path / "disk"
     script.write_text(FULL, encoding="utf-8")
     disk.mkdir()
-    command = f"mount -t tmpfs -o size=1m tmpfs {disk} || exit 77\n"
-    command += f"PYTHONPATH={SOURCES} {sys.executable} {script} {disk} 0\n"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    script_of_shell = f"mount -t tmpfs -o size=1m tmpfs {disk} || exit 77\n"
+    script_of_shell += f"PYTHONPATH={SOURCES} {sys.executable} {script} {disk} 0\n"
+    command = ["unshare", "-rm", "sh", "-c", script_of_shell]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("mount namespaces are not permitted here")
     assert done.stdout.splitlines() == [f"{suffix} 28 True out{suffix}" for suffix in SUFFIXES], done.stderr
@@ -281,8 +283,8 @@ print(torn, litter, min(map(len, seen.values())), sorted(os.listdir(folder)) == 
 )
 
 
-def test_a_writer_killed_at_any_time_leaves_a_whole_file(tmp_path: Path) -> None:
-    """350 times kill -9 at a random moment, in every format: a whole file each time, and at most one hidden beside it."""
+def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+    """350 times kill -9 at a random moment, in every format: always a whole file, and at most one hidden beside it."""
     printed = run_child(KILLED, tmp_path, 350).stdout.split(maxsplit=4)
     assert printed[:2] == ["[]", "[]"], printed
     assert printed[2:] == ["2", "True"], "the old and the new file should both have been seen"

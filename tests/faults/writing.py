@@ -2,8 +2,8 @@
 
     LD_PRELOAD=shim.so python writing.py SHIM FOLDER OPERATION SCENARIO
 
-It prints as JSON what was there after each fault, and judges nothing: that is for the tests. Only SIGKILL needs a process
-of its own, so this one goes on after an error: what an error leaves behind in it would be seen.
+It prints as JSON what was there after each fault, and judges nothing: that is for the tests. Only SIGKILL needs a
+process of its own, so this one goes on after an error: what an error leaves behind in it would be seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OLD = b"the old file"
 
 
 class Writing(NamedTuple):
-    """An operation that writes: the suffix of its target, and what it does, given the folder of sources and the target."""
+    """An operation that writes: the suffix of its target, and what it does, given the sources' folder and the target."""
 
     suffix: str
     run: Callable[[Path, Path], object]

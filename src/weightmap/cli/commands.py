@@ -6,6 +6,7 @@ Every command is a function from its arguments to an exit status; errors pass th
 from __future__ import annotations
 
 import io
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 import weightmap as wm
 from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
+from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError
 from weightmap.formats import Plan
 from weightmap.payload import pieces
@@ -22,6 +24,7 @@ from weightmap.saving import write_plan
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable
 
     from weightmap.saving import Sink
 
@@ -143,34 +146,38 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
 def export(args: argparse.Namespace) -> int:
     """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
     with wm.open(args.file) as file:
-        value = file[args.name]
-        info = file.info(args.name)
+        source, row, _ = file.locate(args.name)
+        file.check_unchanged()
+        stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
         # The types of ml_dtypes would be written as raw "void" records that numpy.load cannot interpret.
-        native = isinstance(value, np.ndarray) and value.dtype.type.__module__ == "numpy"
-        array = value if native else file.read(args.name, np.float32)
-        size = _save_npy(args.out, array)
+        chunks: Iterable[bytes | memoryview]
+        if native := stored is not None and stored.type.__module__ == "numpy":
+            dtype, chunks = stored, source.chunks(row.offset, row.nbytes)
+        else:
+            dtype, chunks = np.dtype("<f4"), pieces(file.read(args.name, np.float32))
+        size = _save_npy(args.out, dtype, row.shape, chunks)
     if not native:
-        show.emit(f"{show.clean(repr(args.name))} is {info.dtype}, which .npy files lack: written as float32 values")
-    show.emit(f"{show.clean(args.out)}: {array.dtype} {show.shape(array.shape)}, {show.sizes(size)}")
+        what = f"{show.clean(repr(args.name))} is {row.dtype.name}, which .npy files lack"
+        show.emit(f"{what}: written as float32 values")
+    show.emit(f"{show.clean(args.out)}: {dtype.name} {show.shape(row.shape)}, {show.sizes(size)}")
     return OK
 
 
-def _save_npy(path: str, array: np.ndarray[Any, Any]) -> int:
-    """Write `array` to `path` as `wm.save` writes. Return the size of the file.
+def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[bytes | memoryview]) -> int:
+    """Write an array as `wm.save` writes: its bytes are row-major and little-endian. Return the size of the file.
 
-    Never in place, since `path` may be the very file that is mapped, and emptying that would end the process; and never
-    over a device or a FIFO.
+    Never in place, since `path` may be the very file that is read; and never over a device or a FIFO.
     """
-    array = np.asarray(array, order="C")
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    np.lib.format.write_array_header_1_0(head, header)
 
     def write(sink: Sink) -> None:
         sink.write(head.getvalue())
-        for piece in pieces(array):
-            sink.write(piece)
+        for chunk in chunks:
+            sink.write(chunk)
 
-    return write_plan(path, Plan(len(head.getvalue()) + array.nbytes, write))
+    return write_plan(path, Plan(len(head.getvalue()) + math.prod(shape) * dtype.itemsize, write))
 
 
 def lookup(args: argparse.Namespace) -> int:

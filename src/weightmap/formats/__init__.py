@@ -1,20 +1,27 @@
 """The formats: discovered by looking into this folder, recognised by content.
 
 Every module here (or folder, where a format takes several) that does not begin with an underscore defines one record
-called ``FORMAT`` (see `_base`). To add a format, add a file; nothing else is to be told.
+called ``FORMAT`` (see `_base`). To add a format, add a file; nothing else is to be told. The modules are imported when
+a file is to be recognised, or somebody asks which formats there are.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 import os
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import EncodeError, TruncatedError, UnknownFormatError
-from weightmap.formats._base import HEAD, Content, Format, Options, Parts, Payload, Plan, Request, Verification, refuse
+from weightmap.errors import EncodeError, FormatError, TruncatedError, UnknownFormatError
+from weightmap.formats._base import HEAD, Content, Format, Options
+from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
+    from weightmap.formats._verifying import Verification
+    from weightmap.formats._writing import Parts, Payload, Plan, Request, refuse
     from weightmap.source import Source
+
+    FORMATS: dict[str, Format]
 
 __all__ = [
     "FORMATS",
@@ -35,7 +42,20 @@ __all__ = [
     "refuse",
 ]
 
+_WRITING = dict.fromkeys(("Parts", "Payload", "Plan", "Request", "refuse"), "_writing")
+_on_demand = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying"})
+# Those that were imported so far, by the beginning of their magic bytes.
+_by_magic: dict[bytes, Format] = {}
 
+
+def __getattr__(name: str) -> Any:
+    if name == "FORMATS":  # all of them, by name
+        found = globals()["FORMATS"] = {format_.name: format_ for format_ in _all()}
+        return found
+    return _on_demand(name)
+
+
+@functools.cache
 def _module_names() -> list[str]:
     found: set[str] = set()
     for folder in __path__:
@@ -53,11 +73,19 @@ def _module_names() -> list[str]:
     return sorted(found)
 
 
-# Imported with the package: opening a file must import nothing.
-FORMATS: dict[str, Format] = {
-    module.FORMAT.name: module.FORMAT
-    for module in (importlib.import_module(f"{__name__}.{name}") for name in _module_names())
-}
+@functools.cache
+def _read(module: str) -> Format:
+    """Import one of the modules, and return its record."""
+    format_: Format = import_module(f"{__name__}.{module}").FORMAT
+    if format_.magic:
+        _by_magic[format_.magic[:4]] = format_
+    return format_
+
+
+@functools.cache
+def _all() -> tuple[Format, ...]:
+    """Return every format."""
+    return tuple(map(_read, _module_names()))
 
 
 def formats() -> tuple[str, ...]:
@@ -68,55 +96,26 @@ def formats() -> tuple[str, ...]:
     >>> "embd" in formats()
     True
     """
-    return tuple(FORMATS)
+    return tuple(format_.name for format_ in _all())
 
 
 def by_name(name: str) -> Format:
     """Return the format called `name`. Raises ValueError when there is none."""
-    try:
-        return FORMATS[name]
-    except KeyError:
-        msg = f"format is {name!r}, expected one of {', '.join(FORMATS)}"
-        raise ValueError(msg) from None
+    for format_ in _all():
+        if format_.name == name:
+            return format_
+    msg = f"format is {name!r}, expected one of {', '.join(formats())}"
+    raise ValueError(msg)
 
 
 def by_suffix(path: str) -> Format:
     """Return the format that is written to files with this suffix. Raises `EncodeError` when there is none."""
-    for format_ in FORMATS.values():
+    for format_ in _all():
         if format_.plan is not None and path.lower().endswith(format_.suffixes):
             return format_
-    known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
+    known = ", ".join(suffix for format_ in _all() if format_.plan for suffix in format_.suffixes)
     msg = "the suffix does not tell the format; give format=, or use one of"
     raise EncodeError(f"{msg} {known}", path=path)
-
-
-_BY_MAGIC = {format_.magic[:4]: format_ for format_ in FORMATS.values() if format_.magic}
-
-# What is often found where a model was expected, and what to say then.
-_HINTS = (
-    (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
-    (b"<!doctype", "this is an HTML page: a download went wrong"),
-    (b"<html", "this is an HTML page: a download went wrong"),
-    (b"<?xml", "this is an XML document: a download went wrong"),
-    (b"\x1f\x8b\x08", "this is gzip: decompress it first"),
-    (b"\x28\xb5\x2f\xfd", "this is zstd: decompress it first"),
-    (b"pk\x03\x04", "this is a ZIP archive, perhaps a PyTorch checkpoint: convert it to safetensors first"),
-    (b"\x80\x02", "this is a Python pickle, perhaps a PyTorch checkpoint: convert it to safetensors first"),
-    (b"\x80\x04\x95", "this is a Python pickle: convert it to safetensors first"),
-    (b"\x80\x05\x95", "this is a Python pickle: convert it to safetensors first"),
-    (b"\x93numpy", "this is a .npy file: numpy.load reads it"),
-    (b"%pdf", "this is a PDF document"),
-    (b"dmbe", "this looks like EMBD with swapped bytes"),
-    (b"2nnc", "this looks like CNN v2 with swapped bytes"),
-    (b"gguf", "this is GGUF"),
-)
-
-
-def _hint(head: bytes, least: int) -> UnknownFormatError | None:
-    start = head[:32].lower().lstrip()
-    found = (text for magic, text in _HINTS if len(magic) >= least and start.startswith(magic))
-    hint = next(found, None)
-    return None if hint is None else UnknownFormatError(f"no format recognises this file: {hint}", offset=0)
 
 
 def mistaken(format_: Format, head: bytes) -> UnknownFormatError | None:
@@ -124,7 +123,9 @@ def mistaken(format_: Format, head: bytes) -> UnknownFormatError | None:
 
     The length of a header, with which formats without magic bytes begin, may look like those of another kind of file.
     """
-    return None if format_.magic else _hint(head, 3)
+    from weightmap.formats._hints import hint  # noqa: PLC0415 - needed for what cannot be opened
+
+    return None if format_.magic else hint(head, 3)
 
 
 def identify(source: Source, head: bytes) -> Format:
@@ -139,21 +140,38 @@ def identify(source: Source, head: bytes) -> Format:
     """
     # A file that begins with one format's magic bytes needs no other to be asked: those without magic bytes begin with
     # a length of at most 100,000,000, and four printable characters are a larger number than that.
-    format_ = _BY_MAGIC.get(head[:4])
-    if format_ is not None and format_.sniff(head, source.size):
+    size, start = source.size, head[:4]
+    format_ = _by_magic.get(start)
+    if format_ is None and start.isalnum():
+        format_ = _namesake(start)
+    if format_ is not None and head.startswith(format_.magic or b"\0"):
         return format_
-    claims = [format_ for format_ in FORMATS.values() if format_.sniff(head, source.size)]
+    claims = [format_ for format_ in _all() if format_.claims(head, size)]
     if len(claims) == 1:
         return claims[0]
+    raise _unknown(head, claims)
+
+
+def _namesake(start: bytes) -> Format | None:
+    """Return the format whose module is called like these magic bytes: then the others need not be imported."""
+    text = start[:2].decode("latin-1").lower()
+    name = next((name for name in _module_names() if name.startswith(text)), None)
+    return None if name is None else _read(name)
+
+
+def _unknown(head: bytes, claims: list[Format]) -> FormatError:
+    """Return what to say of a file that not exactly one format recognises."""
+    from weightmap.formats._hints import hint  # noqa: PLC0415 - needed for what cannot be opened
+
     if not head:
         msg = "the file is empty"
-        raise TruncatedError(msg, offset=0)
+        return TruncatedError(msg, offset=0)
     if claims:
         msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}; give format="
-        raise UnknownFormatError(msg)
-    hint = _hint(head, 2)
-    if hint is not None:
-        raise hint
+        return UnknownFormatError(msg)
+    known = hint(head, 2)
+    if known is not None:
+        return known
     found = "nothing but zero bytes" if not any(head) else repr(head[:16])
     what = "no format recognises this file: its beginning"
-    raise UnknownFormatError(what, offset=0, actual=found, expected=f"that of one of {', '.join(FORMATS)}")
+    return UnknownFormatError(what, offset=0, actual=found, expected=f"that of one of {', '.join(formats())}")

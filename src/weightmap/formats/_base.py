@@ -1,61 +1,79 @@
 """What a format is: one file in this folder that defines one `Format` record called `FORMAT`.
 
-Reading: `sniff` says yes or no from the first bytes; `parse` checks the header and returns a `Content`, which holds a
-table of tensors and no tensor data. Writing: `plan` checks everything that could go wrong and returns the exact size of
-the file and a function that writes it, so that no file is created for what cannot be expressed.
+Reading: `parse` checks the header and returns a `Content`, which holds a table of tensors and no tensor data. Writing
+(see `_writing`): `plan` checks everything that could go wrong and returns the exact size of the file and a function
+that writes it, so that no file is created for what cannot be expressed. Both may be imported when they are first called
+(see `weightmap.lazy.later`), so that asking which formats there are costs little.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import EncodeError, LayoutError
+from weightmap.errors import LayoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
     from weightmap.errors import TensorFileError
+    from weightmap.formats._verifying import Verification
+    from weightmap.formats._writing import Plan, Request
     from weightmap.limits import Limits
     from weightmap.quant import QuantizedTensor
-    from weightmap.saving import Sink
     from weightmap.source import Source
     from weightmap.strings import Vocabulary
     from weightmap.table import Row, Table
 
-__all__ = ["HEAD", "Content", "Format", "Options", "Parts", "Payload", "Plan", "Request", "Verification", "refuse"]
+__all__ = ["HEAD", "MAX_HEADER", "Content", "Format", "Options", "take", "trailing"]
 
 # Bytes from the start of a file that `sniff` and `parse` get without reading again: a page.
 HEAD = 4096
+# What the reference implementations of the formats that frame a header by its length allow it to have.
+MAX_HEADER = 100_000_000
+_NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Options:
-    """How a file is to be opened.
+    """How a file is to be opened: what `weightmap.open` was asked for.
 
     Attributes
     ----------
-    checked : bool
-        Whether the index is validated (``verify`` is not "none").
+    format, mode, advise : str or None
+    verify : str
     strict : bool
     limits : Limits
+    checked : bool
+        Whether the index is validated: `verify` is not "none".
     """
 
-    __slots__ = ("checked", "limits", "strict")
+    __slots__ = ("advise", "checked", "format", "limits", "mode", "strict", "verify")
 
     def __init__(
         self,
-        *,
-        checked: bool,
-        strict: bool,
         limits: Limits,
+        *,
+        format: str | None = None,
+        mode: str | None = None,
+        verify: str = "header",
+        strict: bool = True,
+        advise: str | None = None,
     ) -> None:
-        self.checked = checked
+        self.format = format
+        self.mode = mode
+        self.verify = verify
         self.strict = strict
         self.limits = limits
+        self.advise = advise
+        self.checked = verify != "none"
+
+    def keywords(self, **other: Any) -> dict[str, Any]:
+        """Return them as `weightmap.open` takes them; some may be given other values."""
+        names = ("format", "mode", "verify", "strict", "limits", "advise")
+        return {name: getattr(self, name) for name in names} | other
 
     def odd(self, error: TensorFileError, warnings: list[str]) -> None:
         """Raise `error` in strict mode, else add it to `warnings`."""
@@ -90,199 +108,26 @@ class Content:
         What is odd and was let pass.
     """
 
-    __slots__ = (
-        "config",
-        "has_metadata",
-        "layout",
-        "load_metadata",
-        "quantized",
-        "table",
-        "tokenizer",
-        "verify",
-        "vocab",
-        "warnings",
-    )
+    # What few formats have; most of opening a file is attributes and calls.
+    has_metadata = False
+    vocab: Vocabulary | None = None
+    config: Mapping[str, Any] | None = None
+    tokenizer: Any = None
+    quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None = None
 
     def __init__(
         self,
         layout: str,
         table: Table,
-        *,
         load_metadata: Callable[[], dict[str, Any]],
-        has_metadata: bool = False,
         verify: Callable[[Verification], None],
-        vocab: Vocabulary | None = None,
-        config: Mapping[str, Any] | None = None,
-        tokenizer: Any = None,
-        quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None = None,
-        warnings: list[str] | None = None,
+        warnings: list[str],
     ) -> None:
         self.layout = layout
         self.table = table
         self.load_metadata = load_metadata
-        self.has_metadata = has_metadata
-        self.quantized = quantized
         self.verify = verify
-        self.vocab = vocab
-        self.config = config
-        self.tokenizer = tokenizer
-        self.warnings = warnings if warnings is not None else []
-
-
-class Verification:
-    """A run of `TensorFile.verify`: reads bytes once, by pread, and collects what was checked and what is odd."""
-
-    def __init__(self, source: Source, options: Options, progress: Callable[[int, int], None] | None) -> None:
-        self.source = source
-        self.options = options
-        self.checks: list[str] = []
-        self.warnings: list[str] = []
-        self.done = 0
-        self._progress = progress
-        self._report(0)
-
-    def _report(self, count: int) -> None:
-        self.done += count
-        if self._progress is not None:
-            self._progress(self.done, self.source.size)
-
-    def checked(self, what: str) -> None:
-        """Note that `what` was checked."""
-        self.checks.append(what)
-
-    def warn(self, what: str) -> None:
-        """Note something that is odd but legal."""
-        self.warnings.append(what)
-
-    def read(self, offset: int, count: int) -> bytes:
-        """Return bytes as a private copy. Bounded by the caller."""
-        data = self.source.pread(offset, count)
-        self._report(count)
-        return data
-
-    def chunks(self, offset: int, count: int) -> Iterator[memoryview]:
-        """Yield the bytes in pieces that are valid until the next one."""
-        for piece in self.source.chunks(offset, count):
-            yield piece
-            self._report(len(piece))
-
-    def odd(self, error: TensorFileError) -> None:
-        """Raise `error` in strict mode, else note it as a warning."""
-        self.options.odd(error, self.warnings)
-
-
-class Parts(NamedTuple):
-    """What a tensor by product quantisation is made of, besides its shape (rows, length).
-
-    Attributes
-    ----------
-    quantized_len : int
-        Codes of a row.
-    n_centroids : int
-        Of each codebook.
-    projection, norms : bool
-        Whether it has them.
-    """
-
-    quantized_len: int
-    n_centroids: int
-    projection: bool
-    norms: bool
-
-
-class Payload:
-    """One tensor to be written.
-
-    Attributes
-    ----------
-    name : str
-    dtype : DType
-    shape : tuple of int
-    nbytes : int
-    block_size, scale_type
-        Of a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
-    parts : Parts or None
-        Of a tensor of scheme "pq", whose bytes are its projection, codebooks, norms and codes.
-    """
-
-    __slots__ = ("_args", "_make", "block_size", "dtype", "name", "nbytes", "parts", "scale_type", "shape")
-
-    def __init__(
-        self,
-        name: str,
-        dtype: DType,
-        shape: tuple[int, ...],
-        nbytes: int,
-        chunks: Callable[..., Iterable[Any]],
-        *args: Any,
-        block_size: int = 0,
-        scale_type: str = "",
-        parts: Parts | None = None,
-    ) -> None:
-        self.parts = parts
-        self.name = name
-        self.dtype = dtype
-        self.shape = shape
-        self.nbytes = nbytes
-        self._make = chunks
-        # Beside the function, so that of tensors by the thousand each is one object for the collector to look at.
-        self._args = args
-        self.block_size = block_size
-        self.scale_type = scale_type
-
-    def chunks(self) -> Iterable[Any]:
-        """Return the bytes, row-major and little-endian, in pieces of any size that are valid until the next one.
-
-        They come from the function given as `chunks`, called with `args`.
-        """
-        return self._make(*self._args)
-
-
-class Request:
-    """All that is to be written: see `weightmap.save`."""
-
-    __slots__ = ("checksums", "config", "layout", "metadata", "special_ids", "tensors", "tokenizer", "vocab")
-
-    def __init__(
-        self,
-        tensors: Sequence[Payload],
-        layout: str,
-        metadata: Mapping[str, Any] | None = None,
-        vocab: Sequence[str] | None = None,
-        special_ids: Mapping[str, int] | None = None,
-        config: Mapping[str, Any] | None = None,
-        tokenizer: Any = None,
-        *,
-        checksums: bool = True,
-    ) -> None:
-        self.tensors = tensors
-        self.layout = layout
-        self.metadata = metadata
-        self.vocab = vocab
-        self.special_ids = special_ids
-        self.config = config
-        self.tokenizer = tokenizer
-        self.checksums = checksums
-
-
-class Plan:
-    """A file that can be written: its size in bytes, and the function that does it.
-
-    The size is exact, unless `exact` is False: then it is an estimate, by which progress is told.
-    """
-
-    __slots__ = ("exact", "size", "write")
-
-    def __init__(
-        self,
-        size: int,
-        write: Callable[[Sink], None],
-        *,
-        exact: bool = True,
-    ) -> None:
-        self.size = size
-        self.write = write
-        self.exact = exact
+        self.warnings = warnings
 
 
 class Format:
@@ -298,9 +143,9 @@ class Format:
         By which `save` and `convert` choose the format. Reading never looks at them.
     layouts : tuple of str
         The first is written by default.
-    sniff : callable
+    sniff : callable, optional
         ``sniff(head, size)``: does a file that begins with the bytes `head` and has `size` bytes claim to be of this
-        format?
+        format? Asked where there is no `magic`.
     parse : callable
         ``parse(source, head, options)`` returns the `Content`, or raises a `FormatError`.
     plan : callable or None
@@ -345,14 +190,14 @@ class Format:
         title: str,
         suffixes: tuple[str, ...],
         layouts: tuple[str, ...],
-        sniff: Callable[[bytes, int], bool],
         parse: Callable[[Source, bytes, Options], Content],
         plan: Callable[[Request], Plan] | None,
         carries: Mapping[str, frozenset[str]],
         dtypes: Mapping[str, frozenset[str]],
         magic: bytes = b"",
         *,
-        schemes: Mapping[str, frozenset[str]] = MappingProxyType({}),
+        sniff: Callable[[bytes, int], bool] | None = None,
+        schemes: Mapping[str, frozenset[str]] = _NOTHING,
         metadata_keys: frozenset[str] | None = None,
         text_metadata: bool = False,
         layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None,
@@ -372,21 +217,10 @@ class Format:
         self.text_metadata = text_metadata
         self.layout_for = layout_for
 
-
-def refuse(what: str, reasons: Sequence[str]) -> NoReturn:
-    """Raise the one `EncodeError` that names everything that `what` cannot express."""
-    shown = "; ".join(reasons[:100]) + (f"; and {len(reasons) - 100} more" if len(reasons) > 100 else "")
-    msg = f"{what} cannot express this: {shown}"
-    raise EncodeError(msg)
-
-
-def encodable(text: str) -> bool:
-    """Say whether a text can be UTF-8: a lone surrogate cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    def claims(self, head: bytes, size: int) -> bool:
+        """Say whether a file that begins with the bytes `head` and has `size` bytes looks like one of this format."""
+        sniff = self.sniff
+        return sniff(head, size) if sniff is not None else self.magic != b"" and head.startswith(self.magic)
 
 
 def trailing(source: Source, end: int, options: Options, warnings: list[str]) -> None:

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.errors import FormatError, LayoutError, TruncatedError
+from weightmap.formats._base import MAX_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.formats._base import Options, Payload, Verification
+    from weightmap.formats._base import Options
+    from weightmap.formats._verifying import Verification
+    from weightmap.formats._writing import Payload
     from weightmap.saving import Sink
     from weightmap.source import Source
     from weightmap.table import Table
 
-__all__ = ["LENGTH", "MAX_HEADER", "check_end", "read_header", "verifier", "writer"]
+__all__ = ["LENGTH", "check_end", "read_header", "verifier", "writer"]
 
 LENGTH = struct.Struct("<Q")
-# What the reference implementations of both formats allow.
-MAX_HEADER = 100_000_000
 
 
 def read_header(source: Source, head: bytes, options: Options) -> bytes:

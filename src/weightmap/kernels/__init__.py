@@ -15,6 +15,7 @@ from weightmap.lazy import on_demand
 if TYPE_CHECKING:
     # The names that are not in `__all__` serve the rest of weightmap; they are not part of the interface.
     from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
+    from weightmap.kernels._adaptive import adaptive_places as adaptive_places
     from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
     from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
     from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
@@ -92,6 +93,7 @@ __all__ = [
 _MODULES = {
     "_adaptive": (
         "adaptive_counts",
+        "adaptive_places",
         "decode_adaptive",
         "quantize_adaptive",
     ),

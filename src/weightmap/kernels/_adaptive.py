@@ -12,7 +12,7 @@ import numpy as np
 
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import check_block_size, count_of, scale_code, take_out
-from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib, thread_count
+from weightmap.kernels._native import as_input, as_output, decode_array, ffi, from_buffer, lib, thread_count
 from weightmap.kernels._quantize import encode, floats
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._native import Buffer
 
-__all__ = ["adaptive_counts", "decode_adaptive", "quantize_adaptive"]
+__all__ = ["adaptive_counts", "adaptive_places", "decode_adaptive", "quantize_adaptive"]
+
+# Blocks between two places.
+_STEP = 1024
 
 
 def quantize_adaptive(
@@ -123,8 +126,13 @@ def _choose(errors: NDArray[np.float64], costs: NDArray[np.int64], budget: int) 
     return kinds
 
 
-def adaptive_counts(data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16") -> tuple[int, int, int]:
-    """Check data of `n` elements in blocks of different kinds, and return how many are int4, int5 and float16.
+def adaptive_places(data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16") -> NDArray[np.uint64]:
+    """Check data of `n` elements in blocks of different kinds, and return what finds a block in them.
+
+    Returns
+    -------
+    ndarray of uint64, shape (p, 2)
+        How many blocks of int5 and of float16 there are before every 1024th block; in the last row, in all.
 
     Raises
     ------
@@ -133,10 +141,21 @@ def adaptive_counts(data: Buffer, n: int, block_size: int, *, scale_type: str = 
         mask says; for a block size or a scale type that does not exist.
     """
     size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
-    buffer, counts, fault = as_input(data), ffi.new("uint64_t[4]"), ffi.new("wm_fault *")
-    if lib.wm_adaptive_check(buffer, len(buffer), code, size, n, counts, fault):
+    buffer, fault = as_input(data), ffi.new("wm_fault *")
+    blocks = -(-n // size)
+    if len(buffer) < -(-blocks // 4):  # no such mask, and nothing is made that would be as long
+        raise QuantError("size of the data", actual=len(buffer), expected=f"{-(-blocks // 4)} by its mask")
+    places = np.empty((blocks // _STEP + 2, 2), np.uint64)
+    target = as_output(places, "uint64_t[]")
+    if lib.wm_adaptive_check(buffer, len(buffer), code, size, n, target, places.size, fault):
         raise _error(fault)
-    return counts[0], counts[1], counts[2]
+    return places
+
+
+def adaptive_counts(data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16") -> tuple[int, int, int]:
+    """Check data as `adaptive_places` does, and return how many blocks are int4, int5 and float16."""
+    five, half = adaptive_places(data, n, block_size, scale_type=scale_type)[-1].tolist()
+    return -(-n // block_size) - five - half, five, half
 
 
 def decode_adaptive(
@@ -150,24 +169,32 @@ def decode_adaptive(
     dtype: Any = np.float32,
     out: NDArray[Any] | None = None,
     threads: int = 1,
+    places: NDArray[np.uint64] | None = None,
 ) -> NDArray[Any]:
     """Decode elements `start` to `stop` of the `n` that `data` holds in blocks of different kinds.
 
-    All the mask is read, and of scales and codes only those of the blocks that the elements lie in. Parameters, result
-    and errors are those of `decode_blocks`, with the errors of `adaptive_counts`. Blocks of float16 are what
-    `f16_to_f32` makes of them.
+    With `places`, which `adaptive_places` made of the same data, only the blocks that the elements lie in are read, and
+    a little of the mask; without, all the mask. The other parameters, the result and the errors are those of
+    `decode_blocks`, with the errors of `adaptive_places`. Blocks of float16 are what `f16_to_f32` makes of them.
     """
-    size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
+    if places is None:
+        places = adaptive_places(data, n, block_size, scale_type=scale_type)
     stop = n if stop is None else stop
+    if out is not None and decode_array(data, n, 0, block_size, scale_type, start, stop, out, threads, places):
+        return out
+    size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     if not 0 <= start <= stop <= n:
         raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
-    buffer, fault = as_input(data), ffi.new("wm_fault *")
+    buffer, found = as_input(data), from_buffer("uint64_t[]", places)
     values = take_out(out, stop - start, dtype)
     half, target, most = values.dtype == np.float16, as_output(values, "uint8_t[]"), thread_count(threads)
-    if lib.wm_adaptive_decode(buffer, len(buffer), code, size, n, start, target, stop - start, half, most, fault):
-        if fault.code == lib.WM_FAULT_NONE:
-            raise ValueError("out overlaps what is decoded")
-        raise _error(fault)
+    done = lib.wm_adaptive_decode(
+        buffer, len(buffer), code, size, n, found, len(found), start, target, stop - start, half, most
+    )
+    if done == -1:
+        raise QuantError("size of the data", actual=len(buffer), expected="that of the data that were checked")
+    if done:
+        raise ValueError("out overlaps what is decoded")
     return values
 
 

@@ -113,5 +113,5 @@ def _walk(
         ),
     )
     found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
-    failed = lib.wm_amb_walk(asked, columns.to_fill(), found, fault)
+    failed = lib.wm_amb_walk(asked, columns.native, found, fault)
     return columns, found, fault_of(fault) if failed else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import fault_of, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, fault_of, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from weightmap.kernels._faults import Fault
 
 
+# Memory that a scan fills need not be cleared first.
+_new_words = ffi.new_allocator(should_clear_after_alloc=False)
+
+
 class Columns:
-    """The columns of a table of tensors, in memory of their own, where C reads and checks them.
+    """The columns of a table of tensors, in memory of their own, where C fills, reads and checks them.
 
     Indexing a C pointer costs a third of indexing an array, and making no arrays is what opening a file quickly takes.
 
@@ -28,32 +32,25 @@ class Columns:
     dtype : ndarray of uint8, shape (n,)
     dims : ndarray of uint64
     begin, end : ndarray of uint64, shape (n,)
-        See wm_columns_check in kernels.h.
+        See wm_columns in kernels.h.
+
+    Attributes
+    ----------
+    count, n_dims, names_len : int
+        Tensors, dimensions and bytes of names that are there.
+    native : wm_columns
+        Its pointers are attributes of this object too.
     """
 
-    __slots__ = (
-        "_keep",
-        "begin",
-        "bounds",
-        "count",
-        "dim_bounds",
-        "dims",
-        "dtype",
-        "end",
-        "n_dims",
-        "names",
-        "names_len",
-    )
+    __slots__ = ("_memory", "_row", "count", "n_dims", "names_len", "native")
 
     def __init__(self, names: bytes, bounds: Any, dtype: Any, dims: Any, dim_bounds: Any, begin: Any, end: Any) -> None:
-        self.count = len(dtype)
-        self.n_dims = len(dims)
-        self.names_len = len(names)
-        self.names = from_buffer("uint8_t[]", names)
-        self.dtype = from_buffer("uint8_t[]", dtype)
-        self.bounds, self.dim_bounds = from_buffer("uint32_t[]", bounds), from_buffer("uint32_t[]", dim_bounds)
-        self.dims, self.begin, self.end = (from_buffer("uint64_t[]", column) for column in (dims, begin, end))
-        self._keep: Any = None
+        self.count, self.n_dims, self.names_len = len(dtype), len(dims), len(names)
+        kinds = ("uint8_t[]", "uint32_t[]", "uint8_t[]", "uint64_t[]", "uint32_t[]", "uint64_t[]", "uint64_t[]")
+        given = (names, bounds, dtype, dims, dim_bounds, begin, end)
+        self._memory: Any = tuple(map(from_buffer, kinds, given))
+        self.native = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
+        self._row: Any = None
 
     @classmethod
     def scratch(cls, size: int, count: int, n_dims: int) -> Columns:
@@ -61,23 +58,17 @@ class Columns:
         self = cls.__new__(cls)
         self.count, self.n_dims, self.names_len = count, n_dims, size
         # One piece of memory for all; its pages are touched only as far as the scan fills them.
-        pairs = 2 * (count + 1)
-        words = n_dims + 2 * count + (4 * pairs + size + count) // 8 + 1
-        memory = np.empty(words, np.uint64)
-        self._keep = self.dims = from_buffer("uint64_t[]", memory, require_writable=True)
-        self.begin = self.dims + n_dims
-        self.end = self.begin + count
-        self.bounds = ffi.cast("uint32_t *", self.end + count)
-        self.dim_bounds = self.bounds + count + 1
-        self.names = ffi.cast("uint8_t *", self.dim_bounds + count + 1)
-        self.dtype = self.names + size
+        words = n_dims + 3 * count + (size + count) // 8 + 2
+        self._memory = memory = _new_words("uint64_t[]", words)
+        self.native = ffi.new("wm_columns *", (count, n_dims, size))
+        self._row = None
+        if lib.wm_columns_place(self.native, memory, words):
+            msg = f"no memory for a table of {8 * words} bytes"
+            raise MemoryError(msg)
         return self
 
-    def to_fill(self) -> Any:
-        """Return a wm_columns, for a scan to fill columns made by `scratch`; see kernels.h."""
-        room = (self.count, self.n_dims, self.names_len)
-        columns = (self.names, self.bounds, self.dtype, self.dims, self.dim_bounds, self.begin, self.end)
-        return ffi.new("wm_columns *", (*room, *columns))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
 
     def array(self, column: Any, count: int, dtype: str) -> NDArray[Any]:
         """Return `count` values of one of the columns as a copy."""
@@ -104,41 +95,31 @@ class Columns:
 
     def raw(self, i: int) -> tuple[int, tuple[int, ...], int]:
         """Return dtype code, shape and begin of row i."""
-        bounds = self.dim_bounds
-        return self.dtype[i], tuple(ffi.unpack(self.dims + bounds[i], bounds[i + 1] - bounds[i])), self.begin[i]
+        row = self._row
+        if row is None:
+            columns = self.native
+            row = self._row = (columns.dtype, columns.dims, columns.dim_bounds, columns.begin)
+        dtype, dims, bounds, begin = row
+        first = bounds[i]
+        return dtype[i], tuple(ffi.unpack(dims + first, bounds[i + 1] - first)), begin[i]
 
     def find(self, name: bytes) -> int:
         """Return the row of the tensor of this name, or -1, by one pass over the names."""
-        row: int = lib.wm_columns_find(self.names, self.names_len, self.bounds, self.count, name, len(name))
+        row: int = lib.wm_columns_find(self.native, self.count, self.names_len, name, len(name))
         return row
 
     def check(
         self, bits: bytes, min_ndim: int, max_ndim: int, data_size: int, max_gap: int, *, lax: bool, utf8: bool
     ) -> Fault | None:
         """Check every row and the uniqueness of the names; return what is wrong, or None."""
+        shape = (self.native, self.count, self.n_dims, self.names_len)
+        rules = (bits, len(bits), min_ndim, max_ndim, data_size, max_gap, lax, utf8)
+        # A wm_fault is only made when there is something to tell.
+        if lib.wm_columns_check(*shape, *rules, NULL) == 0:
+            return None
         fault = ffi.new("wm_fault *")
-        failed = lib.wm_columns_check(
-            self.names,
-            self.names_len,
-            self.bounds,
-            self.count,
-            self.dtype,
-            self.dims,
-            self.n_dims,
-            self.dim_bounds,
-            self.begin,
-            self.end,
-            bits,
-            len(bits),
-            min_ndim,
-            max_ndim,
-            data_size,
-            max_gap,
-            lax,
-            utf8,
-            fault,
-        )
-        return fault_of(fault) if failed else None
+        lib.wm_columns_check(*shape, *rules, fault)
+        return fault_of(fault)
 
 
 def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple[NDArray[Any], NDArray[np.uint32]]:

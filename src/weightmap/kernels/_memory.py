@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["empty"]
 
-# Up to this size glibc's malloc comes to use memory again, and numpy asks for huge pages; beyond, each array would be made
-# of fresh pages, which the system clears first.
+# Up to this size glibc's malloc comes to use memory again, and numpy asks for huge pages; beyond, each array would be
+# made of fresh pages, which the system clears first.
 _LARGE = 32 << 20
 
 

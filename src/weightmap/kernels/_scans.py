@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightmap.kernels._columns import Columns
-from weightmap.kernels._native import fault_of, ffi, lib
+from weightmap.kernels._native import NULL, fault_of, ffi, lib
 
 if TYPE_CHECKING:
     from weightmap.kernels._faults import Fault
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 # Fewest bytes that one tensor takes in a header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
 _SAFETENSORS_ENTRY = 48
+# Dimensions that nearly no header has more of; one that has is scanned again. (Room for as many as its bytes could spell would
+# take more time than half the scan.)
+_DIMS = 4
 
 
 def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, Any] | Fault:
@@ -35,11 +38,17 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Co
         See kernels.h.
     """
     size = len(header)
-    columns = Columns.scratch(size, min(size // _SAFETENSORS_ENTRY + 1, max_tensors), size // 2 + 1)
-    found, fault = ffi.new("wm_safetensors *"), ffi.new("wm_fault *")
-    failed = lib.wm_safetensors_scan(header, size, dtypes, len(dtypes) // 16, columns.to_fill(), found, fault)
-    if failed:
-        return fault_of(fault)
+    count, n_dtypes, found = (
+        min(size // _SAFETENSORS_ENTRY + 1, max_tensors),
+        len(dtypes) // 16,
+        ffi.new("wm_safetensors *"),
+    )
+    columns = Columns.scratch(size, count, _DIMS * count)
+    if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, found, NULL):
+        fault = ffi.new("wm_fault *")
+        columns = Columns.scratch(size, count, size // 2 + 1)
+        if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, found, fault):
+            return fault_of(fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found
 
@@ -71,7 +80,7 @@ def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Colu
     size = len(header)
     columns = Columns.scratch(size, min(size // _BINTENSORS_ENTRY + 1, max_tensors), size)
     found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
-    failed = lib.wm_bintensors_scan(header, size, layouts, columns.to_fill(), found, fault)
+    failed = lib.wm_bintensors_scan(header, size, layouts, columns.native, found, fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found, fault_of(fault) if failed else None
 
@@ -98,7 +107,7 @@ def cnn_layers(records: bytes) -> tuple[Columns, Any] | Fault:
     count = len(records) // _LAYER_RECORD
     columns = Columns.scratch(_LAYER_NAME * count, count, 4 * count)
     found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
-    failed = lib.wm_cnn_layers(records, len(records), count, columns.to_fill(), found, fault)
+    failed = lib.wm_cnn_layers(records, len(records), count, columns.native, found, fault)
     if failed:
         return fault_of(fault)
     columns.names_len = found.names_len

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def recognise(path: str) -> str | None:
             head = source.pread(0, min(source.size, _LOOK))
         finally:
             source.close()
-        if not any(format_.sniff(head[:HEAD], source.size) for format_ in FORMATS.values()):
+        if not any(format_.claims(head[:HEAD], source.size) for format_ in FORMATS.values()):
             return _recognise(head)
     return None
 
@@ -133,12 +133,13 @@ def _located(
     return located
 
 
-def _rows(place: Located, matrix: Any) -> Iterator[NDArray[np.float32]]:
+def _rows(place: Located) -> Iterator[NDArray[np.float32]]:
     """Yield the rows of a tensor in blocks: decoded, or read by pread, so that mapped pages do not pile up."""
     source, row, _ = place
     height, dims = row.shape
     step = rows_in_block(dims)
     if row.dtype.quantized:
+        matrix = place.decoder()
         for first in range(0, height, step):
             yield np.array(matrix[first : first + step], np.float32)
         return
@@ -193,7 +194,7 @@ def from_file(
 
     def blocks() -> Iterator[NDArray[np.float32]]:
         first = 0
-        for block in _rows(place, matrix):
+        for block in _rows(place):
             check_finite(block, first)
             first += len(block)
             yield block

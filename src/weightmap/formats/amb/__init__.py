@@ -57,32 +57,20 @@ float32, 1 float16.
 
 from __future__ import annotations
 
-from weightmap.formats._base import Format, Plan, Request
-from weightmap.formats.amb.layout import DENSE, MAGIC, SCHEME_CODES
-from weightmap.formats.amb.reading import parse_amb
+from weightmap.formats._base import Format
+from weightmap.lazy import later
 
-
-def sniff(head: bytes, size: int) -> bool:
-    """Say whether the file begins with the magic bytes."""
-    del size
-    return head[: len(MAGIC)] == MAGIC
-
-
-def plan(request: Request) -> Plan:
-    """Lay out a file."""
-    from weightmap.formats.amb.writing import plan_amb  # noqa: PLC0415 - needed to write, not to open
-
-    return plan_amb(request)
-
+MAGIC = b"AMBEE"
+DENSE = ("float32", "float16", "bfloat16", "int8")
+SCHEME_CODES = {"int8": 3, "int4": 4, "int5": 5, "int4_block": 6, "int5_block": 7, "adaptive": 8}
 
 FORMAT = Format(
     name="amb",
     title="AMB (embee.cpp)",
     suffixes=(".amb",),
     layouts=("amb",),
-    sniff=sniff,
-    parse=parse_amb,
-    plan=plan,
+    parse=later(f"{__name__}.reading", "parse_amb"),
+    plan=later(f"{__name__}.writing", "plan_amb"),
     carries={"amb": frozenset({"metadata", "config", "tokenizer"})},
     dtypes={"amb": frozenset(DENSE)},
     magic=MAGIC,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap import strict_json
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
-from weightmap.formats import _base
+from weightmap.formats._base import trailing
+from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
 from weightmap.table import bits_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from weightmap.formats._base import Options
     from weightmap.source import Source
 
-MAGIC = b"AMBEE"
 VERSION = 1
 HEADER = struct.Struct("<5sBH3IQ")
 # Of quantised data: quant_type, block_size, scale_type.
@@ -26,8 +26,6 @@ ALIGNMENT = 8
 U8_MAX, U16_MAX, U32_MAX = 0xFF, 0xFFFF, 0xFFFFFFFF
 
 # By the format's codes, and one more for int8, which is dense under code 3 and may be quantised under it as well.
-DENSE = ("float32", "float16", "bfloat16", "int8")
-SCHEME_CODES = {"int8": 3, "int4": 4, "int5": 5, "int4_block": 6, "int5_block": 7, "adaptive": 8}
 TYPES = (
     *(DTYPES[name] for name in DENSE),
     *(SCHEMES[name] for name in SCHEME_CODES if name != "int8"),
@@ -83,7 +81,7 @@ def read_header(source: Source, head: bytes, options: Options, warnings: list[st
         what = "the file ends before its sections do: its size"
         expected = f"{header.end} by the sizes of the sections"
         raise TruncatedError(what, field="weights_size", offset=source.size, actual=source.size, expected=expected)
-    _base.trailing(source, header.end, options, warnings)
+    trailing(source, header.end, options, warnings)
     for name, size, offset in (("metadata_size", metadata, 8), ("config_size", config, 12)):
         options.limits.check("max_header_bytes", size, name, offset=offset)
     if 0 < tokenizer < TOKENIZER_LEAST:

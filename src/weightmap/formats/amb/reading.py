@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
-from weightmap.formats import _base
-from weightmap.formats._base import Content
+from weightmap.formats._base import Content, take
 from weightmap.formats.amb.layout import bare_blocks, read_header, read_json
 from weightmap.formats.amb.records import table_of, walk
 from weightmap.formats.amb.tokenizer import read_tokenizer
@@ -16,7 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.formats._base import Options, Verification
+    from weightmap.formats._base import Options
+    from weightmap.formats._verifying import Verification
     from weightmap.quant import QuantizedTensor
     from weightmap.source import Source
     from weightmap.table import Row
@@ -44,7 +44,7 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     """Check header, JSON sections and records, and return the content. No data is read, and no vocabulary."""
     warnings: list[str] = []
     header = read_header(source, head, options, warnings)
-    prefix = _base.take(source, head, 0, header.tokenizer)
+    prefix = take(source, head, 0, header.tokenizer)
     metadata = read_json(prefix, "metadata", header.metadata, header.config)
     config = read_json(prefix, "config", header.config, header.tokenizer)
     seal = kernels.crc32(prefix)
@@ -64,13 +64,8 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
 
         verify(run, header, seal, records, bare)
 
-    return Content(
-        "amb",
-        table,
-        load_metadata=load_metadata,
-        verify=check,
-        config=MappingProxyType(config),
-        tokenizer=tokenizer,
-        quantized=_Decoder(bare),
-        warnings=warnings,
-    )
+    content = Content("amb", table, load_metadata, check, warnings)
+    content.config = MappingProxyType(config)
+    content.tokenizer = tokenizer
+    content.quantized = _Decoder(bare)
+    return content

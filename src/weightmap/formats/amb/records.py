@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import kernels
+from weightmap.dtypes import NUMPY_MAX_NDIM
 from weightmap.errors import (
     FormatError,
     LayoutError,
@@ -15,7 +17,6 @@ from weightmap.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from weightmap.faults import NUMPY_MAX_NDIM
 from weightmap.formats.amb.layout import ALIGNMENT, BITS, DTYPE_NAMES, TYPES
 from weightmap.table import ColumnTable, Rules
 
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
 
 # What may lie between two tensors: padding, and the longest header of a record. The walk knows it exactly.
 _MAX_GAP = 7 + 2 + 65535 + 1 + 4 * NUMPY_MAX_NDIM + 1 + 8
-_FIELDS = {"name": ("name", 2)}
+
+
+class _Rules(Rules):
+    dtypes = TYPES
+    bits = BITS
+    max_gap = _MAX_GAP
+    fields = MappingProxyType({"name": ("name", 2)})
 
 
 class Records(NamedTuple):
@@ -154,7 +161,6 @@ def table_of(records: Records, header: Header, options: Options) -> ColumnTable:
         end: int = header.weights + columns.end[row - 1]
         return end + -(end - origin) % ALIGNMENT
 
-    size = header.end - header.weights
-    lax = not options.strict
-    rules = Rules(TYPES, BITS, header.weights, size, 0, NUMPY_MAX_NDIM, 1, _MAX_GAP, lax=lax, fields=_FIELDS)
+    rules = _Rules(header.weights, header.end - header.weights)
+    rules.lax = not options.strict
     return ColumnTable(columns, rules, utf8=True, locate=locate)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError, TensorFileError, UnsupportedError
-from weightmap.formats import _base
+from weightmap.formats._base import take
 from weightmap.formats.amb.layout import TOKENIZER_LEAST, U16_MAX, U32_MAX
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Li
     """Return the tokenizer of the section [start, end), its vocabulary unread, or None where that is empty."""
     if start == end:
         return None
-    kind, *ids = _FIELDS.unpack(_base.take(source, head, start, TOKENIZER_LEAST))
+    kind, *ids = _FIELDS.unpack(take(source, head, start, TOKENIZER_LEAST))
     if kind >= len(KINDS):
         expected = ", ".join(f"{code} ({name})" for code, name in enumerate(KINDS))
         raise UnsupportedError("tokenizer type", field="type", offset=start, actual=kind, expected=expected)

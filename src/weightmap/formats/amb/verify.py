@@ -15,7 +15,7 @@ from weightmap.formats.amb.tokenizer import WORDPIECE, read_tokenizer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightmap.formats._base import Verification
+    from weightmap.formats._verifying import Verification
     from weightmap.formats.amb.layout import Header
     from weightmap.formats.amb.records import Records
     from weightmap.formats.amb.tokenizer import Tokenizer

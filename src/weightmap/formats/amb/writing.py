@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import strict_json
 from weightmap.errors import FormatError
-from weightmap.formats._base import Payload, Plan, Request, refuse
+from weightmap.formats._writing import Payload, Plan, Request, refuse
+from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
 from weightmap.formats.amb.layout import (
     ALIGNMENT,
-    DENSE,
     HEADER,
-    MAGIC,
     QUANT_HEADER,
     QUANT_TYPES,
     SCALE_TYPES,
-    SCHEME_CODES,
     U8_MAX,
     U16_MAX,
     U32_MAX,

@@ -53,71 +53,19 @@ the simple layout if not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from weightmap.formats._base import Format
+from weightmap.lazy import later
 
-from weightmap import kernels
-from weightmap.errors import FormatError, LayoutError, TruncatedError
-from weightmap.formats._base import Content, Format, Options, Plan, Request
-from weightmap.formats.embd.layout import DTYPE_NAMES, FOOTER, HEADER, MAGIC, MAGIC_END, Header, field_error
-from weightmap.formats.embd.simple import parse_simple
-from weightmap.formats.embd.spec import parse_spec
-
-if TYPE_CHECKING:
-    from weightmap.source import Source
-
-
-def sniff(head: bytes, size: int) -> bool:
-    """Say whether the file begins with the magic bytes."""
-    del size
-    return head[:4] == MAGIC
-
-
-def parse(source: Source, head: bytes, options: Options) -> Content:
-    """Tell the layouts apart and read the one that it is."""
-    size = source.size
-    if head[:4] != MAGIC:
-        raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
-    if size >= HEADER.size + FOOTER.size:
-        header = Header(head)
-        footer = FOOTER.unpack(source.pread(size - FOOTER.size, FOOTER.size))
-        sized, ended = header.total_file_size == size, footer[2] == MAGIC_END
-        if sized and ended:
-            return parse_spec(source, head, header, footer, options)
-        if sized or ended or header.header_checksum == kernels.crc32(head[:56]):
-            try:
-                return parse_simple(source, head, options)
-            except FormatError:
-                raise _one_sign(header, footer, size) from None
-    return parse_simple(source, head, options)
-
-
-def plan(request: Request) -> Plan:
-    """Lay out a file in the wanted layout."""
-    from weightmap.formats.embd.write import plan as plan_layout  # noqa: PLC0415 - needed to write, not to open
-
-    return plan_layout(request)
-
-
-def _one_sign(header: Header, footer: tuple[Any, ...], size: int) -> FormatError:
-    """Return what is wrong with a file that has one sign of the specification layout and not the others."""
-    if header.total_file_size > size:
-        what = "the file is shorter than its header says (was the download complete?): size"
-        return field_error(TruncatedError, "total_file_size", size, header.total_file_size, what)
-    if header.total_file_size < size:
-        what = "there are bytes after the end that the header states: size"
-        return field_error(LayoutError, "total_file_size", size, header.total_file_size, what)
-    what = "the footer's magic is missing (was the download complete?): magic_end"
-    return TruncatedError(what, field="magic_end", offset=size - 8, actual=repr(footer[2]), expected=repr(MAGIC_END))
-
+MAGIC = b"EMBD"
+DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
 
 FORMAT = Format(
     name="embd",
     title="EMBD (cpp_embedder)",
     suffixes=(".weights",),
     layouts=("spec", "simple"),
-    sniff=sniff,
-    parse=parse,
-    plan=plan,
+    parse=later(f"{__name__}.reading", "parse"),
+    plan=later(f"{__name__}.writing", "plan"),
     carries={"spec": frozenset({"metadata", "vocab", "special_ids"}), "simple": frozenset({"vocab"})},
     magic=MAGIC,
     dtypes={"spec": frozenset(DTYPE_NAMES), "simple": frozenset({"float32"})},

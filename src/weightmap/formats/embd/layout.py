@@ -7,9 +7,9 @@ from typing import Any
 
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError
+from weightmap.formats.embd import DTYPE_NAMES
 from weightmap.records import RecordTable
 
-MAGIC = b"EMBD"
 MAGIC_END = b"DBME"
 HEADER = struct.Struct("<4s2H8I2Q2I")
 FOOTER = struct.Struct("<2I4sI")
@@ -23,7 +23,6 @@ MAX_NDIM = 4
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
 NO_ID = 0xFFFFFFFF
 U16_MAX, U32_MAX = 0xFFFF, 0xFFFFFFFF
-DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
 REQUIRED_KEYS = (
     "model_name",
     "model_version",

@@ -9,14 +9,27 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Content, Options, Verification, trailing
-from weightmap.formats.embd.layout import DTYPE_BITS, DTYPE_LIST, MAGIC, MAX_NDIM
+from weightmap.formats._base import Content, Options, trailing
+from weightmap.formats.embd import MAGIC
+from weightmap.formats.embd.layout import DTYPE_BITS, DTYPE_LIST, MAX_NDIM
 from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
 from weightmap.strings import Vocabulary
 from weightmap.table import ColumnTable, Rules
 
 if TYPE_CHECKING:
+    from weightmap.formats._verifying import Verification
     from weightmap.source import Source
+
+
+class _Rules(Rules):
+    dtypes = DTYPE_LIST[:1]
+    bits = DTYPE_BITS[:1]
+    min_ndim, max_ndim = 1, MAX_NDIM
+
+    def __init__(self, base: int, data_size: int) -> None:
+        super().__init__(base, data_size)
+        # Offsets are absolute here, and names lie between the tensors: gaps of any size, which the walk has seen to.
+        self.max_gap = data_size
 
 
 class _Reader:
@@ -99,9 +112,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         begin,
         begin + np.array(sizes, np.uint64),
     )
-    # Offsets are absolute here, and the names lie between the tensors: gaps of any size, which the walk has seen to.
-    rules = Rules(DTYPE_LIST[:1], DTYPE_BITS[:1], 0, source.size, 1, MAX_NDIM, 1, source.size)
-    table = ColumnTable(columns, rules, utf8=True)
+    table = ColumnTable(columns, _Rules(0, source.size), utf8=True)
     if options.checked:
         table.check()
 
@@ -112,7 +123,9 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         if vocab is not None:
             verify_vocabulary(run, vocab)
 
-    return Content("simple", table, load_metadata=dict, verify=verify, vocab=vocab, warnings=warnings)
+    content = Content("simple", table, dict, verify, warnings)
+    content.vocab = vocab
+    return content
 
 
 def _simple_vocabulary(reader: _Reader, options: Options) -> Vocabulary | None:

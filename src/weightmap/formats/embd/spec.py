@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import kernels
 from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Content, Options, Verification, take
-from weightmap.formats.embd.index import check_table, record_rules
+from weightmap.formats._base import Content, Options, take
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
     COMPRESSED,
     DESCRIPTOR,
+    DTYPE_BITS,
+    DTYPE_LIST,
     FOOTER,
     HEADER,
+    MAX_NDIM,
+    TENSORS_ALIGNED,
     VOCAB_EMBEDDED,
     Header,
     check_gap,
     field_error,
 )
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
-from weightmap.formats.embd.vocabulary import vocabulary
 from weightmap.records import RecordTable
+from weightmap.table import Rules
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightmap.formats._verifying import Verification
     from weightmap.source import Source
 
 # A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each
@@ -38,94 +46,154 @@ _SIZES = {
 }
 
 
-def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options) -> Content:
-    """Check header and index, and return the content."""
+def parse_spec(
+    source: Source, head: bytes, fields: tuple[Any, ...], footer: tuple[Any, ...], options: Options
+) -> Content:
+    """Check header and index, and return the content; `fields` are those of the header, as they lie there."""
     warnings: list[str] = []
-    raw = head[: HEADER.size]
-    check_header(source, head, header, footer, options, warnings)
-    metadata_offset, start = header.metadata_offset, header.tensor_index_offset
-    metadata = take(source, head, metadata_offset, header.metadata_size)
-    vocab = vocabulary(source, head, header) if header.flags & VOCAB_EMBEDDED else None
-    size = header.tensor_data_offset - start
-    index = take(source, head, start, size) if size <= READ_INDEX else source.octets[start : start + size]
-    table = RecordTable(index, header.tensor_index_count, start, record_rules(header, options))
+    _check_header(source, head, fields, footer, options, warnings)
+    raw, flags, metadata_offset, start, count, data = head[: HEADER.size], fields[3], fields[4], *fields[8:11]
+    metadata = take(source, head, metadata_offset, fields[5])
+    vocab = None
+    if flags & VOCAB_EMBEDDED:
+        from weightmap.formats.embd.vocabulary import vocabulary  # noqa: PLC0415 - few models have one
+
+        vocab = vocabulary(source, head, Header(raw))
+    size = data - start
+
+    def index() -> bytes | NDArray[np.uint8]:
+        return take(source, head, start, size) if size <= READ_INDEX else source.octets[start : start + size]
+
+    table = RecordTable(index, count, start, record_rules(flags, data, fields[11], options))
     if options.checked:
         check_metadata(metadata, metadata_offset, warnings)
-        check_table(table, header)
+        check_table(table, start, data)
 
     def verify(run: Verification) -> None:
         from weightmap.formats.embd.verify import verify_spec  # noqa: PLC0415 - not needed to open
 
-        verify_spec(run, raw, header, footer)
+        verify_spec(run, raw, footer)
 
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)
 
-    return Content("spec", table, load_metadata=load, verify=verify, vocab=vocab, warnings=warnings)
+    content = Content("spec", table, load, verify, warnings)
+    content.vocab = vocab
+    return content
 
 
-def check_header(
-    source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options, warnings: list[str]
+def _check_header(
+    source: Source,
+    head: bytes,
+    fields: tuple[Any, ...],
+    footer: tuple[Any, ...],
+    options: Options,
+    warnings: list[str],
 ) -> None:
     """Check the header field by field."""
-    if header.version_major != 1:
-        raise field_error(UnsupportedError, "version_major", header.version_major, 1)
+    _, major, minor, flags, _, metadata_size, vocab, vocab_size, index, count, data, _, _, stored, odd = fields
+    if major != 1:
+        raise field_error(UnsupportedError, "version_major", major, 1)
     found = kernels.crc32(head[:56])
-    if found != header.header_checksum:
+    if found != stored:
         expected = f"{found:#010x}, the CRC-32 of bytes 0 to 55"
-        raise field_error(ChecksumError, "header_checksum", f"{header.header_checksum:#010x}", expected)
-    flags = header.flags
+        raise field_error(ChecksumError, "header_checksum", f"{stored:#010x}", expected)
     if flags >= COMPRESSED:
         expected = "no bits but 1, 2 and 4: COMPRESSED (8) and the others are reserved"
         raise field_error(UnsupportedError, "flags", f"{flags:#x}", expected)
-    if header.version_minor or header.reserved or footer[3]:
-        _check_odd(source, header, footer, options, warnings)
-    # Sections: each begins where the one before it ended, or within the padding of 63 bytes after it.
-    if bool(flags & VOCAB_EMBEDDED) != bool(header.vocab_size) or (not header.vocab_size and header.vocab_offset):
+    if minor or odd or footer[3]:
+        _check_odd(source, minor, odd, footer[3], options, warnings)
+    if bool(flags & VOCAB_EMBEDDED) != bool(vocab_size) or (not vocab_size and vocab):
         what = "the flag VOCAB_EMBEDDED contradicts vocab_size, which"
         expected = "set together with a vocab_size above 0; without it, vocab_offset and vocab_size are 0"
-        raise field_error(LayoutError, "vocab_size", header.vocab_size, expected, what)
-    limits, count = options.limits, header.tensor_index_count
+        raise field_error(LayoutError, "vocab_size", vocab_size, expected, what)
+    limits = options.limits
     if count > limits.max_tensors:
         limits.check("max_tensors", count, "tensor_index_count", offset=32)
-    if header.metadata_size > limits.max_header_bytes:
-        limits.check("max_header_bytes", header.metadata_size, "metadata_size", offset=16)
-    limit = source.size - FOOTER.size
+    if metadata_size > limits.max_header_bytes:
+        limits.check("max_header_bytes", metadata_size, "metadata_size", offset=16)
+    _check_sections(fields, source.size - FOOTER.size)
+    if data - index > limits.max_header_bytes:
+        limits.check("max_header_bytes", data - index, "size of the tensor index", offset=28)
+
+
+def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
+    """Check that each section begins where the one before it ended, or within the padding after it, up to `limit`."""
+    metadata, metadata_size, vocab, vocab_size, index, count, data, size = fields[4:12]
     end = HEADER.size
-    if header.metadata_offset or header.metadata_size:
-        end = _check_section("metadata_offset", header.metadata_offset, header.metadata_size, end, limit)
-    if header.vocab_size:
-        end = _check_section("vocab_offset", header.vocab_offset, header.vocab_size, end, limit)
-    end = _check_section("tensor_index_offset", header.tensor_index_offset, DESCRIPTOR.size * count, end, limit)
-    data, size = header.tensor_data_offset, header.tensor_data_size
-    if data < end or size != limit - data:
-        end = _check_section("tensor_data_offset", data, size, end, limit, names=True)
-        check_gap("tensor_data_size", end, limit)
-    if data - header.tensor_index_offset > limits.max_header_bytes:
-        limits.check("max_header_bytes", data - header.tensor_index_offset, "size of the tensor index", offset=28)
+    if metadata or metadata_size:
+        if not end <= metadata < end + ALIGNMENT or metadata_size > limit - metadata:
+            _misplaced("metadata_offset", metadata, metadata_size, end, limit)
+        end = metadata + metadata_size
+    if vocab_size:
+        if not end <= vocab < end + ALIGNMENT or vocab_size > limit - vocab:
+            _misplaced("vocab_offset", vocab, vocab_size, end, limit)
+        end = vocab + vocab_size
+    if not end <= index < end + ALIGNMENT or DESCRIPTOR.size * count > limit - index:
+        _misplaced("tensor_index_offset", index, DESCRIPTOR.size * count, end, limit)
+    end = index + DESCRIPTOR.size * count
+    if data < end or size > limit - data:  # names lie before the data; how long they are is known later
+        _misplaced("tensor_data_offset", data, size, end, limit)
+    if size != limit - data:
+        check_gap("tensor_data_size", data + size, limit)
 
 
-def _check_odd(source: Source, header: Header, footer: tuple[Any, ...], options: Options, warnings: list[str]) -> None:
+def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options, warnings: list[str]) -> None:
     """Let a newer minor version pass, and reserved fields only in lax mode."""
-    if header.version_minor:
-        warnings.append(f"version_minor is {header.version_minor}: written by a newer version of the format")
-    for field, value, offset in (("reserved", header.reserved, 60), ("footer reserved", footer[3], source.size - 4)):
+    if minor:
+        warnings.append(f"version_minor is {minor}: written by a newer version of the format")
+    for field, value, offset in (("reserved", odd, 60), ("footer reserved", end, source.size - 4)):
         if value:
             options.odd(FormatError(field, field=field, offset=offset, actual=value, expected=0), warnings)
 
 
-def _check_section(field: str, start: int, size: int, end: int, limit: int, *, names: bool = False) -> int:
-    """Check that a section begins at `end` or within the padding after it, and ends before `limit`; return its end."""
+def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoReturn:
+    """Say what is wrong with a section that should begin at `end` or just behind it, and end by `limit`."""
     if start < end:
         expected = f"at least {end}, the end of what lies before it"
         raise field_error(LayoutError, field, start, expected, f"two sections overlap: {field}")
-    if not names and start - end >= ALIGNMENT:  # names lie before the data; how long they are is known later
+    if field != "tensor_data_offset":
         check_gap(field, end, start)
     if start > limit:
         what = f"a section begins past the end of the file: {field}"
         raise field_error(LayoutError, field, start, f"at most {limit}, where the footer begins", what)
-    if size > limit - start:
-        cls = TruncatedError if start + size > limit + FOOTER.size else LayoutError
-        what = f"the section at {field} does not fit in the file: its end"
-        raise field_error(cls, _SIZES[field], start + size, f"at most {limit}, where the footer begins", what)
-    return start + size
+    cls = TruncatedError if start + size > limit + FOOTER.size else LayoutError
+    what = f"the section at {field} does not fit in the file: its end"
+    raise field_error(cls, _SIZES[field], start + size, f"at most {limit}, where the footer begins", what)
+
+
+class _Rules(Rules):
+    dtypes = DTYPE_LIST
+    bits = DTYPE_BITS
+    min_ndim, max_ndim = 1, MAX_NDIM
+    # Where each field lies in a descriptor.
+    fields = MappingProxyType(
+        {
+            "name_hash": ("name_hash", 0),
+            "dtype": ("dtype", 4),
+            "ndim": ("ndim", 5),
+            "name_length": ("name_length", 6),
+            "shape": ("shape", 8),
+            "data_offset": ("data_offset", 24),
+        }
+    )
+
+
+def record_rules(flags: int, base: int, size: int, options: Options) -> Rules:
+    """Return what is asked of every descriptor of a file whose data section has `size` bytes from `base` on."""
+    rules = _Rules(base, size)
+    if flags & TENSORS_ALIGNED:
+        rules.alignment, rules.max_gap = ALIGNMENT, ALIGNMENT - 1
+    rules.lax = not options.strict
+    return rules
+
+
+def check_table(table: RecordTable, start: int, data: int) -> None:
+    """Check the descriptors, their names, and that nothing but padding lies between those and the data.
+
+    `start` is where the index lies, `data` where the data does.
+    """
+    table.check()
+    end = start + DESCRIPTOR.size * len(table) + table.names_size
+    if data - end >= ALIGNMENT:
+        check_gap("tensor_data_offset", end, data)

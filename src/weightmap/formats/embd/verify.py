@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.errors import ChecksumError, LayoutError
-from weightmap.formats.embd.index import check_table, record_rules
 from weightmap.formats.embd.layout import (
     CHECKSUM_ENABLED,
     DESCRIPTOR,
@@ -17,6 +16,7 @@ from weightmap.formats.embd.layout import (
     Header,
 )
 from weightmap.formats.embd.metadata import load_metadata
+from weightmap.formats.embd.spec import check_table, record_rules
 from weightmap.formats.embd.vocabulary import verify_vocabulary, vocabulary
 from weightmap.records import RecordTable
 from weightmap.source import Source
@@ -24,14 +24,15 @@ from weightmap.source import Source
 if TYPE_CHECKING:
     from typing import Any
 
-    from weightmap.formats._base import Verification
+    from weightmap.formats._verifying import Verification
 
 
-def verify_spec(run: Verification, raw: bytes, header: Header, footer: tuple[Any, ...]) -> None:
+def verify_spec(run: Verification, raw: bytes, footer: tuple[Any, ...]) -> None:
     """Check the whole file: everything before the data again, on private bytes, then the data in one pass.
 
     `raw` holds the bytes of the header, `footer` the fields of the footer, as they were when the file was opened.
     """
+    header = Header(raw)
     start = header.tensor_data_offset
     run.options.limits.check("max_header_bytes", start, "size of everything before the tensor data")
     prefix = run.read(0, start)
@@ -46,8 +47,9 @@ def verify_spec(run: Verification, raw: bytes, header: Header, footer: tuple[Any
         run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
     run.checked("metadata")
     index = prefix[header.tensor_index_offset :]
-    table = RecordTable(index, header.tensor_index_count, header.tensor_index_offset, record_rules(header, run.options))
-    check_table(table, header)
+    rules = record_rules(header.flags, start, header.tensor_data_size, run.options)
+    table = RecordTable(lambda: index, header.tensor_index_count, header.tensor_index_offset, rules)
+    check_table(table, header.tensor_index_offset, start)
     if "" in table.names:
         run.warn("a tensor has an empty name")
     run.checked("tensor index: ranges, names and their hashes")

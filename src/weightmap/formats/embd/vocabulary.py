@@ -15,7 +15,7 @@ from weightmap.strings import StringTable, Vocabulary
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._base import Verification
+    from weightmap.formats._verifying import Verification
     from weightmap.source import Source
 
 
@@ -45,10 +45,10 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
     first = before if at == behind else before + SPECIAL.size
 
     def load() -> StringTable:
-        return string_table(source.octets[first : first + total], count, first, 2)
+        return string_table(source.section(first, first + total), count, first, 2)
 
     def special_ids() -> dict[str, int]:
-        ids = SPECIAL.unpack(source.octets[at : at + SPECIAL.size])
+        ids = SPECIAL.unpack(source.pread(at, SPECIAL.size))
         return {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
 
     return Vocabulary(load, count, special_ids)

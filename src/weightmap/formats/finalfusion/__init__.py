@@ -69,44 +69,21 @@ subwords) and, if explicit, ``ngrams``. `Vocabulary.of` makes one::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from weightmap.formats._base import Format
+from weightmap.lazy import later
 
-from weightmap.formats._base import Content, Format, Options, Plan, Request
-from weightmap.formats.finalfusion.layout import MAGIC, TYPES
-from weightmap.formats.finalfusion.reading import parse_finalfusion
-
-if TYPE_CHECKING:
-    from weightmap.source import Source
-
+MAGIC = b"FiFu"
 LAYOUTS = ("upstream", "spec")
-
-
-def sniff(head: bytes, size: int) -> bool:
-    """Say whether the file begins with the magic bytes."""
-    del size
-    return head[:4] == MAGIC
-
-
-def parse(source: Source, head: bytes, options: Options) -> Content:
-    """Check the chunks and return the content."""
-    return parse_finalfusion(source, head, options)
-
-
-def plan(request: Request) -> Plan:
-    """Lay out a finalfusion file."""
-    from weightmap.formats.finalfusion.writing import plan_finalfusion  # noqa: PLC0415 - needed to write, not to open
-
-    return plan_finalfusion(request)
-
+# By the format's codes; numpy has no integers of 128 bits.
+TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", None, None, "float32", "float64")
 
 FORMAT = Format(
     name="finalfusion",
     title="finalfusion",
     suffixes=(".fifu",),
     layouts=LAYOUTS,
-    sniff=sniff,
-    parse=parse,
-    plan=plan,
+    parse=later(f"{__name__}.reading", "parse_finalfusion"),
+    plan=later(f"{__name__}.writing", "plan_finalfusion"),
     carries={layout: frozenset({"metadata", "vocab"}) for layout in LAYOUTS},
     magic=MAGIC,
     dtypes={layout: frozenset(name for name in TYPES if name) for layout in LAYOUTS},

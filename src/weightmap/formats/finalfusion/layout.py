@@ -6,12 +6,12 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.dtypes import DTYPES, SCHEMES
+from weightmap.formats.finalfusion import TYPES
 from weightmap.table import bits_of
 
 if TYPE_CHECKING:
-    from weightmap.formats._base import Parts
+    from weightmap.formats._writing import Parts
 
-MAGIC = b"FiFu"
 VERSION = 0
 HEADER = struct.Struct("<4sII")
 CHUNK = struct.Struct("<IQ")
@@ -59,8 +59,6 @@ UPSTREAM_FIELDS = {
 SPEC_FIELDS = {BUCKET: struct.Struct("<IIIQ"), FASTTEXT: struct.Struct("<IIIQ"), EXPLICIT: struct.Struct("<IIQ")}
 KINDS = {SIMPLE: "simple", BUCKET: "bucket", FASTTEXT: "fasttext", EXPLICIT: "explicit"}
 
-# By the format's codes; numpy has no integers of 128 bits.
-TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", None, None, "float32", "float64")
 TYPE_NAMES = ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "i128", "u128", "f32", "f64"]
 KNOWN_TYPES = ", ".join(f"{code} {name}" for code, name in enumerate(TYPE_NAMES) if TYPES[code])
 U8_CODE, F32_CODE = 1, 10

@@ -12,7 +12,6 @@ from weightmap.formats._base import Content
 from weightmap.formats.finalfusion.layout import BITS, DTYPE_LIST, Block, Chunks
 from weightmap.formats.finalfusion.metadata import TomlDocument, load_metadata
 from weightmap.formats.finalfusion.storage import product_sizes
-from weightmap.formats.finalfusion.verify import verify
 from weightmap.formats.finalfusion.vocabulary import vocabulary
 from weightmap.formats.finalfusion.walk import walk
 from weightmap.table import ColumnTable, Rules
@@ -20,12 +19,19 @@ from weightmap.table import ColumnTable, Rules
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._base import Options, Verification
+    from weightmap.formats._base import Options
+    from weightmap.formats._verifying import Verification
     from weightmap.quant import QuantizedTensor
     from weightmap.source import Source
     from weightmap.table import Row
 
 _NAMES = ("embeddings", "norms")
+
+
+class _Rules(Rules):
+    dtypes = DTYPE_LIST
+    bits = BITS
+    min_ndim, max_ndim = 1, 2
 
 
 def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
@@ -47,18 +53,17 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
         return product_of(storage, octets, source.name)
 
     def check(run: Verification) -> None:
+        from weightmap.formats.finalfusion.verify import verify  # noqa: PLC0415 - not needed to open
+
         verify(run, chunks)
 
-    return Content(
-        "spec" if vocab is not None and vocab.spec else "upstream",
-        table,
-        load_metadata=load,
-        has_metadata=metadata is not None,
-        verify=check,
-        vocab=None if vocab is None else vocabulary(source, vocab, storage, strict=options.strict),
-        quantized=quantized,
-        warnings=warnings,
-    )
+    layout = "spec" if vocab is not None and vocab.spec else "upstream"
+    content = Content(layout, table, load, check, warnings)
+    content.has_metadata = metadata is not None
+    content.quantized = quantized
+    if vocab is not None:
+        content.vocab = vocabulary(source, vocab, storage, strict=options.strict)
+    return content
 
 
 def table_of(chunks: Chunks, size: int) -> ColumnTable:
@@ -76,7 +81,9 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
         np.array([block.end for block in blocks], np.uint64),
     )
     # Offsets are those of the file, and between the tensors lie the headers of chunks: gaps of any size.
-    return ColumnTable(columns, Rules(DTYPE_LIST, BITS, 0, size, 1, 2, max_gap=size), utf8=False)
+    rules = _Rules(0, size)
+    rules.max_gap = size
+    return ColumnTable(columns, rules, utf8=False)
 
 
 def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> QuantizedTensor:

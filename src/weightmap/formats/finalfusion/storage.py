@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Parts
+from weightmap.formats._writing import Parts
+from weightmap.formats.finalfusion import TYPES
 from weightmap.formats.finalfusion.layout import (
     BITS,
     CHUNK,
@@ -20,7 +21,6 @@ from weightmap.formats.finalfusion.layout import (
     QUANTIZED_FIELDS,
     QUANTIZED_NAMES,
     TYPE_NAMES,
-    TYPES,
     U8_CODE,
     Block,
 )

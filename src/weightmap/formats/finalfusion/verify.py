@@ -16,7 +16,7 @@ from weightmap.formats.finalfusion.walk import walk
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._base import Verification
+    from weightmap.formats._verifying import Verification
     from weightmap.formats.finalfusion.vocabulary import UniqueStrings
 
 

@@ -190,7 +190,7 @@ class UniqueStrings(StringTable):
 def vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
     """Return the vocabulary, of which nothing is read before it is used."""
     distinct = None if storage is None else storage.shape[0] - vocab.n_words
-    strings = Strings(source, vocab, lambda begin, end: source.octets[begin:end], distinct, unique=strict)
+    strings = Strings(source, vocab, source.section, distinct, unique=strict)
     return Vocabulary(strings.words, vocab.n_words, subwords=subwords_of(vocab, distinct, strings))
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats._base import take, trailing
+from weightmap.formats.finalfusion import MAGIC
 from weightmap.formats.finalfusion.chunk import read_fields, scan_end
 from weightmap.formats.finalfusion.layout import (
     CHUNK,
     HEADER,
     KNOWN,
-    MAGIC,
     METADATA,
     NORMS,
     QUANTIZED,

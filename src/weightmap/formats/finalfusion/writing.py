@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.formats._base import Payload, Plan, Request, encodable, refuse
+from weightmap.formats._writing import Payload, Plan, Request, encodable, refuse
+from weightmap.formats.finalfusion import MAGIC, TYPES
 from weightmap.formats.finalfusion.layout import (
     BUCKET,
     CHUNK,
@@ -15,7 +16,6 @@ from weightmap.formats.finalfusion.layout import (
     FASTTEXT,
     HEADER,
     KINDS,
-    MAGIC,
     MATRIX,
     MATRIX_FIELDS,
     MAX_CENTROIDS,
@@ -27,7 +27,6 @@ from weightmap.formats.finalfusion.layout import (
     QUANTIZED_FIELDS,
     SIMPLE,
     SPEC_FIELDS,
-    TYPES,
     U8_CODE,
     U32,
     U32_MAX,

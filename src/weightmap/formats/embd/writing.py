@@ -6,15 +6,14 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
-from weightmap.formats._base import Payload, Plan, Request, refuse
+from weightmap.formats._writing import Payload, Plan, Request, refuse
+from weightmap.formats.embd import DTYPE_NAMES, MAGIC
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
     DESCRIPTOR,
-    DTYPE_NAMES,
     FOOTER,
     HEADER,
-    MAGIC,
     MAGIC_END,
     MAX_NDIM,
     NO_ID,

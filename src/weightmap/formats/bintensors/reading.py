@@ -1,47 +1,8 @@
-"""BinTensors ``.bt``: ``u64 n | header of n bytes | data``, the header in the encoding of bincode 2.
-
-Encoding
---------
-Unsigned integers up to 250 are one byte; 251, 252 and 253 are followed by a u16, u32 or u64, little-endian; 254 and 255
-are errors. A string is its length in bytes and strict UTF-8; a list its length and its elements; a map its length and
-its pairs; an optional value is a byte 0, or a byte 1 and the value.
-
-Two layouts of the header are in use:
-
-* "spec", of the specification and of bintensors up to 0.0.5: ``Option<Map<String, String>>`` metadata,
-  ``Vec<{dtype, shape: Vec, (start, end)}>`` tensors, ``Map<String, index>`` names.
-* "current", of bintensors from 0.1.0 on: ``Option<Map<String, String>>``,
-  ``Vec<(name, dtype, shape: Vec, start, end)>``.
-
-dtype: 0 BOOL, 1 U8, 2 I8, 3 F8_E5M2, 4 F8_E4M3, 5 I16, 6 U16, 7 F16, 8 BF16, 9 I32, 10 U32, 11 F32, 12 F64, 13 I64, 14
-U64. Offsets count from the first byte after the header.
-
-* n is at most 100,000,000, and counts the padding of the header: less than 8 spaces (0x20), to a multiple of 8.
-* Names are unique. Tensor i begins where tensor i - 1 ended, the first one at 0; end - start is the product of the
-  shape times the bytes of an element; the last one ends where the file does.
-
-Ours, where the specification is silent or its implementations differ
-----------------------------------------------------------------------
-* Both layouts are tried, strictly. A file that fits both is of the specification's layout. (bintensors 0.2.0 knows the
-  current one alone, and misreads some older files.) So the index is checked whatever ``verify=`` says.
-* The map of names has each tensor once; metadata has each key once.
-* Integers that take more bytes than they need, and a header whose length is not a multiple of 8, are warnings of
-  `verify`.
-* ``strict=False`` reads, with a warning, what bintensors reads: padding of any bytes and length (0.2.0 and 0.0.5), a
-  repeated key of the metadata, whose last value counts (both), a map of names that names a tensor twice and another
-  one not at all (0.0.5); and bytes after the end of the data (neither). An index past the list of tensors makes 0.0.5
-  panic; it stays an error.
-* Metadata that is there and empty differs from none: `save` writes it for ``metadata={}``, and `convert` keeps it.
-* Written: tensors by dtype code, largest first, so that each is naturally aligned, then by the bytes of their names;
-  keys of the metadata, and in the specification's layout the map, by their bytes. The current layout comes out byte for
-  byte as bintensors 0.2.0 writes it. (0.0.5 writes its maps in random order.) The specification prints 3000 as 251, B8,
-  B0; it is 251, B8, 0B.
-* A file of the current layout that fits the other one too is not written. It takes names made for the purpose.
-"""
+"""Reading BinTensors: a header in either of its layouts."""
 
 from __future__ import annotations
 
-import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,9 +10,9 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
-from weightmap.faults import NUMPY_MAX_NDIM
-from weightmap.formats._base import Content, Format, Options, Plan, Request, encodable, refuse
-from weightmap.formats._framed import LENGTH, MAX_HEADER, check_end, read_header, verifier, writer
+from weightmap.formats._base import Content, Options
+from weightmap.formats._framed import LENGTH, check_end, read_header, verifier
+from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 from weightmap.table import ColumnTable, Rules, bits_of
 
 if TYPE_CHECKING:
@@ -59,43 +20,19 @@ if TYPE_CHECKING:
 
     from weightmap.source import Source
 
-# By the format's codes.
-DTYPE_NAMES = (
-    "bool",
-    "uint8",
-    "int8",
-    "float8_e5m2",
-    "float8_e4m3fn",
-    "int16",
-    "uint16",
-    "float16",
-    "bfloat16",
-    "int32",
-    "uint32",
-    "float32",
-    "float64",
-    "int64",
-    "uint64",
-)
-_DTYPES = tuple(DTYPES[name] for name in DTYPE_NAMES)
-_BITS = bits_of(_DTYPES)
-_CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
-_FIELDS = {"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)}
-LAYOUTS = {"spec": 1, "current": 2}
 _EITHER = 3
-# Larger lengths may spell the magic bytes of another format; this one is already more than a header may have.
-_PRINTABLE = 0x20202020
 
 
-def sniff(head: bytes, size: int) -> bool:
-    """Say whether this looks like BinTensors: a length that a header may have, then the tag of an optional value."""
-    return size >= 10 and head[8] <= 1 and 2 <= LENGTH.unpack_from(head)[0] < _PRINTABLE
+class _Rules(Rules):
+    dtypes = tuple(DTYPES[name] for name in DTYPE_NAMES)
+    bits = bits_of(dtypes)
+    fields = MappingProxyType({"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)})
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
     """Check the header in both layouts, and return the content by the one that fits."""
     header = read_header(source, head, options)
-    strict = options if options.strict else Options(checked=options.checked, strict=True, limits=options.limits)
+    strict = options if options.strict else Options(**options.keywords(strict=True))
     # What reads as the specification's layout and then turns out wrong may still be of the current one.
     readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
     if not options.strict:
@@ -148,7 +85,8 @@ class _Reading:
             options.limits.check("max_tensors", columns.count, "number of tensors")
         self._check_padding()
         check_end(found.data_end, base, source.size, options, warnings)
-        rules = Rules(_DTYPES, _BITS, base, found.data_end, 0, NUMPY_MAX_NDIM, 1, 0, lax=aliased, fields=_FIELDS)
+        rules = _Rules(base, found.data_end)
+        rules.lax = aliased
         table = ColumnTable(columns, rules, utf8=True, locate=None if aliased else self._locator())
         table.check()
         metadata = self._metadata()
@@ -158,8 +96,9 @@ class _Reading:
 
         layout = "spec" if found.layout == LAYOUTS["spec"] else "current"
         verify = verifier(header, table, "BinTensors")
-        has = found.metadata_begin != 0
-        return Content(layout, table, load_metadata=load, has_metadata=has, verify=verify, warnings=warnings)
+        content = Content(layout, table, load, verify, warnings)
+        content.has_metadata = found.metadata_begin != 0
+        return content
 
     def _error(self, fault: kernels.Fault) -> FormatError:
         """Return the error for a fault of the scan."""
@@ -313,79 +252,3 @@ def _pairs(raw: bytes, count: int) -> Iterator[tuple[str, str]]:
         length, position = _integer(raw, position)
         yield key, raw[position : position + length].decode()
         position += length
-
-
-# ------------------------------------------------------------------------------------------------------- writing
-def plan(request: Request) -> Plan:
-    """Lay out a BinTensors file."""
-    reasons = []
-    for tensor in request.tensors:
-        if tensor.dtype.name not in _CODE:
-            reasons.append(f"tensor {tensor.name!r}: dtype {tensor.dtype.name}")
-        if not encodable(tensor.name):
-            reasons.append(f"tensor {tensor.name!r}: its name is not Unicode text")
-    metadata = request.metadata
-    for key, value in (metadata or {}).items():
-        if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
-            reasons.append(f"metadata {key!r}: keys and values must be strings")
-    if reasons:
-        refuse("BinTensors", reasons)
-    tensors = [(-_CODE[tensor.dtype.name], tensor.name.encode(), tensor) for tensor in request.tensors]
-    tensors.sort(key=lambda entry: entry[:2])
-    parts = [b"\0"] if metadata is None else [b"\1", _varint(len(metadata))]
-    for pair in sorted((key.encode(), value.encode()) for key, value in (metadata or {}).items()):
-        for text in pair:
-            parts += (_varint(len(text)), text)
-    parts.append(_varint(len(tensors)))
-    current, offset = request.layout == "current", 0
-    for code, name, tensor in tensors:
-        if current:
-            parts += (_varint(len(name)), name)
-        parts += (_varint(-code), _varint(len(tensor.shape)), *map(_varint, tensor.shape), _varint(offset))
-        offset += tensor.nbytes
-        parts.append(_varint(offset))
-    if not current:
-        parts.append(_varint(len(tensors)))
-        for name, index in sorted((name, index) for index, (_, name, _) in enumerate(tensors)):
-            parts += (_varint(len(name)), name, _varint(index))
-    header = b"".join(parts)
-    header += b" " * (-len(header) % 8)
-    if len(header) > MAX_HEADER:
-        refuse("BinTensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
-    if current and _reads_as_specification(header, offset):
-        refuse(
-            "BinTensors, layout 'current',", ["a file that reads as the specification's layout too: rename a tensor"]
-        )
-    return Plan(LENGTH.size + len(header) + offset, writer(header, [tensor for _, _, tensor in tensors]))
-
-
-def _reads_as_specification(header: bytes, data_size: int) -> bool:
-    """Whether a header would be taken for one of the other layout: it takes names made for the purpose."""
-    _, found, fault = kernels.bintensors_scan(header, LAYOUTS["spec"], len(header))
-    return fault is None and bool(found.complete) and found.data_end == data_size
-
-
-_SMALL = tuple(bytes([value]) for value in range(251))
-
-
-def _varint(value: int) -> bytes:
-    """Return an integer in the fewest bytes that bincode has for it."""
-    if value < 251:
-        return _SMALL[value]
-    if value < 1 << 16:
-        return struct.pack("<BH", 251, value)
-    return struct.pack("<BI", 252, value) if value < 1 << 32 else struct.pack("<BQ", 253, value)
-
-
-FORMAT = Format(
-    name="bintensors",
-    title="BinTensors",
-    suffixes=(".bt",),
-    layouts=tuple(LAYOUTS),
-    sniff=sniff,
-    parse=parse,
-    plan=plan,
-    carries={layout: frozenset({"metadata"}) for layout in LAYOUTS},
-    dtypes={layout: frozenset(DTYPE_NAMES) for layout in LAYOUTS},
-    text_metadata=True,
-)

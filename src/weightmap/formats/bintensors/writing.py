@@ -1,0 +1,74 @@
+"""Writing BinTensors."""
+
+from __future__ import annotations
+
+import struct
+
+from weightmap import kernels
+from weightmap.formats._base import MAX_HEADER
+from weightmap.formats._framed import LENGTH, writer
+from weightmap.formats._writing import Plan, Request, encodable, refuse
+from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
+
+_CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
+
+
+def plan(request: Request) -> Plan:
+    """Lay out a BinTensors file."""
+    reasons = []
+    for tensor in request.tensors:
+        if tensor.dtype.name not in _CODE:
+            reasons.append(f"tensor {tensor.name!r}: dtype {tensor.dtype.name}")
+        if not encodable(tensor.name):
+            reasons.append(f"tensor {tensor.name!r}: its name is not Unicode text")
+    metadata = request.metadata
+    for key, value in (metadata or {}).items():
+        if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
+            reasons.append(f"metadata {key!r}: keys and values must be strings")
+    if reasons:
+        refuse("BinTensors", reasons)
+    tensors = [(-_CODE[tensor.dtype.name], tensor.name.encode(), tensor) for tensor in request.tensors]
+    tensors.sort(key=lambda entry: entry[:2])
+    parts = [b"\0"] if metadata is None else [b"\1", _varint(len(metadata))]
+    for pair in sorted((key.encode(), value.encode()) for key, value in (metadata or {}).items()):
+        for text in pair:
+            parts += (_varint(len(text)), text)
+    parts.append(_varint(len(tensors)))
+    current, offset = request.layout == "current", 0
+    for code, name, tensor in tensors:
+        if current:
+            parts += (_varint(len(name)), name)
+        parts += (_varint(-code), _varint(len(tensor.shape)), *map(_varint, tensor.shape), _varint(offset))
+        offset += tensor.nbytes
+        parts.append(_varint(offset))
+    if not current:
+        parts.append(_varint(len(tensors)))
+        for name, index in sorted((name, index) for index, (_, name, _) in enumerate(tensors)):
+            parts += (_varint(len(name)), name, _varint(index))
+    header = b"".join(parts)
+    header += b" " * (-len(header) % 8)
+    if len(header) > MAX_HEADER:
+        refuse("BinTensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
+    if current and _reads_as_specification(header, offset):
+        refuse(
+            "BinTensors, layout 'current',", ["a file that reads as the specification's layout too: rename a tensor"]
+        )
+    return Plan(LENGTH.size + len(header) + offset, writer(header, [tensor for _, _, tensor in tensors]))
+
+
+def _reads_as_specification(header: bytes, data_size: int) -> bool:
+    """Whether a header would be taken for one of the other layout: it takes names made for the purpose."""
+    _, found, fault = kernels.bintensors_scan(header, LAYOUTS["spec"], len(header))
+    return fault is None and bool(found.complete) and found.data_end == data_size
+
+
+_SMALL = tuple(bytes([value]) for value in range(251))
+
+
+def _varint(value: int) -> bytes:
+    """Return an integer in the fewest bytes that bincode has for it."""
+    if value < 251:
+        return _SMALL[value]
+    if value < 1 << 16:
+        return struct.pack("<BH", 251, value)
+    return struct.pack("<BI", 252, value) if value < 1 << 32 else struct.pack("<BQ", 253, value)

@@ -1,0 +1,116 @@
+"""Reading CNN v2: from header and layer records to the table of layers."""
+
+from __future__ import annotations
+
+import struct
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from weightmap import kernels
+from weightmap.dtypes import DTYPES
+from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError
+from weightmap.formats._base import Content, Options, take, trailing
+from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD, RECORD_FIELDS
+from weightmap.table import ColumnTable, Rules, bits_of
+
+if TYPE_CHECKING:
+    from weightmap.formats._verifying import Verification
+    from weightmap.source import Source
+
+
+class _Rules(Rules):
+    dtypes = (DTYPES["float16"],)
+    bits = bits_of(dtypes)
+    min_ndim = max_ndim = 4
+    alignment = unit = HALF
+    # What tables call these, and where they lie in a record. A shape too large contradicts its weight_count.
+    fields = MappingProxyType(
+        {"data_offset": ("weight_offset", 12), "data_size": ("weight_count", 16), "shape": ("weight_count", 16)}
+    )
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Check header and layer records, and return the table of layers."""
+    version, num_layers, total, mip_level = _header(source, head)
+    header_size = HEADER_SIZES[version]
+    base = header_size + RECORD.size * num_layers
+    # Before anything is read or allocated for them.
+    if base > source.size:
+        what = "the file ends before its layer records do: its size"
+        raise TruncatedError(what, field="num_layers", offset=8, actual=source.size, expected=f"at least {base}")
+    options.limits.check("max_tensors", num_layers, "num_layers", offset=8)
+    options.limits.check("max_header_bytes", base, "size of header and layer records", offset=8)
+    warnings: list[str] = []
+    _check_size(source, base, total, options, warnings)
+    records = take(source, head, header_size, base - header_size)
+    scanned = kernels.cnn_layers(records)
+    if isinstance(scanned, kernels.Fault):
+        _fail(scanned, header_size)
+    columns, found = scanned
+    if options.checked:
+        _check_total(found, total, options, warnings)
+    rules = _Rules(base, HALF * total)
+    rules.lax = not options.strict
+    table = ColumnTable(columns, rules, utf8=False, locate=lambda row: header_size + RECORD.size * row)
+    if options.checked:
+        table.check()
+    seal = kernels.crc32(head[:header_size] + records)
+
+    def verify(run: Verification) -> None:
+        from weightmap.formats.cnn_v2.verify import verify_cnn  # noqa: PLC0415 - not needed to open
+
+        verify_cnn(run, seal, base, total)
+
+    def load_metadata() -> dict[str, Any]:
+        return {"version": version, "mip_level": mip_level}
+
+    return Content(LAYOUTS[version], table, load_metadata, verify, warnings)
+
+
+def _header(source: Source, head: bytes) -> tuple[int, int, int, int]:
+    """Return version, num_layers, total_weights and mip_level."""
+    if head[:4] != MAGIC:
+        raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
+    if len(head) >= 8:
+        (version,) = struct.unpack_from("<I", head, 4)
+        if version not in HEADER_SIZES:
+            raise UnsupportedError("version", field="version", offset=4, actual=version, expected="1 or 2")
+        if len(head) >= HEADER_SIZES[version]:
+            num_layers, total = struct.unpack_from("<2I", head, 8)
+            mip_level = struct.unpack_from("<I", head, 16)[0] if version == 2 else 0
+            return version, num_layers, total, mip_level
+    what = "the file ends within its header: its size"
+    raise TruncatedError(what, offset=source.size, actual=source.size, expected="at least 16, or 20 in version 2")
+
+
+def _check_size(source: Source, base: int, total: int, options: Options, warnings: list[str]) -> None:
+    """Check that the file ends where its weights do, or, when they are odd in number, with the pair of the last one."""
+    end = base + HALF * total
+    if source.size < end:
+        what = "the file ends before its weights do: its size"
+        raise TruncatedError(what, field="total_weights", offset=12, actual=source.size, expected=f"at least {end}")
+    if source.size != end:
+        padded = total % 2 and source.size >= end + HALF
+        trailing(source, end + HALF if padded else end, options, warnings)
+
+
+def _check_total(found: Any, total: int, options: Options, warnings: list[str]) -> None:
+    """Check that the layers have as many weights as the header says.
+
+    Where the records contradict themselves, the check of the table has the better answer: which one, and how.
+    """
+    if found.counted == found.needed != total:
+        what, expected = "total_weights", f"{found.counted}, the sum over the layers"
+        error = LayoutError(what, field="total_weights", offset=12, actual=total, expected=expected)
+        if found.counted > total:
+            raise error
+        options.odd(error, warnings)
+
+
+def _fail(fault: kernels.Fault, header_size: int) -> NoReturn:
+    if fault.kind == "LAYER_ZERO":
+        field = RECORD_FIELDS[fault.at % RECORD.size // 4]
+        what, offset = f"layer {fault.row}: {field}", header_size + fault.at
+        raise LayoutError(what, field=field, offset=offset, actual=0, expected="at least 1")
+    what, expected = "num_layers", f"at most {fault.expected}"
+    raise LimitError(what, field="num_layers", offset=8, actual=fault.actual, expected=expected)

@@ -1,0 +1,120 @@
+"""Reading safetensors: from the header to the table of tensors."""
+
+from __future__ import annotations
+
+import functools
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap import kernels, strict_json
+from weightmap.dtypes import DTYPES
+from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
+from weightmap.formats._base import Content, Options
+from weightmap.formats._framed import LENGTH, check_end, read_header, verifier
+from weightmap.formats.safetensors import DTYPE_NAMES
+from weightmap.table import ColumnTable, Rules, bits_of
+
+if TYPE_CHECKING:
+    from weightmap.source import Source
+
+_FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
+# Metadata of at most this many bytes is worth remembering, and costs little memory.
+_REMEMBERED = 4096
+
+
+class _Rules(Rules):
+    dtypes = tuple(DTYPES[name] for name in DTYPE_NAMES.values())
+    bits = bits_of(dtypes)
+    fields = MappingProxyType({"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)})
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Check the header and return the table of tensors."""
+    header = read_header(source, head, options)
+    base = LENGTH.size + len(header)
+    scanned = kernels.safetensors_scan(header, _FIELDS, options.limits.max_tensors + 1)
+    if isinstance(scanned, kernels.Fault):
+        if scanned.kind == "CAPACITY":
+            options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
+        raise _scan_error(scanned, header)
+    columns, found = scanned
+    if columns.count > options.limits.max_tensors:
+        options.limits.check("max_tensors", columns.count, "number of tensors")
+    warnings: list[str] = []
+    rules = _Rules(base, source.size - base)
+    rules.lax = not options.strict
+
+    def locate(row: int) -> int | None:
+        again = kernels.safetensors_scan(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
+        return LENGTH.size + again.at if isinstance(again, kernels.Fault) else None
+
+    if found.backwards < columns.count:
+        raise _backwards(columns, found.backwards, locate(found.backwards))
+    check_end(found.data_end, base, source.size, options, warnings)
+    # The order of a file is that of its data; the header may list it otherwise.
+    ordered = found.ordered
+    table = ColumnTable(columns if ordered else _sorted(columns), rules, utf8=False, locate=locate if ordered else None)
+    if options.checked:
+        table.check()
+    metadata = {}
+    if found.metadata_begin:
+        raw = header[found.metadata_begin : found.metadata_end]
+        parsed = _metadata if len(raw) <= _REMEMBERED else _metadata.__wrapped__
+        metadata = parsed(raw, LENGTH.size + found.metadata_begin)
+    verify = verifier(header, table, "safetensors")
+    content = Content("safetensors", table, metadata.copy, verify, warnings)
+    content.has_metadata = found.metadata_begin != 0
+    return content
+
+
+def _backwards(columns: kernels.Columns, row: int, at: int | None) -> LayoutError:
+    first, end = columns.bounds[row], columns.bounds[row + 1]
+    what = f"tensor {quoted(columns.text()[first:end].decode())}: data_offsets"
+    actual = [columns.begin[row], columns.end[row]]
+    return LayoutError(what, field="data_offsets", offset=at, actual=actual, expected="begin <= end")
+
+
+def _sorted(columns: kernels.Columns) -> kernels.Columns:
+    """Return the columns in the order of the data."""
+    n = columns.count
+    begin, end = columns.array(columns.begin, n, "<u8"), columns.array(columns.end, n, "<u8")
+    return columns.take(np.lexsort((end, begin)))
+
+
+@functools.lru_cache(maxsize=32)
+def _metadata(raw: bytes, at: int) -> dict[str, str]:
+    """Return the metadata. Most files have the same few bytes there, so the last ones parsed are remembered."""
+    metadata = strict_json.loads(raw, "__metadata__", offset=at)
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            what = f"__metadata__: value of {quoted(key)}"
+            raise FormatError(what, field="__metadata__", offset=at, actual=type(value).__name__, expected="a string")
+    return metadata
+
+
+_WORDS = {
+    "JSON_SYNTAX": "the header is not valid JSON",
+    "JSON_UTF8": "a string of the header is not UTF-8",
+    "JSON_SURROGATE": "a string of the header has a lone surrogate",
+    "JSON_KEY": "a tensor has an unknown or repeated key",
+    "JSON_MISSING": "a tensor lacks one of dtype, shape and data_offsets",
+    "JSON_NUMBER": "a number of the header is not an integer from 0 to 2**64 - 1",
+    "JSON_TRAILING": "something other than spaces follows the header's JSON object",
+    "JSON_METADATA": "__metadata__ is repeated, is not an object or is nested too deeply",
+    "CAPACITY": "the header lists more tensors or dimensions than its size allows",
+    "DIMS": "a tensor has more than 255 dimensions",
+}
+
+
+def _scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
+    kind = fault.kind
+    if kind == "JSON_DTYPE":
+        found = header[fault.at : fault.at + 24].split(b'"')[1:2]
+        actual = repr(found[0].decode(errors="replace")) if found else "unknown"
+        expected = f"one of {', '.join(DTYPE_NAMES)}"
+        return UnsupportedError(
+            f"dtype of tensor {fault.row}", field="dtype", offset=8 + fault.at, actual=actual, expected=expected
+        )
+    return FormatError(_WORDS.get(kind, "the header is damaged"), field="header", offset=8 + fault.at)

@@ -1,0 +1,47 @@
+"""Writing safetensors."""
+
+from __future__ import annotations
+
+import json
+
+from weightmap.formats._base import MAX_HEADER
+from weightmap.formats._framed import LENGTH, writer
+from weightmap.formats._writing import Plan, Request, encodable, refuse
+from weightmap.formats.safetensors import DTYPE_NAMES
+
+_CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
+_THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
+
+
+def plan(request: Request) -> Plan:
+    """Lay out a safetensors file."""
+    reasons = []
+    for tensor in request.tensors:
+        if tensor.dtype.name not in _CODE:
+            reasons.append(f"tensor {tensor.name!r}: dtype {tensor.dtype.name}")
+        if tensor.name == "__metadata__":
+            reasons.append("tensor '__metadata__': the name is taken")
+        if not encodable(tensor.name):
+            reasons.append(f"tensor {tensor.name!r}: its name is not Unicode text")
+    metadata = request.metadata
+    if metadata is not None:
+        for key, value in metadata.items():
+            if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
+                reasons.append(f"metadata {key!r}: keys and values must be strings")
+    if reasons:
+        refuse("safetensors", reasons)
+    ordered = sorted(request.tensors, key=lambda tensor: (-_CODE[tensor.dtype.name], tensor.name.encode()))
+    compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    # Entry by entry: a dictionary of a dictionary for each tensor would take longer to make than to encode.
+    entries = [] if metadata is None else [f'"__metadata__":{compact(dict(sorted(metadata.items())))}']
+    offset = 0
+    for tensor in ordered:
+        name, code, shape = compact(tensor.name), _THEIRS[tensor.dtype.name], ",".join(map(str, tensor.shape))
+        end = offset + tensor.nbytes
+        entries.append(f'{name}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{offset},{end}]}}')
+        offset = end
+    text = f"{{{','.join(entries)}}}".encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        refuse("safetensors", [f"a header of {len(text)} bytes, more than {MAX_HEADER}"])
+    return Plan(LENGTH.size + len(text) + offset, writer(text, ordered))

@@ -1,0 +1,70 @@
+/* Runs one kernel once, inside a function by the name of `measured`, for counting its instructions under valgrind:
+ *
+ *     valgrind --tool=callgrind --toggle-collect=measured instructions KERNEL TIER FILE COUNT SIZE
+ *
+ * FILE holds the input, COUNT the number of elements, names or records in it, SIZE the bytes of a name, or those of the data
+ * that an index speaks of. Prints the name of the tier. Needs no Python; see tests/test_guard.py.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+
+typedef struct {
+    const char *kernel;
+    uint8_t *data;
+    uint64_t len, count, size;
+    uint32_t *lengths;
+    void *out;
+} job;
+
+/* Returns 0 when the kernel was content with its input. */
+__attribute__((noinline)) int measured(const job *j) {
+    static const uint8_t bits[] = {32};
+    wm_fault fault;
+    uint64_t used;
+    if (!strcmp(j->kernel, "crc32")) return *(uint32_t *)j->out = wm_crc32(0, j->data, j->len, 1), 0;
+    if (!strcmp(j->kernel, "fnv1a32_many"))
+        return wm_fnv1a32_many(j->data, j->len, j->lengths, j->count, 0, j->out) != -1;
+    if (!strcmp(j->kernel, "f16_to_f32")) return wm_f16_to_f32(j->data, j->out, j->count, 1);
+    if (!strcmp(j->kernel, "bf16_to_f32")) return wm_bf16_to_f32(j->data, j->out, j->count, 1);
+    if (!strcmp(j->kernel, "int4")) return wm_blocks_decode(j->data, j->len, 4, 1, 32, j->count, 0, j->out, j->count, 0, 1);
+    if (!strcmp(j->kernel, "int5")) return wm_blocks_decode(j->data, j->len, 5, 1, 32, j->count, 0, j->out, j->count, 0, 1);
+    if (!strcmp(j->kernel, "records_check"))
+        return wm_records_check(j->data, j->len, j->count, bits, 1, j->size, 64, 63, 0, &used, &fault);
+    if (!strcmp(j->kernel, "records_find")) /* a name that is not there: every record is looked at */
+        return wm_records_find(j->data, j->len, j->count, (const uint8_t *)"no such name", 12) != -1;
+    return 1;
+}
+
+static int tier_named(const char *name) {
+    for (int tier = 0; wm_isa_name(tier); tier++) {
+        if (!strcmp(wm_isa_name(tier), name)) return tier;
+    }
+    return -1;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 6) return 2;
+    int tier = tier_named(argv[2]);
+    if (tier < 0 || wm_isa_select(tier) != 0) return puts("no such tier here"), 0;
+    job j = {.kernel = argv[1], .count = strtoull(argv[4], NULL, 10), .size = strtoull(argv[5], NULL, 10)};
+    FILE *file = fopen(argv[3], "rb");
+    if (!file || fseek(file, 0, SEEK_END) != 0) return 2;
+    j.len = (uint64_t)ftell(file);
+    rewind(file);
+    /* Room for a float of each element; lengths of names, all alike; both touched before anything is counted. */
+    j.data = malloc(j.len + 1);
+    j.out = calloc(j.count + 1, 4);
+    j.lengths = malloc((j.count + 1) * sizeof *j.lengths);
+    if (!j.data || !j.out || !j.lengths || fread(j.data, 1, j.len, file) != j.len) return 2;
+    for (uint64_t i = 0; i < j.count; i++) j.lengths[i] = (uint32_t)j.size;
+    fclose(file);
+    int failed = measured(&j);
+    puts(failed ? "the kernel refused its input" : wm_isa_name(wm_isa_selected()));
+    free(j.data);
+    free(j.out);
+    free(j.lengths);
+    return 0;
+}

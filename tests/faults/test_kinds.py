@@ -1,0 +1,196 @@
+"""What is often found where a model was expected: each kind gets its own message, at once, and no crash."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import pickle
+import socket
+import struct
+import tarfile
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.support import listing, run_child
+
+import weightmap as wm
+from weightmap import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def tar() -> bytes:
+    """A tar archive with one file."""
+    with io.BytesIO() as target:
+        with tarfile.open(fileobj=target, mode="w") as archive:
+            member = tarfile.TarInfo("model.bin")
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"abcd"))
+        return target.getvalue()
+
+
+def zipped(*names: str) -> bytes:
+    """A ZIP archive with these files."""
+    with io.BytesIO() as target:
+        with zipfile.ZipFile(target, "w") as archive:
+            for name in names:
+                archive.writestr(name, "content")
+        return target.getvalue()
+
+
+def png() -> bytes:
+    """An image of one pixel."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", b"")
+
+
+def npy() -> bytes:
+    """A .npy file."""
+    with io.BytesIO() as target:
+        np.save(target, np.ones(3))
+        return target.getvalue()
+
+
+PICKLE = "this is a Python pickle: convert it to safetensors first"
+JSON = "this is JSON text: a configuration, or what a server said in place of a file"
+HTML = "this is an HTML page: a download went wrong"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
+# Of each kind the bytes, and what the message says behind the name of the file.
+MESSAGES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "the file is empty"),
+    "LFS pointer": (POINTER, "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
+    "HTML": (b"<!DOCTYPE html>\n<html><head><title>404</title></head></html>", HTML),
+    "HTML, indented": (b"\n  <html><body>Bad gateway</body></html>", HTML),
+    "XML": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "this is an XML document"),
+    "JSON": (b'{"error": "Repository not found"}', JSON),
+    "JSON, indented": (b'{\n  "architectures": ["BertModel"]\n}', JSON),
+    "text": (b"Entry not found", "its beginning is b'Entry not found', expected that of one of"),
+    "gzip": (gzip.compress(b"abc" * 100, mtime=0), "this is gzip: decompress it first"),
+    "bzip2": (bz2.compress(b"abc" * 100), "this is bzip2: decompress it first"),
+    "xz": (lzma.compress(b"abc" * 100), "this is xz: decompress it first"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(60), "this is zstd: decompress it first"),
+    "ZIP": (
+        zipped("archive/data.pkl"),
+        "this is a ZIP archive, perhaps a PyTorch checkpoint: convert it to safetensors",
+    ),
+    "ZIP, empty": (zipped(), "this is an empty ZIP archive"),
+    "7-Zip": (b"7z\xbc\xaf\x27\x1c" + bytes(60), "this is a 7-Zip archive: unpack it first"),
+    "tar": (tar(), "this is a tar archive: unpack it first"),
+    "pickle 2": (pickle.dumps({"a": [1]}, 2), "this is a Python pickle, perhaps a PyTorch checkpoint"),
+    "pickle 3": (pickle.dumps({"a": [1]}, 3), PICKLE),
+    "pickle 4": (pickle.dumps({"a": [1]}, 4), PICKLE),
+    "pickle 5": (pickle.dumps({"a": [1]}, 5), PICKLE),
+    "npy": (npy(), "this is a .npy file: numpy.load reads it"),
+    "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(80), "this is HDF5, perhaps a Keras model: convert it to safetensors first"),
+    "PNG": (png(), "this is a PNG image"),
+    "JPEG": (b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + bytes(60), "this is a JPEG image"),
+    "PDF": (b"%PDF-1.7\n" + bytes(60), "this is a PDF document"),
+    "GGUF": (b"GGUF\3\0\0\0" + bytes(60), "this is GGUF"),
+    "EMBD swapped": (b"DMBE" + bytes(100), "this looks like EMBD with swapped bytes"),
+    "ELF": (b"\x7fELF\2\1\1" + bytes(60), "its beginning is b'\\\\x7fELF"),
+    "zeros": (bytes(4096), "its beginning is nothing but zero bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_other_files_are_told_by_name(kind: str, put: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Opening or converting each kind is an error of ours that names the file and says what it is; so of a command."""
+    data, message = MESSAGES[kind]
+    path = put(data, "model.bin")
+    expected = wm.UnknownFormatError if data else wm.TruncatedError
+    for use in (wm.open, wm.load, lambda path: wm.convert(path, path.with_name("out.safetensors"))):
+        with pytest.raises(expected) as caught:
+            use(path)
+        text = str(caught.value)
+        assert text.startswith(f"{path}: ")
+        assert message.replace("\\\\", "\\") in text
+        assert text.endswith("(at byte 0)")
+        assert text.isprintable()
+        assert len(text) < 300
+    assert listing(path.parent) == ["model.bin"]
+    assert cli.main(["inspect", str(path)]) == 3
+    assert capsys.readouterr().err == f"weightmap: {text}\n"
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Any:
+    """A directory with a FIFO, a socket, a directory, links that lead nowhere and round in circles."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    here = os.getcwd()  # noqa: PTH109
+    with socket.socket(socket.AF_UNIX) as bound:
+        os.chdir(tmp_path)  # the path of a socket may have 107 bytes
+        bound.bind("socket")
+        os.chdir(here)
+        yield tmp_path
+
+
+REGULAR = "not a regular file: only regular files can be opened"
+PLACES: dict[str, tuple[type[Exception], str]] = {
+    "fifo": (wm.NotRegularFileError, f"this is a FIFO, {REGULAR}"),
+    "socket": (wm.NotRegularFileError, f"this is a socket, {REGULAR}"),
+    "dir": (
+        wm.NotRegularFileError,
+        "this is a directory without a model file: there is no *.index.json and no file with",
+    ),
+    "/dev/zero": (wm.NotRegularFileError, f"this is a device, {REGULAR}"),
+    "/dev/null": (wm.NotRegularFileError, f"this is a device, {REGULAR}"),
+    "/proc/self/maps": (wm.TruncatedError, "the file is empty"),
+    "dangling": (FileNotFoundError, "No such file or directory"),
+    "loop": (OSError, "Too many levels of symbolic links"),
+    "absent": (FileNotFoundError, "No such file or directory"),
+    "absent/file": (FileNotFoundError, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_what_is_no_regular_file_is_told_by_name(name: str, places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kind of thing that a path may name has its own message; an error of the system passes through as it is."""
+    kind, message = PLACES[name]
+    path = places / name
+    for use in (wm.open, wm.load, lambda path: wm.convert(path, places / "out.safetensors")):
+        with pytest.raises(kind) as caught:
+            use(path)
+        assert isinstance(caught.value, wm.TensorFileError) == (kind.__module__ == "weightmap.errors")
+        assert str(path) in str(caught.value)
+        assert message in str(caught.value)
+    assert cli.main(["verify", str(path)]) == (3 if kind is wm.TruncatedError else 4)
+    assert message in capsys.readouterr().out
+
+
+WAIT = """
+import sys, time, weightmap as wm
+start = time.monotonic()
+for path in sys.argv[1:]:
+    for use in (wm.open, lambda path: wm.convert(path, path + ".weights"), lambda path: wm.diff(path, path)):
+        try:
+            use(path)
+        except wm.NotRegularFileError as error:
+            assert isinstance(error, OSError)
+    try:
+        wm.save(path, {}, format="embd")
+    except wm.NotRegularFileError as error:
+        pass
+print("answered")
+"""
+
+
+def test_a_pipe_is_refused_at_once(places: Path) -> None:
+    """A FIFO without a writer, a socket and devices are refused without waiting for anybody, by a process that ends."""
+    assert run_child(WAIT, places / "fifo", places / "socket", "/dev/zero", "/dev/null").stdout.strip() == "answered"
+    assert (places / "fifo").is_fifo()
+    assert (places / "socket").is_socket()

@@ -1,0 +1,292 @@
+"""Whatever goes wrong while a file is read: the right result or an exception that says what, and never a signal.
+
+`shim.c` makes each system call fail, do half of its work, or find the file truncated; see `reading.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, embd, normal
+from tests.builders import safetensors as st
+from tests.faults.support import drive
+from tests.support import run_child
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CALLS = ("open", "open, full", "verify", "read", "copy", "convert", "diff")
+COMMANDS = ("command inspect", "command verify", "command convert", "command diff", "command export")
+FILES = {
+    "words.weights": (*CALLS, *COMMANDS),
+    "a.safetensors": CALLS,
+    "a.bt": CALLS,
+    "a.bin": CALLS,
+    "q.amb": CALLS,
+    "words.fifu": CALLS,
+    "pq.fifu": CALLS,
+    "sharded": ("open", "verify", "read", "copy", "convert", "diff"),
+}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> dict[str, Any]:
+    """What came of each fault of each call of every operation on one file."""
+    name = request.param
+    found: dict[str, Any] = drive("reading.py", shim, memory(), name, *FILES[name])
+    return found
+
+
+def rows_of(swept: dict[str, Any], *, truncated: bool) -> list[tuple[str, dict[str, Any], bool]]:
+    """Operation, what came of a fault, and whether the result was right; of truncations or of failing calls."""
+    return [
+        (operation, row, row["result"] == found["expected"])
+        for operation, found in swept.items()
+        for row in found["rows"]
+        if row["fault"].startswith("truncated") == truncated
+    ]
+
+
+def test_a_file_truncated_at_any_call_is_an_exception_and_no_signal(swept: dict[str, Any]) -> None:
+    """Truncated before any of their calls, these end with the right result or an error of ours that names the file."""
+    caught = 0
+    for operation, row, right in rows_of(swept, truncated=True):
+        assert row["signal"] == 0, (operation, row)
+        error = row["error"]
+        assert right or error, (operation, row)
+        if error is not None:
+            caught += 1
+            assert error["own"] or error["status"] in {3, 4}, (operation, row)
+            assert "sources" in error["text"], (operation, row)
+    assert caught > len(swept)
+
+
+def test_a_call_that_fails_is_an_os_error_or_changes_nothing(swept: dict[str, Any]) -> None:
+    """EIO, EINTR and EACCES at any call: the right result, or that OSError with the name of the file."""
+    caught = 0
+    for operation, row, right in rows_of(swept, truncated=False):
+        assert row["signal"] == 0, (operation, row)
+        error = row["error"]
+        assert right or error, (operation, row)
+        if error is None:
+            continue
+        caught += 1
+        code = getattr(errno, row["fault"])
+        assert "sweep" in error["text"], (operation, row)
+        if error["status"] is not None:
+            assert error["status"] == 4, (operation, row)
+            assert os.strerror(code) in error["text"], (operation, row)
+        else:
+            assert error["system"], (operation, row)
+            assert not error["own"], (operation, row)
+            # A directory that could not be recognised as one cannot be read.
+            assert error["errno"] in ({code, errno.EISDIR} if row["call"] == "stat" else {code}), (operation, row)
+    assert caught > len(swept)
+
+
+def test_short_and_interrupted_reads_go_on(swept: dict[str, Any]) -> None:
+    """A read that brings half of the bytes, or is interrupted, is taken up again."""
+    for operation, row, right in rows_of(swept, truncated=False):
+        if row["fault"] == "short" or (row["fault"] == "EINTR" and row["call"] in {"open", "pread"}):
+            assert right, (operation, row)
+
+
+def test_no_descriptor_leaks_when_reading_fails(swept: dict[str, Any]) -> None:
+    """After each fault the process has the descriptors that it had before."""
+    assert not [row for found in swept.values() for row in found["rows"] if row["leaked"]]
+
+
+# ------------------------------------------------------------------------------------------------- changed meanwhile
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: os.truncate(path, 10),
+    "emptied": lambda path: os.truncate(path, 0),
+    "grown": lambda path: os.truncate(path, path.stat().st_size + 1),
+    "overwritten": lambda path: path.write_bytes(path.read_bytes()[::-1]),
+    "touched": lambda path: os.utime(path, ns=(1, 1)),
+}
+LOOK_UPS: dict[str, Callable[[wm.TensorFile], object]] = {
+    "look-up": lambda f: f["w"],
+    "get": lambda f: f.get("w"),
+    "values": lambda f: list(f.values()),
+    "items": dict,
+    "read": lambda f: f.read("w"),
+    "verify": lambda f: f.verify(),
+    "check_unchanged": lambda f: f.check_unchanged(),
+}
+
+
+@pytest.mark.parametrize("suffix", [".weights", ".safetensors", ".bt", ".amb"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changed_is_noticed_by_every_look_up(tmp_path: Path, suffix: str, change: str) -> None:
+    """Truncated, grown, overwritten or touched after it was opened: FileChangedError, an OSError with the name."""
+    path = tmp_path / f"model{suffix}"
+    wm.save(path, {"w": np.arange(5000, dtype=np.float32)})
+    with wm.open(path) as f:
+        held = f["w"] if change == "touched" else None
+        CHANGES[change](path)
+        for use in LOOK_UPS.values():
+            with pytest.raises(wm.FileChangedError, match=suffix) as caught:
+                use(f)
+            assert isinstance(caught.value, OSError)
+        f.info("w")
+        assert held is None or held[-1] == 4999
+
+
+def test_a_copy_does_not_care_what_becomes_of_the_file(tmp_path: Path) -> None:
+    """In mode "copy" every look-up works on after the file was emptied and deleted."""
+    path = tmp_path / "model.weights"
+    wm.save(path, {"w": np.arange(5000, dtype=np.float32)}, vocab=["a", "b"])
+    with wm.open(path, mode="copy") as f:
+        os.truncate(path, 0)
+        path.unlink()
+        for use in LOOK_UPS.values():
+            use(f)
+        assert list(f.vocab) == ["a", "b"]
+
+
+# ------------------------------------------------------------------------------------------------- what runs out
+
+SHRINK = """
+import os, sys, threading, time, weightmap as wm
+from weightmap import cli
+path, target, action = sys.argv[1:]
+data = open(path, "rb").read()
+stop = threading.Event()
+
+def shrink():
+    number = 0
+    while not stop.is_set():
+        number += 1
+        os.truncate(path, (number * 7919 * 13) % len(data))
+        with open(path, "r+b") as file:
+            file.write(data)
+
+def copy(f):
+    wm.open(path, mode="copy").close()
+
+def verify(f):
+    wm.open(path).verify()
+
+def full(f):
+    wm.open(path, verify="full").close()
+
+def convert(f):
+    wm.convert(path, target)
+
+def read(f):
+    with wm.open(path) as f:
+        for name in f:
+            f.read(name, "float64")
+
+def diff(f):
+    wm.diff(path, target)
+
+def export(f):
+    if cli.main(["export", path, "t3", target]):
+        raise OSError
+
+wm.convert(path, target)
+
+thread = threading.Thread(target=shrink)
+thread.start()
+caught = 0
+for _ in range(100):
+    try:
+        globals()[action](None)
+    except (wm.TensorFileError, OSError):
+        caught += 1
+stop.set()
+thread.join()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("action", ["verify", "full", "copy", "convert", "read", "diff", "export"])
+def test_a_file_that_shrinks_meanwhile_is_an_exception(tmp_path: Path, action: str) -> None:
+    """Reading, verifying, comparing or converting a file that another thread keeps truncating never ends in SIGBUS."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(st.build({f"t{i}": normal((64, 1024), i) for i in range(8)}))
+    result = run_child(SHRINK, path, tmp_path / "out.weights", action, check=False)
+    assert (result.returncode, result.stdout.split()[-1:]) == (0, ["alive"]), result.stderr
+
+
+SHARDS = """
+import errno, os, resource, sys, weightmap as wm
+most = int(sys.argv[2])
+before = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+try:
+    with wm.open(sys.argv[1]) as f:
+        print(len(f), sum(float(array.sum()) for array in f.values()), len(os.listdir("/proc/self/fd")) - before <= 100)
+except OSError as error:
+    assert not isinstance(error, wm.TensorFileError)
+    print(errno.errorcode[error.errno], os.path.basename(error.filename))
+    del error
+resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500)) if os.geteuid() == 0 else None
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+
+
+def test_more_shards_than_descriptors(tmp_path: Path) -> None:
+    """A model of 100 files takes one descriptor for each at most; without them, EMFILE, and none of them stays open."""
+    where = {}
+    for i in range(100):
+        wm.save(tmp_path / f"{i:03}.safetensors", {f"t{i}": np.full(2, i, np.float32)}, durable=False)
+        where[f"t{i}"] = f"{i:03}.safetensors"
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": where}), encoding="utf-8")
+    assert run_child(SHARDS, index, 120).stdout.split() == ["100", "9900.0", "True"]
+    said = run_child(SHARDS, index, 50).stdout.split()
+    assert said[0] == "EMFILE" or said == ["100", "9900.0", "True"]
+
+
+MANY = """
+import resource, sys, weightmap as wm
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+for _ in range(200):
+    f = wm.open(sys.argv[1])
+    held.append(f["a"])
+    f.close()
+print(sum(float(array.sum()) for array in held))
+"""
+
+
+def test_views_hold_no_descriptors(tmp_path: Path) -> None:
+    """200 files' views live at once in a process that may have 64 descriptors."""
+    path = tmp_path / "model.weights"
+    path.write_bytes(embd.Draft([("a", Tensor("float32", (2,), np.ones(2, "<f4").tobytes()))]).seal())
+    assert float(run_child(MANY, path).stdout) == 400
+
+
+BOMB = """
+import resource, sys, weightmap as wm
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    wm.open(sys.argv[1])
+except wm.FormatError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_bombs_meet_a_memory_limit_unharmed(tmp_path: Path) -> None:
+    """Files that declare terabytes are refused in a process that may have 1 GiB of address space."""
+    huge = Tensor("uint8", (2**32 - 1, 2**20), b"")
+    bombs = {
+        "embd": embd.Draft([("a", huge)]).seal(),
+        "count": embd.Draft([("a", normal((2,)))]).header(tensor_index_count=2**27).seal(),
+        "simple": embd.simple([("a", Tensor("float32", (2**31, 2**30), b""))]),
+        "safetensors": st.raw(b"{}", b"", 2**62),
+    }
+    for name, data in bombs.items():
+        (tmp_path / name).write_bytes(data)
+        assert run_child(BOMB, tmp_path / name).stdout.strip().endswith("Error"), name

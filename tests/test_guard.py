@@ -1,0 +1,275 @@
+"""A guard against growing slower that no noise can trip: counts of calls, of objects and of instructions, with bounds.
+
+Times vary by a half from run to run; these counts do not, or hardly. Each bound is a little above what was counted when
+it was set. A change that trips one has made something do more work: find out why, and raise the bound only if that is
+worth it. A change that stays far below a bound should lower it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, embd
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parent.parent
+# Numbers of tensors (of words, in finalfusion, which has one matrix). Bounds are the same for all of them: nothing that
+# is counted here may grow with the number.
+COUNTS = (10, 1_000, 10_000)
+
+
+class Bounds(NamedTuple):
+    """The most that is allowed for a format, validated as a rule: "lazy" means ``verify="none"``.
+
+    `calls` count functions of Python and of C that are entered; `blocks` are what `sys.getallocatedblocks` counts,
+    about the number of objects, that an open handle keeps. Of look-ups by name, the first scans, the second may build
+    an index, and later ones use it.
+    """
+
+    open_calls: int
+    lazy_calls: int
+    blocks: int
+    first_calls: int
+    second_calls: int
+    later_calls: int
+
+
+BOUNDS = {
+    ".weights": Bounds(80, 60, 45, 31, 130, 16),
+    ".safetensors": Bounds(84, 79, 42, 32, 128, 20),
+    ".bt": Bounds(91, 91, 46, 32, 128, 20),
+    ".amb": Bounds(160, 155, 64, 32, 128, 20),
+    ".bin": Bounds(77, 71, 42, 32, 128, 20),
+    ".fifu": Bounds(220, 215, 68, 32, 128, 20),
+}
+# Calls for each tensor when all are viewed: the two iterators, which are entered again for each.
+VIEWING = 2.1
+every_format = pytest.mark.parametrize("suffix", BOUNDS)
+every_count = pytest.mark.parametrize("count", COUNTS)
+cpython = pytest.mark.skipif(
+    sys.implementation.name != "cpython" or not hasattr(sys, "getallocatedblocks"),
+    reason="counts what CPython does",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+    """Return model(suffix, count): the path of a file of that many tensors, written when first asked for."""
+    folder = tmp_path_factory.mktemp("guard")
+
+    @functools.cache
+    def write(suffix: str, count: int) -> Path:
+        path = folder / f"{count}{suffix}"
+        options: dict[str, Any] = {"durable": False}
+        array = np.ones((4, 4), np.float32)
+        tensors = {f"layer.{i}.weight": array for i in range(count)}
+        if suffix == ".fifu":
+            tensors = {"embeddings": np.ones((count, 4), np.float32)}
+            options |= {"vocab": [f"word{i}" for i in range(count)]}
+        if suffix == ".bin":
+            tensors = {f"layer.{i}.weight": np.ones((2, 2, 3, 3), np.float16) for i in range(count)}
+        if suffix == ".amb":
+            options |= {"config": {"architecture": "none"}}
+        wm.save(path, tensors, **options)
+        for verify in ("header", "none"):  # what is imported, or made, at the first use of all
+            with wm.open(path, verify=verify) as f:
+                names = list(f)
+                [f[name] for name in (names[-1], names[0], names[0], names[-1])]
+                dict(f.items())
+        return path
+
+    return write
+
+
+def calls(function: Callable[[], Any]) -> tuple[int, Any]:
+    """How many functions are entered, and what the outermost returns."""
+    count = 0
+
+    def note(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    gc.collect()  # a collection in between would call finalisers of other tests
+    gc.disable()
+    before = sys.getprofile()
+    try:
+        sys.setprofile(note)
+        try:
+            result = function()
+        finally:
+            sys.setprofile(before)
+    finally:
+        gc.enable()
+    return count, result
+
+
+@cpython
+@every_format
+@every_count
+@pytest.mark.parametrize("verify", ["header", "none"])
+def test_calls_of_opening(model: Callable[[str, int], Path], suffix: str, count: int, verify: str) -> None:
+    """Opening enters no more functions than it may, however many tensors there are."""
+    path = str(model(suffix, count))
+    counted, f = calls(lambda: wm.open(path, verify=verify))
+    f.close()
+    assert counted <= (BOUNDS[suffix].open_calls if verify == "header" else BOUNDS[suffix].lazy_calls)
+
+
+@cpython
+@every_format
+@every_count
+def test_calls_of_looking_up(model: Callable[[str, int], Path], suffix: str, count: int) -> None:
+    """The first look-up of a name, the second, which may build an index, and later ones: each has its bound."""
+    with wm.open(str(model(suffix, count))) as f:
+        names = list(wm.open(model(suffix, count)))
+        bounds = BOUNDS[suffix]
+        for name, bound in (
+            (names[-1], bounds.first_calls),
+            (names[0], bounds.second_calls),
+            (names[0], bounds.later_calls),
+            (names[-1], bounds.later_calls),
+        ):
+            counted, _ = calls(lambda name=name: f[name])
+            assert counted <= bound
+
+
+@cpython
+@every_format
+@every_count
+def test_objects_of_an_open_handle(model: Callable[[str, int], Path], suffix: str, count: int) -> None:
+    """An open handle keeps a bounded number of objects, however many tensors there are."""
+    path = str(model(suffix, count))
+    kept = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):  # the least of them: a list that grows, or a cache, costs one of them a block or two
+            before = sys.getallocatedblocks()
+            f = wm.open(path)
+            kept.append(sys.getallocatedblocks() - before)
+            f.close()
+            del f
+    finally:
+        gc.enable()
+    assert min(kept) <= BOUNDS[suffix].blocks
+
+
+@cpython
+@pytest.mark.parametrize("suffix", [".weights"])
+def test_memory_of_an_open_handle(model: Callable[[str, int], Path], suffix: str) -> None:
+    """Opening a file with an index of records of one size takes no memory that grows with the number of tensors."""
+    for count in COUNTS:
+        path = str(model(suffix, count))
+        tracemalloc.start()
+        try:
+            f = wm.open(path)
+            kept, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        f.close()
+        assert kept <= 160_000
+        assert peak <= 320_000
+
+
+@cpython
+@pytest.mark.parametrize("suffix", [".weights", ".safetensors", ".bt", ".amb"])
+def test_calls_of_viewing_all(model: Callable[[str, int], Path], suffix: str) -> None:
+    """All views of many tensors of one shape take no call for each but those that hand it out."""
+    with wm.open(str(model(suffix, COUNTS[-1]))) as f:
+        counted, arrays = calls(lambda: dict(f.items()))
+    assert len(arrays) == COUNTS[-1]
+    assert counted <= VIEWING * len(arrays)
+
+
+# --------------------------------------------------------------------------------------------- instructions
+
+VALGRIND, COMPILER = shutil.which("valgrind"), shutil.which("gcc")
+NAME = 51  # bytes of a name
+# Instructions for each unit of the input, by tier (valgrind knows no AVX-512), a tenth above what gcc 12 makes of it.
+INSTRUCTIONS = {
+    "crc32": ("byte", {"portable": 4.0, "sse4": 0.47, "avx2": 0.34}),
+    "fnv1a32_many": ("byte", {"portable": 4.7, "avx2": 1.46}),
+    "f16_to_f32": ("element", {"avx2": 0.56}),
+    "bf16_to_f32": ("element", {"avx2": 0.7}),
+    "int4": ("element", {"avx2": 1.6}),
+    "int5": ("element", {"avx2": 1.6}),
+    "records_check": ("record", {"portable": 435.0, "avx2": 273.0}),
+    "records_find": ("record", {"avx2": 9.6}),
+}
+ELEMENTS, RECORDS = 1 << 16, 2_000
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the driver, optimised as the package is."""
+    if VALGRIND is None or COMPILER is None:
+        pytest.skip("counts instructions with valgrind, of what gcc makes: one of them is not installed")
+    csrc = ROOT / "csrc"
+    sources = [ROOT / "tests/c/instructions.c", *sorted(csrc.rglob("*.c"))]
+    sources.remove(csrc / "python.c")
+    built = tmp_path_factory.mktemp("guard") / "instructions"
+    flags = ["-O3", "-std=c11", "-ffp-contract=off", f"-I{csrc}", "-pthread"]
+    subprocess.run([COMPILER, *flags, *map(str, sources), "-o", str(built), "-lm"], check=True)
+    return built
+
+
+def index_of(count: int) -> tuple[bytes, int]:
+    """The index of an EMBD file of `count` tensors with names of `NAME` bytes, and the bytes of its data."""
+    content = [(f"{i:08}.weight".rjust(NAME, "x"), Tensor("float32", (16,), bytes(64))) for i in range(count)]
+    data = embd.Draft(content, checksums=False).seal()
+    header = {name: embd.struct.unpack_from(f"<{kind}", data, at)[0] for name, (at, kind) in embd.HEADER_FIELDS.items()}
+    start = header["tensor_index_offset"]
+    return data[start : start + count * (32 + NAME)], header["tensor_data_size"]
+
+
+def input_of(kernel: str) -> tuple[bytes, int, int, int]:
+    """What the driver is given: the bytes, COUNT, SIZE, and the number of units that it is told by."""
+    if kernel == "crc32":
+        return bytes(range(256)) * 1024, 0, 0, 1 << 18
+    if kernel == "fnv1a32_many":
+        return b"layer.attention.self.query" * NAME * 400, 26 * 400, NAME, 26 * NAME * 400
+    if kernel.startswith("records"):
+        index, size = index_of(RECORDS)
+        return index, RECORDS, size, RECORDS
+    if kernel in ("int4", "int5"):
+        block = b"\0\x3c" + bytes(range(4 * int(kernel[3])))
+        return block * (ELEMENTS // 32), ELEMENTS, 0, ELEMENTS
+    return np.linspace(-3, 3, ELEMENTS).astype(np.float16).tobytes(), ELEMENTS, 0, ELEMENTS
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tier"), [(kernel, tier) for kernel, (_, tiers) in INSTRUCTIONS.items() for tier in tiers]
+)
+def test_instructions(program: Path, tmp_path: Path, kernel: str, tier: str) -> None:
+    """A kernel takes no more instructions for a byte, an element or a record than it may."""
+    data, count, size, units = input_of(kernel)
+    path = tmp_path / "input"
+    path.write_bytes(data)
+    tool = [str(VALGRIND), "--tool=callgrind", "--toggle-collect=measured", "--callgrind-out-file=/dev/null"]
+    done = subprocess.run(
+        [*tool, str(program), kernel, tier, str(path), str(count), str(size)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    if done.stdout == "no such tier here\n":
+        pytest.skip(f"neither this CPU nor valgrind need have {tier}")
+    assert done.stdout == f"{tier}\n"
+    collected = next(line for line in done.stderr.splitlines() if "Collected :" in line)
+    counted = int(collected.rsplit(" ", 1)[1]) / units
+    unit, bounds = INSTRUCTIONS[kernel]
+    assert counted <= bounds[tier], f"{counted:.3f} instructions for each {unit}"
