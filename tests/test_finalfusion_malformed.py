@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.attacks import finalfusion
 from tests.attacks.case import U32
+from tests.attacks.finalfusion import PARTS
 from tests.builders import finalfusion as ff
 from tests.builders import normal
 from tests.support import DATA, same
