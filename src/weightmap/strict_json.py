@@ -8,7 +8,21 @@ from typing import Any, NoReturn
 
 from weightmap.errors import FormatError
 
-__all__ = ["loads"]
+__all__ = ["kind_of", "loads"]
+
+_KINDS = {
+    type(None): "null",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+}
+
+
+def kind_of(value: object) -> str:
+    """Return what JSON calls a value that was read from it."""
+    return _KINDS.get(type(value), "an object")
 
 
 class _ForbiddenError(Exception):
@@ -92,7 +106,10 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     except UnicodeEncodeError:
         fail("a string has a lone surrogate")
     except json.JSONDecodeError as error:
-        fail(f"it is not valid JSON: {error.msg}", len(error.doc[: error.pos].encode()))
+        fail(
+            f"it is not valid JSON: {error.msg.partition(' (')[0].removesuffix(' at')}",
+            len(error.doc[: error.pos].encode()),
+        )
     except RecursionError:
         fail("it is nested too deeply")
     except FormatError:
@@ -100,5 +117,5 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     except ValueError:  # an integer of more digits than Python converts
         fail("a number has too many digits")
     if not isinstance(value, dict):
-        fail(f"it is a {type(value).__name__}, expected an object")
+        fail(f"it is {kind_of(value)}, expected an object")
     return value
