@@ -19,6 +19,7 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DECLARED, NUMPY_MAX_NDIM
 from weightmap.errors import FormatError, LayoutError, quoted
+from weightmap.strings import StringTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
-    from weightmap.strings import StringTable
 
     Place = tuple[DType, tuple[int, ...], int, int]
     Run = tuple[DType, tuple[int, ...], int, int, int, int]
@@ -329,8 +329,6 @@ class ColumnTable(Table):
         return self._columns.find(name)
 
     def _load_names(self) -> StringTable:
-        from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
-
         columns = self._columns
         return StringTable(columns.text(), columns.array(columns.bounds, self.count + 1, "<u4"), 0, "tensor name")
 

@@ -59,13 +59,15 @@ def sniff(head: bytes, size: int) -> bool:
     return 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER
 
 
+from weightmap.formats.safetensors.reading import parse  # noqa: E402 - which takes the names above
+
 FORMAT = Format(
     name="safetensors",
     title="safetensors",
     suffixes=(".safetensors",),
     layouts=("safetensors",),
     sniff=sniff,
-    parse=later(f"{__name__}.reading", "parse"),
+    parse=parse,
     plan=later(f"{__name__}.writing", "plan"),
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(DTYPE_NAMES.values())},
