@@ -452,7 +452,7 @@ def _refuse(mode: int, name: str) -> NoReturn:
 
 def _aligned(size: int) -> NDArray[np.uint8]:
     """Return `size` bytes of new memory that begin at a multiple of 64: aligned files stay aligned in a copy."""
-    room = np.empty(size + _ALIGN, np.uint8)
+    room = kernels.empty(size + _ALIGN, np.uint8)
     start = -room.ctypes.data % _ALIGN
     return room[start : start + size]
 
