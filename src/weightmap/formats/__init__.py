@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weightmap.errors import EncodeError, FormatError, TruncatedError, UnknownFormatError
 from weightmap.formats._base import HEAD, Content, Format, Options
 from weightmap.formats._hints import hint
-from weightmap.lazy import on_demand
+from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
@@ -61,12 +61,18 @@ def _module_names() -> list[str]:
 
 
 def _discover() -> dict[str, Format]:
-    found = (import_module(f"{__name__}.{name}").FORMAT for name in _module_names())
+    """Import every format, and what reading it needs.
+
+    Opening a file imports nothing, and so opens nothing but that file. Only what writing and verifying need waits until
+    it is asked for.
+    """
+    found = [import_module(f"{__name__}.{name}").FORMAT for name in _module_names()]
+    for format_ in found:
+        if isinstance(format_.parse, later):
+            format_.parse = format_.parse.load()
     return {format_.name: format_ for format_ in found}
 
 
-# Imported together with the package: opening a file imports nothing, and so opens nothing but that file. Only what
-# writing and verifying need waits until it is asked for.
 FORMATS: dict[str, Format] = _discover()
 _BY_MAGIC = {format_.magic[:4]: format_ for format_ in FORMATS.values() if format_.magic}
 _UNMARKED = tuple(format_ for format_ in FORMATS.values() if not format_.magic)

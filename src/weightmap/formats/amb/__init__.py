@@ -64,14 +64,12 @@ MAGIC = b"AMBEE"
 DENSE = ("float32", "float16", "bfloat16", "int8")
 SCHEME_CODES = {"int8": 3, "int4": 4, "int5": 5, "int4_block": 6, "int5_block": 7, "adaptive": 8}
 
-from weightmap.formats.amb.reading import parse_amb  # noqa: E402 - which takes the names above
-
 FORMAT = Format(
     name="amb",
     title="AMB (embee.cpp)",
     suffixes=(".amb",),
     layouts=("amb",),
-    parse=parse_amb,
+    parse=later(f"{__name__}.reading", "parse_amb"),
     plan=later(f"{__name__}.writing", "plan_amb"),
     carries={"amb": frozenset({"metadata", "config", "tokenizer"})},
     dtypes={"amb": frozenset(DENSE)},

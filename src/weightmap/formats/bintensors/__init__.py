@@ -72,15 +72,13 @@ def sniff(head: bytes, size: int) -> bool:
     return size >= 10 and head[8] <= 1 and 2 <= int.from_bytes(head[:8], "little") < _PRINTABLE
 
 
-from weightmap.formats.bintensors.reading import parse  # noqa: E402 - which takes the names above
-
 FORMAT = Format(
     name="bintensors",
     title="BinTensors",
     suffixes=(".bt",),
     layouts=tuple(LAYOUTS),
     sniff=sniff,
-    parse=parse,
+    parse=later(f"{__name__}.reading", "parse"),
     plan=later(f"{__name__}.writing", "plan"),
     carries={layout: frozenset({"metadata"}) for layout in LAYOUTS},
     dtypes={layout: frozenset(DTYPE_NAMES) for layout in LAYOUTS},

@@ -48,14 +48,12 @@ RECORD = struct.Struct("<5I")
 RECORD_FIELDS = ("kernel_size", "in_channels", "out_channels", "weight_offset", "weight_count")
 HALF = 2
 
-from weightmap.formats.cnn_v2.reading import parse  # noqa: E402 - which takes the names above
-
 FORMAT = Format(
     name="cnn_v2",
     title="CNN v2",
     suffixes=(".bin",),
     layouts=("v2", "v1"),
-    parse=parse,
+    parse=later(f"{__name__}.reading", "parse"),
     plan=later(f"{__name__}.writing", "plan"),
     carries=dict.fromkeys(("v2", "v1"), frozenset({"metadata"})),
     dtypes=dict.fromkeys(("v2", "v1"), frozenset({"float16"})),

@@ -59,14 +59,12 @@ from weightmap.lazy import later
 MAGIC = b"EMBD"
 DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
 
-from weightmap.formats.embd.reading import parse  # noqa: E402 - which takes the names above
-
 FORMAT = Format(
     name="embd",
     title="EMBD (cpp_embedder)",
     suffixes=(".weights",),
     layouts=("spec", "simple"),
-    parse=parse,
+    parse=later(f"{__name__}.reading", "parse"),
     plan=later(f"{__name__}.writing", "plan"),
     carries={"spec": frozenset({"metadata", "vocab", "special_ids"}), "simple": frozenset({"vocab"})},
     magic=MAGIC,

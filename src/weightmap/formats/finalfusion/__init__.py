@@ -77,14 +77,12 @@ LAYOUTS = ("upstream", "spec")
 # By the format's codes; numpy has no integers of 128 bits.
 TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", None, None, "float32", "float64")
 
-from weightmap.formats.finalfusion.reading import parse_finalfusion  # noqa: E402 - which takes the names above
-
 FORMAT = Format(
     name="finalfusion",
     title="finalfusion",
     suffixes=(".fifu",),
     layouts=LAYOUTS,
-    parse=parse_finalfusion,
+    parse=later(f"{__name__}.reading", "parse_finalfusion"),
     plan=later(f"{__name__}.writing", "plan_finalfusion"),
     carries={layout: frozenset({"metadata", "vocab"}) for layout in LAYOUTS},
     magic=MAGIC,

@@ -59,15 +59,13 @@ def sniff(head: bytes, size: int) -> bool:
     return 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER
 
 
-from weightmap.formats.safetensors.reading import parse  # noqa: E402 - which takes the names above
-
 FORMAT = Format(
     name="safetensors",
     title="safetensors",
     suffixes=(".safetensors",),
     layouts=("safetensors",),
     sniff=sniff,
-    parse=parse,
+    parse=later(f"{__name__}.reading", "parse"),
     plan=later(f"{__name__}.writing", "plan"),
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(DTYPE_NAMES.values())},
