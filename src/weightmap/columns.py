@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.strings import StringTable
 from weightmap.table import INT64_MAX, Rules, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap.strings import StringTable
     from weightmap.table import Place
 
 __all__ = ["ColumnTable"]
@@ -54,8 +54,6 @@ class ColumnTable(Table):
         return self._columns.find(name)
 
     def _load_names(self) -> StringTable:
-        from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
-
         columns = self._columns
         return StringTable(columns.text(), columns.array(columns.bounds, self.count + 1, "<u4"), 0, "tensor name")
 
