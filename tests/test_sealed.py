@@ -337,6 +337,7 @@ def test_an_argument_of_a_process_takes_its_memory_along(path: Path, method: str
         inode = os.fstat(f.fileno()).st_ino
         process = context.Process(target=tell, args=(f, theirs))
         process.start()
+        theirs.close()  # so that a process that fails is the end of the pipe
         assert ours.poll(60)
         answer = ours.recv()
         process.join(60)
