@@ -17,7 +17,7 @@
 #endif
 
 enum { READ, READ_PREFETCH, WRITE, WRITE_PREFETCH, WRITE_STREAM, COPY, COPY_STREAM, WIDEN };
-enum { MOST_THREADS = 64, LINE = 64, STEP = 4 * LINE, AHEAD = 2048, AHEAD_OF_WRITES = 4096 };
+enum { MOST_THREADS = 64, LINE = 64, STEP = 4 * LINE, AHEAD = 4096 };
 
 typedef uint64_t line_t __attribute__((vector_size(LINE), aligned(LINE), may_alias));
 
@@ -86,7 +86,7 @@ static void write_all(uint8_t *dst, size_t n, int streaming, int prefetch)
     for (size_t i = 0; i < n; i += STEP)
         for (int j = 0; j < 4; j++) {
             if (prefetch)
-                __builtin_prefetch(dst + i + AHEAD_OF_WRITES + LINE * j, 1, 3);
+                __builtin_prefetch(dst + i + AHEAD + LINE * j, 1, 3);
             if (streaming)
                 stream(dst + i + LINE * j, value);
             else
@@ -115,7 +115,7 @@ static void widen(uint8_t *dst, const uint8_t *src, size_t n)
             uint8_t *to = dst + i + LINE * j;
             if (j % 2 == 0)
                 __builtin_prefetch(from + AHEAD, 0, 3);
-            __builtin_prefetch(to + AHEAD_OF_WRITES, 1, 3);
+            __builtin_prefetch(to + AHEAD, 1, 3);
             memcpy(to, from, LINE / 2);
             memcpy(to + LINE / 2, from, LINE / 2);
         }
