@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CALLS = ("open", "open, full", "verify", "read", "copy", "convert", "diff")
-COMMANDS = ("command inspect", "command verify", "command convert", "command diff", "command export")
+COMMANDS = (
+    "command inspect",
+    "command verify",
+    "command convert",
+    "command diff",
+    "command export",
+    "command quantize",
+)
 FILES = {
     "words.weights": (*CALLS, *COMMANDS),
     "a.safetensors": CALLS,
