@@ -1,0 +1,205 @@
+"""Mutants: a valid file with a few lies, the same ones for the same format and number.
+
+Half of the mutants have their lengths, offsets, counts and checksums made to fit again after the lie was told.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.attacks.case import INDEX
+from tests.builders import embd
+
+from .anatomy import DECIMAL, NUMBER, TEXT, VARINT, Anatomy, Edit, Field, encoded, value_of
+from .corpus import FORMATS, seeds, shards
+from .walks import WALKS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EDGES = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 64, 127, 128, 250, 251, 255, 256, 32767, 32768, 65535, 65536)
+EDGES += tuple((1 << bits) + k for bits in (20, 24, 31, 32, 40, 53, 60, 61, 62, 63, 64) for k in (-1, 0, 1))
+# As numbers of two and four bytes: infinities, NaN and denormals of float16 and float32.
+EDGES += (0x7C00, 0xFC00, 0x7E00, 0x0001, 0x8001, 0x7F800000, 0x7FC00000, 0xFF800000, 0x807FFFFF)
+FORMS = (b"\xfe" + bytes(16), b"\xff", b"\xfb\x01\x00", b"\xfc\x01\0\0\0", b"\xfd\x01\0\0\0\0\0\0\0", b"\xfd\x01", b"")
+TEXTS = (b"", b"a", b"\0", b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\x1b]0;x\x07", b"../x", b"n" * 300)
+TEXTS += ("\u202e".encode(), b'"', b"\\", b"__metadata__", b"a\nb", b"layer.0.weight", b"embeddings", b"x" * 65536)
+TOKENS = (b"", b"{", b"}", b"[", b"]", b",", b":", b"=", b"{}", b"[]", b"null", b"true", b"0", b"-1", b"1.5", b"1e3")
+TOKENS += (b"NaN", b"-Infinity", b"1e999", b"inf", b"nan", b"1" * 400, b"1" * 5000, b'""', b'"a"', b'"\\ud800"')
+TOKENS += (b'"\\u0000"', b'"\xff"', b'"\xed\xa0\x80"', b'"a', b"1979-05-27", b"1979-05-27T07:32:00", b"00", b"\xef\xbb\xbf")
+TOKENS += (b'"__metadata__"', b'"dtype"', b'"shape"', b'"F64"', b'"BF16"', b'"I8"', b'"F4"', b" ", b"\n[x]\n", b"''", b"# ")
+TOKENS += (b"[" * 70, b"[" * 40_000, b'{"a":' * 9_000, b"[[", b"9007199254740993", b"18446744073709551616", b'"x"."y"')
+
+
+class Mutant(NamedTuple):
+    """A file to be tried.
+
+    Attributes
+    ----------
+    files : mapping of str to bytes
+        By name; of all formats but "sharded" there is one, and its name is "".
+    options : dict
+        How it is to be opened.
+    """
+
+    files: Mapping[str, bytes]
+    options: dict[str, object]
+
+
+@cache
+def anatomies(format: str) -> tuple[Anatomy, ...]:
+    """The seeds of a format, taken apart."""
+    return tuple(WALKS[format](data) for data in seeds(format))
+
+
+def mutant(format: str, number: int) -> Mutant:
+    """The mutant of a format with this number."""
+    rng = random.Random(len(FORMATS) * number + FORMATS.index(format))
+    options: dict[str, object] = {
+        "verify": rng.choice(("header", "header", "full", "none")),
+        "strict": rng.random() < 0.6,
+    }
+    if format == "sharded":
+        files = dict(shards())
+        if rng.random() < 0.7:
+            files[INDEX] = mutated("sharded", rng)
+        else:
+            files[rng.choice([name for name in files if name != INDEX])] = mutated("safetensors", rng)
+        return Mutant(files, options)
+    if rng.random() < 0.75:
+        options["format"] = format
+    if rng.random() < 0.05:
+        options["mode"] = rng.choice(("cow", "copy"))
+    return Mutant({"": mutated(format, rng)}, options)
+
+
+def mutated(format: str, rng: random.Random) -> bytes:
+    """A file of the format with something wrong."""
+    anatomy = rng.choice(anatomies(format))
+    follow = rng.random() < 0.5
+    count = rng.choice((1, 1, 1, 1, 1, 2, 2, 3, 5))
+    data = anatomy.apply([edit(format, anatomy, rng) for _ in range(count)], follow=follow)
+    if rng.random() < 0.15:
+        data = coarse(format, data, rng)
+    return sealed(data) if follow and format == "embd" else data
+
+
+def edit(format: str, anatomy: Anatomy, rng: random.Random) -> Edit:
+    """One lie: mostly about a field; or a part doubled, left out, exchanged; or some bytes."""
+    how = rng.random()
+    data = anatomy.data
+    if how < 0.55 and anatomy.fields:
+        field = rng.choice(anatomy.fields)
+        return Edit(field.begin, field.end, lie(anatomy, field, rng))
+    if how < 0.75 and anatomy.items:
+        begin, end, _ = rng.choice(anatomy.items)
+        kind = rng.randrange(4)
+        if kind == 0:
+            return Edit(begin, end, b"")
+        if kind == 1:
+            return Edit(begin, begin, data[begin:end])
+        other = anatomy if kind == 2 else rng.choice(anatomies(format))
+        first, last, _ = rng.choice(other.items or [(0, 0, None)])
+        return Edit(begin, end, other.data[first:last])
+    place = rng.randrange(len(data) + 1)
+    kind = rng.randrange(4)
+    if kind == 0:
+        return Edit(place, min(place + 1, len(data)), bytes([rng.randrange(256)]))
+    if kind == 1:
+        turned = bytes(byte ^ 1 << rng.randrange(8) for byte in data[place : place + 1])
+        return Edit(place, place + len(turned), turned)
+    if kind == 2:  # any aligned number
+        size = rng.choice((1, 2, 4, 8))
+        place -= place % size
+        return Edit(place, min(place + size, len(data)), encoded(NUMBER, rng.choice(EDGES), size))
+    size = rng.choice((0, 0, 1, 2, 4, 8, 40))
+    new = rng.choice((b"", bytes(rng.randrange(9)), rng.randbytes(rng.randrange(9)), data[place : place + 40]))
+    return Edit(place, min(place + size, len(data)), new)
+
+
+def lie(anatomy: Anatomy, field: Field, rng: random.Random) -> bytes:
+    """Something else for a field to hold."""
+    data, kind = anatomy.data, field.kind
+    old = data[field.begin : field.end]
+    if kind == TEXT:
+        return other_text(anatomy, old, rng)
+    if kind not in {NUMBER, VARINT, DECIMAL} or (kind == DECIMAL and rng.random() < 0.3):
+        if rng.random() < 0.3:
+            same = [other for other in anatomy.fields if other.kind == kind]
+            begin, end, _ = rng.choice(same)
+            return data[begin:end]
+        return rng.choice(TOKENS)
+    if kind == VARINT and rng.random() < 0.15:
+        return rng.choice(FORMS)
+    value = value_of(kind, old)
+    way = rng.randrange(6)
+    if way < 2:
+        new = rng.choice(EDGES)
+    elif way < 4:
+        new = max(value + rng.choice((-64, -8, -4, -2, -1, 1, 1, 2, 4, 8, 64, 256)), 0)
+    elif way == 4:
+        new = rng.choice((len(data) - 1, len(data), len(data) + 1, value * 2, value // 2, -value, rng.randrange(256)))
+    else:
+        numbers = [other for other in anatomy.fields if other.kind == kind]
+        begin, end, _ = rng.choice(numbers)
+        new = value_of(kind, data[begin:end])
+    return encoded(kind, new, len(old))
+
+
+def other_text(anatomy: Anatomy, old: bytes, rng: random.Random) -> bytes:
+    """Another text: one that is hard to take, one that is there already, or the old one with something wrong."""
+    way = rng.randrange(3)
+    if way == 0:
+        return rng.choice(TEXTS) if rng.random() < 0.9 else rng.choice(TOKENS)
+    if way == 1:
+        begin, end, _ = rng.choice([field for field in anatomy.fields if field.kind == TEXT])
+        return anatomy.data[begin:end]
+    place = rng.randrange(len(old) + 1)
+    return old[:place] + rng.choice((b"", b"\0", b"\xff", b"\x80", b"x", old)) + old[place + rng.randrange(2) :]
+
+
+def coarse(format: str, data: bytes, rng: random.Random) -> bytes:
+    """Cut a file off, let it go on, join it with another one, or exchange parts of it."""
+    place, other = rng.randrange(len(data) + 1), rng.choice(seeds(format))
+    kind = rng.randrange(6)
+    if kind < 2:
+        return data[:place]
+    if kind == 2:
+        return data + rng.choice((b"\0", b" ", bytes(64), b"PK\5\6" + bytes(18), other))
+    if kind == 3:
+        return data[:place] + other[rng.randrange(len(other) + 1) :]
+    if kind == 4:
+        return data[:place] + other[place:]
+    second = rng.randrange(len(data) + 1)
+    first, last = min(place, second), max(place, second)
+    return data[:first] + data[last:] + data[first:last]
+
+
+def sealed(data: bytes) -> bytes:
+    """A file of EMBD with the hashes and checksums that its bytes have; anything else as it is."""
+    if len(data) < 80 or data[:4] != b"EMBD":
+        return data
+    out = bytearray(data)
+    head = embd.fields_of(data)
+    index, count = head["tensor_index_offset"], head["tensor_index_count"]
+    place = index + 32 * count
+    if count <= 64 and place <= len(out):
+        for number in range(count):
+            at = index + 32 * number
+            length = int.from_bytes(out[at + 6 : at + 8], "little")
+            name = bytes(out[place : place + length])
+            place += length
+            if len(name) < 400:
+                struct.pack_into("<I", out, at, embd.fnv1a32(name))
+    struct.pack_into("<I", out, 56, zlib.crc32(out[:56]))
+    end = len(out) - 16
+    if end >= 64 and head["flags"] & embd.CHECKSUM_ENABLED:
+        start = head["tensor_data_offset"]
+        part = out[start : start + head["tensor_data_size"]] if start <= end else b""
+        struct.pack_into("<II", out, end, zlib.crc32(part), 0)
+        struct.pack_into("<I", out, end + 4, zlib.crc32(out[:end]))
+    return bytes(out)
