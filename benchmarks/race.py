@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ROUNDS = 45
-BUDGET = 0.4  # seconds for a contender, unless three rounds take longer
+BUDGET = 0.4  # seconds for a contender, unless the fewest rounds take longer
 SLOW = 1.0  # seconds of a call that is not repeated
 SHORTEST = 2e-3  # seconds of a turn: shorter calls are repeated within it
 BEST = kernels.available_isas()[-1]
@@ -132,7 +132,8 @@ class Lane:
             if took >= SHORTEST or self.calls >= 100_000:
                 break
             self.calls *= 4
-        self.turns = 1 if told > SLOW else max(3, min(ROUNDS, int(BUDGET / took)))
+        least = 5 if took < BUDGET else 3
+        self.turns = 1 if told > SLOW else max(least, min(ROUNDS, int(BUDGET / took)))
 
     def take(self, number: int) -> None:
         """Take part in this round, if it is one of ours."""
@@ -159,8 +160,10 @@ def compete(contenders: Mapping[str, Contender], *case: Any) -> Result:
             lane = Lane(contender, contender.prepare(*case))
             lane.calibrate()
             lanes[name] = lane
-        except (pytest.skip.Exception, Exception) as reason:  # noqa: BLE001 - raised for this one, later
-            out[name] = reason
+        except pytest.skip.Exception as reason:
+            out[name] = reason.with_traceback(None)  # which would keep alive all that was prepared
+        except Exception as error:  # noqa: BLE001 - raised for this one, later
+            out[name] = error
     # What the collection of the tests and of other files has left is not what the contenders are to be slowed by.
     gc.collect()
     gc.freeze()

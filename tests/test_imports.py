@@ -39,7 +39,7 @@ LAYERS = [
     {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded", "similarity"},
     {"quantizing"},
     {"words"},
-    {"comparison", "conversion", "schemes"},
+    {"comparison", "conversion", "forking", "schemes"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "torch"},
     {"demo"},

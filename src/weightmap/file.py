@@ -91,12 +91,11 @@ class TensorFile(Mapping[str, Any]):
             table = self._table
             i = table.find(name)
             if i >= 0:
-                row = table.row(i)
-                dtype, shape, offset, nbytes = row
+                dtype, shape, offset, nbytes = table.place(i)
                 stored = dtype.numpy
                 if stored is None:
                     if dtype.quantized:
-                        return self._quantized(row)
+                        return self._quantized(Row(dtype, shape, offset, nbytes))
                     stored = numpy_dtype(dtype)
                 return source.array(stored, shape, offset, nbytes)
         except TensorFileError as error:

@@ -185,7 +185,10 @@ class Source:
     # ------------------------------------------------------------------------------------------------- reading
     @property
     def descriptor(self) -> int:
-        """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory."""
+        """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory.
+
+        To be held, as this object, while it is used: once another thread closes the handle, the number is anybody's.
+        """
         file = self._file
         return -1 if file is None else file
 
@@ -449,7 +452,7 @@ def _refuse(mode: int, name: str) -> NoReturn:
 
 def _aligned(size: int) -> NDArray[np.uint8]:
     """Return `size` bytes of new memory that begin at a multiple of 64: aligned files stay aligned in a copy."""
-    room = np.empty(size + _ALIGN, np.uint8)
+    room = kernels.empty(size + _ALIGN, np.uint8)
     start = -room.ctypes.data % _ALIGN
     return room[start : start + size]
 

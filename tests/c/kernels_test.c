@@ -223,6 +223,53 @@ static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int sc
     free(out);
 }
 
+/* Blocks of kinds at random, odd scales among them, in allocations of exactly their size: those that a variant decodes are as
+ * they should be, it stops only where it may, and after a block that was stepped over it goes on. */
+static void test_mixed(const char *name, wm_mixed_fn *decode) {
+    enum { BLOCKS = 150, LONGEST = 72 };
+    const int before = failures;
+    uint64_t decoded = 0;
+    for (uint64_t len = 8; len <= LONGEST; len += 8)
+        for (int type = 0; type < 4; type++) {
+            const int scale_type = type % 2, half = type / 2;
+            uint8_t mask[(BLOCKS + 3) / 4] = {0};
+            uint64_t scale_at[BLOCKS + 1] = {0}, codes_at[BLOCKS + 1] = {0};
+            for (int b = 0; b < BLOCKS; b++) {
+                const int kind = (int)(next_random() % 3);
+                mask[b / 4] = (uint8_t)(mask[b / 4] | kind << 2 * (b % 4));
+                scale_at[b + 1] = scale_at[b] + (kind == WM_HALF ? 0 : scale_bytes(scale_type));
+                codes_at[b + 1] = codes_at[b] + (kind == WM_HALF ? 2 * len : code_bytes(4 + kind, len));
+            }
+            const uint64_t scales = scale_at[BLOCKS], size = scales + codes_at[BLOCKS], item = value_bytes(half);
+            uint8_t *data = random_bytes(size), *out = aligned_alloc(64, (BLOCKS * len * item + 63) / 64 * 64);
+            if (!out) exit(2);
+            wm_mixed m = {.mask = mask, .scales = data, .codes = data + scales, .scales_end = data + scales,
+                          .end = data + size, .last = BLOCKS, .len = len, .scale_type = scale_type, .half = half};
+            while (m.next < BLOCKS) {
+                const uint64_t from = m.next, done = decode(&m, out + from * len * item);
+                decoded += done;
+                check(m.next == from + done && m.scales == data + scale_at[m.next] &&
+                      m.codes == data + scales + codes_at[m.next], name, from);
+                for (uint64_t b = from; b < m.next; b++)
+                    for (uint64_t i = 0; i < len; i++) {
+                        const int kind = wm_kind_at(mask, b);
+                        const uint8_t *codes = data + scales + codes_at[b], *at = out + (b * len + i) * item;
+                        float value = kind == WM_HALF ? widen_half(load_le16(codes + 2 * i))
+                                                      : load_scale(data + scale_at[b], scale_type) *
+                                                            (float)field_by_definition(codes, i, 4 + kind);
+                        check(half ? load_le16(at) == narrow_float(value) : load_le32(at) == bits_of_float(value), name, b);
+                    }
+                if (m.next == BLOCKS) break;
+                m.next++;
+                m.scales = data + scale_at[m.next], m.codes = data + scales + codes_at[m.next];
+            }
+            free(data);
+            free(out);
+        }
+    check(decode == mixed_portable ? decoded == 0 : decoded > 9 * 4 * BLOCKS * 3 / 4, name, decoded);
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
 static void test_intblock(const char *name, wm_intblock_fn *decode) {
     int before = failures;
     for (int bits = 4; bits <= 8; bits += bits == 5 ? 3 : 1)
@@ -409,6 +456,7 @@ int main(void) {
     test_half("f16_to_f32_portable", f16_to_f32_portable, f16_by_definition);
     test_half("bf16_to_f32_portable", bf16_to_f32_portable, bf16_by_definition);
     test_intblock("intblock_portable", intblock_portable);
+    test_mixed("mixed_portable", mixed_portable);
     test_narrow("narrow_portable", narrow_portable);
     test_products("combine_rows_portable", combine_rows_portable);
     test_words();
@@ -432,6 +480,8 @@ int main(void) {
     if (cpu & WM_AVX512) test_half("f16_to_f32_x86_avx512", f16_to_f32_x86_avx512, f16_by_definition);
     if (cpu & WM_AVX512) test_half("bf16_to_f32_x86_avx512", bf16_to_f32_x86_avx512, bf16_by_definition);
     if (cpu & WM_AVX2) test_intblock("intblock_x86_avx2", intblock_x86_avx2);
+    if (cpu & WM_AVX2) test_mixed("mixed_x86_avx2", mixed_x86_avx2);
+    if (cpu & WM_AVX512) test_mixed("mixed_x86_avx512", mixed_x86_avx512);
     if (cpu & WM_AVX2) test_narrow("narrow_x86_avx2", narrow_x86_avx2);
     if (cpu & WM_AVX512) test_intblock("intblock_x86_avx512", intblock_x86_avx512);
 #elif WM_ARM

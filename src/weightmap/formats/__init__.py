@@ -44,6 +44,8 @@ __all__ = [
 
 _WRITING = dict.fromkeys(("Parts", "Payload", "Plan", "Request", "refuse"), "_writing")
 _on_demand = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying"})
+# No file begins so: each of the formats without magic bytes begins with a length, and this one is too large.
+_NEVER = b"\xff" * 8
 # Those that were imported so far, by the beginning of their magic bytes.
 _by_magic: dict[bytes, Format] = {}
 
@@ -140,16 +142,23 @@ def identify(source: Source, head: bytes) -> Format:
     """
     # A file that begins with one format's magic bytes needs no other to be asked: those without magic bytes begin with
     # a length of at most 100,000,000, and four printable characters are a larger number than that.
-    size, start = source.size, head[:4]
-    format_ = _by_magic.get(start)
-    if format_ is None and start.isalnum():
-        format_ = _namesake(start)
-    if format_ is not None and head.startswith(format_.magic or b"\0"):
+    start = head[:4]
+    format_ = _by_magic.get(start) or (_namesake(start) if start.isalnum() else None)
+    if format_ is not None and head.startswith(format_.magic or _NEVER):
         return format_
-    claims = [format_ for format_ in _all() if format_.claims(head, size)]
+    claims = [format_ for format_ in _unmarked() if format_.claims(head, source.size)]
+    format_ = _by_magic.get(start)  # now that all are known
+    if format_ is not None and head.startswith(format_.magic):
+        return format_
     if len(claims) == 1:
         return claims[0]
     raise _unknown(head, claims)
+
+
+@functools.cache
+def _unmarked() -> tuple[Format, ...]:
+    """Return the formats that have no magic bytes; all are imported then."""
+    return tuple(format_ for format_ in _all() if not format_.magic)
 
 
 def _namesake(start: bytes) -> Format | None:

@@ -71,7 +71,7 @@ def walk(
     `bare` has block size and bytes of a scale of blocks without a header. Raises the error that the walk which went
     further deserves.
     """
-    fd = source.descriptor
+    fd = source.descriptor  # held until this returns
     section = kernels.Section(
         fd,
         source.octets if fd < 0 else None,

@@ -90,7 +90,9 @@ def _metadata(raw: bytes, at: int) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(value, str):
             what = f"__metadata__: value of {quoted(key)}"
-            raise FormatError(what, field="__metadata__", offset=at, actual=type(value).__name__, expected="a string")
+            raise FormatError(
+                what, field="__metadata__", offset=at, actual=strict_json.kind_of(value), expected="a string"
+            )
     return metadata
 
 
