@@ -185,11 +185,12 @@ class Walk:
             self.found.items.append((begin, self.at, counter))
 
     def json(self, end: int) -> None:
-        """A JSON text up to `end`: its tokens, and as items the members of its objects and arrays."""
+        """A JSON text up to `end`: its scalars, and as items the members of its objects and arrays."""
         tokens = [m.span() for m in JSON.finditer(self.data, self.at, end)]
         for begin, stop in tokens:
-            self.at = begin
-            self.field(stop - begin, DECIMAL if self.data[begin] in b"-0123456789" else TOKEN)
+            if self.data[begin] not in b"{}[]:,":
+                self.at = begin
+                self.field(stop - begin, DECIMAL if self.data[begin] in b"-0123456789" else TOKEN)
         self._members(tokens)
         self.at = end
 

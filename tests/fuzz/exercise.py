@@ -15,16 +15,19 @@ LATE = (wm.QuantError, wm.UnsupportedError)
 WORDS = 12
 
 
-def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE) -> None:
+def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE, *, brief: bool = False) -> None:
     """Whatever a handle says of its file is the same in every place, and what lies in `data` there.
 
-    Errors of the classes `late` may come of a single tensor; any other means that there is something wrong.
+    Errors of the classes `late` may come of a single tensor; any other means that there is something wrong. In brief:
+    only the tensors.
     """
     names = list(f)
     assert len(f) == len(names)
     for name in names:
         with contextlib.suppress(late):
-            _tensor(f, name, data)
+            _tensor(f, name, data, brief=brief)
+    if brief:
+        return
     repr(f)
     dict(f.metadata)
     if f.config is not None:
@@ -39,7 +42,7 @@ def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE) -> None:
     assert all(f.info(name) in infos for name in names)
 
 
-def _tensor(f: wm.TensorFile, name: str, data: bytes | None) -> None:
+def _tensor(f: wm.TensorFile, name: str, data: bytes | None, *, brief: bool) -> None:
     info = f.info(name)
     assert info.name == name
     if data is not None:
@@ -49,7 +52,9 @@ def _tensor(f: wm.TensorFile, name: str, data: bytes | None) -> None:
     if isinstance(tensor, np.ndarray):
         assert tensor.nbytes == info.nbytes
         assert data is None or tensor.tobytes() == data[info.offset : info.offset + info.nbytes]
-    else:
+    if brief:
+        return
+    if not isinstance(tensor, np.ndarray):
         repr(tensor)
         assert tensor.nbytes <= info.nbytes
         _ = tensor.codes, tensor[:1] if tensor.ndim else tensor[...]
@@ -83,12 +88,13 @@ def outcome(source: Any, data: bytes | None, **options: Any) -> str:
     return "" if found is None else type(found).__name__
 
 
-def error_of(source: Any, data: bytes | None, **options: Any) -> wm.TensorFileError | None:
+def error_of(source: Any, data: bytes | None, *, brief: bool = False, **options: Any) -> wm.TensorFileError | None:
     """The same: the error itself, whose message is held against what messages promise; or None."""
     try:
         with wm.open(source, **options) as f:
-            consistent(f, data, wm.TensorFileError if options.get("verify") == "none" else LATE)
-            f.verify()
+            consistent(f, data, wm.TensorFileError if options.get("verify") == "none" else LATE, brief=brief)
+            if not brief:
+                f.verify()
             return None
     except wm.TensorFileError as error:
         found = error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.attacks.case import INDEX
 from tests.builders import embd
 
-from .anatomy import DECIMAL, NUMBER, TEXT, VARINT, Anatomy, Edit, Field, encoded, value_of
+from .anatomy import DECIMAL, NUMBER, TEXT, TOKEN, VARINT, Anatomy, Edit, Field, encoded, value_of
 from .corpus import FORMATS, seeds, shards
 from .walks import WALKS
 
@@ -28,10 +28,12 @@ EDGES += (0x7C00, 0xFC00, 0x7E00, 0x0001, 0x8001, 0x7F800000, 0x7FC00000, 0xFF80
 FORMS = (b"\xfe" + bytes(16), b"\xff", b"\xfb\x01\x00", b"\xfc\x01\0\0\0", b"\xfd\x01\0\0\0\0\0\0\0", b"\xfd\x01", b"")
 TEXTS = (b"", b"a", b"\0", b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\x1b]0;x\x07", b"../x", b"n" * 300)
 TEXTS += ("\u202e".encode(), b'"', b"\\", b"__metadata__", b"a\nb", b"layer.0.weight", b"embeddings", b"x" * 65536)
+STRINGS = (b'""', b'"a"', b'"\\ud800"', b'"\\ud83d\\ude00"', b'"\\u0000"', b'"\\u001b[31m"', b'"../x"', b'"\xff"', b'"' + b"n" * 999 + b'"')
+STRINGS += (b'"__metadata__"', b'"dtype"', b'"shape"', b'"data_offsets"', b'"weight_map"', b'"F64"', b'"BF16"', b'"I8"', b'"F4"')
 TOKENS = (b"", b"{", b"}", b"[", b"]", b",", b":", b"=", b"{}", b"[]", b"null", b"true", b"0", b"-1", b"1.5", b"1e3")
-TOKENS += (b"NaN", b"-Infinity", b"1e999", b"inf", b"nan", b"1" * 400, b"1" * 5000, b'""', b'"a"', b'"\\ud800"')
+TOKENS += (b"NaN", b"-Infinity", b"1e999", b"inf", b"nan", b"1" * 400, b"1" * 5000)
 TOKENS += (b'"\\u0000"', b'"\xff"', b'"\xed\xa0\x80"', b'"a', b"1979-05-27", b"1979-05-27T07:32:00", b"00", b"\xef\xbb\xbf")
-TOKENS += (b'"__metadata__"', b'"dtype"', b'"shape"', b'"F64"', b'"BF16"', b'"I8"', b'"F4"', b" ", b"\n[x]\n", b"''", b"# ")
+TOKENS += (b" ", b"\n[x]\n", b"''", b"# ")
 TOKENS += (b"[" * 70, b"[" * 40_000, b'{"a":' * 9_000, b"[[", b"9007199254740993", b"18446744073709551616", b'"x"."y"')
 
 
@@ -127,12 +129,12 @@ def lie(anatomy: Anatomy, field: Field, rng: random.Random) -> bytes:
     old = data[field.begin : field.end]
     if kind == TEXT:
         return other_text(anatomy, old, rng)
-    if kind not in {NUMBER, VARINT, DECIMAL} or (kind == DECIMAL and rng.random() < 0.3):
-        if rng.random() < 0.3:
-            same = [other for other in anatomy.fields if other.kind == kind]
-            begin, end, _ = rng.choice(same)
+    if kind == TOKEN or (kind == DECIMAL and rng.random() < 0.2):
+        way = rng.random()
+        if way < 0.4:
+            begin, end, _ = rng.choice([other for other in anatomy.fields if other.kind == kind])
             return data[begin:end]
-        return rng.choice(TOKENS)
+        return rng.choice(STRINGS if way < 0.7 else TOKENS)
     if kind == VARINT and rng.random() < 0.15:
         return rng.choice(FORMS)
     value = value_of(kind, old)

@@ -38,7 +38,11 @@ MEMORY = 512 << 20
 SECONDS = 1.0
 # Tracing slows everything down, so only every so many mutants are opened under it.
 TRACED = 50
+# Every so many mutants that open are used in all ways there are; of the others, the tensors are looked up.
+THOROUGH = 4
 MOST_FAILURES = 20
+# For models in more than one file: a file system that is none, where there is one.
+MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class Sources:
@@ -84,7 +88,7 @@ def attempt(number: int, found: Mutant, sources: Sources) -> str:
     """Try one mutant: what came of it, for counting. Raises whatever must not come of it."""
     source, data = sources.of(found)
     started = time.thread_time()
-    error = error_of(source, data, **found.options)
+    error = error_of(source, data, brief=number % THOROUGH != 0, **found.options)
     assert time.thread_time() - started < SECONDS, "it took too long"
     if number % TRACED == 0:
         heap = heap_of_opening(source, found.options)
@@ -96,7 +100,7 @@ def attempt(number: int, found: Mutant, sources: Sources) -> str:
 def run(format: str, first: int, count: int, state: Any, failures: Path | None) -> Counter[str]:
     """Try mutants and return how often each outcome came; stop after many failures."""
     outcomes: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder, np.errstate(all="ignore"):
         sources = Sources(Path(folder))
         for number in range(first, first + count):
             struct.pack_into("<Q", state, 0, number)
