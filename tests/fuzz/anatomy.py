@@ -46,6 +46,8 @@ class Anatomy:
     spans : list of (Field, int, int)
         The number in the field grows by as many bytes as the file does from the one place to the other: a length, or,
         where the first place is 0, an offset.
+    pads : list of (int, int, int)
+        Zeros from the one place to the other, up to a multiple of so many bytes.
     items : list of (int, int, Field or None)
         Parts that may occur any number of times, such as records, and the field that counts them.
     """
@@ -53,6 +55,7 @@ class Anatomy:
     data: bytes
     fields: list[Field] = field(default_factory=list)
     spans: list[tuple[Field, int, int]] = field(default_factory=list)
+    pads: list[tuple[int, int, int]] = field(default_factory=list)
     items: list[tuple[int, int, Field | None]] = field(default_factory=list)
 
     def apply(self, edits: Iterable[Edit], *, follow: bool) -> bytes:
@@ -74,6 +77,11 @@ class Anatomy:
                     more[counter] = more.get(counter, 0) + 1
         for counter, change in more.items():
             self._add(kept, counter, change)
+        for begin, end, step in self.pads:
+            shift = sum(len(new) - (last - first) for first, last, new in kept if last <= begin)
+            if shift % step:
+                wanted = -(begin + shift) % step
+                _put(kept, Edit(begin, end, bytes(wanted or (step if end - begin == step else 0))))
         # From the innermost on: a number that takes more bytes makes longer what holds it.
         for number, begin, end in self.spans:
             grown = sum(len(new) - (last - first) for first, last, new in kept if begin <= first < end >= last)

@@ -91,7 +91,7 @@ def outcome(source: Any, data: bytes | None, **options: Any) -> str:
 def error_of(source: Any, data: bytes | None, *, brief: bool = False, **options: Any) -> wm.TensorFileError | None:
     """The same: the error itself, whose message is held against what messages promise; or None."""
     try:
-        with wm.open(source, **options) as f:
+        with np.errstate(all="ignore"), wm.open(source, **options) as f:
             consistent(f, data, wm.TensorFileError if options.get("verify") == "none" else LATE, brief=brief)
             if not brief:
                 f.verify()

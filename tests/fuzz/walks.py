@@ -119,6 +119,7 @@ def amb(data: bytes) -> Anatomy:
         steps = (-end % 8, -(end - weights.end) % 8)
         pad = next((k for k in steps if not any(data[end : end + k])), 0)
         walk.at = min(end + pad, len(data))
+        walk.found.pads.append((end, walk.at, 8))
         walk.found.items.append((begin, walk.at, None))
     return walk.anatomy
 
@@ -233,14 +234,20 @@ def _words(walk: Walk, *sizes: int, grams: bool = False) -> None:
                 raise IndexError
 
 
+def _padded(walk: Walk, *sizes: int) -> None:
+    """Numbers, of which the last one is a type, and padding up to a multiple of its size; never none."""
+    width = ff.WIDTHS[walk.value(walk.numbers(*sizes)[-1])]
+    walk.found.pads.append((walk.at, walk.at + width - walk.at % width, width))
+
+
 CHUNKS: dict[int, Callable[[Walk], object]] = {
     ff.SIMPLE: _words,
     ff.BUCKET: lambda walk: _words(walk, 4, 4, 4),
     ff.FASTTEXT: lambda walk: _words(walk, 4, 4, 4),
     ff.EXPLICIT: lambda walk: _words(walk, 8, 4, 4, grams=True),
-    ff.MATRIX: lambda walk: walk.numbers(8, 4, 4),
-    ff.PQ: lambda walk: walk.numbers(4, 4, 4, 4, 4, 8, 4, 4),
-    ff.NORMS: lambda walk: walk.numbers(8, 4),
+    ff.MATRIX: lambda walk: _padded(walk, 8, 4, 4),
+    ff.PQ: lambda walk: _padded(walk, 4, 4, 4, 4, 4, 8, 4, 4),
+    ff.NORMS: lambda walk: _padded(walk, 8, 4),
 }
 
 WALKS: dict[str, Callable[[bytes], Anatomy]] = {

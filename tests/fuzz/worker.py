@@ -20,8 +20,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import weightmap as wm
 
 from .corpus import FORMATS
@@ -100,7 +98,7 @@ def attempt(number: int, found: Mutant, sources: Sources) -> str:
 def run(format: str, first: int, count: int, state: Any, failures: Path | None) -> Counter[str]:
     """Try mutants and return how often each outcome came; stop after many failures."""
     outcomes: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder, np.errstate(all="ignore"):
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
         sources = Sources(Path(folder))
         for number in range(first, first + count):
             struct.pack_into("<Q", state, 0, number)
