@@ -35,6 +35,10 @@ TOKENS += (b"NaN", b"-Infinity", b"1e999", b"inf", b"nan", b"1" * 400, b"1" * 50
 TOKENS += (b'"\\u0000"', b'"\xff"', b'"\xed\xa0\x80"', b'"a', b"1979-05-27", b"1979-05-27T07:32:00", b"00", b"\xef\xbb\xbf")
 TOKENS += (b" ", b"\n[x]\n", b"''", b"# ")
 TOKENS += (b"[" * 70, b"[" * 40_000, b'{"a":' * 9_000, b"[[", b"9007199254740993", b"18446744073709551616", b'"x"."y"')
+# What may stand between two members of a JSON object, or two lines of TOML; anywhere else it is a few bytes too many.
+PARTS = (b"\n", b"\t \r", b'"x":[1,{"y":null}],', b'"dtype":"F32",', b'"shape":[1],', b'"data_offsets":[0,0],', b"0,", b"1.5,")
+PARTS += (b'"__metadata__":{},', b'"__metadata__":{"k":"v"},', b'"":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},')
+PARTS += (b'"k":"v",', b'"k":1,', b'"k":null,', b"k = 1\n", b"[k]\n", b'"k" = {a.b = 2}\n', b"\0\0\0\0", b"\xff\xff\xff\xff")
 
 
 class Mutant(NamedTuple):
@@ -99,9 +103,11 @@ def edit(format: str, anatomy: Anatomy, rng: random.Random) -> Edit:
         return Edit(field.begin, field.end, lie(anatomy, field, rng))
     if how < 0.75 and anatomy.items:
         begin, end, _ = rng.choice(anatomy.items)
-        kind = rng.randrange(4)
+        kind = rng.randrange(5)
         if kind == 0:
             return Edit(begin, end, b"")
+        if kind == 4:
+            return Edit(begin, begin, rng.choice(PARTS))
         if kind == 1:
             return Edit(begin, begin, data[begin:end])
         other = anatomy if kind == 2 else rng.choice(anatomies(format))
