@@ -34,13 +34,23 @@ def files() -> tuple[bytes, ...]:
         text = data[8 : 8 + int.from_bytes(data[:8], "little")]
         rest, inner = data[8 + len(text) :], text.strip(b" ")
         heads = [b" " + inner, b"\n" + inner, inner + b"\n", inner + b"\t \r\n", inner + b" " * 40, inner + b"\0"]
-        heads += [inner.replace(b'"dtype"', b'"x":' + b"[" * depth + b"]" * depth + b',"dtype"', 1) for depth in (1, 200)]
-        heads += [inner.replace(b"{", b'{"empty":{"dtype":"F32","shape":%s,"data_offsets":[0,0]},' % shape, 1) for shape in SHAPES]
+        heads += [
+            inner.replace(b'"dtype"', b'"x":' + b"[" * depth + b"]" * depth + b',"dtype"', 1) for depth in (1, 200)
+        ]
+        heads += [
+            inner.replace(b"{", b'{"empty":{"dtype":"F32","shape":%s,"data_offsets":[0,0]},' % shape, 1)
+            for shape in SHAPES
+        ]
         found += [st.raw(head, rest) for head in heads]
     return tuple(found)
 
 
-SHAPES = (b"[0,4611686018427387904,2]", b"[4294967296,0,4294967296]", b"[0,18446744073709551615]", b"[0%s]" % (b",1" * 70))
+SHAPES = (
+    b"[0,4611686018427387904,2]",
+    b"[4294967296,0,4294967296]",
+    b"[0,18446744073709551615]",
+    b"[0%s]" % (b",1" * 70),
+)
 
 
 def ours(data: bytes) -> Tensors | None:
@@ -49,7 +59,11 @@ def ours(data: bytes) -> Tensors | None:
         with wm.open(memoryview(data), format="safetensors") as f:
             # Types below a byte have no array: their bytes are compared where they lie.
             return {
-                info.name: (st.CODES.get(info.dtype, info.dtype), info.shape, data[info.offset : info.offset + info.nbytes])
+                info.name: (
+                    st.CODES.get(info.dtype, info.dtype),
+                    info.shape,
+                    data[info.offset : info.offset + info.nbytes],
+                )
                 for info in f.infos()
             }
     except wm.FormatError:

@@ -34,7 +34,7 @@ __all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
 INDEX_SUFFIX = ".index.json"
 # What Hugging Face calls the file of a model, and its index.
 _USUAL = ("model.safetensors.index.json", "model.safetensors")
-# How the system says that there is no such file: also of a name that none can have, or a file where a directory must be.
+# How the system says that there is no such file: also of a name that none can have, or with a file for a directory.
 _MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
@@ -179,10 +179,12 @@ class ShardedTensorFile(TensorFile):
                 if wanted == shard_name:
                     self._where[tensor] = shard_name
                 elif wanted is not None:
-                    msg = f"tensor {quoted(tensor)} lies in shard {quoted(shard_name)}, and the index places it in {quoted(wanted)}"
+                    found = f"tensor {quoted(tensor)} lies in shard {quoted(shard_name)}"
+                    msg = f"{found}, and the index places it in {quoted(wanted)}"
                     raise LayoutError(msg, field="weight_map")
                 else:
-                    self._warnings.append(f"tensor {quoted(tensor)} lies in shard {quoted(shard_name)} and is not in the index")
+                    found = f"tensor {quoted(tensor)} lies in shard {quoted(shard_name)}"
+                    self._warnings.append(f"{found} and is not in the index")
         missing = [tensor for tensor in where if tensor not in self._where]
         if missing:
             what = f"tensor {quoted(missing[0])} is not in shard {quoted(where[missing[0]])}, where the index places it"

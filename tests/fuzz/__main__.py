@@ -105,7 +105,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first mutant")
     parser.add_argument("--count", type=int, default=10_000_000, help="how many, of each format")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--failures", type=Path, default=ROOT / "build" / "fuzz", help="where mutants that fail are put")
+    parser.add_argument(
+        "--failures", type=Path, default=ROOT / "build" / "fuzz", help="where mutants that fail are put"
+    )
     args = parser.parse_args()
     if unknown := set(args.formats) - set(FORMATS):
         parser.error(f"there is no format {', '.join(sorted(unknown))}")

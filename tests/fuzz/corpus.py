@@ -76,7 +76,8 @@ def seeds(format: str) -> tuple[bytes, ...]:
         return (shards()[INDEX],)
     found = [data for kind, data in small_files().items() if kind.partition("-")[0] == format]
     found += [example.data for example in builders.examples() if example.format == format]
-    found += [path.read_bytes() for path in sorted((DATA / format).rglob(GOLDEN.get(format, "")))] if format in GOLDEN else []
+    if format in GOLDEN:
+        found += [path.read_bytes() for path in sorted((DATA / format).rglob(GOLDEN[format]))]
     if format == "amb":
         found.append(empty_quantised())
     return tuple(dict.fromkeys(data for data in found if len(data) <= LARGEST))

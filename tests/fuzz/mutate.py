@@ -16,29 +16,11 @@ from tests.builders import embd
 
 from .anatomy import DECIMAL, NUMBER, TEXT, TOKEN, VARINT, Anatomy, Edit, Field, encoded, value_of
 from .corpus import FORMATS, seeds, shards
+from .dictionary import FORMS, NUMBERS, PARTS, STRINGS, TEXTS, TOKENS
 from .walks import WALKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-EDGES = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 64, 127, 128, 250, 251, 255, 256, 32767, 32768, 65535, 65536)
-EDGES += tuple((1 << bits) + k for bits in (20, 24, 31, 32, 40, 53, 60, 61, 62, 63, 64) for k in (-1, 0, 1))
-# As numbers of two and four bytes: infinities, NaN and denormals of float16 and float32.
-EDGES += (0x7C00, 0xFC00, 0x7E00, 0x0001, 0x8001, 0x7F800000, 0x7FC00000, 0xFF800000, 0x807FFFFF)
-FORMS = (b"\xfe" + bytes(16), b"\xff", b"\xfb\x01\x00", b"\xfc\x01\0\0\0", b"\xfd\x01\0\0\0\0\0\0\0", b"\xfd\x01", b"")
-TEXTS = (b"", b"a", b"\0", b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\x1b]0;x\x07", b"../x", b"n" * 300)
-TEXTS += ("\u202e".encode(), b'"', b"\\", b"__metadata__", b"a\nb", b"layer.0.weight", b"embeddings", b"x" * 65536)
-STRINGS = (b'""', b'"a"', b'"\\ud800"', b'"\\ud83d\\ude00"', b'"\\u0000"', b'"\\u001b[31m"', b'"../x"', b'"\xff"', b'"' + b"n" * 999 + b'"')
-STRINGS += (b'"__metadata__"', b'"dtype"', b'"shape"', b'"data_offsets"', b'"weight_map"', b'"F64"', b'"BF16"', b'"I8"', b'"F4"')
-TOKENS = (b"", b"{", b"}", b"[", b"]", b",", b":", b"=", b"{}", b"[]", b"null", b"true", b"0", b"-1", b"1.5", b"1e3")
-TOKENS += (b"NaN", b"-Infinity", b"1e999", b"inf", b"nan", b"1" * 400, b"1" * 5000)
-TOKENS += (b'"\\u0000"', b'"\xff"', b'"\xed\xa0\x80"', b'"a', b"1979-05-27", b"1979-05-27T07:32:00", b"00", b"\xef\xbb\xbf")
-TOKENS += (b" ", b"\n[x]\n", b"''", b"# ")
-TOKENS += (b"[" * 70, b"[" * 40_000, b'{"a":' * 9_000, b"[[", b"9007199254740993", b"18446744073709551616", b'"x"."y"')
-# What may stand between two members of a JSON object, or two lines of TOML; anywhere else it is a few bytes too many.
-PARTS = (b"\n", b"\t \r", b'"x":[1,{"y":null}],', b'"dtype":"F32",', b'"shape":[1],', b'"data_offsets":[0,0],', b"0,", b"1.5,")
-PARTS += (b'"__metadata__":{},', b'"__metadata__":{"k":"v"},', b'"":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},')
-PARTS += (b'"k":"v",', b'"k":1,', b'"k":null,', b"k = 1\n", b"[k]\n", b'"k" = {a.b = 2}\n', b"\0\0\0\0", b"\xff\xff\xff\xff")
 
 
 class Mutant(NamedTuple):
@@ -123,7 +105,7 @@ def edit(format: str, anatomy: Anatomy, rng: random.Random) -> Edit:
     if kind == 2:  # any aligned number
         size = rng.choice((1, 2, 4, 8))
         place -= place % size
-        return Edit(place, min(place + size, len(data)), encoded(NUMBER, rng.choice(EDGES), size))
+        return Edit(place, min(place + size, len(data)), encoded(NUMBER, rng.choice(NUMBERS), size))
     size = rng.choice((0, 0, 1, 2, 4, 8, 40))
     new = rng.choice((b"", bytes(rng.randrange(9)), rng.randbytes(rng.randrange(9)), data[place : place + 40]))
     return Edit(place, min(place + size, len(data)), new)
@@ -146,7 +128,7 @@ def lie(anatomy: Anatomy, field: Field, rng: random.Random) -> bytes:
     value = value_of(kind, old)
     way = rng.randrange(6)
     if way < 2:
-        new = rng.choice(EDGES)
+        new = rng.choice(NUMBERS)
     elif way < 4:
         new = max(value + rng.choice((-64, -8, -4, -2, -1, 1, 1, 2, 4, 8, 64, 256)), 0)
     elif way == 4:

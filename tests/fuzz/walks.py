@@ -190,7 +190,7 @@ def index(data: bytes) -> Anatomy:
 
 
 def finalfusion(data: bytes) -> Anatomy:
-    """finalfusion: chunk by chunk; of those that do not read as upstream writes them, the numbers at every fourth byte."""
+    """finalfusion, chunk by chunk; of one that upstream would not write, every four bytes are a number."""
     walk = Walk(data)
     *_, listed = walk.numbers(4, 4, 4)
     walk.numbers(*[4] * walk.value(listed))

@@ -27,8 +27,6 @@ from .exercise import error_of
 from .mutate import mutant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .mutate import Mutant
 
 # What the process may have in all beyond what it has after its imports, and one mutant in processor time.
