@@ -207,7 +207,7 @@ def damaged(count: int = COUNT, seed: int = 20) -> list[bytes]:
             change(rng, plan)
         data = plan.put_together()
         files.append(spoil(rng, data, rng.choice(files)) if rng.random() < 0.25 else data)
-    return files + [mutant("bintensors", number).files[""] for number in range(2 * count)]
+    return files + [mutant("bintensors", number).files[""] for number in range(count)]
 
 
 # ------------------------------------------------------------------------------------------------- the readers

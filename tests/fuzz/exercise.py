@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,9 @@ def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE, *, brief:
         assert f.tokenizer.payload in data
         dict(f.tokenizer.special_ids)
     _vocabulary(f)
+    with contextlib.suppress(late):
+        assert [array.shape for array in f.values()] == [info.shape for info in f.infos()]
+    assert f.get("no such tensor") is None
     infos = f.infos()
     assert [info.name for info in infos] == names
     assert all(f.info(name) in infos for name in names)
@@ -54,12 +58,29 @@ def _tensor(f: wm.TensorFile, name: str, data: bytes | None, *, brief: bool) -> 
         assert data is None or tensor.tobytes() == data[info.offset : info.offset + info.nbytes]
     if brief:
         return
-    if not isinstance(tensor, np.ndarray):
-        repr(tensor)
-        assert tensor.nbytes <= info.nbytes
-        _ = tensor.codes, tensor[:1] if tensor.ndim else tensor[...]
-        assert np.asarray(tensor).shape == info.shape
-    assert f.read(name).shape == info.shape
+    if isinstance(tensor, np.ndarray):
+        assert f.read(name).shape == info.shape
+    else:
+        _quantised(tensor, info)
+        assert np.array_equal(f.read(name), tensor.dequantize(), equal_nan=True)
+
+
+def _quantised(tensor: Any, info: wm.TensorInfo) -> None:
+    """The parts of a quantised tensor, and decoding all of it, some, and none of it."""
+    repr(tensor)
+    assert tensor.nbytes <= info.nbytes
+    assert tensor.payload.nbytes == tensor.nbytes
+    with contextlib.suppress(AttributeError):  # product quantisation has no scales
+        assert tensor.scales.size <= tensor.n_blocks
+    assert tensor.codes.nbytes <= info.nbytes
+    _ = tensor.kinds, tensor.mask
+    whole = np.asarray(tensor)
+    assert whole.shape == info.shape
+    with contextlib.suppress(wm.QuantError):
+        assert np.isfinite(tensor.dequantize(strict=True, dtype=np.float64)).shape == info.shape
+    if tensor.ndim and len(tensor):
+        for key in (0, slice(1, 3), slice(None, None, -2), [len(tensor) - 1]):
+            assert tensor[key].shape == whole[key].shape
 
 
 def _vocabulary(f: wm.TensorFile) -> None:
@@ -72,11 +93,18 @@ def _vocabulary(f: wm.TensorFile) -> None:
         assert vocab[number] == words[number]
         assert words[vocab.index(words[number])] == words[number]
     dict(vocab.special_ids)
+    vocab.ngram_indices("unknown")
     embeddings = f.embeddings
     if embeddings is not None:
-        for word in (*words[:2], "two", "unknown"):
+        asked = (*words[:2], "two", "unknown")
+        for word in asked:
             with contextlib.suppress(wm.QuantError, KeyError):
                 assert embeddings[word].shape == (embeddings.dims,)
+                embeddings.embedding_with_norm(word)
+        with contextlib.suppress(wm.QuantError):
+            assert embeddings.batch(asked)[0].shape == (len(asked), embeddings.dims)
+        with contextlib.suppress(wm.QuantError, KeyError, ValueError):  # a vector of the file with NaN has no neighbours
+            assert len(embeddings.most_similar("two", 3)) <= 3
 
 
 def outcome(source: Any, data: bytes | None, **options: Any) -> str:
@@ -99,6 +127,7 @@ def error_of(source: Any, data: bytes | None, *, brief: bool = False, **options:
     except wm.TensorFileError as error:
         found = error
     text = str(found)
+    assert str(pickle.loads(pickle.dumps(found))) == text
     assert text.isprintable(), text
     assert text.startswith(f"{found.path}: "), text
     assert len(text) < 2000, text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.fuzz.guided import main  # noqa: E402 - the line above makes it importable
+from tests.fuzz.guided import main
 
 if __name__ == "__main__":
     main("embd")

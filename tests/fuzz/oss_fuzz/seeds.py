@@ -1,4 +1,4 @@
-"""Writes, for each harness, the files it begins with and its dictionary: ``python tests/fuzz/oss_fuzz/seeds.py FOLDER``.
+"""Writes what each harness begins with, and its dictionary: ``python tests/fuzz/oss_fuzz/seeds.py FOLDER``.
 
 OSS-Fuzz wants an archive ``fuzz_embd_seed_corpus.zip`` and a file ``fuzz_embd.dict`` beside ``fuzz_embd``; ``--plain``
 makes a folder ``fuzz_embd`` in place of the archive, for a run by hand.
@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.attacks import cases  # noqa: E402 - the line above makes them importable
-from tests.fuzz.corpus import FORMATS, seeds  # noqa: E402
-from tests.fuzz.dictionary import FORMS, NUMBERS, PARTS, STRINGS, TEXTS, TOKENS  # noqa: E402
+from tests.attacks import cases
+from tests.fuzz.corpus import FORMATS, seeds
+from tests.fuzz.dictionary import FORMS, NUMBERS, PARTS, STRINGS, TEXTS, TOKENS
 
 LARGEST = 4096
 TEXTUAL = {"safetensors", "sharded", "amb", "finalfusion"}
