@@ -28,7 +28,6 @@ WORDS = ["one", "two", "drei"]
 N = len(WORDS)
 MATRIX, LENGTHS = normal((N, 2), 1), ff.lengths(N)
 VOCAB, STORAGE, NORMS = ff.simple(WORDS), ff.matrix(MATRIX), ff.norms(LENGTHS)
-PARTS = ff.quantised(N, 2, 3, 2)
 ATTACKS = {case.name: case for case in finalfusion.cases()}
 
 

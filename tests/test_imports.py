@@ -19,6 +19,7 @@ LAYERS = [
     {"_kernels"},
     {"kernels"},
     {
+        "columns",
         "decodable",
         "dtypes",
         "faults",

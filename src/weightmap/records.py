@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.strings import StringTable
 from weightmap.table import Rules, Table
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.strings import StringTable
     from weightmap.table import Place
 
     Index = bytes | NDArray[np.uint8]
@@ -58,8 +58,6 @@ class RecordTable(Table):
         return index
 
     def _load_names(self) -> StringTable:
-        from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
-
         count, size = self.count, self.RECORD.size
         bounds = np.zeros(count + 1, np.uint32)
         if not count:  # no array has a stride over no memory
@@ -126,6 +124,7 @@ class RecordTable(Table):
             self.names_size = found
         elif found.kind == "NAME_FLOOD":
             self.check_names()
+            self.names_size = self.names.nbytes
         else:
             self.fail(found)
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import kernels
+from weightmap.columns import ColumnTable
 from weightmap.dtypes import NUMPY_MAX_NDIM
 from weightmap.errors import (
     FormatError,
@@ -18,7 +19,7 @@ from weightmap.errors import (
     UnsupportedError,
 )
 from weightmap.formats.amb.layout import ALIGNMENT, BITS, DTYPE_NAMES, TYPES
-from weightmap.table import ColumnTable, Rules
+from weightmap.table import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._base import Options

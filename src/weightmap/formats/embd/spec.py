@@ -24,6 +24,7 @@ from weightmap.formats.embd.layout import (
     field_error,
 )
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
+from weightmap.formats.embd.vocabulary import vocabulary
 from weightmap.records import RecordTable
 from weightmap.table import Rules
 
@@ -56,8 +57,6 @@ def parse_spec(
     metadata = take(source, head, metadata_offset, fields[5])
     vocab = None
     if flags & VOCAB_EMBEDDED:
-        from weightmap.formats.embd.vocabulary import vocabulary  # noqa: PLC0415 - few models have one
-
         vocab = vocabulary(source, head, Header(raw))
     size = data - start
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.columns import ColumnTable
 from weightmap.formats._base import Content
 from weightmap.formats.finalfusion.layout import BITS, DTYPE_LIST, Block, Chunks
 from weightmap.formats.finalfusion.metadata import TomlDocument, load_metadata
 from weightmap.formats.finalfusion.storage import product_sizes
 from weightmap.formats.finalfusion.vocabulary import vocabulary
 from weightmap.formats.finalfusion.walk import walk
-from weightmap.table import ColumnTable, Rules
+from weightmap.table import Rules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

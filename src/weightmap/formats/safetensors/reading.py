@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap import kernels, strict_json
+from weightmap.columns import ColumnTable
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
 from weightmap.formats._base import Content, Options
 from weightmap.formats._framed import LENGTH, check_end, read_header, verifier
 from weightmap.formats.safetensors import DTYPE_NAMES
-from weightmap.table import ColumnTable, Rules, bits_of
+from weightmap.table import Rules, bits_of
 
 if TYPE_CHECKING:
     from weightmap.source import Source
