@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 SEALED = ("sealed",) if hasattr(os, "memfd_create") else ()
 CALLS = ("open", "open, full", "verify", "read", "copy", *SEALED, "convert", "diff")
-COMMANDS = ("command inspect", "command verify", "command convert", "command diff", "command export")
+COMMANDS = (
+    "command inspect",
+    "command verify",
+    "command convert",
+    "command diff",
+    "command export",
+    "command quantize",
+)
 FILES = {
     "words.weights": (*CALLS, *COMMANDS),
     "a.safetensors": CALLS,
