@@ -141,7 +141,8 @@ print(grown)
 def test_a_million_tensors_open_in_bounded_time_and_memory(kind: str, tmp_path: Path) -> None:
     """As many as the limits allow: seconds of processor time, 1 MiB and 32 bytes for each of the header, at most.
 
-    A process that takes longer is ended by the system. All memory is counted, that of the C module and the pages of the file among it.
+    A process that takes longer is ended by the system. All its memory is counted, that of the C module and the pages of
+    the file among it.
     """
     path, small = tmp_path / "many", tmp_path / "few"
     path.write_bytes(FILES[kind](MILLION))
