@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 MOST = 100_000_000
-SMALL = np.zeros((1, 1), np.uint8)
+SMALL = np.zeros((1, 1), np.int8)
 # The sections of EMBD and AMB begin below 4 GiB or are smaller. Content of that size takes more memory than a test may,
 # so the bound itself is made small.
 LOW = 1000
@@ -65,10 +65,10 @@ def test_sections_of_embd_begin_within_four_gibibytes(tmp_path: Path) -> None:
     """
     path = tmp_path / "t.weights"
     for tensors, options, words in (
-        ({"a": SMALL}, {"metadata": {"k": "v" * (LOW - 4)}}, "metadata"),
+        ({"a": SMALL}, {"metadata": {"k": "v" * (LOW - 4)}}, "metadata of 1001 bytes"),
         ({"a": SMALL}, {"vocab": ["t" * (LOW - 30)]}, "a vocabulary of 972 bytes"),
         ({"n" * (LOW - 100): SMALL}, {}, "tensor data would begin at byte 1024"),
-        ({"n" * 400: SMALL}, {"metadata": {"k": "v" * 400}}, "tensor data would begin at byte"),
+        ({"n" * 450: SMALL}, {"metadata": {"k": "v" * 450}}, "tensor data would begin at byte"),
     ):
         assert words in refused(path, tensors, **options)
     wm.save(path, {"n" * (LOW - 200): SMALL}, durable=False)
@@ -91,13 +91,13 @@ def test_sections_of_amb_are_smaller_than_four_gibibytes(tmp_path: Path) -> None
         assert f.metadata["k"] == "v" * (LOW - 100)
 
 
-def test_blocks_of_amb_have_65_535_elements_at_most(tmp_path: Path) -> None:
-    """The largest block is written and read; a larger one does not fit the u16 that says so."""
+def test_blocks_of_amb_have_fewer_than_65_536_elements(tmp_path: Path) -> None:
+    """The largest block of pairs is written and read; a larger one does not fit the u16 that says so."""
     path = tmp_path / "t.amb"
     values = np.linspace(-1, 1, 70_000, dtype=np.float32)
-    wm.save(path, {"w": wm.quantize(values, "int4_block", block_size=65_535)}, durable=False)
+    wm.save(path, {"w": wm.quantize(values, "int4_block", block_size=65_534)}, durable=False)
     with wm.open(path) as f:
-        assert f["w"].block_size == 65_535
+        assert f["w"].block_size == 65_534
         assert np.abs(f.read("w") - values).max() < 0.2
     path.unlink()
     with pytest.raises((wm.EncodeError, ValueError), match="block"):

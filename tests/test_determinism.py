@@ -15,7 +15,8 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from pathlib import Path
 
-EXAMPLES = builders.examples()
+# finalfusion has no writer for a file without a matrix, which its specification lets a reader accept.
+EXAMPLES = [e for e in builders.examples() if e.format != "finalfusion" or "embeddings" in e.tensors]
 
 # Integers become floats exactly, so this content is the same wherever it is made.
 WRITE = """
@@ -54,7 +55,21 @@ save("spec.fifu", {"embeddings": matrix}, vocab=words, layout="spec")
 wm.convert(os.path.join(folder, "upstream.fifu"), os.path.join(folder, "words.bin"), format="fasttext")
 """
 # Changed knowingly, these say what a release does to the files that others keep and compare by their sums.
-GOLDEN: dict[str, str] = {}
+GOLDEN: dict[str, str] = {
+    "a.safetensors": "97d140948adb335f7f4f792c5d226fa8d165a7be25043bd1aa4b155943ed1fdc",
+    "bare.weights": "d892c93f4340a4709e4950d4d1fdb7beed526af334179b703ec861957084fd17",
+    "current.bt": "3c8c5fe694e0951f01198a8020c328e9f1c235cdedb95ed870fcb9dcf1053324",
+    "dense.amb": "71a39c3059528bc2b54a657cad26fed7c23ee73d8c2aa7e4f37eb57b4a46bc8e",
+    "quantised.amb": "b80c63712b2535ddc5812cb40668fd58684248b69d58523295eb6e6ce78f8b0b",
+    "simple.weights": "6f5d72a64e81634cb72d90ab126d088cec96c3a565f55d3e6c149320ae02278c",
+    "spec.bt": "0232e0830a960eaea40659ecddfaea40e78d956e388f235746595ba3e4409d37",
+    "spec.fifu": "ffa4597968db32cbc7b34a539dfd720542ac2c2dd85487549cd983e1486b221c",
+    "spec.weights": "413ea7d870f3140fd2733e0d35a920342f2726ac2c2f5be2c7cb81c3a37d9ade",
+    "upstream.fifu": "a1cb699fd1e98dddb959ace8665eb239f41a526a54b5de681f69332b3f22b8ab",
+    "v1.bin": "385b35602f80c84360b0f8812d950b430d7c1b8ec15bde3b6480fbddd9314c2d",
+    "v2.bin": "f0c61b6c0445429aa989fbf243899c786dc1bfbc78c57b52ffe925a5fb7e0372",
+    "words.bin": "64861920128d98d91c4d7c12f828b254b74f742a5ba46f9076e008e1de12c5cb",
+}
 
 
 def sums(folder: Path) -> dict[str, str]:

@@ -131,7 +131,7 @@ ROWS = {
 TESTS: dict[str, tuple[str, ...]] = {
     "C1": ("test_every_prefix_is_refused", "test_truncated_files_on_disk_are_errors_too"),
     "C4": ("test_all_attacks_within_half_a_gibibyte",),
-    "C17": ("test_a_million_tensors_open_in_ten_seconds_and_bounded_memory", "test_limits_are_enforced"),
+    "C17": ("test_a_million_tensors_open_in_bounded_time_and_memory", "test_limits_are_enforced"),
     "C18": ("test_a_collision_flood_stays_quick", "test_a_flooded_vocabulary_stays_quick"),
     "C19": ("test_a_pipe_is_refused_at_once", "test_a_symbolic_link_is_followed", "test_linked_shards_are_followed"),
     "C21": ("test_a_file_that_cannot_be_mapped_is_read",),
@@ -184,7 +184,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_sixty_four_dimensions_are_the_most",
         "test_dimensions_at_the_edge_of_32_bits",
         "test_sections_of_amb_are_smaller_than_four_gibibytes",
-        "test_blocks_of_amb_have_65_535_elements_at_most",
+        "test_blocks_of_amb_have_fewer_than_65_536_elements",
     ),
     "L3": ("test_the_largest_layer_that_can_be", "test_what_cannot_be_expressed_is_refused"),
     "L4": (
