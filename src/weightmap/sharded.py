@@ -34,6 +34,8 @@ __all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
 INDEX_SUFFIX = ".index.json"
 # What Hugging Face calls the file of a model, and its index.
 _USUAL = ("model.safetensors.index.json", "model.safetensors")
+# Models of more files than this keep no descriptor of any: systems grant a process 256 or 1024 of them.
+_KEPT = 64
 # How the system says that there is no such file: also of a name that none can have, or with a file for a directory.
 _MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
@@ -119,6 +121,12 @@ class ShardedTensorFile(TensorFile):
 
     Shards are opened with the model; a shard that is missing, or that lacks a tensor it should have, or that has one
     that the index places elsewhere, is a `LayoutError`. Order: shards by name, tensors as in their shard.
+
+    Of up to 64 shards each keeps the descriptor of its file, as a single file does. With more of them none does, for a
+    process has few: they are mapped when the model is opened, and their files closed again. `read`, `verify` and
+    conversions then open a shard by its path and raise `FileChangedError` when it is another file by now. A look-up
+    asks the path, and not a descriptor, whether the file is unchanged; one that was replaced by rename or deleted is
+    no changed file to it here either, for the mapping keeps the old one.
     """
 
     __slots__ = ("_closed", "_nbytes", "_shards", "_warnings", "_where")
@@ -144,7 +152,9 @@ class ShardedTensorFile(TensorFile):
         self._options = options
         try:
             for name in names:
-                self._shards[name] = self._open_shard(folder, name, options)
+                shard = self._shards[name] = self._open_shard(folder, name, options)
+                if len(names) > _KEPT:
+                    shard.park()
             self._place(where)
             self._check_total(metadata)
         except BaseException:
@@ -251,6 +261,12 @@ class ShardedTensorFile(TensorFile):
     def nbytes(self) -> int:
         """Size of all shards together, in bytes."""
         return self._nbytes
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether all shards are: see `TensorFile.is_stable`."""
+        self._check_open()
+        return all(shard.is_stable for shard in self._shards.values())
 
     @property
     def has_metadata(self) -> bool:
