@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.fuzz import worker
 from tests.fuzz.__main__ import campaign
 from tests.fuzz.anatomy import TEXT, Edit
 from tests.fuzz.corpus import FORMATS, seeds
@@ -15,7 +17,7 @@ from tests.fuzz.mutate import anatomies, mutant, sealed
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Of each format. Continuous integration tries 100,000.
+# Of each format. Continuous integration tries 20,000, and `make fuzz` millions.
 COUNT = int(os.environ.get("WEIGHTMAP_FUZZ", "5000"))
 # How many different errors (class and field) a campaign has to come to, at least: a mutator that only ever breaks the
 # first bytes would find nothing.
@@ -39,6 +41,23 @@ def test_no_mutant_does_harm(format: str, tmp_path: Path) -> None:
     assert found.outcomes.total() == COUNT
     assert found.outcomes[""] > COUNT // 50
     assert len(found.outcomes) > ERRORS[format]
+
+
+def test_a_process_that_dies_is_told_with_its_mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a process is killed by a signal, the campaign fails, and names format, mutant and status."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nkill -SEGV $$\n", encoding="ascii")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    found = campaign("amb", 7, 5, jobs=1, failures=tmp_path)
+    assert [line.splitlines()[0] for line in found.failures] == ["amb 7 ended the process with status -11"]
+
+
+def test_what_must_not_happen_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that is not ours is a failure, and the mutant is left in a file."""
+    monkeypatch.setattr(worker, "error_of", lambda *_, **__: {}["a bug"])
+    assert worker.run("amb", 7, 2, bytearray(8), tmp_path) == {"failed": 2}
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [mutant("amb", k).files[""] for k in (7, 8)]
 
 
 @every_format

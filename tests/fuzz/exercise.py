@@ -103,9 +103,7 @@ def _vocabulary(f: wm.TensorFile) -> None:
                 embeddings.embedding_with_norm(word)
         with contextlib.suppress(wm.QuantError):
             assert embeddings.batch(asked)[0].shape == (len(asked), embeddings.dims)
-        with contextlib.suppress(
-            wm.QuantError, KeyError, ValueError
-        ):  # a vector of the file with NaN has no neighbours
+        with contextlib.suppress(wm.QuantError, KeyError, ValueError):  # a vector with NaN has no neighbours
             assert len(embeddings.most_similar("two", 3)) <= 3
 
 

@@ -35,7 +35,7 @@ SECONDS = 1.0
 # Tracing slows everything down, so only every so many mutants are opened under it.
 TRACED = 50
 # Every so many mutants that open are used in all ways there are; of the others, the tensors are looked up.
-THOROUGH = 4
+THOROUGH = 8
 MOST_FAILURES = 20
 # For models in more than one file: a file system that is none, where there is one.
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
