@@ -9,7 +9,7 @@
 #include <immintrin.h>
 
 #define TARGET WM_TARGET("avx2,f16c")
-enum { LANES = 8, LOAD = 8 };
+enum { LANES = 8, LOAD = 8, UNROLL = 4 };
 
 typedef struct {
     __m256i place, shift; /* which two bytes go to each lane, and how far up they are moved */
@@ -55,11 +55,19 @@ TARGET WM_INLINE void store(__m256 values, int half, int stream, uint8_t *out) {
     }
 }
 
-/* Eight values for each of `groups` groups, with whole loads. */
+/* Eight values for each of `groups` groups, with whole loads. Four groups in one turn: what a turn costs besides, and one
+ * prefetch for each line, not for each store, are then no limit. */
 TARGET WM_INLINE void decode_groups(const decoder *d, __m256 scale, const uint8_t *codes, uint64_t groups, int bits, int half,
                                     int stream, uint8_t *out) {
-    for (uint64_t i = 0; i < groups; i++, codes += bits, out += LANES * value_bytes(half)) {
-        PREFETCH(stream ? codes + WM_AHEAD : out + WM_AHEAD);
+    const uint64_t step = (uint64_t)bits, size = LANES * value_bytes(half);
+    for (; groups >= UNROLL; groups -= UNROLL, codes += UNROLL * step, out += UNROLL * size) {
+        for (uint64_t i = 0; i < UNROLL; i++) {
+            if (i * size % 64 == 0) PREFETCH(stream ? codes + i * step + WM_AHEAD : out + i * size + WM_AHEAD);
+            store(decode(d, _mm_loadl_epi64((const __m128i *)(codes + i * step)), scale, bits), half, stream, out + i * size);
+        }
+    }
+    for (uint64_t i = 0; i < groups; i++, codes += step, out += size) {
+        if (i * size % 64 == 0) PREFETCH(stream ? codes + WM_AHEAD : out + WM_AHEAD);
         store(decode(d, _mm_loadl_epi64((const __m128i *)codes), scale, bits), half, stream, out);
     }
 }
@@ -106,8 +114,11 @@ TARGET WM_INLINE uint64_t decode_plain(const wm_runs *w, uint64_t runs, int bits
 TARGET WM_INLINE void decode_runs(const wm_runs *runs, int bits, int half, uint8_t *out) {
     for (wm_runs w = *runs; w.runs;) {
         uint64_t plain = w.len % LANES ? 0 : wm_runs_within(&w, LOAD);
-        if (plain && w.len == 32 && w.scale_type == WM_SCALE_FP16 && !w.stream) /* the usual block */
+        const int usual = plain && w.scale_type == WM_SCALE_FP16 && !w.stream;
+        if (usual && w.len == 32) /* the usual blocks */
             plain = decode_plain(&w, plain, bits, 32, WM_SCALE_FP16, half, 0, out);
+        else if (usual && w.len == 64)
+            plain = decode_plain(&w, plain, bits, 64, WM_SCALE_FP16, half, 0, out);
         else if (plain)
             plain = decode_plain(&w, plain, bits, w.len, w.scale_type, half, w.stream, out);
         wm_runs_skip(&w, plain, &out);
