@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.descriptors import Descriptor, open_descriptor
+from weightmap.errors import escape
 from weightmap.mapping import aligned, map_file
 from weightmap.readable import Readable
 
@@ -194,7 +195,8 @@ class Source(Readable):
                     raise
                 import logging  # noqa: PLC0415 - 6 ms, for a rare event
 
-                logging.getLogger("weightmap").warning("%s cannot be mapped (%s): reading it instead", self.name, error)
+                what = "%s cannot be mapped (%s): reading it instead"
+                logging.getLogger("weightmap").warning(what, escape(self.name), escape(str(error)))
                 self.mode = "copy"
             else:
                 # In this order: a thread that finds no memory comes here itself.
