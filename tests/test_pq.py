@@ -248,7 +248,7 @@ def test_kernels_stay_within_memory(kind, shape):
 
 
 def test_kernels_refuse_rows_and_sizes_that_do_not_fit():
-    """Rows past the end, too little scratch and arrays of other sizes than told are -2, before anything is read or written."""
+    """Rows past the end, too little scratch and sizes that do not fit are -2, before anything is read or written."""
     codes, books, projection, _ = make(projection=True)
     f = [ffi.from_buffer("float[]", array) for array in (books, projection)]
     sizes = {"codes_size": 120, "codebooks_size": 105, "projection_size": 225, "norms_size": 0}
@@ -270,7 +270,10 @@ def test_kernels_refuse_rows_and_sizes_that_do_not_fit():
         (ffi.NULL, 0, 0, ffi.NULL, 1, pointer, n, 1),
     ]
     assert [lib.wm_pq_decode(pq, *call) for call in calls] == [-2] * len(calls)
-    assert [lib.wm_pq_sums(pq, ffi.NULL, 21, 40, 1, ffi.NULL, 1), lib.wm_pq_sums(pq, ffi.NULL, 20, 0, 1, to, 1)] == [-2, -2]
+    assert [lib.wm_pq_sums(pq, ffi.NULL, 21, 40, 1, ffi.NULL, 1), lib.wm_pq_sums(pq, ffi.NULL, 20, 0, 1, to, 1)] == [
+        -2,
+        -2,
+    ]
     lies = [{name: value + by} for name, value in whole.items() if name in {*sizes, *numbers} for by in (-1, 1)]
     lies = [lie for lie in lies if "norms_size" not in lie]
     lies += [{"width": 2**31, "pieces": 2**33}, {"n_rows": 2**63 + 40}, {"n_centroids": 0}, {"pieces": 0}]

@@ -1,4 +1,4 @@
-"""Writes what the libFuzzer targets begin with: the indexes of valid and malformed files, behind each target's parameters.
+"""Writes what the libFuzzer targets begin with: indexes of valid and malformed files, behind each target's parameters.
 
 ``python fuzz/c/seeds.py FOLDER`` from the root of the repository makes a folder for each target in FOLDER.
 """
@@ -26,7 +26,7 @@ MOST = 4096
 
 
 def files() -> Iterator[bytes]:
-    """Every small file that there is: of the tests' data, of their builders, and every attack."""
+    """Yield every file that there is: of the tests' data, of their builders, and every attack."""
     for path in sorted((ROOT / "tests/data").rglob("*")):
         if path.is_file() and path.suffix not in {".json", ".npz", ".tsv", ".txt"}:
             yield path.read_bytes()
@@ -36,7 +36,7 @@ def files() -> Iterator[bytes]:
 
 
 def seeds(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The inputs that this file has for targets: their name and the input."""
+    """Yield the inputs that this file has for targets: their name and the input."""
     if data[:4] == b"EMBD" and len(data) >= 64:
         metadata, size, _, _, index, count, start = struct.unpack_from("<7I", data, 12)
         data_size = struct.unpack_from("<Q", data, 40)[0] & 0xFFFFFFFF
@@ -64,7 +64,7 @@ def seeds(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def all_seeds() -> Iterator[tuple[str, bytes]]:
-    """Every input, with the name of its target."""
+    """Yield every input, with the name of its target."""
     for data in files():
         yield from seeds(data)
     yield from (("json", text) for text in BAD_JSON.values())
@@ -83,7 +83,7 @@ def main() -> None:
             (folder / target).mkdir(parents=True, exist_ok=True)
             (folder / target / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
             count += 1
-    print(f"{count} seeds in {folder}")  # noqa: T201 - a command
+    print(f"{count} seeds in {folder}")
 
 
 if __name__ == "__main__":
