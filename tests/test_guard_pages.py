@@ -59,7 +59,7 @@ def run(name: str, place: Place, size: int) -> object:
 
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_flush_against_a_forbidden_page(name, at):
-    """Of any length, with all its memory flush against forbidden pages, the function reads and writes nothing beyond."""
+    """Of any length, with all memory flush against forbidden pages, the function reads and writes nothing beyond."""
     for size in LENGTHS:
         assert run(name, Place(PAGES, at), size) == run(name, Place(None), size), size
 
