@@ -1,9 +1,9 @@
 /* Blocks of different kinds in one tensor: [mask][scales][codes].
  *
  * The mask has two bits for each block, the first block in the lowest bits of byte 0: 0 int4, 1 int5, 2 float16. Where a
- * block's scale and codes lie follows from the kinds of all blocks before it. Those are counted once, 32 blocks in a
- * step, and the counts kept at every 1024th block, from where a range counts on. Within it, a variant decodes the whole blocks (wm_mixed_fn); what it leaves, and parts of blocks, are decoded
- * here, blocks of one kind in succession together.
+ * block's scale and codes lie follows from the kinds of all blocks before it. Those are counted once, 32 blocks in a step,
+ * and the counts kept at every 1024th block, from where a range counts on. Within it, a variant decodes the whole blocks
+ * (wm_mixed_fn); what it leaves, and parts of blocks, are decoded here, blocks of one kind in succession together.
  */
 #include "intblock.h"
 

@@ -98,7 +98,8 @@ static inline int wm_kind_at(const uint8_t *mask, uint64_t block) { return mask[
 static inline uint64_t wm_mixed_within(const wm_mixed *m, uint64_t load) {
     if (m->codes > m->end || m->scales > m->scales_end || (uint64_t)(m->end - m->codes) < load) return 0;
     const uint64_t codes = ((uint64_t)(m->end - m->codes) - load) / (2 * m->len), left = m->last - m->next;
-    const uint64_t scales = (uint64_t)(m->scales_end - m->scales) / scale_bytes(m->scale_type), fit = codes < scales ? codes : scales;
+    const uint64_t scales = (uint64_t)(m->scales_end - m->scales) / scale_bytes(m->scale_type);
+    const uint64_t fit = codes < scales ? codes : scales;
     return fit < left ? fit : left;
 }
 

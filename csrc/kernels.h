@@ -284,9 +284,9 @@ enum {
  * in the lowest bits of byte 0 and 0 after the last: 0 int4, 1 int5, 2 float16. Scales are those of the int4 and int5 blocks
  * in their order; the codes of every block, 4, 5 or 16 bits an element, the last block whole, follow in the order of blocks.
  */
-/* Checks data[0, size) as n elements, and fills places[0, n_places), n_places = 2 * (blocks / 1024 + 2): pairs of the numbers of
- * int5 and of float16 blocks before every 1024th block, the last pair those of all. Returns 0, or -1 with *fault: ADAPTIVE_SIZE,
- * ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks, or not so many places. */
+/* Checks data[0, size) as n elements, and fills places[0, n_places), n_places = 2 * (blocks / 1024 + 2): pairs of the numbers
+ * of int5 and of float16 blocks before every 1024th block, the last pair those of all. Returns 0, or -1 with *fault:
+ * ADAPTIVE_SIZE, ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks, or not so many places. */
 int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
                       uint64_t *places, uint64_t n_places, wm_fault *fault);
 /* As wm_blocks_decode, of such data that were checked. Returns 0, -1 when the sizes are not those by `places` or the range not

@@ -759,7 +759,8 @@ def test_handles_in_reference_cycles_are_collected_unharmed(tmp_path: Path) -> N
 
 # ------------------------------------------------------------------------------------------------- side effects
 
-# The parser of TOML, of the standard library, is there already: it is loaded with the first metadata of that kind.
+# The parts of the package are there already, and the parser of TOML of the standard library: they are imported with the
+# first file that needs them.
 AUDIT = """
 import sys, tomllib
 import weightmap as wm

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.attacks import finalfusion
 from tests.attacks.case import U32
+from tests.attacks.finalfusion import PARTS
 from tests.builders import finalfusion as ff
 from tests.builders import normal
 from tests.support import DATA, same
@@ -180,3 +181,32 @@ def test_a_file_that_changed_is_noticed_by_verify(put: Callable[..., Path]) -> N
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         with pytest.raises(wm.LayoutError, match="changed"):
             f.verify()
+
+
+def test_a_bad_code_is_located_when_it_is_read(tmp_path):
+    """A code that stands for nothing, met while rows are decoded, is told with its file and its place there."""
+    codes = PARTS[0].copy()
+    codes[N - 1, 1] = 3
+    data = ff.build([VOCAB, ff.product(codes, *PARTS[1:])])
+    path = tmp_path / "bad.fifu"
+    path.write_bytes(data)
+    with wm.open(path) as f:
+        matrix, embeddings = f["embeddings"], f.embeddings
+        word = f.vocab[N - 1]
+        for read in (
+            lambda: matrix[N - 1],
+            matrix.dequantize,
+            lambda: f.read("embeddings"),
+            lambda: embeddings[word],
+            lambda: embeddings.batch([word]),
+            lambda: embeddings.most_similar(np.ones(embeddings.dims)),
+        ):
+            with pytest.raises(wm.QuantError, match=f"code 1 of row {N - 1}") as caught:
+                read()
+            error = caught.value
+            assert (error.path, error.format, error.field, error.offset) == (
+                str(path),
+                "finalfusion",
+                "codes",
+                len(data) - 1,
+            )

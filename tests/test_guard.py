@@ -48,12 +48,12 @@ class Bounds(NamedTuple):
 
 
 BOUNDS = {
-    ".weights": Bounds(80, 60, 45, 31, 130, 16),
-    ".safetensors": Bounds(84, 79, 42, 32, 128, 20),
-    ".bt": Bounds(91, 91, 46, 32, 128, 20),
-    ".amb": Bounds(160, 155, 64, 32, 128, 20),
-    ".bin": Bounds(77, 71, 42, 32, 128, 20),
-    ".fifu": Bounds(220, 215, 68, 32, 128, 20),
+    ".weights": Bounds(74, 47, 51, 31, 126, 17),
+    ".safetensors": Bounds(80, 76, 36, 32, 126, 21),
+    ".bt": Bounds(88, 88, 40, 32, 126, 21),
+    ".amb": Bounds(149, 145, 58, 32, 126, 21),
+    ".bin": Bounds(69, 64, 36, 32, 126, 21),
+    ".fifu": Bounds(203, 199, 72, 32, 66, 21),
 }
 # Calls for each tensor when all are viewed: the two iterators, which are entered again for each.
 VIEWING = 2.1

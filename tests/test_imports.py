@@ -19,6 +19,7 @@ LAYERS = [
     {"_kernels"},
     {"kernels"},
     {
+        "columns",
         "decodable",
         "dtypes",
         "faults",
@@ -39,7 +40,7 @@ LAYERS = [
     {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded", "similarity"},
     {"quantizing"},
     {"words"},
-    {"comparison", "conversion", "schemes"},
+    {"comparison", "conversion", "forking", "schemes"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "torch"},
     {"demo"},

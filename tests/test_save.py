@@ -373,6 +373,7 @@ def test_names_that_are_no_text(tmp_path: Path, kind: str) -> None:
 
 # ------------------------------------------------------------------------------------------------- whole or not at all
 
+
 @pytest.mark.parametrize("kind", ["embd", "safetensors"])
 def test_a_failing_rename_leaves_the_old_file(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the final rename fails, the old file is whole and the temporary one is removed."""

@@ -92,6 +92,7 @@ TARGET void fnv1a32_x86_avx2(const uint8_t *first, const uint8_t *end, const uin
     const uint8_t *names[BATCH];
     for (; n >= BATCH; n -= BATCH, lengths += BATCH, out += BATCH) {
         for (int i = 0; i < BATCH; i++) {
+            PREFETCH(first + WM_AHEAD); /* some forty names: they are read in pieces, which the CPU does not see coming */
             names[i] = first;
             first += (uint64_t)lengths[i] + gap;
         }

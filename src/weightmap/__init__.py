@@ -11,6 +11,7 @@ array([[0., 1., 2.],
 
 from typing import TYPE_CHECKING
 
+from weightmap import forking as _forking  # noqa: F401 - it is there from now on
 from weightmap import kernels
 from weightmap.errors import (
     ChecksumError,

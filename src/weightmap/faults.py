@@ -31,7 +31,7 @@ def table_error(table: Table, fault: kernels.Fault) -> FormatError:
     return error
 
 
-def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: C901, PLR0911 - one return for each kind of fault
+def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
@@ -85,12 +85,10 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: C901,
     if kind == "NAME_UTF8":
         return FormatError(f"{label}: its name is not UTF-8", field="name", offset=at)
     if kind == "NAME_RANGE":
-        what = (
-            "tensor names: their lengths add up to another size than their section"
-            if row == len(table)
-            else f"{label}: its name runs past the names"
-        )
-        return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=fault.expected)
+        whole = row == len(table)
+        what = "tensor names: the sum of their lengths" if whole else f"{label}: end of its name"
+        expected = f"{fault.expected}, the size of their section" if whole else f"at most {fault.expected}, that of all"
+        return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=expected)
     return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
 
 

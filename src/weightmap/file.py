@@ -10,6 +10,8 @@ import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
+from weightmap.reading import Located, read
+from weightmap.reports import TensorInfo, VerifyReport
 from weightmap.table import Row
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from weightmap.embeddings import Embeddings
     from weightmap.formats import Content, Options
     from weightmap.quant import QuantizedTensor
-    from weightmap.reading import Located
-    from weightmap.reports import TensorInfo, VerifyReport
     from weightmap.source import Source
     from weightmap.strings import Vocabulary
     from weightmap.table import Table
@@ -91,12 +91,11 @@ class TensorFile(Mapping[str, Any]):
             table = self._table
             i = table.find(name)
             if i >= 0:
-                row = table.row(i)
-                dtype, shape, offset, nbytes = row
+                dtype, shape, offset, nbytes = table.place(i)
                 stored = dtype.numpy
                 if stored is None:
                     if dtype.quantized:
-                        return self._quantized(row)
+                        return self._quantized(Row(dtype, shape, offset, nbytes))
                     stored = numpy_dtype(dtype)
                 return source.array(stored, shape, offset, nbytes)
         except TensorFileError as error:
@@ -151,8 +150,6 @@ class TensorFile(Mapping[str, Any]):
         i = self._table.find(name)
         if i < 0:
             raise self._not_found(name)
-        from weightmap.reading import Located  # noqa: PLC0415 - opening and looking up need none of it
-
         try:
             return Located(self._source, self._table.row(i), self._content.quantized)
         except TensorFileError as error:
@@ -160,8 +157,6 @@ class TensorFile(Mapping[str, Any]):
 
     def located(self) -> Iterator[Located]:
         """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
-        from weightmap.reading import Located  # noqa: PLC0415 - see `locate`
-
         source, quantized = self._source, self._content.quantized
         try:
             for row in self._table.rows():
@@ -308,8 +303,6 @@ class TensorFile(Mapping[str, Any]):
         TypeError
             When `out` is no array.
         """
-        from weightmap.reading import read  # noqa: PLC0415 - see `locate`
-
         place = self.locate(name)
         try:
             return read(place, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
@@ -367,8 +360,7 @@ class TensorFile(Mapping[str, Any]):
         FileChangedError
             When the file is no longer the one that was opened.
         """
-        from weightmap.formats import Verification  # noqa: PLC0415 - see `locate`
-        from weightmap.reports import VerifyReport  # noqa: PLC0415
+        from weightmap.formats import Verification  # noqa: PLC0415 - opening needs none of it
 
         self._check_open()
         source = self._source
@@ -469,6 +461,4 @@ class _Items(ItemsView[str, Any]):
 
 
 def _info(name: str, row: Row) -> TensorInfo:
-    from weightmap.reports import TensorInfo  # noqa: PLC0415 - see `TensorFile.locate`
-
     return TensorInfo(name, row.dtype.name, row.shape, row.offset, row.nbytes)

@@ -35,14 +35,22 @@ def on_demand(package: str, namespace: dict[str, Any], where: Mapping[str, str])
     return get
 
 
-def later(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that does what the one called `name` in `module` does, which is imported at the first call."""
-    function: Callable[..., Any] | None = None
+class later:  # noqa: N801 - it stands where a function is expected
+    """A function that does what the one called `name` in `module` does, which is imported at the first call."""
 
-    def call(*args: Any) -> Any:
-        nonlocal function
-        if function is None:
-            function = getattr(import_module(module), name)
-        return function(*args)
+    __slots__ = ("_function", "_module", "_name")
 
-    return call
+    def __init__(self, module: str, name: str) -> None:
+        self._module = module
+        self._name = name
+        self._function: Callable[..., Any] | None = None
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function itself."""
+        if self._function is None:
+            self._function = getattr(import_module(self._module), self._name)
+        return self._function
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it."""
+        return self.load()(*args)

@@ -45,6 +45,8 @@ class ProductQuantized(QuantizedTensor):
         Of each place, c vectors of w elements.
     projection : ndarray of float32, shape (m * w, m * w), optional
     norms : ndarray of float32, shape (n,), optional
+    origin : tuple of (str, str, int), optional
+        Path and format of the file that the codes lie in, and where they begin there: for messages.
 
     Attributes
     ----------
@@ -69,7 +71,7 @@ class ProductQuantized(QuantizedTensor):
     ((2, 4), [2.0, 3.0, 4.0, 5.0])
     """
 
-    __slots__ = ("_codebooks", "_codes", "_native", "_norms", "_projection")
+    __slots__ = ("_codebooks", "_codes", "_native", "_norms", "_origin", "_projection")
 
     _direct: ClassVar[tuple[np.dtype[Any], ...]] = (np.dtype(np.float32),)
 
@@ -79,7 +81,10 @@ class ProductQuantized(QuantizedTensor):
         codebooks: NDArray[np.float32],
         projection: NDArray[np.float32] | None = None,
         norms: NDArray[np.float32] | None = None,
+        *,
+        origin: tuple[str, str, int] | None = None,
     ) -> None:
+        self._origin = origin
         self._codes = _checked("codes", codes, np.dtype(np.uint8), (None, None))
         self._codebooks = _checked("codebooks", codebooks, np.dtype(np.float32), (self._codes.shape[1], None, None))
         rows, width = self._codes.shape[0], self._codebooks.shape[0] * self._codebooks.shape[2]
@@ -222,9 +227,13 @@ class ProductQuantized(QuantizedTensor):
         if bad < 0:
             return
         row, position = divmod(bad, self._codes.shape[1])
+        path, format_, begin = self._origin or (None, None, None)
         raise QuantError(
             f"code {position} of row {row}",
+            path=path,
+            format=format_,
             field="codes",
+            offset=None if begin is None else begin + bad,
             actual=int(self._codes[row, position]),
             expected=f"less than {self._codebooks.shape[1]}, the number of centroids",
         )

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.table import Row, Rules, Table
+from weightmap.strings import StringTable
+from weightmap.table import Rules, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.strings import StringTable
+    from weightmap.table import Place
 
     Index = bytes | NDArray[np.uint8]
 
@@ -57,8 +58,6 @@ class RecordTable(Table):
         return index
 
     def _load_names(self) -> StringTable:
-        from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
-
         count, size = self.count, self.RECORD.size
         bounds = np.zeros(count + 1, np.uint32)
         if not count:  # no array has a stride over no memory
@@ -74,8 +73,8 @@ class RecordTable(Table):
     def _scan(self, name: bytes) -> int:
         return kernels.records_find(self._index, self.count, name)
 
-    def row(self, i: int) -> Row:
-        """Return row i, checked."""
+    def place(self, i: int) -> Place:
+        """Return dtype, shape, offset and bytes of row i, checked."""
         index = self._bytes
         _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index if index is None else index, i * 32)
         rules = self.rules
@@ -91,13 +90,15 @@ class RecordTable(Table):
             size = math.prod(shape)
         if not 1 <= ndim <= 4:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, ndim, 0))
-        dtype = self._dtype(code, i)
+        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
+        if dtype is None:
+            dtype = self._dtype(code, i)
         if not size:
             self._check_shape(i, shape, dtype)
         size = size * dtype.bits >> 3
         if offset > rules.data_size - size:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + size, rules.data_size))
-        return _new_row(Row, (dtype, shape, rules.base + offset, size))
+        return dtype, shape, rules.base + offset, size
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         size = self.RECORD.size
@@ -106,7 +107,7 @@ class RecordTable(Table):
         ndims = copied["ndim"]
         if ndims.min() < self.rules.min_ndim or ndims.max() > self.rules.max_ndim:
             for i in range(first, last):
-                self.row(i)  # raises, saying which
+                self.place(i)  # raises, saying which
         return copied["dtype"], ndims, copied["dims"], copied["offset"]
 
     def position(self, row: int) -> int | None:
@@ -131,4 +132,3 @@ _RECORD_DTYPE = np.dtype(
     [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")]
 )
 _unpack_record = RecordTable.RECORD.unpack_from
-_new_row = tuple.__new__

@@ -185,7 +185,10 @@ class Source:
     # ------------------------------------------------------------------------------------------------- reading
     @property
     def descriptor(self) -> int:
-        """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory."""
+        """The number of the open file, for a scan in C that reads by pread; -1 where the bytes are in memory.
+
+        To be held, as this object, while it is used: once another thread closes the handle, the number is anybody's.
+        """
         file = self._file
         return -1 if file is None else file
 

@@ -8,7 +8,52 @@ from typing import Any, NoReturn
 
 from weightmap.errors import FormatError
 
-__all__ = ["loads"]
+__all__ = ["kind_of", "loads"]
+
+_KINDS = {
+    type(None): "null",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+}
+
+
+def kind_of(value: object) -> str:
+    """Return what JSON calls a value that was read from it."""
+    return _KINDS.get(type(value), "an object")
+
+
+class _ForbiddenError(Exception):
+    """What the decoder below does not take."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        msg = f"key {key!r} stands there twice"
+        raise _ForbiddenError(msg)
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        msg = f"the number {text[:40]} is too large"
+        raise _ForbiddenError(msg)
+    return value
+
+
+def _constant(text: str) -> NoReturn:
+    msg = f"{text} is not JSON"
+    raise _ForbiddenError(msg)
+
+
+# Made once: `json.loads` with such functions makes one for each text, which takes longer than a small text does.
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_constant).decode
 
 
 def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]:
@@ -45,35 +90,26 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     def fail(reason: str, at: int | None = None) -> NoReturn:
         where = offset if at is None or offset is None else offset + at
         msg = f"{what}: {reason}"
-        raise FormatError(msg, field=what, offset=where if offset is not None else at)
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            seen: set[str] = set()
-            fail(f"key {next(key for key, _ in pairs if key in seen or seen.add(key))!r} stands there twice")  # type: ignore[func-returns-value]
-        return found
-
-    def finite(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            fail(f"the number {text[:40]} is too large")
-        return value
-
-    def constant(text: str) -> NoReturn:
-        fail(f"{text} is not JSON")
+        raise FormatError(msg, field=what, offset=where if offset is not None else at) from None
 
     try:
         text = raw.decode()
-        value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=constant)
+        if text.startswith("\ufeff"):
+            fail("it begins with a byte order mark", 0)
+        value = _decode(text)
         if b"\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()
+    except _ForbiddenError as error:
+        fail(str(error))
     except UnicodeDecodeError as error:
         fail(f"it is not UTF-8 ({error.reason})", error.start)
     except UnicodeEncodeError:
         fail("a string has a lone surrogate")
     except json.JSONDecodeError as error:
-        fail(f"it is not valid JSON: {error.msg}", len(error.doc[: error.pos].encode()))
+        fail(
+            f"it is not valid JSON: {error.msg.partition(' (')[0].removesuffix(' at')}",
+            len(error.doc[: error.pos].encode()),
+        )
     except RecursionError:
         fail("it is nested too deeply")
     except FormatError:
@@ -81,5 +117,5 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     except ValueError:  # an integer of more digits than Python converts
         fail("a number has too many digits")
     if not isinstance(value, dict):
-        fail(f"it is a {type(value).__name__}, expected an object")
+        fail(f"it is {kind_of(value)}, expected an object")
     return value

@@ -1,10 +1,10 @@
 """The table of tensors of a file: where each lies, and the ONLY place where tensor ranges are validated.
 
-Two kinds of table share one interface. `ColumnTable` holds private columns, which a scan of a JSON header has filled.
-`RecordTable` (see records.py) leaves fixed-size records where they lie, and keeps nothing per tensor; since a mapped
-file may change underneath, it copies each record and checks it again every time that it is used. Both are checked as a
-whole by one pass in C when the file is opened (`Table.check`), and both make no Python object per tensor until one is
-asked for.
+Two kinds of table share one interface. `ColumnTable` (see columns.py) holds private columns, which a scan of a header
+has filled. `RecordTable` (see records.py) leaves fixed-size records where they lie, and keeps nothing per tensor; since
+a mapped file may change underneath, it copies each record and checks it again every time that it is used. Both are
+checked as a whole by one pass in C when the file is opened (`Table.check`), and both make no Python object per tensor
+until one is asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weightmap.dtypes import DECLARED, NUMPY_MAX_NDIM
 from weightmap.errors import FormatError, LayoutError, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from weightmap.dtypes import DType
     from weightmap.strings import StringTable
 
+    Place = tuple[DType, tuple[int, ...], int, int]
     Run = tuple[DType, tuple[int, ...], int, int, int, int]
 
-__all__ = ["ColumnTable", "Row", "Rules", "Table"]
+__all__ = ["Row", "Rules", "Table", "bits_of"]
 
-_INT64_MAX = (1 << 63) - 1
+INT64_MAX = (1 << 63) - 1
 # Rows that are turned into Python objects at once, when all are asked for.
 _BATCH = 4096
 
@@ -135,16 +136,19 @@ class Table:
     path: str | None = None
     format: str | None = None
     _names: StringTable | None = None
-    _finder: Callable[[object], int] | None = None
     _looked = False
 
     # Each kind supplies these, and `check`.
     def _load_names(self) -> StringTable:
         raise NotImplementedError
 
-    def row(self, i: int) -> Row:
-        """Return row i, checked."""
+    def place(self, i: int) -> Place:
+        """Return dtype, shape, offset and bytes of row i, checked."""
         raise NotImplementedError
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked: `place` with names."""
+        return tuple.__new__(Row, self.place(i))
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         """Return columns of rows first to last - 1, copied: codes, ndims, dims (padded with 0), offsets."""
@@ -182,12 +186,11 @@ class Table:
 
         The first look-up is one pass over the names, which costs a fraction of building an index; the second builds it.
         """
-        finder = self._finder
-        if finder is None:
-            if not self._looked and isinstance(name, str):
-                self._looked = True
-                return self._scan(name.encode(errors="surrogatepass"))
-            finder = self._finder = self.names.finder
+        if not self._looked and isinstance(name, str):
+            self._looked = True
+            return self._scan(name.encode(errors="surrogatepass"))
+        # From now on the index answers itself: a call less is a tenth of a look-up.
+        finder = self.find = self.names.finder  # type: ignore[assignment, method-assign]
         return finder(name)
 
     def runs(self) -> Iterator[Run]:
@@ -230,8 +233,8 @@ class Table:
         if len(shape) > self.rules.max_ndim:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, len(shape), self.rules.max_ndim))
         # An empty tensor takes no bytes, and its dimensions other than 0 must still have a product below 2^63.
-        if (math.prod(dim or 1 for dim in shape) * dtype.bits + 7) >> 3 > _INT64_MAX:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_OVERFLOW"], i, 0, 0, _INT64_MAX))
+        if (math.prod(dim or 1 for dim in shape) * dtype.bits + 7) >> 3 > INT64_MAX:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_OVERFLOW"], i, 0, 0, INT64_MAX))
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in file order."""
@@ -289,87 +292,3 @@ class Table:
         from weightmap.faults import table_error  # noqa: PLC0415 - files that are in order need none of it
 
         raise table_error(self, fault).located(path=self.path, format=self.format)
-
-
-class ColumnTable(Table):
-    """A table by private columns.
-
-    Parameters
-    ----------
-    columns : Columns
-    rules : Rules
-    utf8 : bool
-        Whether names are still to be checked for UTF-8.
-    locate : callable, optional
-        Returns where the entry of a row lies in the file, for messages; None where that is not known.
-    """
-
-    def __init__(
-        self,
-        columns: kernels.Columns,
-        rules: Rules,
-        *,
-        utf8: bool,
-        locate: Callable[[int], int | None] | None = None,
-    ) -> None:
-        self.count = columns.count
-        self.rules = rules
-        self._columns = columns
-        self._utf8 = utf8
-        self._locate = locate
-
-    def position(self, row: int) -> int | None:
-        """Return where the entry of a row lies in the file, where the format says so."""
-        return self._locate(row) if self._locate is not None and row < self.count else None
-
-    def _scan(self, name: bytes) -> int:
-        return self._columns.find(name)
-
-    def _load_names(self) -> StringTable:
-        from weightmap.strings import StringTable  # noqa: PLC0415 - needed when names are listed
-
-        columns = self._columns
-        return StringTable(columns.text(), columns.array(columns.bounds, self.count + 1, "<u4"), 0, "tensor name")
-
-    def row(self, i: int) -> Row:
-        """Return row i, checked."""
-        code, shape, offset = self._columns.raw(i)
-        rules = self.rules
-        dtype = self._dtype(code, i)
-        nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
-        if offset > rules.data_size - nbytes or nbytes > _INT64_MAX:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
-        if not nbytes or len(shape) > rules.max_ndim:
-            self._check_shape(i, shape, dtype)
-        return Row(dtype, shape, rules.base + offset, nbytes)
-
-    def _declared(self, i: int) -> int:
-        columns = self._columns
-        nbytes: int = columns.end[i] - columns.begin[i]
-        return nbytes
-
-    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
-        columns, count = self._columns, last - first
-        bounds = columns.array(columns.dim_bounds + first, count + 1, "<u4")
-        ndims = np.diff(bounds)
-        dims = np.zeros((count, int(ndims.max(initial=0))), np.uint64)
-        start, end = int(bounds[0]), int(bounds[-1])
-        dims[np.arange(dims.shape[1]) < ndims[:, None]] = columns.array(columns.dims + start, end - start, "<u8")
-        return (
-            columns.array(columns.dtype + first, count, "u1"),
-            ndims,
-            dims,
-            columns.array(columns.begin + first, count, "<u8"),
-        )
-
-    def check(self) -> None:
-        """Check every row, and that names are unique, by one call."""
-        rules = self.rules
-        fault = self._columns.check(
-            rules.bits, rules.min_ndim, rules.max_ndim, rules.data_size, rules.max_gap, lax=rules.lax, utf8=self._utf8
-        )
-        if fault is None:
-            return
-        if fault.kind != "NAME_FLOOD":
-            self.fail(fault)
-        self.check_names()

@@ -210,6 +210,9 @@ def quantised() -> Iterator[Case]:
             raw = stored.data[:change] if change < 0 else stored.data + bytes(change)
             data = amb.build([stored.but(data=raw)])
             yield case("A9", f"{scheme} {change:+} bytes", data, "QuantError", "data_size", 28 + len(stored.head()) - 8)
+    # Exact sizes decide: less the four bytes of their header, blocks are bare ones, of other values.
+    stored = record("int4_block", 100, 32)
+    yield case("A9", "int4_block less its header", amb.build([stored.but(data=stored.data[4:])]))
     for count in (99, 101, 104, 107, 109):
         data = amb.build([amb.Record("q", (100,), amb.INT8, bytes(count))])
         yield case("A6", f"int8 of {count} bytes for 100", data, "LayoutError", "data_size", 28 + 9)

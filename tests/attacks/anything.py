@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import amb, bintensors, cnn_v2, embd, embd_simple, finalfusion, safetensors
-from .case import Case
+from .case import Case, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ALL = [
-    data for module in (amb, bintensors, cnn_v2, embd, embd_simple, finalfusion, safetensors) for data in [module.SOUND]
-]
-SOUNDS = {kind: data for found in ALL for kind, data in found.items()}
+MODULES = (amb, bintensors, cnn_v2, embd, embd_simple, finalfusion, safetensors)
+SOUNDS = {kind: data for module in MODULES for kind, data in module.SOUND.items()}
 # The end of an empty ZIP archive: with it, a file is a ZIP archive to those who read them from their end.
 ZIP = b"PK\5\6" + bytes(18)
 PDF = b"\n%%EOF\n"
@@ -45,6 +43,11 @@ def cases() -> Iterator[Case]:
     """Every attack."""
     for name, data in OTHERS.items():
         yield Case("C3", "any", name, data, "UnknownFormatError", None, 0)
+    for kind in ("embd", "amb", "cnn_v2-v2", "finalfusion"):
+        for at in range(4):
+            data = put(SOUNDS[kind], at, bytes([SOUNDS[kind][at] ^ 0x20]))  # another case of the letter
+            row = "E1" if kind == "embd" else "C3"
+            yield Case(row, "any", f"{kind} with letter {at} of another case", data, "UnknownFormatError", None, 0)
     yield Case("C3", "any", "one zero byte", b"\0", "UnknownFormatError", None, 0)
     yield Case("C20", "any", "nothing at all", b"", "TruncatedError", None, 0)
     for kind, data in SOUNDS.items():

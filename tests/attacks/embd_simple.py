@@ -61,7 +61,8 @@ def cases() -> Iterator[Case]:
     for name, second in (("twice", "a"), ("empty, twice", "")):
         first = normal((3,))
         data = embd.simple([(second, first), ("b", first), (second, first)])
-        yield case("C10", f"name {name}", data, "LayoutError", "name", None)
+        # Twelve bytes of data and 3 x 4 of numbers lie behind the name, then the number of tokens.
+        yield case("C10", f"name {name}", data, "LayoutError", "name", len(data) - 4 - 12 - 8 - len(second))
     yield case("C10", "empty name", embd.simple([("", normal((3,)))]))
     data = embd.simple(ONE)[:-4]
     yield case("E8", "no number of tokens", data, "TruncatedError", "vocab_count", len(data))
@@ -69,10 +70,10 @@ def cases() -> Iterator[Case]:
         data = embd.simple([("a", Tensor("float32", shape, b""))])
         yield case("C6", f"shape {'x'.join(map(str, shape))}", data, "TruncatedError", "data", len(data))
     data = embd.simple([("a", Tensor("float32", (0, U32, U32, U32), b""))])
-    yield case("C6", "shape 0 and an overflow", data, "LayoutError", "shape", None)
+    yield case("C6", "shape 0 and an overflow", data, "LayoutError", "shape", 16)
     for name, raw in BAD_UTF8.items():
         data = embd.simple([("first", normal((2,))), (raw, normal((2,)))])
-        yield case("C11", f"name {name}", data, "FormatError", "name", None)
+        yield case("C11", f"name {name}", data, "FormatError", "name", data.index(raw))
         data = embd.simple(ONE, ["ok", raw])
         yield case("C11", f"token {name}", data, "FormatError", "token", len(data) - len(raw), late=True)
     for name, text in WILD_NAMES.items():

@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
 def chunks() -> Iterator[Case]:
     """The header, and which chunks there are."""
     built = ff.build
-    yield case("E2", "version 1", built([VOCAB, STORAGE], version=1), "UnsupportedError", "version", 4)
+    yield case("C3", "version 1", built([VOCAB, STORAGE], version=1), "UnsupportedError", "version", 4)
     for count in (U32, 2**31):
         data = built([VOCAB, STORAGE], count=count)
         yield case("F1", f"{count} chunks", data, "TruncatedError", "n_chunks", 8)

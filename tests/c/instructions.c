@@ -23,7 +23,6 @@ typedef struct {
 __attribute__((noinline)) int measured(const job *j) {
     static const uint8_t bits[] = {32};
     wm_fault fault;
-    uint64_t used;
     if (!strcmp(j->kernel, "crc32")) return *(uint32_t *)j->out = wm_crc32(0, j->data, j->len, 1), 0;
     if (!strcmp(j->kernel, "fnv1a32_many"))
         return wm_fnv1a32_many(j->data, j->len, j->lengths, j->count, 0, j->out) != -1;
@@ -32,7 +31,7 @@ __attribute__((noinline)) int measured(const job *j) {
     if (!strcmp(j->kernel, "int4")) return wm_blocks_decode(j->data, j->len, 4, 1, 32, j->count, 0, j->out, j->count, 0, 1);
     if (!strcmp(j->kernel, "int5")) return wm_blocks_decode(j->data, j->len, 5, 1, 32, j->count, 0, j->out, j->count, 0, 1);
     if (!strcmp(j->kernel, "records_check"))
-        return wm_records_check(j->data, j->len, j->count, bits, 1, j->size, 64, 63, 0, &used, &fault);
+        return wm_records_check(j->data, j->len, j->count, bits, 1, j->size, 64, 63, 0, &fault) < 0;
     if (!strcmp(j->kernel, "records_find")) /* a name that is not there: every record is looked at */
         return wm_records_find(j->data, j->len, j->count, (const uint8_t *)"no such name", 12) != -1;
     return 1;

@@ -284,8 +284,8 @@ print(torn, litter, min(map(len, seen.values())), sorted(os.listdir(folder)) == 
 
 
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
-    """350 times kill -9 at a random moment, in every format: always a whole file, and at most one hidden beside it."""
-    printed = run_child(KILLED, tmp_path, 350).stdout.split(maxsplit=4)
+    """210 times kill -9 at a random moment, in every format: always a whole file, and at most one hidden beside it."""
+    printed = run_child(KILLED, tmp_path, 210).stdout.split(maxsplit=4)
     assert printed[:2] == ["[]", "[]"], printed
     assert printed[2:] == ["2", "True"], "the old and the new file should both have been seen"
 

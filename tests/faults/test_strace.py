@@ -1,4 +1,4 @@
-"""The sweep of `test_saving.py` once more, for a few calls, by the kernel itself: strace fails them below the C library.
+"""The sweep of `test_saving.py` once more, for a few calls, by the kernel itself: strace fails them below libc.
 
 It needs strace and the right to trace, which a fresh machine rarely has; where it is there, it also shows that the shim
 misses no call.
@@ -123,14 +123,9 @@ def test_the_shim_misses_no_call(shim: Path, tmp_path: Path) -> None:
     command += [sys.executable, "-c", WATCHED, str(shim), str(tmp_path), str(Path(__file__).parent)]
     env = {**os.environ, "PYTHONPATH": SOURCES}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
-    lines = (
-        trace.read_text(encoding="utf-8", errors="replace").split('"/begin"')[1].split('"/end"')[0].splitlines()[1:-1]
-    )
-    called = [(line.partition("(")[0], line) for line in lines if "(" in line]
-    kernel = [
-        name for name, line in called if name not in NO_FILES and not (name == "mmap" and "MAP_ANONYMOUS" in line)
-    ]
+    text = trace.read_text(encoding="utf-8", errors="replace").split('"/begin"')[1].split('"/end"')[0]
+    lines = [line for line in text.splitlines()[1:-1] if "(" in line and "MAP_ANONYMOUS" not in line]
+    kernel = [name for name in (line.partition("(")[0] for line in lines) if name not in NO_FILES]
     assert {"openat", "rename"} <= set(kernel)
-    assert [KERNEL_NAMES.get(name, name) for name in kernel] == [
-        KERNEL_NAMES.get(name, name) for name in done.stdout.split()
-    ]
+    counted = done.stdout.split()
+    assert [KERNEL_NAMES.get(name, name) for name in kernel] == [KERNEL_NAMES.get(name, name) for name in counted]

@@ -29,7 +29,7 @@ OLD = b"the old file"
 
 
 class Writing(NamedTuple):
-    """An operation that writes: the suffix of its target, and what it does, given the sources' folder and the target."""
+    """An operation that writes: the suffix of its target, and what it does, given the sources and the target."""
 
     suffix: str
     run: Callable[[Path, Path], object]

@@ -1,27 +1,24 @@
 """The formats: discovered by looking into this folder, recognised by content.
 
 Every module here (or folder, where a format takes several) that does not begin with an underscore defines one record
-called ``FORMAT`` (see `_base`). To add a format, add a file; nothing else is to be told. The modules are imported when
-a file is to be recognised, or somebody asks which formats there are.
+called ``FORMAT`` (see `_base`). To add a format, add a file; nothing else is to be told.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weightmap.errors import EncodeError, FormatError, TruncatedError, UnknownFormatError
 from weightmap.formats._base import HEAD, Content, Format, Options
-from weightmap.lazy import on_demand
+from weightmap.formats._hints import hint
+from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Parts, Payload, Plan, Request, refuse
     from weightmap.source import Source
-
-    FORMATS: dict[str, Format]
 
 __all__ = [
     "FORMATS",
@@ -43,19 +40,9 @@ __all__ = [
 ]
 
 _WRITING = dict.fromkeys(("Parts", "Payload", "Plan", "Request", "refuse"), "_writing")
-_on_demand = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying"})
-# Those that were imported so far, by the beginning of their magic bytes.
-_by_magic: dict[bytes, Format] = {}
+__getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying"})
 
 
-def __getattr__(name: str) -> Any:
-    if name == "FORMATS":  # all of them, by name
-        found = globals()["FORMATS"] = {format_.name: format_ for format_ in _all()}
-        return found
-    return _on_demand(name)
-
-
-@functools.cache
 def _module_names() -> list[str]:
     found: set[str] = set()
     for folder in __path__:
@@ -73,19 +60,22 @@ def _module_names() -> list[str]:
     return sorted(found)
 
 
-@functools.cache
-def _read(module: str) -> Format:
-    """Import one of the modules, and return its record."""
-    format_: Format = import_module(f"{__name__}.{module}").FORMAT
-    if format_.magic:
-        _by_magic[format_.magic[:4]] = format_
-    return format_
+def _discover() -> dict[str, Format]:
+    """Import every format, and what reading it needs.
+
+    Opening a file imports nothing, and so opens nothing but that file. Only what writing and verifying need waits until
+    it is asked for.
+    """
+    found = [import_module(f"{__name__}.{name}").FORMAT for name in _module_names()]
+    for format_ in found:
+        if isinstance(format_.parse, later):
+            format_.parse = format_.parse.load()
+    return {format_.name: format_ for format_ in found}
 
 
-@functools.cache
-def _all() -> tuple[Format, ...]:
-    """Return every format."""
-    return tuple(map(_read, _module_names()))
+FORMATS: dict[str, Format] = _discover()
+_BY_MAGIC = {format_.magic[:4]: format_ for format_ in FORMATS.values() if format_.magic}
+_UNMARKED = tuple(format_ for format_ in FORMATS.values() if not format_.magic)
 
 
 def formats() -> tuple[str, ...]:
@@ -96,24 +86,24 @@ def formats() -> tuple[str, ...]:
     >>> "embd" in formats()
     True
     """
-    return tuple(format_.name for format_ in _all())
+    return tuple(FORMATS)
 
 
 def by_name(name: str) -> Format:
     """Return the format called `name`. Raises ValueError when there is none."""
-    for format_ in _all():
-        if format_.name == name:
-            return format_
-    msg = f"format is {name!r}, expected one of {', '.join(formats())}"
-    raise ValueError(msg)
+    try:
+        return FORMATS[name]
+    except KeyError:
+        msg = f"format is {name!r}, expected one of {', '.join(FORMATS)}"
+        raise ValueError(msg) from None
 
 
 def by_suffix(path: str) -> Format:
     """Return the format that is written to files with this suffix. Raises `EncodeError` when there is none."""
-    for format_ in _all():
+    for format_ in FORMATS.values():
         if format_.plan is not None and path.lower().endswith(format_.suffixes):
             return format_
-    known = ", ".join(suffix for format_ in _all() if format_.plan for suffix in format_.suffixes)
+    known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
     msg = "the suffix does not tell the format; give format=, or use one of"
     raise EncodeError(f"{msg} {known}", path=path)
 
@@ -123,8 +113,6 @@ def mistaken(format_: Format, head: bytes) -> UnknownFormatError | None:
 
     The length of a header, with which formats without magic bytes begin, may look like those of another kind of file.
     """
-    from weightmap.formats._hints import hint  # noqa: PLC0415 - needed for what cannot be opened
-
     return None if format_.magic else hint(head, 3)
 
 
@@ -140,29 +128,17 @@ def identify(source: Source, head: bytes) -> Format:
     """
     # A file that begins with one format's magic bytes needs no other to be asked: those without magic bytes begin with
     # a length of at most 100,000,000, and four printable characters are a larger number than that.
-    size, start = source.size, head[:4]
-    format_ = _by_magic.get(start)
-    if format_ is None and start.isalnum():
-        format_ = _namesake(start)
-    if format_ is not None and head.startswith(format_.magic or b"\0"):
+    format_ = _BY_MAGIC.get(head[:4])
+    if format_ is not None and head.startswith(format_.magic):
         return format_
-    claims = [format_ for format_ in _all() if format_.claims(head, size)]
+    claims = [format_ for format_ in _UNMARKED if format_.claims(head, source.size)]
     if len(claims) == 1:
         return claims[0]
     raise _unknown(head, claims)
 
 
-def _namesake(start: bytes) -> Format | None:
-    """Return the format whose module is called like these magic bytes: then the others need not be imported."""
-    text = start[:2].decode("latin-1").lower()
-    name = next((name for name in _module_names() if name.startswith(text)), None)
-    return None if name is None else _read(name)
-
-
 def _unknown(head: bytes, claims: list[Format]) -> FormatError:
     """Return what to say of a file that not exactly one format recognises."""
-    from weightmap.formats._hints import hint  # noqa: PLC0415 - needed for what cannot be opened
-
     if not head:
         msg = "the file is empty"
         return TruncatedError(msg, offset=0)

@@ -2,8 +2,8 @@
 
 Reading: `parse` checks the header and returns a `Content`, which holds a table of tensors and no tensor data. Writing
 (see `_writing`): `plan` checks everything that could go wrong and returns the exact size of the file and a function
-that writes it, so that no file is created for what cannot be expressed. Both may be imported when they are first called
-(see `weightmap.lazy.later`), so that asking which formats there are costs little.
+that writes it, so that no file is created for what cannot be expressed. Where a format takes several modules, both may
+be named instead of imported (see `weightmap.lazy.later`): reading is imported with the package, writing when called.
 """
 
 from __future__ import annotations

@@ -10,33 +10,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+# The names that are not in `__all__` serve the rest of weightmap; they are not part of the interface.
+from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
+from weightmap.kernels._amb import Section as Section
+from weightmap.kernels._amb import amb_walk as amb_walk
+from weightmap.kernels._checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64
+from weightmap.kernels._columns import Columns as Columns
+from weightmap.kernels._faults import FAULTS as FAULTS
+from weightmap.kernels._faults import Fault as Fault
+from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
+from weightmap.kernels._fifu import fifu_skip as fifu_skip
+from weightmap.kernels._files import advise as advise
+from weightmap.kernels._files import look as look
+from weightmap.kernels._files import map_file as map_file
+from weightmap.kernels._files import populate as populate
+from weightmap.kernels._files import unchanged as unchanged
+from weightmap.kernels._files import will_need as will_need
+from weightmap.kernels._memory import empty as empty
+from weightmap.kernels._native import U32_MAX as U32_MAX
+from weightmap.kernels._records import pairs_check as pairs_check
+from weightmap.kernels._records import records_check as records_check
+from weightmap.kernels._records import records_find as records_find
+from weightmap.kernels._scans import bintensors_scan as bintensors_scan
+from weightmap.kernels._scans import cnn_layers as cnn_layers
+from weightmap.kernels._scans import safetensors_scan as safetensors_scan
+from weightmap.kernels._strings import index_build as index_build
+from weightmap.kernels._strings import index_find_many as index_find_many
+from weightmap.kernels._strings import index_finder as index_finder
+from weightmap.kernels._strings import utf8_strings as utf8_strings
+from weightmap.kernels._strings import walk_strings as walk_strings
 from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
-    # The names that are not in `__all__` serve the rest of weightmap; they are not part of the interface.
     from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
     from weightmap.kernels._adaptive import adaptive_places as adaptive_places
     from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
     from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
-    from weightmap.kernels._amb import AMB_FIELDS as AMB_FIELDS
-    from weightmap.kernels._amb import Section as Section
-    from weightmap.kernels._amb import amb_walk as amb_walk
     from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
     from weightmap.kernels._blocks import blocks_size as blocks_size
     from weightmap.kernels._blocks import decode_blocks as decode_blocks
     from weightmap.kernels._blocks import dequantize_int4, dequantize_int5
-    from weightmap.kernels._checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64
-    from weightmap.kernels._columns import Columns as Columns
-    from weightmap.kernels._faults import FAULTS as FAULTS
-    from weightmap.kernels._faults import Fault as Fault
-    from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
-    from weightmap.kernels._fifu import fifu_skip as fifu_skip
-    from weightmap.kernels._files import advise as advise
-    from weightmap.kernels._files import look as look
-    from weightmap.kernels._files import map_file as map_file
-    from weightmap.kernels._files import populate as populate
-    from weightmap.kernels._files import unchanged as unchanged
-    from weightmap.kernels._files import will_need as will_need
     from weightmap.kernels._half import bf16_to_f32, f16_to_f32, unpack_f16_pairs
     from weightmap.kernels._half import half_variants as half_variants
     from weightmap.kernels._half import widen as widen
@@ -45,25 +58,12 @@ if TYPE_CHECKING:
     from weightmap.kernels._isa import crc32_variant as crc32_variant
     from weightmap.kernels._isa import fnv1a32_variant as fnv1a32_variant
     from weightmap.kernels._isa import intblock_variant as intblock_variant
-    from weightmap.kernels._memory import empty as empty
-    from weightmap.kernels._native import U32_MAX as U32_MAX
     from weightmap.kernels._pq import Codes as Codes
     from weightmap.kernels._quantize import encode_blocks as encode_blocks
     from weightmap.kernels._quantize import encode_with_errors as encode_with_errors
     from weightmap.kernels._quantize import quantize_int4, quantize_int5
     from weightmap.kernels._quantize import quantize_int8 as quantize_int8
     from weightmap.kernels._quantize import real_numbers as real_numbers
-    from weightmap.kernels._records import pairs_check as pairs_check
-    from weightmap.kernels._records import records_check as records_check
-    from weightmap.kernels._records import records_find as records_find
-    from weightmap.kernels._scans import bintensors_scan as bintensors_scan
-    from weightmap.kernels._scans import cnn_layers as cnn_layers
-    from weightmap.kernels._scans import safetensors_scan as safetensors_scan
-    from weightmap.kernels._strings import index_build as index_build
-    from weightmap.kernels._strings import index_find_many as index_find_many
-    from weightmap.kernels._strings import index_finder as index_finder
-    from weightmap.kernels._strings import utf8_strings as utf8_strings
-    from weightmap.kernels._strings import walk_strings as walk_strings
     from weightmap.kernels._subwords import NGRAMS_MOST as NGRAMS_MOST
     from weightmap.kernels._subwords import Ngrams as Ngrams
     from weightmap.kernels._subwords import gather_rows as gather_rows
@@ -88,8 +88,7 @@ __all__ = [
     "use_isa",
 ]
 
-# The modules of this package, and what each has. They are imported when a name of theirs is first asked for: opening a
-# file needs few of them, and it is what import time is for.
+# What opening and inspecting a file do not need: imported when a name of theirs is first asked for.
 _MODULES = {
     "_adaptive": (
         "adaptive_counts",
@@ -97,41 +96,12 @@ _MODULES = {
         "decode_adaptive",
         "quantize_adaptive",
     ),
-    "_amb": (
-        "AMB_FIELDS",
-        "Section",
-        "amb_walk",
-    ),
     "_blocks": (
         "SCALE_TYPES",
         "blocks_size",
         "decode_blocks",
         "dequantize_int4",
         "dequantize_int5",
-    ),
-    "_checksums": (
-        "crc32",
-        "crc32_combine",
-        "fnv1a32",
-        "fnv1a32_many",
-        "fnv1a64",
-    ),
-    "_columns": ("Columns",),
-    "_faults": (
-        "FAULTS",
-        "Fault",
-    ),
-    "_fifu": (
-        "fifu_ngrams",
-        "fifu_skip",
-    ),
-    "_files": (
-        "advise",
-        "look",
-        "map_file",
-        "populate",
-        "unchanged",
-        "will_need",
     ),
     "_half": (
         "bf16_to_f32",
@@ -149,8 +119,6 @@ _MODULES = {
         "isa",
         "use_isa",
     ),
-    "_memory": ("empty",),
-    "_native": ("U32_MAX",),
     "_pq": ("Codes",),
     "_quantize": (
         "encode_blocks",
@@ -159,23 +127,6 @@ _MODULES = {
         "quantize_int5",
         "quantize_int8",
         "real_numbers",
-    ),
-    "_records": (
-        "pairs_check",
-        "records_check",
-        "records_find",
-    ),
-    "_scans": (
-        "bintensors_scan",
-        "cnn_layers",
-        "safetensors_scan",
-    ),
-    "_strings": (
-        "index_build",
-        "index_find_many",
-        "index_finder",
-        "utf8_strings",
-        "walk_strings",
     ),
     "_subwords": (
         "NGRAMS_MOST",

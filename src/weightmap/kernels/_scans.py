@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 # Fewest bytes that one tensor takes in a header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
 _SAFETENSORS_ENTRY = 48
-# Dimensions that nearly no header has more of; one that has is scanned again. (Room for as many as its bytes could spell would
-# take more time than half the scan.)
+# Dimensions that nearly no header has more of; one that has is scanned again. (Room for as many as its bytes could
+# spell would cost more than it brings.)
 _DIMS = 4
 
 

@@ -15,6 +15,7 @@ from weightmap.table import bits_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightmap.dtypes import DType
     from weightmap.formats._base import Options
     from weightmap.source import Source
 
@@ -26,12 +27,12 @@ ALIGNMENT = 8
 U8_MAX, U16_MAX, U32_MAX = 0xFF, 0xFFFF, 0xFFFFFFFF
 
 # By the format's codes, and one more for int8, which is dense under code 3 and may be quantised under it as well.
-TYPES = (
+TYPES: tuple[DType, ...] = (
     *(DTYPES[name] for name in DENSE),
     *(SCHEMES[name] for name in SCHEME_CODES if name != "int8"),
     SCHEMES["int8"],
 )
-BITS = bits_of(TYPES)
+BITS: bytes = bits_of(TYPES)
 DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
 
 # Quantised data: codes of the schemes, and types of the scales with the bytes of one.

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import kernels
+from weightmap.columns import ColumnTable
 from weightmap.dtypes import NUMPY_MAX_NDIM
 from weightmap.errors import (
     FormatError,
@@ -18,7 +19,7 @@ from weightmap.errors import (
     UnsupportedError,
 )
 from weightmap.formats.amb.layout import ALIGNMENT, BITS, DTYPE_NAMES, TYPES
-from weightmap.table import ColumnTable, Rules
+from weightmap.table import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._base import Options
@@ -71,7 +72,7 @@ def walk(
     `bare` has block size and bytes of a scale of blocks without a header. Raises the error that the walk which went
     further deserves.
     """
-    fd = source.descriptor
+    fd = source.descriptor  # held until this returns
     section = kernels.Section(
         fd,
         source.octets if fd < 0 else None,

@@ -82,9 +82,9 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
             raise QuantError(what, field="mask", offset=at + block // 4, actual=_NONE, expected="0, 1 or 2")
         counts += here
         first += 4 * len(piece)
-        if first > blocks and (left := _codes(piece)[blocks - first :]).any():
-            what, expected = f"{label}: {len(left)} entries of the mask after the last block", "0"
-            raise QuantError(what, field="mask", offset=scales_at - 1, actual="not zero", expected=expected)
+        if first > blocks and _codes(piece)[blocks - first :].any():
+            what = f"{label}: the mask after the last block"
+            raise QuantError(what, field="mask", offset=scales_at - 1, actual="not zero", expected="0")
     counts[_INT4] -= first - blocks
     width = SCALE_SIZES[how.scale_type]
     codes_at = scales_at + width * int(counts[_INT4] + counts[_INT5])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 KINDS = ("BPE", "SentencePiece", "WordPiece", "custom")
 WORDPIECE = KINDS.index("WordPiece")
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask")
-NO_ID = U16_MAX
+NO_ID: int = U16_MAX
 _FIELDS = struct.Struct("<B5H")
 _PARTS = frozenset({"type", "special_ids", "payload"})
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError
 from weightmap.formats.embd import DTYPE_NAMES
 from weightmap.records import RecordTable
+
+if TYPE_CHECKING:
+    from weightmap.dtypes import DType
 
 MAGIC_END = b"DBME"
 HEADER = struct.Struct("<4s2H8I2Q2I")
@@ -35,8 +38,8 @@ REQUIRED_KEYS = (
     "max_position_emb",
     "created_at",
 )
-DTYPE_LIST = tuple(DTYPES[name] for name in DTYPE_NAMES)
-DTYPE_BITS = bytes(dtype.bits for dtype in DTYPE_LIST)
+DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
+DTYPE_BITS: bytes = bytes(dtype.bits for dtype in DTYPE_LIST)
 
 
 FIELDS = (

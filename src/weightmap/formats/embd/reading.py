@@ -8,6 +8,7 @@ from weightmap import kernels
 from weightmap.errors import FormatError, LayoutError, TruncatedError
 from weightmap.formats.embd import MAGIC
 from weightmap.formats.embd.layout import FOOTER, HEADER, MAGIC_END, Header, field_error
+from weightmap.formats.embd.simple import parse_simple
 from weightmap.formats.embd.spec import parse_spec
 
 if TYPE_CHECKING:
@@ -29,15 +30,9 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         header = Header(head)
         if sized or ended or header.header_checksum == kernels.crc32(head[:56]):
             try:
-                return _parse_simple(source, head, options)
+                return parse_simple(source, head, options)
             except FormatError:
                 raise _one_sign(header, footer, size) from None
-    return _parse_simple(source, head, options)
-
-
-def _parse_simple(source: Source, head: bytes, options: Options) -> Content:
-    from weightmap.formats.embd.simple import parse_simple  # noqa: PLC0415 - the rarer layout
-
     return parse_simple(source, head, options)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightmap import kernels
+from weightmap.columns import ColumnTable
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Options, trailing
 from weightmap.formats.embd import MAGIC
 from weightmap.formats.embd.layout import DTYPE_BITS, DTYPE_LIST, MAX_NDIM
 from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
 from weightmap.strings import Vocabulary
-from weightmap.table import ColumnTable, Rules
+from weightmap.table import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
@@ -112,7 +114,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         begin,
         begin + np.array(sizes, np.uint64),
     )
-    table = ColumnTable(columns, _Rules(0, source.size), utf8=True)
+    table = ColumnTable(columns, _Rules(0, source.size), utf8=True, locate=partial(_name_at, columns))
     if options.checked:
         table.check()
 
@@ -126,6 +128,13 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     content = Content("simple", table, dict, verify, warnings)
     content.vocab = vocab
     return content
+
+
+def _name_at(columns: kernels.Columns, row: int) -> int:
+    """Return where the name of a tensor lies: before its data, and number and values of its dimensions."""
+    names, dims = columns.bounds, columns.dim_bounds
+    at: int = columns.begin[row] - 4 - 4 * (dims[row + 1] - dims[row]) - (names[row + 1] - names[row])
+    return at
 
 
 def _simple_vocabulary(reader: _Reader, options: Options) -> Vocabulary | None:

@@ -24,6 +24,7 @@ from weightmap.formats.embd.layout import (
     field_error,
 )
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
+from weightmap.formats.embd.vocabulary import vocabulary
 from weightmap.records import RecordTable
 from weightmap.table import Rules
 
@@ -56,8 +57,6 @@ def parse_spec(
     metadata = take(source, head, metadata_offset, fields[5])
     vocab = None
     if flags & VOCAB_EMBEDDED:
-        from weightmap.formats.embd.vocabulary import vocabulary  # noqa: PLC0415 - few models have one
-
         vocab = vocabulary(source, head, Header(raw))
     size = data - start
 
@@ -104,9 +103,8 @@ def _check_header(
     if minor or odd or footer[3]:
         _check_odd(source, minor, odd, footer[3], options, warnings)
     if bool(flags & VOCAB_EMBEDDED) != bool(vocab_size) or (not vocab_size and vocab):
-        what = "the flag VOCAB_EMBEDDED contradicts vocab_size, which"
-        expected = "set together with a vocab_size above 0; without it, vocab_offset and vocab_size are 0"
-        raise field_error(LayoutError, "vocab_size", vocab_size, expected, what)
+        expected = "above 0 with the flag VOCAB_EMBEDDED; 0, like vocab_offset, without it"
+        raise field_error(LayoutError, "vocab_size", vocab_size, expected)
     limits = options.limits
     if count > limits.max_tensors:
         limits.check("max_tensors", count, "tensor_index_count", offset=32)
@@ -134,8 +132,10 @@ def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
     end = index + DESCRIPTOR.size * count
     if data < end or size > limit - data:  # names lie before the data; how long they are is known later
         _misplaced("tensor_data_offset", data, size, end, limit)
-    if size != limit - data:
-        check_gap("tensor_data_size", data + size, limit)
+    if limit - data - size >= ALIGNMENT:
+        what = "there is a hole behind the tensor data: tensor_data_size"
+        expected = f"at least {limit - data - ALIGNMENT + 1}: the footer begins at {limit}"
+        raise field_error(LayoutError, "tensor_data_size", size, expected, what)
 
 
 def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options, warnings: list[str]) -> None:

@@ -79,7 +79,7 @@ def verify_vocabulary(run: Verification, vocab: Vocabulary) -> None:
     repeated, duplicate, original = table.duplicates()
     if repeated:
         run.warn(
-            f"{repeated} tokens stand in the vocabulary twice, "
+            f"tokens that stand in the vocabulary twice: {repeated}, "
             f"the first of them {table[duplicate]!r} (ids {original} and {duplicate})"
         )
     beyond = [f"{name} {i}" for name, i in vocab.special_ids.items() if i >= len(vocab)]

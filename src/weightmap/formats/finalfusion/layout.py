@@ -10,6 +10,7 @@ from weightmap.formats.finalfusion import TYPES
 from weightmap.table import bits_of
 
 if TYPE_CHECKING:
+    from weightmap.dtypes import DType
     from weightmap.formats._writing import Parts
 
 VERSION = 0
@@ -64,8 +65,8 @@ KNOWN_TYPES = ", ".join(f"{code} {name}" for code, name in enumerate(TYPE_NAMES)
 U8_CODE, F32_CODE = 1, 10
 # After them, for our own table of tensors: product quantisation.
 PQ_CODE = len(TYPES)
-DTYPE_LIST = (*(None if name is None else DTYPES[name] for name in TYPES), SCHEMES["pq"])
-BITS = bits_of(DTYPE_LIST)
+DTYPE_LIST: tuple[DType | None, ...] = (*(None if name is None else DTYPES[name] for name in TYPES), SCHEMES["pq"])
+BITS: bytes = bits_of(DTYPE_LIST)
 MAX_CENTROIDS = 256  # codes are bytes
 MAX_EXPONENT = 63
 

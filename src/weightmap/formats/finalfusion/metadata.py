@@ -56,8 +56,11 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
         raise fail(f"it is not UTF-8 ({error.reason})", error.start) from None
     except RecursionError:
         raise fail("it is nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError, and what int and datetime refuse
+    except tomllib.TOMLDecodeError as error:
         raise fail(str(error)[:200]) from None
+    except ValueError as error:  # of int or datetime
+        reason = "a number has too many digits" if "digits" in str(error) else str(error)[:200]
+        raise fail(reason) from None
     if not _shallow(content):
         raise fail(f"it is nested more than {_DEEPEST} deep")
     return TomlDocument(content, text)

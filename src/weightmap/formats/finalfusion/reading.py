@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.columns import ColumnTable
 from weightmap.formats._base import Content
 from weightmap.formats.finalfusion.layout import BITS, DTYPE_LIST, Block, Chunks
 from weightmap.formats.finalfusion.metadata import TomlDocument, load_metadata
 from weightmap.formats.finalfusion.storage import product_sizes
 from weightmap.formats.finalfusion.vocabulary import vocabulary
 from weightmap.formats.finalfusion.walk import walk
-from weightmap.table import ColumnTable, Rules
+from weightmap.table import Rules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +51,7 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     def quantized(row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
         del row  # there is one such tensor at most
         assert storage is not None  # noqa: S101 - there is a row of it
-        return product_of(storage, octets)
+        return product_of(storage, octets, source.name)
 
     def check(run: Verification) -> None:
         from weightmap.formats.finalfusion.verify import verify  # noqa: PLC0415 - not needed to open
@@ -86,8 +87,8 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
     return ColumnTable(columns, rules, utf8=False)
 
 
-def product_of(storage: Block, octets: NDArray[np.uint8]) -> QuantizedTensor:
-    """Return a matrix by product quantisation, over its bytes from projection to codes."""
+def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> QuantizedTensor:
+    """Return a matrix by product quantisation, over its bytes from projection to codes, of the file of this name."""
     from weightmap.pq import ProductQuantized  # noqa: PLC0415 - needed by quantised matrices alone
 
     product = storage.product
@@ -105,4 +106,5 @@ def product_of(storage: Block, octets: NDArray[np.uint8]) -> QuantizedTensor:
         codebooks.view("<f4").reshape(product.quantized_len, product.n_centroids, subspace),
         projection.view("<f4").reshape(width, width) if product.projection else None,
         norms.view("<f4") if product.norms else None,
+        origin=(name, "finalfusion", storage.data + start - len(codes)),
     )

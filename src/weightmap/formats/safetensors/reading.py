@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap import kernels, strict_json
+from weightmap.columns import ColumnTable
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
 from weightmap.formats._base import Content, Options
 from weightmap.formats._framed import LENGTH, check_end, read_header, verifier
 from weightmap.formats.safetensors import DTYPE_NAMES
-from weightmap.table import ColumnTable, Rules, bits_of
+from weightmap.table import Rules, bits_of
 
 if TYPE_CHECKING:
     from weightmap.source import Source
@@ -90,7 +91,9 @@ def _metadata(raw: bytes, at: int) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(value, str):
             what = f"__metadata__: value of {quoted(key)}"
-            raise FormatError(what, field="__metadata__", offset=at, actual=type(value).__name__, expected="a string")
+            raise FormatError(
+                what, field="__metadata__", offset=at, actual=strict_json.kind_of(value), expected="a string"
+            )
     return metadata
 
 

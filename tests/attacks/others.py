@@ -1,0 +1,245 @@
+"""What other libraries make of the attacks: ``python -m tests.attacks.others [LIBRARY=INTERPRETER ...]``.
+
+Prints a table in Markdown: by row, how many attacks each library lets through, answers with something other than an
+error of its own or a ValueError, or does not survive, in 4 GiB of address space; and what it does in a few situations.
+A library is tried where the interpreter has it; ``finalfusion=/path/to/python`` names another interpreter for one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import ROWS, cases, sound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from .case import Case
+
+# How a library reads all of a file, and the kinds of cases that are for it. The specification's own layouts are not for
+# those who read another one only.
+READ = {
+    "weightmap": """
+import weightmap as wm
+def read(path):
+    with wm.open(path, format=None) as f:
+        f.verify()
+        return [a.tobytes() if hasattr(a, "tobytes") else a for a in f.values()], list(f.vocab or ())
+OWN = wm.TensorFileError
+""",
+    "bintensors": """
+import bintensors, bintensors.numpy
+def read(path):
+    return [a.tobytes() for a in bintensors.numpy.load_file(path).values()]
+OWN = bintensors.BintensorError
+""",
+    "safetensors": """
+import safetensors, safetensors.numpy
+def read(path):
+    return [a.tobytes() for a in safetensors.numpy.load_file(path).values()]
+OWN = safetensors.SafetensorError
+""",
+    "finalfusion": """
+import finalfusion, finalfusion.io
+def read(path):
+    e = finalfusion.load_finalfusion(path)
+    return [e.storage[i].tobytes() for i in range(min(e.storage.shape[0], 100))], list(e.vocab.words)
+OWN = finalfusion.io.FinalfusionFormatError
+""",
+}
+KINDS = {"bintensors": ("bintensors-current",), "safetensors": ("safetensors",), "finalfusion": ("finalfusion",)}
+KINDS["weightmap"] = ("bintensors-current", "safetensors", "finalfusion")
+
+# Reads the files that it is told of, one after another, and says after each what came of it.
+CHILD = """
+import json, resource, sys
+{read}
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+for line in sys.stdin:
+    try:
+        read(line.strip())
+        outcome = "accepted"
+    except (OWN, ValueError):
+        outcome = "refused"
+    except BaseException as error:
+        outcome = type(error).__name__
+    print(json.dumps(outcome), flush=True)
+"""
+PATIENCE = 10  # seconds for one file
+
+
+class Child:
+    """A process that reads files with one library."""
+
+    def __init__(self, library: str, interpreter: str) -> None:
+        self._command = [interpreter, "-c", CHILD.format(read=READ[library])]
+        self._process: subprocess.Popen[str] | None = None
+
+    def outcome(self, path: Path) -> str:
+        """Tell the process to read a file; what it says, or how it ended."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{path}\n")
+        process.stdin.flush()
+        import select
+
+        ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
+        answer = process.stdout.readline() if ready else ""
+        if answer:
+            return json.loads(answer)
+        self.close()
+        return f"ends by signal {-process.returncode}" if ready else f"hangs more than {PATIENCE} s"
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def chosen(library: str) -> Iterator[Case]:
+    """The cases that are for a library: what it reads, and that is refused here, and has no holes."""
+    for case in cases():
+        theirs = case.kind.startswith(KINDS[library]) and "specification" not in case.name
+        if theirs and case.error and case.size is None:
+            yield case
+
+
+def table(found: Mapping[str, Mapping[str, Counter[str]]]) -> Iterator[str]:
+    """The rows in which libraries differ."""
+    libraries = list(found)
+    yield "| row | attack | " + " | ".join(libraries) + " |"
+    yield "|---|---|" + "---|" * len(libraries)
+    for row, sentence in ROWS.items():
+        cells = [cell(found[library][row]) for library in libraries]
+        if any("refuses all" not in text for text in cells if text):
+            yield f"| {row} | {sentence} | " + " | ".join(cells) + " |"
+
+
+def cell(outcomes: Counter[str]) -> str:
+    """How many of the attacks of a row had which outcome."""
+    total = outcomes.total()
+    if not total:
+        return ""
+    if outcomes["refused"] == total:
+        return f"refuses all {total}"
+    others = [f"{outcome} {count}" for outcome, count in outcomes.most_common() if outcome != "refused"]
+    return f"of {total}: {', '.join(others)}"
+
+
+# How a library saves an array of a MiB, and opens the file again.
+SAVE = {
+    "weightmap": """
+import numpy as np
+save = lambda path: wm.save(path, {"a": np.ones(1 << 18, "f4")}, format="bintensors")
+view = lambda path: wm.open(path)
+""",
+    "bintensors": """
+import numpy as np
+save = lambda path: bintensors.numpy.save_file({"a": np.ones(1 << 18, "f4")}, path)
+view = lambda path: bintensors.safe_open(path, "np")
+""",
+    "safetensors": """
+import numpy as np
+save = lambda path: safetensors.numpy.save_file({"a": np.ones(1 << 18, "f4")}, path)
+view = lambda path: safetensors.safe_open(path, "np")
+""",
+}
+# Situations: what is done, and how it is answered.
+SCENES = {
+    "opening a FIFO": """
+import os
+os.mkfifo("fifo")
+try:
+    read("fifo"); print("reads it")
+except BaseException as error:
+    print("refuses:", type(error).__name__)
+""",
+    "saving with a umask of 022: mode of the file": """
+import os
+os.umask(0o022); save("new"); print(oct(os.stat("new").st_mode & 0o777))
+""",
+    "saving onto a symbolic link": """
+import os
+open("target", "wb").write(b"old"); os.symlink("target", "link"); save("link")
+print("stays a link" if os.path.islink("link") else "replaced by a file")
+""",
+    "saving over a file when the disk is full": """
+import os, resource
+open("model", "wb").write(b"old" * 1000)
+import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    save("model")
+except BaseException: pass
+print("old file stays" if open("model", "rb").read() == b"old" * 1000 else "old file is lost")
+""",
+    "a file is truncated after it was opened, and a tensor is asked for": """
+import os
+save("model"); f = view("model"); os.truncate("model", 4096)
+try:
+    array = f["a"] if hasattr(f, "__getitem__") else f.get_tensor("a")
+    print(array.sum())
+except BaseException as error:
+    print("raises", type(error).__name__)
+""",
+}
+
+
+def scene(library: str, interpreter: str, name: str) -> str:
+    """What a library does in a situation."""
+    if "save(" in SCENES[name] and library not in SAVE:
+        return ""
+    code = "\n".join((READ[library], SAVE.get(library, ""), SCENES[name]))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [interpreter, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE
+            )
+        except subprocess.TimeoutExpired:
+            return f"hangs more than {PATIENCE} s"
+    return done.stdout.strip() or (f"ends by signal {-done.returncode}" if done.returncode < 0 else done.stderr[-99:])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Try every library that is there, and print what was found."""
+    interpreters: dict[str, Any] = dict.fromkeys(READ, sys.executable)
+    interpreters |= dict(argument.split("=", 1) for argument in arguments)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+    found: dict[str, dict[str, Counter[str]]] = {}
+    scenes: dict[str, list[str]] = {name: [] for name in SCENES}
+    for library, interpreter in interpreters.items():
+        with tempfile.TemporaryDirectory() as folder:
+            child = Child(library, interpreter)
+            good = Path(folder) / "good"
+            good.write_bytes(sound()[KINDS[library][0]])
+            if child.outcome(good) != "accepted":
+                child.close()
+                continue
+            found[library] = defaultdict(Counter)
+            for case in chosen(library):
+                found[library][case.row][child.outcome(case.write(Path(folder)))] += 1
+            child.close()
+        for name in SCENES:
+            scenes[name].append(scene(library, interpreter, name))
+    print("\n".join(table(found)))  # noqa: T201 - a command
+    print("\n| situation | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))  # noqa: T201
+    for name, answers in scenes.items():
+        print(f"| {name} | " + " | ".join(answers) + " |")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,93 @@
+"""What reading a stranger's file does besides: it opens that path, maps it, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests import builders
+from tests.attacks import cases
+from tests.support import run_child
+
+DATA = Path(__file__).parent.parent / "data"
+SUFFIXES = (".weights", ".embd", ".amb", ".bin", ".bt", ".bintensors", ".fifu", ".safetensors")
+
+# An audit hook sees each file opened, module imported, process started, socket made, code compiled, object unpickled.
+# `ctypes` and `cffi` name none of those; "object." is about attributes.
+AUDIT = """
+import json, sys
+import numpy as np
+import weightmap as wm
+QUIET = ("object.", "cffi.", "ctypes.", "builtins.id")
+np.seterr(all="ignore")
+on, events = False, []
+
+def hook(event, args):
+    if on and not event.startswith(QUIET):
+        events.append((event, str(args[0]) if args else ""))
+
+def told(error):
+    return str(error), repr(error), error.offset, error.field
+
+def use(path, strict):
+    # Everything that looks at a file and makes no new one.
+    with wm.open(path, strict=strict) as f:
+        repr(f), len(f), list(f), f.infos(), dict(f.metadata), f.format, f.layout, f.config, f.tokenizer
+        for name in f:
+            f.info(name), f[name], f.read(name) if f.info(name).dtype != "complex64" else None
+        f.values(), "no such tensor" in f, f.get("no such tensor"), f.prefetch(), f.check_unchanged()
+        if f.vocab is not None:
+            len(f.vocab), list(f.vocab), f.vocab.get("no such word"), f.vocab.special_ids, f.vocab.ngram_indices("word")
+        if f.embeddings is not None:
+            f.embeddings.get("no such word"), f.embeddings.batch(["one", "two"])
+        f.verify()
+
+def attempt(path, strict):
+    try:
+        use(path, strict)
+    except wm.TensorFileError as error:
+        told(error)
+    except UnicodeEncodeError:  # a word of the file that is not text, as an argument of ours
+        pass
+
+paths = json.load(open(sys.argv[1]))
+# What is loaded on demand, by any of the files or by an error of one, is loaded once and here; see the last lines.
+for path in paths:
+    attempt(path, True)
+    attempt(path, False)
+loaded = set(sys.modules)
+sys.addaudithook(hook)
+odd, opened = [], 0
+for path in paths:
+    for strict in (True, False):
+        events.clear()
+        on = True
+        attempt(path, strict)
+        on = False
+        opened += sum(event == "open" and what == path for event, what in events)
+        odd += [(path, *event) for event in events if event not in (("open", path), ("mmap.__new__", "-1"))]
+assert set(sys.modules) == loaded, set(sys.modules) - loaded
+print(json.dumps([odd[:10], opened / len(paths)]))
+# Of a fresh process, all modules came from the package, the standard library, and what the package declares it needs.
+foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+print(sorted(name for name in foreign if not name.startswith("_")))
+"""
+
+
+def test_reading_any_file_opens_that_path_and_nothing_else(tmp_path: Path) -> None:
+    """The whole corpus, sound and malformed: opening, looking up, decoding, verifying and their errors open one path.
+
+    No module is imported because of what a file says, nothing is compiled, run or unpickled, no socket is made.
+    """
+    examples = {f"{i}-{e.name}{e.suffix}": e.data for i, e in enumerate(builders.examples())}
+    alone = (case for case in cases() if isinstance(case.data, bytes) and case.size is None)
+    attacks = {f"{i}-attack": case.data for i, case in enumerate(alone)}
+    paths = []
+    for name, data in (examples | attacks).items():
+        paths.append(str(tmp_path / name.replace("/", "_")))
+        Path(paths[-1]).write_bytes(data)
+    paths += [str(path) for path in sorted(DATA.rglob("*")) if path.suffix in SUFFIXES]
+    (tmp_path / "paths.json").write_text(json.dumps(paths), encoding="utf-8")
+    odd, foreign = run_child(AUDIT, tmp_path / "paths.json").stdout.splitlines()
+    assert json.loads(odd) == [[], 2]
+    assert set(json.loads(foreign.replace("'", '"'))) <= {"weightmap", "numpy", "ml_dtypes", "cffi", "sitecustomize"}

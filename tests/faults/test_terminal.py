@@ -1,0 +1,143 @@
+"""Nothing from a file reaches a terminal as anything but text: every command, every place where a file has strings."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.builders import embd, normal
+from tests.builders import safetensors as st
+from tests.test_cli import NASTY, on_terminal
+
+import weightmap as wm
+from weightmap import cli
+from weightmap.errors import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+TEXTS = {
+    **NASTY,
+    "title": "\x1b]0;new title\x07",
+    "paste": "\x1b[200~rm -rf ~\n\x1b[201~",
+    "device": "\x1bP+q544e\x1b\\",
+    "backspaces": "safe\b\b\b\bevil",
+    "carriage return": "evil\rsafe",
+    "vertical": "a\x0bb\x0cc",
+    "nul": "a\0b",
+    "next line": "a\x85b",
+    "separators": "a\u2028b\u2029c",
+    "isolates": "\u2067right\u2069",
+    "mark": "\u200fa\u061cb",
+    "zero width": "we\u200bight\ufeff",
+    "everything": "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)])),
+}
+FORBIDDEN = {*map(chr, [*range(0x20), *range(0x7F, 0xA0)])} - {"\n"}
+FORBIDDEN |= set("\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+
+
+def harmless(text: str, lines: int | None = None) -> bool:
+    """Whether there is nothing in it but printable characters and newlines, and of these as many as there should be."""
+    return not FORBIDDEN & set(text) and (lines is None or text.count("\n") == lines)
+
+
+class Corpus:
+    """Files that have one text wherever a file may have one, and a directory of that name."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.text = text
+        # A path may have anything but NUL and the slash.
+        self.folder = folder / text.replace("\0", "").replace("/", "")[:80]
+        self.folder.mkdir()
+        values = {text: normal((3, 2)), "plain": normal((3, 2), 1)}
+        words = [text, "word", "[UNK]"]
+        self.paths = {name: self.folder / f"{name}{text.replace(chr(0), '').replace('/', '')[:40]}" for name in "abewd"}
+        self.write("a", st.build(values, {text: text, "k": text}))
+        self.write("b", st.build({text: normal((3, 2), 7), "other" + text: normal((2,))}, {text: "else" + text}))
+        self.write("e", embd.Draft([("m", normal((3, 2)))], metadata={text: text}, vocab=words).seal())
+        self.write("w", embd.Draft([("m", normal((3, 2)))], vocab=["other" + text, "word", "[UNK]"]).seal())
+        self.write("d", st.build(values, {text: text})[:-1])
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one of the files."""
+        self.paths[name].write_bytes(data)
+
+    def commands(self) -> list[list[str]]:
+        """Every command that looks at these files, on all of them."""
+        a, b, e, w, d = (str(self.paths[name]) for name in "abewd")
+        out, text = str(self.folder / "out"), self.text.replace("\0", "")
+        looks = [
+            *(["inspect", path] for path in (a, e, d, str(self.folder), str(self.folder / "missing"))),
+            ["verify", "-v", a, e, d, str(self.folder / "missing")],
+            ["diff", a, b],
+            ["diff", e, w],
+            ["lookup", e, text, "missing" + text],
+            ["similar", e, self.text],
+            ["analogy", e, self.text, "word", "missing" + text],
+        ]
+        return [
+            *looks,
+            *([*command, "--json"] for command in looks),
+            ["export", a, self.text, out + ".npy"],
+            ["export", a, "missing" + self.text, out + ".npy"],
+            ["convert", a, out + ".weights"],
+            ["convert", a, out + ".bin"],
+            ["convert", e, out + ".safetensors"],
+            ["convert", a, out + ".safetensors", "--include", self.text, "--json"],
+            ["convert", d, out + ".amb"],
+            ["quantize", a, out + ".amb", "--scheme", "int8", "--include", "*"],
+            ["quantize", a, out + ".amb", "--scheme", "int8", "--json"],
+            ["inspect", out + ".amb"],
+        ]
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_no_command_prints_a_control_character(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names, metadata, words, paths and arguments with escape sequences, through every command, in text and JSON."""
+    corpus = Corpus(tmp_path, text)
+    statuses = set()
+    for command in corpus.commands():
+        statuses.add(cli.main(command))
+        out, err = capsys.readouterr()
+        assert harmless(out), (command, out)
+        assert harmless(err), (command, err)
+        assert "Traceback" not in err
+        if "--json" in command and out:
+            json.loads(out)
+            assert out.isascii()
+    assert statuses >= {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize("text", ["escape", "link", "markup", "reversed", "carriage return"])
+def test_a_terminal_gets_the_text_spelt_out(text: str, tmp_path: Path) -> None:
+    """On a terminal, where rich draws tables and progress bars, the text of a file arrives escaped and in one piece."""
+    pytest.importorskip("rich")
+    corpus = Corpus(tmp_path, TEXTS[text])
+    paths = {name: str(path) for name, path in corpus.paths.items()}
+    shown = escape(TEXTS[text])
+    for command in (["inspect", paths["a"]], ["diff", paths["a"], paths["b"]], ["inspect", paths["e"]]):
+        status, sent = on_terminal(*command)
+        assert status in {0, 1}
+        assert TEXTS[text] not in sent.replace("\r\n", "\n") or shown == TEXTS[text]
+        assert shown[:20] in sent, sent
+
+
+def test_errors_and_handles_spell_it_out() -> None:
+    """The message of an error and the repr of a handle hold no control character, whatever file and call say."""
+    for text in TEXTS.values():
+        data = st.build({text: normal((3, 2))}, {text: text})
+        with wm.open(memoryview(data)) as f:
+            wrong: Sequence[Callable[[], object]] = (
+                lambda f=f, text=text: f["missing" + text],
+                lambda data=data: wm.open(memoryview(data[:-1])),
+                lambda text=text: wm.save("x.bin", {text: np.ones(2, np.float32)}),
+                lambda text=text: wm.open(memoryview(embd.Draft([(text, normal((2,)))]).seal()[:-20])),
+            )
+            for call in wrong:
+                with pytest.raises(wm.TensorFileError) as caught:
+                    call()
+                assert harmless(str(caught.value), 0)
+            assert harmless(repr(f), 0)

@@ -1,0 +1,377 @@
+"""One handle in many threads and processes: right results or a ClosedError, nothing deadlocks, nothing leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests import builders
+from tests.support import run_child
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+THREADS = 8
+ROUNDS = 30
+# Nothing here takes a tenth of this: a thread that is still there then waits for ever.
+PATIENCE = 60
+MATRIX = np.random.default_rng(5).standard_normal((200, 32)).astype(np.float32)
+WORDS = [f"word{i}" for i in range(200)]
+SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
+DATA = Path(__file__).parent.parent / "data"
+
+
+def write(folder: Path) -> dict[str, Path]:
+    """A file of each kind that behaves in its own way."""
+    tensors = {f"t{i}": MATRIX + i for i in range(20)}
+    paths = {
+        suffix: folder / f"model{suffix}" for suffix in (".weights", ".safetensors", ".bt", ".amb", ".bin", ".fifu")
+    }
+    wm.save(paths[".weights"], {"e": MATRIX, "u": np.arange(7)[:, None].astype("i4")}, vocab=WORDS)
+    wm.save(paths[".safetensors"], tensors, metadata={"k": "v"})
+    wm.save(paths[".bt"], tensors)
+    wm.save(paths[".amb"], {"w": MATRIX} | {scheme: wm.quantize(MATRIX, scheme) for scheme in SCHEMES})
+    wm.save(paths[".bin"], {"layer.0.weight": MATRIX.astype("f2").reshape(200, 32, 1, 1)})
+    wm.save(paths[".fifu"], {"embeddings": MATRIX}, vocab=WORDS)
+    return paths | {"pq.fifu": DATA / "finalfusion" / "bucket_1_2__pq_norms__meta.fifu"}
+
+
+KINDS = (".weights", ".safetensors", ".bt", ".amb", ".bin", ".fifu", "pq.fifu")
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The files, by kind."""
+    return write(tmp_path_factory.mktemp("threads"))
+
+
+def digest(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """The content of an array."""
+    return array.shape, str(array.dtype), array.tobytes()
+
+
+# What threads do with a handle: each is a function of the handle to something that can be compared.
+USES: dict[str, Callable[[wm.TensorFile], object]] = {
+    "look up": lambda f: [digest(np.asarray(f[name])) for name in f],
+    "values": lambda f: [digest(np.asarray(value)) for value in f.values()],
+    "read": lambda f: [digest(f.read(name)) for name in f],
+    "infos": lambda f: (f.infos(), dict(f.metadata)),
+    "verify": lambda f: f.verify().checks,
+    "prefetch": lambda f: f.prefetch(),
+    "words": lambda f: f.vocab and (list(f.vocab), f.vocab.get("word7"), f.vocab.special_ids),
+    "embed": lambda f: f.embeddings and digest(f.embeddings.batch(list(f.vocab)[:9])[0]),
+}
+
+
+def together(work: Callable[[int], None]) -> None:
+    """Run it in eight threads that start at one moment; raise what one of them raised, fail if one does not end."""
+    start, wrong = threading.Barrier(THREADS), []
+
+    def run(number: int) -> None:
+        try:
+            start.wait(PATIENCE)
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - a thread's error has to reach the test
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads), "a deadlock"
+    if wrong:
+        raise wrong[0]
+
+
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_threads_use_one_fresh_handle(paths: dict[str, Path], kind: str, mode: str) -> None:
+    """Look-ups, decoding, verifying, prefetching and words at once, on a handle that has done nothing yet."""
+    with wm.open(paths[kind]) as f:
+        expected = {name: use(f) for name, use in USES.items()}
+    uses = list(USES.items())
+    for turn in range(ROUNDS // 3):
+        with wm.open(paths[kind], mode=mode) as f:
+
+            def work(number: int, f: wm.TensorFile = f, turn: int = turn) -> None:
+                for i in range(len(uses)):
+                    name, use = uses[(number + turn + i) % len(uses)]
+                    assert use(f) == expected[name], name
+
+            together(work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closing_while_seven_threads_use_it(paths: dict[str, Path], kind: str) -> None:
+    """One of eight threads closes: the others get right results or a ClosedError with the path, and nothing crashes."""
+    with wm.open(paths[kind]) as f:
+        expected = {name: use(f) for name, use in USES.items()}
+    uses, met = list(USES.items()), Counter[str]()
+    for turn in range(ROUNDS):
+        f = wm.open(paths[kind])
+
+        def work(number: int, f: wm.TensorFile = f, turn: int = turn) -> None:
+            if number == 0:
+                time.sleep(turn % 5 * 2e-4)
+                f.close()
+                return
+            for i in range(3 * len(uses)):
+                name, use = uses[(number + i) % len(uses)]
+                try:
+                    assert use(f) == expected[name], name
+                    met["right"] += 1
+                except wm.ClosedError as error:
+                    met["closed" if error.path == str(paths[kind]) else "nameless"] += 1
+
+        together(work)
+        f.close()
+    assert met["closed"]
+    assert not met["nameless"]
+
+
+def test_eight_threads_open_and_close_one_file(paths: dict[str, Path]) -> None:
+    """Opening is safe in many threads: each has its own handle on the same file, of any format."""
+
+    def work(number: int) -> None:
+        for turn in range(ROUNDS):
+            with wm.open(paths[KINDS[(number + turn) % len(KINDS)]]) as f:
+                assert len(f) == len(list(f.values()))
+
+    together(work)
+
+
+def test_verifying_stops_when_another_thread_closes(tmp_path: Path) -> None:
+    """A handle closed in the midst of `verify` ends it with ClosedError or lets it finish; no foreign file is read."""
+    path = tmp_path / "big.weights"
+    wm.save(path, {"w": np.zeros(1 << 22, np.float32)}, durable=False)
+    for _ in range(5):
+        f = wm.open(path)
+
+        def close(done: int, total: int, f: wm.TensorFile = f) -> None:
+            f.close()
+            # Whoever gets the number of the closed descriptor now: verifying must not read from it.
+            os.close(os.open(os.devnull, os.O_RDONLY))
+
+        with contextlib.suppress(wm.ClosedError):
+            assert f.verify(progress=close).nbytes
+
+
+# ------------------------------------------------------------------------------------------------- processes
+
+
+def summary(f: wm.TensorFile) -> object:
+    """What a handle holds."""
+    return [use(f) for use in USES.values()]
+
+
+def summary_of_pickled(blob: bytes) -> object:
+    """What a pickled handle holds, in the process that unpickles it."""
+    with pickle.loads(blob) as f:
+        return summary(f)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handle_works_in_a_forked_child(paths: dict[str, Path], kind: str) -> None:
+    """A child forked with an open handle reads the same through it, and closing it there leaves the parent's open."""
+    with wm.open(paths[kind]) as f:
+        expected = summary(f)
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                same = summary(f) == expected
+                f.close()
+                os.write(theirs, b"same" if same else b"different")
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        with os.fdopen(ours, "rb") as pipe:
+            assert pipe.read() == b"same"
+        assert os.waitpid(child, 0)[1] == 0
+        assert summary(f) == expected
+
+
+FORKS = """
+import os, sys, threading, numpy as np, weightmap as wm
+from weightmap import kernels
+path, quantised = sys.argv[1:]
+f, q = wm.open(path), wm.open(quantised)
+big = np.random.default_rng(1).standard_normal(1 << 21).astype(np.float32)
+stop = threading.Event()
+
+def use():
+    while not stop.is_set():
+        f.verify()
+        for name in q:
+            q.read(name, threads=2)
+        kernels.crc32(big, threads=2)
+
+threads = [threading.Thread(target=use) for _ in range(3)]
+for thread in threads:
+    thread.start()
+crc = kernels.crc32(big)
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        # Threads of the parent are gone here: nothing may wait for them, or for a lock that one of them held.
+        fine = kernels.crc32(big, threads=2) == crc and f.verify().checks and q.read("int4_block", threads=2).any()
+        os._exit(0 if fine else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+for thread in threads:
+    thread.join()
+print("alive")
+"""
+
+
+LEFT = """
+import os, pickle, sys, threading, weightmap as wm
+forever = threading.Thread(target=threading.Event().wait, daemon=True)
+forever.start()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+before = set(sys.modules)
+for path in sys.argv[1:]:
+    with wm.open(path, verify="full") as f:
+        list(f.items()), [f.read(name) for name in f], f.infos(), dict(f.metadata), f.verify(), f.prefetch()
+        f.vocab and (list(f.vocab), f.vocab.get("no such word"), f.embeddings and f.embeddings.batch(list(f.vocab)))
+        "no such tensor" in f, f.get("no such tensor"), pickle.loads(pickle.dumps(f)).close()
+        try:
+            f["no such tensor"]
+        except KeyError as error:
+            str(error)
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_nothing_is_left_to_be_loaded_after_a_fork(paths: dict[str, Path]) -> None:
+    """A fork beside another thread loads what reading any file may load on demand: no child waits for half a module."""
+    assert run_child(LEFT, *paths.values()).stdout.split() == []
+
+
+def test_forking_while_threads_run(paths: dict[str, Path]) -> None:
+    """Children forked while three threads verify, decode and sum up can do all of that themselves, and end."""
+    assert run_child(FORKS, paths[".weights"], paths[".amb"]).stdout.strip() == "alive"
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_pickled_handle_in_other_processes(paths: dict[str, Path], method: str) -> None:
+    """A pool of processes that share no memory with this one opens the same files from pickled handles."""
+    context = multiprocessing.get_context(method)
+    expected, blobs = [], []
+    for kind in KINDS:
+        with wm.open(paths[kind]) as f:
+            expected.append(summary(f))
+            blobs.append(pickle.dumps(f))
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        found = list(pool.map(summary_of_pickled, blobs, timeout=PATIENCE))
+    assert found == expected
+
+
+def test_a_pool_of_threads_decodes_with_threads_of_its_own(paths: dict[str, Path]) -> None:
+    """`threads=` within the threads of a pool neither deadlocks nor changes a bit."""
+    with wm.open(paths[".amb"]) as f, ThreadPoolExecutor(THREADS) as pool:
+        expected = {name: f.read(name).tobytes() for name in f}
+        tasks = [(name, pool.submit(f.read, name, threads=4)) for _ in range(10) for name in f]
+        assert all(task.result(PATIENCE).tobytes() == expected[name] for name, task in tasks)
+
+
+# ------------------------------------------------------------------------------------------------- nothing leaks
+
+CYCLES = """
+import gc, os, sys, weightmap as wm
+
+def now():
+    gc.collect()
+    with open("/proc/self/maps") as file:
+        maps = sum(1 for _ in file)
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return len(os.listdir("/proc/self/fd")), maps, resident
+
+def cycle(path, mode, number):
+    f = wm.open(path, mode=mode)
+    if number % 3:
+        for name in f:
+            f[name]
+            break
+    if number % 7 == 0:
+        f.vocab and f.vocab.get("word3")
+        f.infos(), dict(f.metadata)
+    if number % 2:
+        f.close()
+    if number % 50 == 0:
+        try:
+            f["no such tensor"]
+        except (KeyError, wm.ClosedError):
+            pass
+
+rounds, paths = int(sys.argv[1]), sys.argv[2:]
+work = [(path, mode) for path in paths for mode in ("mmap", "cow", "copy")]
+for path, mode in work:
+    for number in range(210):
+        cycle(path, mode, number)
+before = now()
+for path, mode in work:
+    for number in range(rounds):
+        cycle(path, mode, number)
+after = now()
+print(after[0] - before[0], after[1] - before[1], after[2] - before[2])
+"""
+
+
+def test_ten_thousand_openings_leave_nothing(paths: dict[str, Path]) -> None:
+    """10,500 handles opened, used and dropped, in every format and mode: descriptors, maps and memory are flat."""
+    descriptors, maps, memory = map(int, run_child(CYCLES, 500, *paths.values()).stdout.split())
+    assert descriptors == 0
+    assert abs(maps) <= 2  # the allocator's own
+    assert memory < 2 << 20
+
+
+def test_ten_thousand_failures_leave_nothing(tmp_path: Path) -> None:
+    """The same for files that are refused: truncated ones of every format, opened 10,000 times in all."""
+    examples = [example for example in builders.examples() if len(example.data) // 2 not in example.prefixes]
+    kinds = {(example.format, example.layout): example for example in examples}
+    files = []
+    for number, example in enumerate(kinds.values()):
+        files.append(tmp_path / f"{number}{example.suffix}")
+        files[-1].write_bytes(example.data[: len(example.data) // 2])
+    code = (
+        CYCLES[: CYCLES.index("def cycle")]
+        + """
+def cycle(path):
+    try:
+        wm.open(path).verify()
+    except wm.FormatError:
+        return
+    raise SystemExit("opened: " + path)
+
+paths = sys.argv[2:]
+for number in range(200):
+    cycle(paths[number % len(paths)])
+before = now()
+for number in range(int(sys.argv[1])):
+    cycle(paths[number % len(paths)])
+after = now()
+print(after[0] - before[0], after[1] - before[1], after[2] - before[2])
+"""
+    )
+    descriptors, maps, memory = map(int, run_child(code, 10000, *files).stdout.split())
+    assert descriptors == 0
+    assert abs(maps) <= 2
+    assert memory < 2 << 20
