@@ -9,12 +9,10 @@ ASAN_SETTINGS := detect_leaks=0:allocator_may_return_null=1
 .PHONY: sanitize tsan-test fuzz-c coverage mutation
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
-# Which tests: make sanitize SANITIZE_TESTS=tests/test_crc32.py. Those that the sanitisers leave nothing to find in are left
-# out: what they measure is the sanitiser, or the process has less room than one takes, or they build and install the package.
+# Which tests: make sanitize SANITIZE_TESTS=tests/test_crc32.py. tests/sanitised.py says which are left out, and why; `make
+# test` runs the part of them that reaches C with all its cases.
 SANITIZE_TESTS := tests
 SANITIZED := build/sanitize/lib
-WITHOUT_SANITISERS = $(shell $(BIN)/python -c 'import tomllib; \
-    print(*("--deselect=" + t for t in tomllib.load(open("tests/sanitized.toml", "rb"))["leave_out"]))')
 
 build/sanitize/.built: $(BASE) setup.py $(C_SOURCES) $(shell find src -name '*.py')
 	@echo "Compiling the C module with the address and undefined-behaviour sanitisers"
@@ -24,7 +22,7 @@ build/sanitize/.built: $(BASE) setup.py $(C_SOURCES) $(shell find src -name '*.p
 sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-demo
 	@echo "Running the tests with it"
 	@LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=$(ASAN_SETTINGS) PYTHONPATH=$(CURDIR)/$(SANITIZED) \
-	    $(PYTEST) --benchmark-disable $(WITHOUT_SANITISERS) $(SANITIZE_TESTS)
+	    $(PYTEST) -rs $(SANITIZE_TESTS)
 
 # The kernels that share their work among threads, under the thread sanitiser.
 tsan-test:
@@ -58,3 +56,20 @@ fuzz-c: $(MODULE) $(VENV)/.extra-test
 	    echo "Fuzzing $$target for $(FUZZ_SECONDS) seconds"; \
 	    $(FUZZ)/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=1024 -verbosity=0 \
 	        -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$target- $(FUZZ)/found/$$target $(FUZZ)/seeds/$$target || exit 1; done
+
+# ----------------------------------------------------------------------------------------------- coverage, mutation
+# Every branch of the parsers and of the table is taken by some test. The tests that take them, to be quicker than all.
+COVERED := src/weightmap/formats/*,src/weightmap/table.py,src/weightmap/records.py
+COVERAGE_TESTS := $(addprefix tests/test_,$(addsuffix .py,attacks table index errors embd embd_malformed amb amb_malformed \
+    amb_quantised bintensors bintensors_malformed bintensors_upstream cnn_v2 finalfusion finalfusion_malformed safetensors \
+    sharded contract roundtrip convert save))
+
+coverage: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-checks
+	@mkdir -p $(CHECKS)
+	@$(BIN)/python -m coverage run --data-file=$(CHECKS)/coverage -m pytest -q $(COVERAGE_TESTS)
+	@$(BIN)/python -m coverage report --data-file=$(CHECKS)/coverage --include='$(COVERED)' --show-missing --skip-covered --fail-under=100
+
+# Every comparison of the parsers is made wrong, once in each way, and some test has to notice: docs/mutation.md. Needs clang.
+MUTATION_MINUTES := 25
+mutation: $(MODULE) $(VENV)/.extra-test
+	@$(BIN)/python -m tests.mutation --minutes $(MUTATION_MINUTES)

@@ -1,0 +1,65 @@
+"""The C module under the address and undefined-behaviour sanitisers, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests import sanitised
+
+ROOT = Path(__file__).parent.parent
+
+
+def library() -> str | None:
+    """Where gcc has its sanitiser's library, or None."""
+    compiler = shutil.which("gcc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    answer = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    return answer.stdout.strip() if Path(answer.stdout.strip()).is_absolute() else None
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Build the package with a sanitised module, and return the environment in which Python finds it."""
+    asan = library()
+    if asan is None:
+        pytest.skip("needs gcc with the address sanitiser")
+    folder = tmp_path_factory.mktemp("sanitised")
+    build = [sys.executable, "setup.py", "-q", "build", f"--build-base={folder}", f"--build-lib={folder / 'lib'}"]
+    env = {**os.environ, "WEIGHTMAP_SANITIZE": "address,undefined", "CC": "gcc"}
+    done = subprocess.run([*build, "--parallel=2"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {
+        **os.environ,
+        "LD_PRELOAD": asan,
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "PYTHONPATH": str(folder / "lib"),
+    }
+
+
+def python(environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitised module."""
+    command = [sys.executable, *args]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900)
+
+
+def test_the_sanitisers_are_at_work(environment):
+    """A read one byte past a buffer is reported, and it is the sanitised module that did it."""
+    code = "from weightmap._kernels import ffi, lib; lib.wm_fnv1a32(ffi.new('uint8_t[]', bytes(32)), 33)"
+    done = python(environment, "-c", code)
+    assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
+    assert "wm_fnv1a32" in done.stderr
+
+
+def test_no_access_out_of_bounds_and_no_undefined_behaviour(environment):
+    """All tests of kernels, scans and attacks pass with the sanitised module, and no sanitiser reports anything."""
+    tests = [f"tests/test_{name}.py" for name in sanitised.SELECTION]
+    done = python(environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    assert "passed" in done.stdout
+    assert "runtime error" not in done.stderr
