@@ -21,7 +21,7 @@ build/sanitize/.built: $(BASE) setup.py $(C_SOURCES) $(shell find src -name '*.p
 
 sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-demo
 	@echo "Running the tests with it"
-	@LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=$(ASAN_SETTINGS) PYTHONPATH=$(CURDIR)/$(SANITIZED) \
+	@LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=$(ASAN_SETTINGS) PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/$(SANITIZED) \
 	    $(PYTEST) -rs $(SANITIZE_TESTS)
 
 # The kernels that share their work among threads, under the thread sanitiser.

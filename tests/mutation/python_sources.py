@@ -74,7 +74,7 @@ class _Changer(ast.NodeTransformer):
         self._file = file
         self._compared = False
 
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:  # noqa: N802 - what ast calls it
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
         kind = OPERATORS.get(type(node.ops[0]))
         if len(node.ops) > 1 or kind is None:  # `in`, `is`; or a chain, which is taken apart
             parts = [node.left, *node.comparators]
@@ -99,13 +99,13 @@ class _Changer(ast.NodeTransformer):
             self._compared = before
         return changed
 
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:  # noqa: N802
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if not self._compared or type(node.value) is not int:
             return node
         number = self._switch.add(self._file, node.lineno, "", str(node.value))
         return self._call("number", number, [node], node)
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> ast.AST:
         before, self._compared = self._compared, False
         try:
             return self.generic_visit(node)
@@ -114,7 +114,7 @@ class _Changer(ast.NodeTransformer):
 
     visit_Subscript = visit_Lambda = visit_Call  # noqa: N815
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is not None:
             node.value = self.visit(node.value)
         return node
