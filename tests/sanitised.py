@@ -11,7 +11,7 @@ import os
 # The sanitiser's library has to be there before Python is, so it is preloaded.
 ACTIVE = "libasan" in os.environ.get("LD_PRELOAD", "")
 
-# Tests by the beginnings of their ids, with what keeps them from running under the sanitisers, or from telling anything.
+# Tests by the beginnings of their ids, with what keeps them from running under the sanitisers.
 LEFT_OUT = {
     "tests/faults/": "what these preload takes the place of the sanitiser's library",
     **dict.fromkeys(
@@ -33,7 +33,7 @@ LEFT_OUT = {
     "tests/test_sanitised.py": "runs the others like this",
 }
 
-# What a run of all tests takes of this, besides all attacks: what reaches C with its cases and takes seconds, not minutes.
+# What a run of all tests takes of this, besides all attacks: what reaches C and takes seconds, not minutes.
 SELECTION = tuple(f"tests/test_{name}.py" for name in ("memory", "pq", "subwords", "table"))
 
 

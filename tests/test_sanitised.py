@@ -47,7 +47,8 @@ def python(environment: dict[str, str], *args: str) -> subprocess.CompletedProce
 
 def test_the_sanitisers_are_at_work(environment):
     """A read one byte past a buffer is reported, and it is the sanitised module that did it."""
-    code = "from weightmap._kernels import ffi, lib; p = ffi.new('uint32_t[8]'); lib.wm_fnv1a32(ffi.cast('uint8_t *', p), 33)"
+    code = "from weightmap._kernels import ffi, lib; p = ffi.new('uint32_t[8]')\n"
+    code += "lib.wm_fnv1a32(ffi.cast('uint8_t *', p), 33)"
     done = python(environment, "-c", code)
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
     assert "wm_fnv1a32" in done.stderr

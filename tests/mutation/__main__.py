@@ -23,12 +23,14 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from . import c_sources, python_sources
-from .sites import Site, Sites
+
+if TYPE_CHECKING:
+    from .sites import Site, Sites
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "build/checks/mutation"

@@ -1,4 +1,4 @@
-"""Mutants of Python: modules are changed while they are imported; each comparison becomes a call that looks up what to do."""
+"""Mutants of Python: modules are changed while they are imported. Each comparison becomes a call."""
 
 from __future__ import annotations
 

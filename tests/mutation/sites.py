@@ -1,8 +1,8 @@
 """What is changed: comparisons, and whole numbers in what they compare. The same for C and for Python.
 
 A comparison `a < b` has three mutants, of which each must make some test fail: the bound one off to either side
-(``a <= b``, ``a + 1 < b``), and the opposite (``a >= b``). An equality has its opposite. A number that is part of what is
-compared, such as the 4 of ``left - 4 < size``, is once one more and once one less.
+(``a <= b``, ``a + 1 < b``), and the opposite (``a >= b``). An equality has its opposite. A number that is part of
+what is compared, such as the 4 of ``left - 4 < size``, is once one more and once one less.
 
 All mutants are there at once, in a copy of the package, and one is switched on at a time: so nothing is compiled or
 imported for each of them, and what has been reached while none was on tells which tests can notice a mutant at all.
