@@ -239,7 +239,7 @@ def test_index_maps_that_only_0_0_5_accepts(index: list[tuple[str, int]], found:
 
 
 def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names() -> None:
-    """Where the specification's layout fits but for its padding, the columns are those of its reading, not the other's."""
+    """Where the specification's layout fits but for its padding, the columns are those of its reading."""
     header = bytes.fromhex("00010b0102000801017400") + bytes(5)  # one tensor, "t"; padded with zeros
     columns, found, fault = kernels.bintensors_scan(header, 3, 10)
     assert (fault, found.layout, found.complete) == (None, 1, 0)
