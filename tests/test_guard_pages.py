@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from tests import guard
 from tests.kernel_calls import CALLS, LEFT_OUT, Place
 
 from weightmap import kernels
+from weightmap._kernels import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +73,16 @@ def test_any_alignment(name, at):
         expected = run(name, Place(None), size)
         for shift in range(1, 64):
             assert run(name, Place(PAGES, at, shift), size) == expected, (size, shift)
+
+
+@pytest.mark.parametrize("short", [1, 32])
+def test_one_record_more_than_there_is(short):
+    """A name is looked for in no record, and columns have no name, past what there is: not even by one."""
+    place, index = Place(PAGES), bytes(64)
+    pointer = place.give(index[short:])
+    assert lib.wm_records_find(pointer, 64 - short, 2, place.give(b""), 0) == -1
+    columns = ffi.new("wm_columns *", (1, 0, 4, place.give(b"abcd"), place.array(np.array([0, 5], np.uint32))))
+    assert lib.wm_columns_find(columns, 1, 5, place.give(b"abcde"), 5) == -1
 
 
 def test_every_function_with_a_pointer_is_called():
