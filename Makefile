@@ -20,7 +20,7 @@ MODEL  := $(VENV)/.model
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format bench report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -39,6 +39,8 @@ help:
 	@echo "make coverage       the branches of parsers and table: fails below all of them"
 	@echo "make mutation       each comparison of the parsers made wrong: which are noticed"
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
+	@echo "make fuzz    10,000,000 mutants of every format, numbered: MUTANTS=100000 FIRST=0 FORMATS='amb embd'"
+	@echo "make fuzz-guided  every reader under atheris, for SECONDS=60 each"
 	@echo "make clean   remove everything that these made, .venv included"
 
 demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
@@ -47,6 +49,26 @@ demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
 test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo
 	@echo "Running the tests, and each benchmark once"
 	@$(PYTEST) --benchmark-disable tests benchmarks
+
+# Of each format; a campaign that was stopped goes on with the FIRST that it named last. Mutants that fail are left in
+# build/fuzz.
+MUTANTS := 10000000
+FIRST   := 0
+FORMATS :=
+fuzz: $(MODULE) $(VENV)/.extra-test
+	@$(BIN)/python -m tests.fuzz $(FORMATS) --first $(FIRST) --count $(MUTANTS)
+
+# Inputs that come to something new are kept in build/guided, and the next run goes on with them.
+SECONDS := 60
+GUIDED  := embd amb cnn_v2 bintensors finalfusion safetensors sharded
+fuzz-guided: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-fuzz
+	@$(BIN)/python tests/fuzz/oss_fuzz/seeds.py --plain build/guided
+	@for format in $(or $(FORMATS),$(GUIDED)); do \
+	    echo "Fuzzing $$format for $(SECONDS) seconds"; \
+	    $(BIN)/python tests/fuzz/oss_fuzz/fuzz_$$format.py build/guided/fuzz_$$format -dict=build/guided/fuzz_$$format.dict \
+	        -max_len=4096 -timeout=10 -rss_limit_mb=2048 -artifact_prefix=build/guided/ -print_final_stats=1 \
+	        -max_total_time=$(SECONDS) 2> build/guided/$$format.log || { tail -n 40 build/guided/$$format.log; exit 1; }; \
+	    grep "number_of_executed_units\|new_units_added" build/guided/$$format.log; done
 
 # finalfusion-python is the one rival that may not be buildable (it needs Python 3.11): the others are measured then. What
 # is timed are processes as users start them, so nothing keeps Python from keeping what it has compiled.

@@ -1,7 +1,8 @@
 """float16 and bfloat16 to float32: every instruction set, one thread and two, beside numpy and torch with one thread.
 
 The output lies in the second-level cache with its input, in the third, or in no cache, and is written again and again;
-or it is made for each call, which has the system clear its pages too. The limit is to write that much.
+or it is made for each call, which has the system clear its pages too. The limit is to write that much; what
+any conversion does, reading half as many bytes beside it, is told too.
 """
 
 from __future__ import annotations
@@ -62,7 +63,16 @@ BOTH = (
     | ours(partial(weightmap, threads=2), "weightmap, 2 threads", isas=AVX2, threads=2)
     | OTHERS
 )
-REUSED = BOTH | limits.of(limits.WRITE, lambda work: work.out, (1, 2))
+REUSED = (
+    BOTH
+    | limits.of(limits.WRITE, lambda work: work.out, (1, 2))
+    | {
+        f"limit: {limits.WIDEN}{told}": limit(
+            partial(lambda work, count: limits.loop(limits.WIDEN, work.out, count, work.array), count=count), count
+        )
+        for count, told in {1: "", 2: ", 2 threads"}.items()
+    }
+)
 FRESH = BOTH | {
     f"limit: get memory and {kind} it": limit(
         partial(lambda work, on: limits.fresh(2 * work.array.nbytes, streaming=on), on=on)

@@ -27,8 +27,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SOURCE = Path(__file__).with_name("limits.c")
-KINDS = ("read", "read, prefetching", "write", "write, non-temporal", "copy", "copy, non-temporal")
-READ, WRITE, COPY = KINDS[:2], KINDS[2:4], KINDS[4:]
+KINDS = (
+    "read",
+    "read, prefetching",
+    "write",
+    "write, prefetching",
+    "write, non-temporal",
+    "copy",
+    "copy, non-temporal",
+    "read half as much and write",
+)
+READ, WRITE, COPY, WIDEN = KINDS[:2], KINDS[2:5], KINDS[5:7], KINDS[7]
 STEP = 256  # bytes; the loops take so many at once
 HUGE = 2 << 20
 
@@ -101,21 +110,26 @@ class NumpyLoop:
         return time.perf_counter() - begin
 
 
-def loop(kind: str, array: NDArray[Any], threads: int) -> Clock:
-    """Return the clock of passes over all of an array: it is read, written, or one half copied over the other."""
+def loop(kind: str, array: NDArray[Any], threads: int, half: NDArray[Any] | None = None) -> Clock:
+    """Return the clock of passes over all of an array: it is read, written, or one half copied over the other.
+
+    For `WIDEN` `half` has half as many bytes, each of which is written twice.
+    """
     size = array.nbytes // (2 if kind in COPY else 1)
     begin = array.ctypes.data
-    source = begin + size if kind in COPY else begin
+    source = begin + size if kind in COPY else begin if half is None else half.ctypes.data
     if (found := library()) is None or size < STEP * threads or begin % 64:
         octets = array.reshape(-1).view(np.uint8)
         words = octets[: size // 8 * 8].view(np.uint64)
         if kind in COPY:
             return NumpyLoop(functools.partial(np.copyto, octets[:size], octets[size : 2 * size]))
+        if half is not None:
+            return NumpyLoop(functools.partial(np.copyto, array.view(np.uint32), half.view(np.uint16)))
         return NumpyLoop(words.max if kind in READ else functools.partial(words.fill, 1))
     number = KINDS.index(kind)
 
-    def run(calls: int, keep: NDArray[Any] = array) -> float:
-        seconds: float = found.limits_run(number, keep.ctypes.data, source, size, threads, calls)
+    def run(calls: int, keep: Any = (array, half)) -> float:
+        seconds: float = found.limits_run(number, keep[0].ctypes.data, source, size, threads, calls)
         return seconds
 
     return Loop(run)

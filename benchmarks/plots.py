@@ -55,6 +55,7 @@ DECODING = [
     ("torch operations", RED, "x"),
     ("gguf-py, blocks of 32", PINK, "+"),
 ]
+FLOOR = "limit: open, fstat, mmap"
 OPENING = [
     ("weightmap, EMBD", BLUE, "o"),
     ("weightmap, EMBD, lazy", SKY, "s"),
@@ -134,8 +135,9 @@ def opening(run: Run) -> Figure | None:
         points = sorted((e.info["items"], 1e3 * e.median) for e in entries if e.who == name)
         if points:
             ax.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=5, linewidth=1.5, label=name)
-    points = sorted((e.info["items"], 1e3 * e.median) for e in entries if e.role == "limit")
-    ax.plot(*zip(*points, strict=True), color=GREY, linestyle="--", linewidth=2, label="limit: open, fstat, mmap")
+    points = sorted((e.info["items"], 1e3 * e.median) for e in entries if e.who == FLOOR)
+    if points:
+        ax.plot(*zip(*points, strict=True), color=GREY, linestyle="--", linewidth=2, label=FLOOR)
     ax.set_xscale("log")
     ax.set_yscale("log")
     plain(ax.yaxis)

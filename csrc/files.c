@@ -18,7 +18,7 @@
 #if defined(_WIN32)
 
 /* Python's mmap module maps the file there; an open file cannot be replaced. */
-uint8_t *wm_map(int fd, uint64_t size, int cow, int *error) { return *error = 40, NULL; }
+uint8_t *wm_map(int fd, uint64_t size, int kind, int *error) { return *error = 40, NULL; }
 void wm_unmap(uint8_t *map, uint64_t size) {}
 int wm_advise(uint8_t *map, uint64_t map_size, int advice) { return 40; }
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) { return 0; }
@@ -34,12 +34,14 @@ int wm_unchanged(const wm_file *file) { return 1; }
 #define MAP_NORESERVE 0
 #endif
 
-uint8_t *wm_map(int fd, uint64_t size, int cow, int *error) {
+uint8_t *wm_map(int fd, uint64_t size, int kind, int *error) {
     *error = EINVAL;
-    if (size == 0 || size > SIZE_MAX) return NULL;
+    if (size == 0 || size > SIZE_MAX || kind < 0 || kind > 2) return NULL;
     /* A private writable mapping of a file larger than memory is refused unless it reserves nothing. */
-    int prot = cow ? PROT_READ | PROT_WRITE : PROT_READ;
-    int flags = cow ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
+    int prot = kind == 1 ? PROT_READ | PROT_WRITE : PROT_READ;
+    /* Memory that is sealed against writing has no shared mappings before Linux 6.7, be they read-only. The pages of a
+     * private one are the same as long as nobody writes to them. */
+    int flags = kind == 0 ? MAP_SHARED : kind == 1 ? MAP_PRIVATE | MAP_NORESERVE : MAP_PRIVATE;
     void *map = mmap(NULL, (size_t)size, prot, flags, fd, 0);
     *error = map == MAP_FAILED ? errno : 0;
     return map == MAP_FAILED ? NULL : map;

@@ -477,9 +477,10 @@ int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const ui
 int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault);
 
 /* ----------------------------------------------------------------------------------------------------- files */
-/* Maps size bytes of the file behind fd: read-only and shared, or private and writable when `cow` is not 0. Keeps no
- * descriptor. Returns the address, or NULL with an errno in *error (ENOSYS on systems without mmap). */
-uint8_t *wm_map(int fd, uint64_t size, int cow, int *error);
+/* Maps size bytes of the file behind fd. `kind` is 0: read-only and shared; 1: private and writable; 2: read-only and
+ * private, for sealed memory. Keeps no descriptor. Returns the address, or NULL with an errno in *error (ENOSYS on systems
+ * without mmap). */
+uint8_t *wm_map(int fd, uint64_t size, int kind, int *error);
 /* Ends a mapping. */
 void wm_unmap(uint8_t *map, uint64_t size);
 /* Tells the kernel how the pages of a mapping will be touched: 0 as it thinks best, 1 here and there, 2 from the beginning

@@ -16,6 +16,7 @@ import pytest
 from tests.attacks import ROWS, TESTS, Case, cases, sound
 from tests.attacks.__main__ import write_all
 from tests.attacks.others import Child, table
+from tests.attacks.table import MARK, between, lines
 from tests.support import exercise, run_child
 
 import weightmap as wm
@@ -61,6 +62,12 @@ def test_the_tests_that_rows_name_are_there() -> None:
         name for path in files for name in re.findall(r"^def (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert {name for names in TESTS.values() for name in names} - found == set()
+
+
+def test_the_published_table_is_current() -> None:
+    """docs/reliability.md has the rows as they are: `python -m tests.attacks.table --into docs/reliability.md`."""
+    document = (Path(__file__).parent.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
+    assert between(document, MARK).splitlines() == "\n".join(lines()).strip("\n").splitlines()
 
 
 def test_no_two_cases_have_one_name() -> None:
@@ -242,10 +249,10 @@ def test_a_file_that_cannot_be_mapped_is_read(
     path = tmp_path / "m.weights"
     path.write_bytes(sound()["embd"])
 
-    def refuse(fd: int, size: int, *, cow: bool) -> Any:
+    def refuse(*_: object) -> Any:
         raise OSError(code, "refused")
 
-    monkeypatch.setattr(sources.kernels, "map_file", refuse)
+    monkeypatch.setattr(sources, "map_file", refuse)
     with wm.open(path) as f:
         assert f["a"].shape == (2, 3)
     assert "cannot be mapped" in caplog.text

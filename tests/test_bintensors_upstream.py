@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from tests.builders import bintensors as bt
+from tests.fuzz.mutate import mutant
 
 import weightmap as wm
 
@@ -198,7 +199,7 @@ def spoil(rng: random.Random, data: bytes, other: bytes) -> bytes:
 
 @functools.cache
 def damaged(count: int = COUNT, seed: int = 20) -> list[bytes]:
-    """Files of both layouts: a tenth right, most with a field or two changed, some with bytes changed."""
+    """Files of both layouts: a tenth right, most with a field or two changed, some with bytes changed; and mutants."""
     rng, files = random.Random(seed), [bt.BOTH, bt.SPECIFICATION_BYTES]
     while len(files) < count:
         plan = Plan(rng)
@@ -206,7 +207,7 @@ def damaged(count: int = COUNT, seed: int = 20) -> list[bytes]:
             change(rng, plan)
         data = plan.put_together()
         files.append(spoil(rng, data, rng.choice(files)) if rng.random() < 0.25 else data)
-    return files
+    return files + [mutant("bintensors", number).files[""] for number in range(count)]
 
 
 # ------------------------------------------------------------------------------------------------- the readers

@@ -41,6 +41,9 @@ def name_of(example: builders.Example) -> str:
 
 every_example = pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 every_with_data = pytest.mark.parametrize("example", WITH_DATA, ids=name_of)
+MODES = ("mmap", "cow", "copy", "sealed") if hasattr(os, "memfd_create") else ("mmap", "cow", "copy")
+every_mode = pytest.mark.parametrize("mode", MODES)
+needs_sealing = pytest.mark.skipif("sealed" not in MODES, reason="this system has no memory that can be sealed")
 every_small = pytest.mark.parametrize("example", SMALL, ids=name_of)
 
 
@@ -327,8 +330,25 @@ def test_mode_copy_leaves_no_mapping(example: builders.Example, path: Path) -> N
         assert all(same(array, example.tensors[name]) for name, array in held.items())
 
 
+@every_example
+@needs_sealing
+def test_mode_sealed_is_what_the_file_was(example: builders.Example, path: Path) -> None:
+    """In mode "sealed" the content is the same and read-only for good, and the file may even be emptied afterwards."""
+    with wm.open(path, mode="sealed") as f:
+        held = dict(f)
+        assert not mappings(path)
+        path.write_bytes(b"")
+        assert f.is_stable
+        for name, array in held.items():
+            assert same(array, example.tensors[name])
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.setflags(write=True)
+        assert f.verify().checks
+        assert list(f.vocab or ()) == list(example.vocab or ())
+
+
 @every_with_data
-@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+@every_mode
 def test_the_environment_sets_the_default_mode(
     example: builders.Example, path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,9 +357,9 @@ def test_the_environment_sets_the_default_mode(
     name = first_with_data(example)
     with wm.open(path) as f:
         array = f[name]
-        assert bool(mappings(path)) == (mode != "copy")
+        assert bool(mappings(path)) == (mode in {"mmap", "cow"})
         assert array.flags.writeable or mode != "cow"
-        assert not array.flags.writeable or mode != "mmap"
+        assert not array.flags.writeable or mode in {"cow", "copy"}
     del array
     gc.collect()
     with wm.open(path, mode="mmap") as f:
@@ -577,7 +597,7 @@ def test_verify_reports_what_it_checked(example: builders.Example, path: Path) -
 @every_example
 def test_verify_works_in_every_mode(example: builders.Example, path: Path) -> None:
     """Verify reads the file's bytes in all modes alike."""
-    for mode in ("mmap", "cow", "copy"):
+    for mode in MODES:
         with wm.open(path, mode=mode) as f:
             assert f.verify().checks
 
@@ -586,7 +606,7 @@ def test_verify_works_in_every_mode(example: builders.Example, path: Path) -> No
 
 
 @every_example
-@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+@every_mode
 def test_a_pickled_handle_reopens_its_path(example: builders.Example, path: Path, mode: str) -> None:
     """A handle goes through pickle and comes back open on the same file in the same mode."""
     with wm.open(path, mode=mode) as f:
@@ -595,7 +615,8 @@ def test_a_pickled_handle_reopens_its_path(example: builders.Example, path: Path
     with pickle.loads(blob) as g:
         assert all(same(array, example.tensors[name]) for name, array in g.items())
         assert list(g) == list(example.tensors)
-        assert bool(mappings(path)) == (mode != "copy") or not any(value.data for value in example.tensors.values())
+        has_data = any(value.data for value in example.tensors.values())
+        assert bool(mappings(path)) == (mode in {"mmap", "cow"}) or not has_data
 
 
 @every_example
@@ -688,7 +709,7 @@ def test_closing_while_others_read_never_crashes(example: builders.Example, path
     assert not wrong
 
 
-@pytest.mark.parametrize("mode", ["mmap", "copy"])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "cow"])
 def test_a_handle_closed_while_it_maps_or_reads_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -696,9 +717,9 @@ def test_a_handle_closed_while_it_maps_or_reads_keeps_nothing(
     path = tmp_path / "m.weights"
     wm.save(path, {"w": np.arange(3000, dtype=np.float32)})
     inner = sources.Source.from_path(str(path), mode)
-    module, function = {"mmap": (sources.kernels, "map_file"), "copy": (sources, "_aligned")}[mode]
-    original = getattr(module, function)
-    monkeypatch.setattr(module, function, lambda *args, **options: (inner.close(), original(*args, **options))[1])
+    function = "aligned" if mode == "copy" else "map_file"
+    original = getattr(sources, function)
+    monkeypatch.setattr(sources, function, lambda *args: (inner.close(), original(*args))[1])
     with pytest.raises(wm.ClosedError):
         inner.array(np.dtype("<f4"), (3,), 0, 12)
     assert not mappings(path)
@@ -818,7 +839,7 @@ def test_truncated_files_on_disk_are_errors_too(example: builders.Example, put: 
     """The same for files, in every mode; the error names the file."""
     for size in set(range(0, len(example.data), 7)) - example.prefixes:
         path = put(example.data[:size])
-        for mode in ("mmap", "cow", "copy"):
+        for mode in MODES:
             with pytest.raises(wm.FormatError) as caught:
                 wm.open(path, mode=mode)
             assert "model.weights" in str(caught.value)

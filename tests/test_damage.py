@@ -9,14 +9,12 @@ import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from tests import builders
-from tests.attacks import sound
 from tests.attacks.case import INDEX
 from tests.attacks.sharded import folder
-from tests.builders import amb
-from tests.builders import finalfusion as ff
+from tests.fuzz import exercise
+from tests.fuzz.corpus import small_files
 
 import weightmap as wm
 
@@ -32,47 +30,7 @@ BITS = (0x01, 0x80)
 HEAP = 1 << 20
 
 
-def quantised() -> bytes:
-    """An AMB file with a tensor of every scheme."""
-    blocks = [(0.5, range(-4, 4)), (-1.0, range(8)), (6e-8, [7, -8, 1])]
-    mixed = [(0, 0.5, range(-8, 8)), (2, 0.0, [0.25] * 16), (1, -2.0, range(-16, 0))]
-    records = [
-        amb.quantised("int8", (3, 4), amb.INT8, amb.pack_scale(0.5, 1) + bytes(range(12)), 0, 1),
-        amb.quantised("int4", (7,), amb.INT4, amb.pack_scale(2.0, 0) + amb.pack(range(-4, 3), 4), 0, 0),
-        amb.quantised("int5", (3,), amb.INT5, amb.pack_scale(2.0, 1) + amb.pack([1, -16, 15], 5), 0, 1),
-        amb.quantised("int4_block", (19,), amb.INT4BLOCK, amb.pack_blocks(blocks, 4, 8, 1), 8, 1),
-        amb.quantised("int5_block", (19,), amb.INT5BLOCK, amb.pack_blocks(blocks, 5, 8, 0), 8, 0),
-        amb.Record("bare", (3, 8), amb.INT4BLOCK, amb.pack_blocks(blocks, 4, 8, 0)),
-        amb.quantised("adaptive", (3, 16), amb.ADAPTIVE, amb.pack_adaptive(mixed, 16, 1), 16, 1),
-    ]
-    config = amb.text({"quant": {"block_size": 8, "scale_type": "fp32"}})
-    return amb.build(records, b'{"n": 1}', config, amb.tokenizer(0, (0, 1, 2, 3, 4), b"ab"))
-
-
-def files() -> dict[str, bytes]:
-    """A small file of each format and layout, and one of each part that a format has in several kinds."""
-    words = ["one", "two", "drei"]
-    found = dict(sound())
-    # Of CNN v2, one whose data is smaller than its records.
-    for version in (1, 2):
-        found[f"cnn_v2-v{version}"] = next(
-            example.data for example in EXAMPLES if example.format == "cnn_v2" and example.layout == f"v{version}"
-        )
-    found["cnn_v2-v2"] = next(e.data for e in EXAMPLES if (e.format, e.name) == ("cnn_v2", "odd-padded"))
-    found["amb-quantised"] = quantised()
-    every = [
-        ff.metadata("a = 1\nb = [2020-01-01]"),
-        ff.explicit(words, [("a", 0), ("b", 1)], 1, 3),
-        ff.product(*ff.quantised(5, 2, 3, 2)),
-        ff.norms(ff.lengths(3)),
-    ]
-    found["finalfusion-everything"] = ff.build(every)
-    spec = ff.hashed(ff.FASTTEXT, words, 1, 3, 2, spec=True)
-    found["finalfusion-specification"] = ff.build([spec, ff.matrix(builders.normal((5, 1)))])
-    return found
-
-
-FILES = files()
+FILES = small_files()
 every_file = pytest.mark.parametrize("kind", FILES)
 
 
@@ -100,53 +58,9 @@ def limited(extra: int = 1 << 28) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def consistent(data: bytes, f: wm.TensorFile) -> None:
-    """Whatever a handle says of its file is within the file, and the same in every place."""
-    names = list(f)
-    infos = f.infos()
-    assert len(f) == len(names) == len(infos)
-    for name, info in zip(names, infos, strict=True):
-        assert info.name == name
-        assert f.info(name) in infos
-        assert 0 <= info.offset <= info.offset + info.nbytes <= len(data)
-        with contextlib.suppress(wm.QuantError):  # codes and masks are looked at when they are used
-            tensor = f[name]
-            array = np.asarray(tensor)
-            assert array.shape == tensor.shape == f.info(name).shape
-            if tensor is array:
-                first = f.info(name).offset  # of two names that are equal, which lax mode lets pass, it is the first
-                assert array.tobytes() == data[first : first + array.nbytes]
-    repr(f)
-    dict(f.metadata)
-    if f.config is not None:
-        dict(f.config)
-    if f.tokenizer is not None:
-        assert f.tokenizer.payload in data
-    vocab = f.vocab
-    if vocab is not None:
-        words = list(vocab)
-        assert len(words) == len(vocab)
-        for number, word in enumerate(words):
-            assert vocab[number] == word
-            assert words[vocab.index(word)] == word
-        dict(vocab.special_ids)
-    embeddings = f.embeddings
-    if embeddings is not None and vocab is not None:
-        with contextlib.suppress(wm.QuantError, KeyError):
-            embeddings["two"], embeddings["unknown"]
-
-
 def outcome(data: bytes, **options: Any) -> str:
     """Open, use and verify a file: the class of the error of ours that came of it, or nothing."""
-    try:
-        with wm.open(memoryview(data), **options) as f:
-            consistent(data, f)
-            f.verify()
-            return ""
-    except wm.TensorFileError as error:
-        found = error
-    assert str(found).startswith("<memoryview>: ")
-    return type(found).__name__
+    return exercise.outcome(memoryview(data), data, **options)
 
 
 def places(data: bytes) -> Iterator[tuple[int, set[int]]]:

@@ -1,4 +1,4 @@
-"""What this package writes, read by finalfusion-python 0.7.1: where an interpreter is named that has it.
+"""finalfusion-python 0.7.1: it reads what this package writes, and on mutants every disagreement has a reason.
 
 It builds with Python 3.11, ``setuptools<70``, ``cython<3`` and ``numpy<2``, in an environment of its own, which
 ``make finalfusion-test`` makes; the variable ``WEIGHTMAP_FINALFUSION`` names its interpreter.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 from tests.builders import finalfusion as ff
 from tests.builders import normal
 from tests.fifu_support import Parts, Words, explicit
+from tests.fuzz.mutate import mutant
 
 import weightmap as wm
 from weightmap.pq import ProductQuantized
@@ -89,3 +92,123 @@ def test_finalfusion_python_reads_what_is_written(kind: str, tmp_path: Path) -> 
         assert found["metadata"] == (ff.PARSED if extras & 2 else None)
         if kind == "explicit":
             assert [tuple(pair) for pair in found["ngrams"]] == [("<on", 2), ("<tw", 0), ("ne>", 1), ("one", 0)]
+
+
+# ------------------------------------------------------------------------------------------------- mutants
+
+COUNT = 12_000
+
+# Reads every file that is named on standard input, and says of each what it found, or with what exception it ended.
+TRY = """
+import json, resource, signal, sys
+import finalfusion
+import numpy as np
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+def late(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, late)
+for path in sys.stdin.read().split():
+    signal.alarm(2)
+    try:
+        e = finalfusion.load_finalfusion(path)
+        rows = [np.asarray(e.storage[i], np.float32) for i in range(e.storage.shape[0])]
+        found = {
+            "words": list(e.vocab.words),
+            "shape": list(e.storage.shape),
+            "rows": b"".join(row.tobytes() for row in rows).hex(),
+            "norms": None if e.norms is None else np.asarray(e.norms, np.float32).tobytes().hex(),
+        }
+    except BaseException as error:
+        found = f"{type(error).__name__}: {error}"
+    signal.alarm(0)
+    print(json.dumps(found), flush=True)
+"""
+
+# What weightmap reads and the reference does not, by what the reference says.
+LACKS = {
+    r"not a valid TypeId|Invalid Type, expected": "the reference reads float32, and codes of uint8, and nothing else",
+    r"Expected vocab chunk, not 6": "the reference reads no norms without words",
+    r"not a valid ChunkIdentifier|Could not read <0I": "the reference believes the list of chunks in the header",
+    r"TomlDecodeError": "the reference reads TOML of an older version",
+    r"cannot reshape": "the reference takes padding to be as long as it would write it",
+}
+SPECIFICATION = "the reference does not know the order of fields of the specification"
+# What the reference reads and weightmap does not, by what weightmap says.
+LENIENT = {
+    r"there are trailing bytes|chunk id is": "the reference does not look behind the last chunk it knows",
+    r"(projection|norms) of the quantised matrix": "the reference takes any number but 0 for true",
+    r"number of norms": "the reference has norms for more rows than there are words",
+    r"padding before the data is not zero": "the reference does not look at padding",
+    r"is no TOML": "the reference reads TOML that is none, such as with control characters",
+    r"is a second": "the reference leaves a chunk that comes twice",
+    r"length of the|the file ends within": "the reference believes no length of a chunk",
+}
+
+
+def tried_elsewhere(paths: Sequence[Path]) -> list[Any]:
+    """What finalfusion-python finds in each file, or the text of its exception; it may die of one."""
+    found: list[Any] = []
+    while len(found) < len(paths):
+        names = "\n".join(map(str, paths[len(found) :]))
+        done = subprocess.run([str(OTHER), "-c", TRY], input=names, capture_output=True, text=True, check=False)
+        found += map(json.loads, done.stdout.splitlines())
+        if len(found) < len(paths):
+            found.append(f"it died with status {done.returncode}")
+    return found
+
+
+def ours(data: bytes) -> dict[str, Any] | str:
+    """What weightmap finds in a file, or what it says of it."""
+    try:
+        with wm.open(memoryview(data), format="finalfusion", verify="full") as f, np.errstate(all="ignore"):
+            dict(f.metadata)
+            return {
+                "layout": f.layout,
+                "words": None if f.vocab is None else list(f.vocab),
+                "rows": f.read("embeddings") if "embeddings" in f else None,
+                "exact": "embeddings" in f and f.info("embeddings").dtype != "pq",
+                "norms": f["norms"].astype(np.float32).tobytes().hex() if "norms" in f else None,
+            }
+    except wm.TensorFileError as error:
+        return str(error)
+
+
+def same(mine: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether both found the same: what is decoded but for the order of its sums, all else to the bit."""
+    if (mine["words"], mine["norms"], list(mine["rows"].shape)) != (other["words"], other["norms"], other["shape"]):
+        return False
+    rows = np.frombuffer(bytes.fromhex(other["rows"]), np.float32).reshape(other["shape"])
+    if mine["exact"]:
+        return rows.tobytes() == mine["rows"].tobytes()
+    return np.allclose(rows, mine["rows"], rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def reason(mine: dict[str, Any] | str, other: dict[str, Any] | str) -> str:
+    """Why the two disagree about a file; empty when there is no reason."""
+    if isinstance(mine, str):
+        return next((why for said, why in LENIENT.items() if re.search(said, mine)), "")
+    if mine["layout"] == "spec":
+        return SPECIFICATION
+    return next((why for said, why in LACKS.items() if re.search(said, str(other))), "")
+
+
+def test_every_disagreement_has_a_reason(tmp_path: Path) -> None:
+    """finalfusion-python and weightmap refuse and read the same mutants alike, but for the reasons listed."""
+    files = [mutant("finalfusion", number).files[""] for number in range(COUNT)]
+    paths = [tmp_path / str(number) for number in range(COUNT)]
+    for path, data in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    agreements: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for data, other in zip(files, tried_elsewhere(paths), strict=True):
+        mine = ours(data)
+        if isinstance(mine, str) and isinstance(other, str):
+            agreements["refused"] += 1
+        elif isinstance(mine, dict) and isinstance(other, dict) and same(mine, other):
+            agreements["read"] += 1
+        else:
+            why = reason(mine, other)
+            assert why, f"{data.hex()}: weightmap {mine}, finalfusion-python {other}"
+            reasons[why] += 1
+    assert min(agreements.values()) > COUNT / 20
+    assert set(reasons) == {SPECIFICATION, *LACKS.values(), *LENIENT.values()}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import pickle
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,14 +17,19 @@ from tests.builders import safetensors as st
 from tests.support import mappings, same
 
 import weightmap as wm
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from weightmap import sharded
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}
 SECOND = {"b.weight": normal((5, 2), 3), "half": normal((3,), 4, "bfloat16")}
 ALL = FIRST | SECOND
+
+
+@pytest.fixture(params=[64, 0], ids=["descriptors", "no descriptors"], autouse=True)
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Everything here holds of models of few files and of many: the number of files that keep descriptors at most."""
+    monkeypatch.setattr(sharded, "_KEPT", request.param)
+    return int(request.param)
 
 
 @pytest.fixture
@@ -197,3 +204,103 @@ def test_a_sharded_model_keeps_the_promises_of_a_mapping(tmp_path):
         for look_up in (f.__getitem__, f.info):
             with pytest.raises(wm.TensorNotFoundError):
                 look_up([])
+
+
+# ------------------------------------------------------------------------------------------------- descriptors
+
+
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+def test_a_model_of_many_files_keeps_no_descriptors(index: Path, kept: int, mode: str) -> None:
+    """Of few files each keeps the descriptor of its file, but in mode "copy"; of many none does, used or not."""
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    def more() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir()) - before
+
+    with wm.open(index, mode=mode) as f:
+        expected = 2 if kept and mode != "copy" else 0
+        assert more() == expected
+        dict(f), [f.read(name) for name in f], f.verify(), f.check_unchanged(), f.prefetch()
+        assert more() == expected
+    assert more() == 0
+
+
+@pytest.mark.parametrize("change", ["truncated", "grown", "touched"])
+def test_a_changed_shard_is_noticed_by_its_own_tensors(index: Path, change: str) -> None:
+    """Each look-up, reading and verifying raises FileChangedError with the path of the shard; other shards work on."""
+    path = index.parent / TWO
+    with wm.open(index) as f:
+        if change == "touched":
+            os.utime(path, ns=(1, 1))
+        else:
+            os.truncate(path, 10 if change == "truncated" else path.stat().st_size + 1)
+        for use in (lambda: f["b.weight"], lambda: f.read("b.weight"), f.verify, f.check_unchanged, lambda: dict(f)):
+            with pytest.raises(wm.FileChangedError, match=TWO):
+                use()
+        assert same(f["a.weight"], FIRST["a.weight"])
+
+
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_a_shard_that_is_gone_from_its_path(index: Path, kept: int, change: str) -> None:
+    """Replaced by rename or deleted, a shard stays what it was in every array; read it is only by its descriptor.
+
+    Without one, reading and verifying raise FileChangedError, or FileNotFoundError, and never read the other file.
+    """
+    path = index.parent / TWO
+    with wm.open(index) as f:
+        if change == "replaced":
+            other = path.with_name("other")
+            other.write_bytes(st.build({name: normal(value.shape, 9, value.dtype) for name, value in SECOND.items()}))
+            other.replace(path)
+        else:
+            path.unlink()
+        f.check_unchanged()
+        assert all(same(f[name], value) for name, value in ALL.items())
+        if kept:
+            assert same(f.read("b.weight"), SECOND["b.weight"])
+            f.verify()
+            return
+        expected = wm.FileChangedError if change == "replaced" else FileNotFoundError
+        for use in (lambda: f.read("b.weight"), f.verify):
+            with pytest.raises(expected, match=TWO):
+                use()
+
+
+def test_the_working_directory_may_change(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model opened by a relative path is read and verified from another directory."""
+    monkeypatch.chdir(index.parent)
+    with wm.open(index.name) as f:
+        monkeypatch.chdir(tmp_path)
+        assert same(f.read("b.weight"), SECOND["b.weight"])
+        assert same(f["b.weight"], SECOND["b.weight"])
+        assert f.verify().checks
+
+
+def test_closing(index: Path) -> None:
+    """After close() every use is a ClosedError, of the model and of its shards; views live on."""
+    f = wm.open(index)
+    shard, view = f.shards[TWO], f["b.weight"]
+    f.close()
+    for use in (lambda: f["b.weight"], f.verify, lambda: shard["b.weight"], lambda: shard.read("b.weight")):
+        with pytest.raises(wm.ClosedError):
+            use()
+    assert same(view, SECOND["b.weight"])
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory that can be sealed")
+def test_sealed_shards(index: Path, kept: int) -> None:
+    """In mode "sealed" a model is stable; of few files each has a descriptor to share, the model itself has none."""
+    with wm.open(index, mode="sealed") as f:
+        for name in (ONE, TWO):
+            os.truncate(index.parent / name, 0)
+        assert f.is_stable
+        assert all(same(f[name], value) for name, value in ALL.items())
+        assert f.verify().checks
+        with pytest.raises(io.UnsupportedOperation):
+            f.fileno()
+        if kept:
+            with wm.open(f.shards[TWO].fileno(), mode="sealed") as g:
+                assert same(g["b.weight"], SECOND["b.weight"])
+        else:
+            with pytest.raises(io.UnsupportedOperation):
+                f.shards[TWO].fileno()

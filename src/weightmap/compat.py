@@ -93,8 +93,8 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
             self._device = torch_device(device)
         mode = None if backend == "mmap" else "copy"
-        if mode is None and kind == "pt" and os.environ.get("WEIGHTMAP_MODE") != "copy":
-            mode = "cow"  # torch has no read-only tensors
+        if mode is None and kind == "pt":  # torch has no read-only tensors
+            mode = "copy" if os.environ.get("WEIGHTMAP_MODE") in {"copy", "sealed"} else "cow"
         self._file = wm.open(filename, mode=mode)
         self._closed = False
 

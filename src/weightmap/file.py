@@ -43,7 +43,8 @@ class TensorFile(Mapping[str, Any]):
     Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive by themselves: they
     remain valid after `close` and after the handle is gone. A handle may be read from many threads at once, and pickled
     when it was opened by path (the copy opens the path again, and raises `FileChangedError` when the file is no longer
-    the same).
+    the same). In mode "sealed", as an argument of a process that `multiprocessing` starts, it takes its memory along
+    instead: nothing is opened and nothing copied there.
 
     Attributes
     ----------
@@ -58,7 +59,10 @@ class TensorFile(Mapping[str, Any]):
     -----
     Every look-up first asks whether the opened file still has its size and modification time, and raises
     `FileChangedError` if not. A file that is truncated in place *after* that faults the process that touches its pages
-    (SIGBUS): replace model files by rename, as `save` does, or open with ``mode="copy"``.
+    (SIGBUS): replace model files by rename, as `save` does, or open with ``mode="copy"`` or, on Linux, "sealed".
+
+    A handle keeps the descriptor of its file, and so keeps to that file when the path gets another one. Arrays keep the
+    mapping and need no descriptor.
     """
 
     __slots__ = (
@@ -214,6 +218,16 @@ class TensorFile(Mapping[str, Any]):
     def nbytes(self) -> int:
         """Size of the file, in bytes."""
         return self._source.size
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether nothing that happens to the file, or outside this process, can change the tensors or make them fault.
+
+        So it is of copies (modes "copy" and "sealed"), of descriptors of sealed memory, and of `bytes`; not of a mapped
+        file, nor of a buffer that somebody may write to.
+        """
+        self._check_open()
+        return self._source.is_stable
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -380,6 +394,36 @@ class TensorFile(Mapping[str, Any]):
         warnings = (*self._content.warnings, *run.warnings)
         return VerifyReport(source.path, self.format, self.layout, tuple(run.checks), warnings, run.done)
 
+    def fileno(self) -> int:
+        """Return the descriptor of the sealed memory that the file was copied to, in mode "sealed".
+
+        Whoever has it or a duplicate of it, in this process or another one, opens the same memory by
+        ``weightmap.open(descriptor, mode="sealed")``: a forked child, a program started with ``pass_fds=``, a process
+        that it is sent to by `socket.send_fds`. It is closed with this handle, and the duplicates live on.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        io.UnsupportedOperation
+            In any other mode, and in a model of so many files that it keeps no descriptors.
+        ClosedError
+        """
+        self._check_open()
+        number = self._source.sealed
+        if number is None:
+            from io import UnsupportedOperation  # noqa: PLC0415 - for this message
+
+            msg = 'there is a descriptor to share only of one file that was opened with mode="sealed"'
+            raise UnsupportedOperation(msg)
+        return number
+
+    def park(self) -> None:
+        """Keep the mapping and no descriptor from now on: see `Source.park`."""
+        self._source.park()
+
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the file no longer has the size and modification time it was opened with."""
         self._check_open()
@@ -405,6 +449,11 @@ class TensorFile(Mapping[str, Any]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        shared = self._source.to_child()
+        if shared is not None:
+            from weightmap.opening import receive  # noqa: PLC0415 - opening stands above
+
+            return receive, (shared, self._source.absolute, self._options.keywords(), self._source.identity)
         if self._source.absolute is None:
             msg = f"a handle on {self._source.name} cannot be pickled: only one opened by path can"
             raise TypeError(msg)

@@ -12,7 +12,8 @@ from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.file import TensorFile
 from weightmap.formats import HEAD, Options, by_name, identify, mistaken
 from weightmap.limits import Limits
-from weightmap.source import ADVICE, MODES, Source
+from weightmap.mapping import ADVICE
+from weightmap.source import MODES, Source
 
 __all__ = ["load", "open"]
 
@@ -47,10 +48,14 @@ def open(
         could only be a path. A directory or an ``*.index.json`` opens a sharded model as one.
     format : str, optional
         One of `formats()`; by default the content tells.
-    mode : {"mmap", "cow", "copy"}, optional
+    mode : {"mmap", "cow", "copy", "sealed"}, optional
         "mmap": arrays are read-only views of a shared mapping. "cow": of a private copy-on-write mapping, writable; the
-        file never changes. "copy": the file is read into memory. Default: the environment variable ``WEIGHTMAP_MODE``,
-        else "mmap"; the default falls back to reading, with a log message, where the file system cannot map.
+        file never changes. "copy": the file is read into memory. "sealed" (Linux): it is copied once into memory that
+        nobody can write to or shrink any more, and arrays are read-only views of that: whatever becomes of the file,
+        they neither change nor fault, and other processes can have the same memory, see `TensorFile.fileno`; a
+        descriptor of memory sealed so is used as it is, without a copy. Default: the environment variable
+        ``WEIGHTMAP_MODE``, else "mmap"; the default falls back to reading, with a log message, where the file system
+        cannot map.
     verify : {"header", "full", "none"}
         "header": the index is validated. "full": also all checksums, as by `TensorFile.verify`. "none": only what is
         needed to find the index; each tensor is still checked when it is looked up.
@@ -58,11 +63,11 @@ def open(
         False lets harmless defects pass (holes, overlaps, trailing bytes, reserved fields); `TensorFile.verify` lists
         them.
     limits : Limits, optional
-        Bounds on what the file may ask for.
+        Bounds on what the file may ask for. In modes "copy" and "sealed" they hold before the file is copied.
     advise : {"random", "sequential", "normal"}, optional
         How the tensors will be touched, for the read-ahead of the system: "random" where few rows of a large matrix on
         a disk are wanted, "sequential" for one pass. Default: the system decides. It changes speed and nothing else,
-        and nothing at all with a buffer, in mode "copy", and where the system takes no such advice.
+        and nothing at all with a buffer, in modes "copy" and "sealed", and where the system takes no such advice.
 
     Returns
     -------
@@ -76,8 +81,10 @@ def open(
         For a FIFO, socket or device.
     OSError
         As the system reports it: no such file, no permission.
+    FileChangedError
+        When the file was changed while it was being copied.
     TypeError, ValueError
-        When an argument is not one of the above.
+        When an argument is not one of the above, or the mode is "sealed" where the system has no such memory.
 
     Examples
     --------
@@ -119,6 +126,12 @@ def _mode(mode: str | None) -> str:
     if chosen not in MODES:
         msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
         raise ValueError(msg)
+    if chosen == "sealed":
+        from weightmap.sealing import AVAILABLE  # noqa: PLC0415 - few handles need it
+
+        if not AVAILABLE:
+            msg = "mode is 'sealed', and this system has no memory that can be sealed: that takes Linux; use 'copy'"
+            raise ValueError(msg)
     return chosen
 
 
@@ -129,7 +142,7 @@ def _open_source(source: Source, options: Options) -> TensorFile:
         if options.advise is not None:
             source.advise(options.advise)
         explicit = options.mode is not None
-        if explicit or limits is not _LIMITS or source.mode == "copy":
+        if explicit or limits is not _LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.head(HEAD)
         found = identify(source, head) if wanted is None or not head else by_name(wanted)
@@ -225,6 +238,11 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
 def reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
     """Open a file for a pickled handle. Raises `FileChangedError` when it is no longer the same."""
     return _open_source(source_of(path, _mode(options["mode"]), identity), Options(**options))
+
+
+def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
+    """Open sealed memory that the process which started this one has handed over."""
+    return _open_source(Source.from_parent(shared, path, identity), Options(**options))
 
 
 def source_of(path: str, mode: str, identity: tuple[int, ...]) -> Source:

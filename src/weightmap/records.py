@@ -124,6 +124,7 @@ class RecordTable(Table):
             self.names_size = found
         elif found.kind == "NAME_FLOOD":
             self.check_names()
+            self.names_size = self.names.nbytes
         else:
             self.fail(found)
 

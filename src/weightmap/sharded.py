@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from weightmap.errors import (
     NotRegularFileError,
     TensorFileError,
     UnknownFormatError,
+    quoted,
 )
 from weightmap.file import TensorFile
 from weightmap.formats import FORMATS, Options
@@ -32,6 +34,10 @@ __all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
 INDEX_SUFFIX = ".index.json"
 # What Hugging Face calls the file of a model, and its index.
 _USUAL = ("model.safetensors.index.json", "model.safetensors")
+# Models of more files than this keep no descriptor of any: systems grant a process 256 or 1024 of them.
+_KEPT = 64
+# How the system says that there is no such file: also of a name that none can have, or with a file for a directory.
+_MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
 def find_model(folder: str) -> str:
@@ -89,7 +95,7 @@ def open_sharded(path: str, options: Options) -> TensorFile:
 def _shard_name(name: object) -> str:
     """Return the name of a shard when it is a plain relative path that stays within the directory."""
     if not isinstance(name, str):
-        msg = f"name of a shard is {name!r}, expected a string"
+        msg = f"name of a shard is a {type(name).__name__}, expected a string"
         raise FormatError(msg, field="weight_map")
     # Lexically: a symbolic link within the directory is the owner's own doing, and how the caches of model hubs work.
     parts = name.split("/")
@@ -104,7 +110,7 @@ def _shard_name(name: object) -> str:
     if bad:
         what = "name of a shard"
         expected = "a relative path within the directory of the index"
-        raise FormatError(what, field="weight_map", actual=repr(name), expected=expected)
+        raise FormatError(what, field="weight_map", actual=quoted(name), expected=expected)
     return name
 
 
@@ -115,6 +121,12 @@ class ShardedTensorFile(TensorFile):
 
     Shards are opened with the model; a shard that is missing, or that lacks a tensor it should have, or that has one
     that the index places elsewhere, is a `LayoutError`. Order: shards by name, tensors as in their shard.
+
+    Of up to 64 shards each keeps the descriptor of its file, as a single file does. With more of them none does, for a
+    process has few: they are mapped when the model is opened, and their files closed again. `read`, `verify` and
+    conversions then open a shard by its path and raise `FileChangedError` when it is another file by now. A look-up
+    asks the path, and not a descriptor, whether the file is unchanged; one that was replaced by rename or deleted is
+    no changed file to it here either, for the mapping keeps the old one.
     """
 
     __slots__ = ("_closed", "_nbytes", "_shards", "_warnings", "_where")
@@ -140,7 +152,9 @@ class ShardedTensorFile(TensorFile):
         self._options = options
         try:
             for name in names:
-                self._shards[name] = self._open_shard(folder, name, options)
+                shard = self._shards[name] = self._open_shard(folder, name, options)
+                if len(names) > _KEPT:
+                    shard.park()
             self._place(where)
             self._check_total(metadata)
         except BaseException:
@@ -158,12 +172,14 @@ class ShardedTensorFile(TensorFile):
         path = os.path.join(folder, name)
         if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
             # An index that names an index could name itself, and would be opened for ever.
-            msg = f"shard {name!r} is an index or a directory, expected a model file"
+            msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
             raise LayoutError(msg, field="weight_map")
         try:
             return open_file(path, **asked)
-        except FileNotFoundError:
-            msg = f"shard {name!r}, which the index names, is missing"
+        except OSError as error:
+            if error.errno not in _MISSING:
+                raise
+            msg = f"shard {quoted(name)}, which the index names, is missing"
             raise LayoutError(msg, field="weight_map") from None
 
     def _place(self, where: Mapping[str, str]) -> None:
@@ -173,13 +189,15 @@ class ShardedTensorFile(TensorFile):
                 if wanted == shard_name:
                     self._where[tensor] = shard_name
                 elif wanted is not None:
-                    msg = f"tensor {tensor!r} lies in shard {shard_name!r}, and the index places it in {wanted!r}"
+                    found = f"tensor {quoted(tensor)} lies in shard {quoted(shard_name)}"
+                    msg = f"{found}, and the index places it in {quoted(wanted)}"
                     raise LayoutError(msg, field="weight_map")
                 else:
-                    self._warnings.append(f"tensor {tensor!r} lies in shard {shard_name!r} and is not in the index")
+                    found = f"tensor {quoted(tensor)} lies in shard {quoted(shard_name)}"
+                    self._warnings.append(f"{found} and is not in the index")
         missing = [tensor for tensor in where if tensor not in self._where]
         if missing:
-            what = f"tensor {missing[0]!r} is not in shard {where[missing[0]]!r}, where the index places it"
+            what = f"tensor {quoted(missing[0])} is not in shard {quoted(where[missing[0]])}, where the index places it"
             msg = f"{what} ({len(missing)} such tensors)"
             raise LayoutError(msg, field="weight_map")
 
@@ -243,6 +261,12 @@ class ShardedTensorFile(TensorFile):
     def nbytes(self) -> int:
         """Size of all shards together, in bytes."""
         return self._nbytes
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether all shards are: see `TensorFile.is_stable`."""
+        self._check_open()
+        return all(shard.is_stable for shard in self._shards.values())
 
     @property
     def has_metadata(self) -> bool:

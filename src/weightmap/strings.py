@@ -102,6 +102,11 @@ class StringTable:
                     yield self._decode(blob[bounds[i] - start : bounds[i + 1] - self._gap - start], first + i)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes from the beginning of the buffer to the end of the last string."""
+        return int(self._bounds[-1])
+
+    @property
     def finder(self) -> Callable[[object], int]:
         """A function from a text to the number of the first string equal to it, or -1. The first use indexes."""
         if self._find is None:

@@ -1,25 +1,30 @@
-"""What other libraries make of the attacks: ``python -m tests.attacks.others [LIBRARY=INTERPRETER ...]``.
+"""What other libraries make of the attacks: ``python -m tests.attacks.others [LIBRARY=INTERPRETER ...] [--into FILE]``.
 
-Prints a table in Markdown: by row, how many attacks each library lets through, answers with something other than an
-error of its own or a ValueError, or does not survive, in 4 GiB of address space; and what it does in a few situations.
-A library is tried where the interpreter has it; ``finalfusion=/path/to/python`` names another interpreter for one.
+Prints tables in Markdown, or puts them into a document between two marks: what was tried and when; by row, how many
+attacks each library lets through, answers with something other than an error of its own or a ValueError, or does not
+survive, in 4 GiB of address space; and what it does in a few situations. A library is tried where the interpreter has
+it; ``finalfusion=/path/to/python`` names another interpreter for one.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime as dt
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import ROWS, cases, sound
+from .table import put_between
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from .case import Case
 
@@ -214,13 +219,19 @@ def scene(library: str, interpreter: str, name: str) -> str:
     return done.stdout.strip() or (f"ends by signal {-done.returncode}" if done.returncode < 0 else done.stderr[-99:])
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Try every library that is there, and print what was found."""
-    interpreters: dict[str, Any] = dict.fromkeys(READ, sys.executable)
-    interpreters |= dict(argument.split("=", 1) for argument in arguments)
-    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+def version(library: str, interpreter: str) -> str:
+    """Which version of a library an interpreter has."""
+    code = {
+        "weightmap": "import weightmap; print(weightmap.__version__)",
+    }.get(library, f"import importlib.metadata as m; print(m.version({library!r}))")
+    return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def lines(interpreters: Mapping[str, str]) -> Iterator[str]:
+    """Try every library that is there; yield what was found."""
     found: dict[str, dict[str, Counter[str]]] = {}
     scenes: dict[str, list[str]] = {name: [] for name in SCENES}
+    versions = []
     for library, interpreter in interpreters.items():
         with tempfile.TemporaryDirectory() as folder:
             child = Child(library, interpreter)
@@ -233,13 +244,36 @@ def main(arguments: Sequence[str]) -> None:
             for case in chosen(library):
                 found[library][case.row][child.outcome(case.write(Path(folder)))] += 1
             child.close()
+        versions.append(f"{library} {version(library, interpreter)}")
         for name in SCENES:
             scenes[name].append(scene(library, interpreter, name))
-    print("\n".join(table(found)))  # noqa: T201 - a command
-    print("\n| situation | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))  # noqa: T201
+    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    system = f"{platform.system()} on {platform.machine()}, CPython {platform.python_version()}"
+    yield f"Measured on {today}, {system}: {', '.join(versions)}."
+    yield ""
+    yield from table(found)
+    yield ""
+    yield "| situation | " + " | ".join(found) + " |"
+    yield "|---|" + "---|" * len(found)
     for name, answers in scenes.items():
-        print(f"| {name} | " + " | ".join(answers) + " |")  # noqa: T201
+        yield f"| {name} | " + " | ".join(answers) + " |"
+
+
+def main() -> None:
+    """Try every library that is there, and tell what was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.others", description=__doc__)
+    parser.add_argument("interpreters", nargs="*", metavar="LIBRARY=INTERPRETER", help="where a library is installed")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="a document with the two marks")
+    args = parser.parse_args()
+    interpreters: dict[str, str] = dict.fromkeys(READ, sys.executable)
+    interpreters |= dict(argument.split("=", 1) for argument in args.interpreters)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+    text = list(lines(interpreters))
+    if args.into is None:
+        print("\n".join(text))  # noqa: T201 - a command
+    else:
+        put_between(args.into, "tests.attacks.others", text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

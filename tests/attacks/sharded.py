@@ -58,6 +58,8 @@ def cases() -> Iterator[Case]:
         yield case("C30", f"outside, {number}", data, "FormatError", "weight_map")
     data = folder({ONE: SHARDS[ONE]})
     yield case("C30", "a missing shard", data, "LayoutError", "weight_map")
+    for name, shard in {"a name longer than any file's": "n" * 999, "a file as a directory": f"{ONE}/x"}.items():
+        yield case("C30", name, folder(weight_map=WHERE | {"half": shard}), "LayoutError", "weight_map")
     data = folder(weight_map=WHERE | {"half": ONE})
     yield case("C30", "a tensor that its shard lacks", data, "LayoutError", "weight_map")
     data = folder(weight_map=WHERE | {"more": TWO})

@@ -15,11 +15,13 @@ import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 from injection import ERRORS, PARTIAL, SHORT, TRUNCATED, Shim, attempt, command, descriptors, prepare
 
 import weightmap as wm
+from weightmap import sharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +50,18 @@ def copies(source: object) -> list[object]:
         return [digest(np.asarray(array)) for array in f.values()]
 
 
+def sealed(source: object) -> list[object]:
+    """Look every tensor up in mode "sealed"."""
+    with wm.open(source, mode="sealed") as f:
+        return [digest(np.asarray(array)) for array in f.values()]
+
+
+def without_descriptors(work: Callable[[object], list[object]], source: object) -> list[object]:
+    """Do it with a sharded model that keeps no descriptors, as one of many files."""
+    with mock.patch.object(sharded, "_KEPT", 0):
+        return work(source)
+
+
 def digest(array: np.ndarray[Any, Any]) -> str:
     """The content of an array."""
     return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
@@ -72,6 +86,9 @@ READINGS: dict[str, Callable[[Reading], object]] = {
     "verify": lambda r: verified(r.path),
     "read": lambda r: reads(r.path),
     "copy": lambda r: copies(r.path),
+    "sealed": lambda r: sealed(r.path),
+    "read, no descriptors": lambda r: without_descriptors(reads, r.path),
+    "verify, no descriptors": lambda r: without_descriptors(verified, r.path),
     "convert": lambda r: converted(r.path, r.target),
     "diff": lambda r: wm.diff(r.path, r.same),
     "command inspect": lambda r: command("inspect", r.path, "--json"),

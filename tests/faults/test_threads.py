@@ -48,6 +48,7 @@ def write(folder: Path) -> dict[str, Path]:
     return paths | {"pq.fifu": DATA / "finalfusion" / "bucket_1_2__pq_norms__meta.fifu"}
 
 
+MODES = ("mmap", "cow", "copy", "sealed") if hasattr(os, "memfd_create") else ("mmap", "cow", "copy")
 KINDS = (".weights", ".safetensors", ".bt", ".amb", ".bin", ".fifu", "pq.fifu")
 
 
@@ -96,7 +97,7 @@ def together(work: Callable[[int], None]) -> None:
         raise wrong[0]
 
 
-@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_threads_use_one_fresh_handle(paths: dict[str, Path], kind: str, mode: str) -> None:
     """Look-ups, decoding, verifying, prefetching and words at once, on a handle that has done nothing yet."""
@@ -322,7 +323,8 @@ def cycle(path, mode, number):
             pass
 
 rounds, paths = int(sys.argv[1]), sys.argv[2:]
-work = [(path, mode) for path in paths for mode in ("mmap", "cow", "copy")]
+modes = ("mmap", "cow", "copy", "sealed") if hasattr(os, "memfd_create") else ("mmap", "cow", "copy")
+work = [(path, mode) for path in paths for mode in modes]
 for path, mode in work:
     for number in range(210):
         cycle(path, mode, number)
@@ -336,7 +338,7 @@ print(after[0] - before[0], after[1] - before[1], after[2] - before[2])
 
 
 def test_ten_thousand_openings_leave_nothing(paths: dict[str, Path]) -> None:
-    """10,500 handles opened, used and dropped, in every format and mode: descriptors, maps and memory are flat."""
+    """14,000 handles opened, used and dropped, in every format and mode: descriptors, maps and memory are flat."""
     descriptors, maps, memory = map(int, run_child(CYCLES, 500, *paths.values()).stdout.split())
     assert descriptors == 0
     assert abs(maps) <= 2  # the allocator's own

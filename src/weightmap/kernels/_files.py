@@ -10,10 +10,14 @@ from typing import Any
 from weightmap.kernels._native import NULL, ffi, from_buffer, lib
 
 
-def map_file(fd: int, size: int, *, cow: bool) -> Any:
-    """Map `size` bytes of a file; return a writable buffer that unmaps when its last user is gone. Raises OSError."""
+def map_file(fd: int, size: int, *, cow: bool, sealed: bool = False) -> Any:
+    """Map `size` bytes of a file; return a writable buffer that unmaps when its last user is gone. Raises OSError.
+
+    The buffer can be written to when `cow` says so, whatever it says itself. `sealed` says that the file is sealed
+    memory.
+    """
     error = ffi.new("int *")
-    address = lib.wm_map(fd, size, cow, error)
+    address = lib.wm_map(fd, size, 2 if sealed and not cow else cow, error)
     if address == NULL:
         raise OSError(error[0], os.strerror(error[0]))
     return ffi.buffer(ffi.gc(address, partial(_unmap, size=size)), size)

@@ -39,7 +39,7 @@ _MOST_DIMS = (1 << 31) - 1
 
 def recognise(path: str) -> str | None:
     """Return which file of words a file is by its beginning, one of `weightmap.words.NAMES`; None for any other."""
-    with contextlib.suppress(IsADirectoryError):  # `open` takes one
+    with contextlib.suppress(IsADirectoryError, FileNotFoundError):  # `open` takes the one, and tells of the other
         source = Source.from_path(path, "mmap")
         try:
             head = source.pread(0, min(source.size, _LOOK))

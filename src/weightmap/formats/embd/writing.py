@@ -152,6 +152,9 @@ def _encode_metadata(request: Request, reasons: list[str]) -> bytes:
             continue
         entries.append(struct.pack("<2H", len(raw_key), len(raw_value)) + raw_key + raw_value)
     total = sum(map(len, entries))
+    if total > U32_MAX:
+        reasons.append(f"metadata of {total} bytes (it has fewer than 2**32)")
+        return b""
     return PAIR.pack(len(entries), total) + b"".join(entries)
 
 

@@ -1,0 +1,82 @@
+"""The rows of the threat tables, with what shows each: ``python -m tests.attacks.table [--into docs/reliability.md]``.
+
+A row is shown by files, which `tests.attacks` makes and `test_attacks.py` tries, by tests that it names, or by both.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import ROWS, TESTS, cases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["between", "lines", "put_between"]
+
+MARK = "tests.attacks.table"
+# What the rows of a letter are about.
+PARTS = {
+    "C": "Every format",
+    "E": "EMBD",
+    "A": "AMB",
+    "N": "CNN v2",
+    "B": "BinTensors",
+    "F": "finalfusion",
+    "T": "safetensors",
+    "D": "Models in a directory",
+    "S": "Saving",
+    "L": "What a format holds at most",
+}
+
+
+def lines() -> Iterator[str]:
+    """Return the table in Markdown, line by line."""
+    files = {case.row for case in cases()}
+    part = ""
+    for row, sentence in ROWS.items():
+        if row[0] != part:
+            part = row[0]
+            yield from ("", f"**{PARTS[part]}**", "", "| | attack: outcome | shown by |", "|---|---|---|")
+        shown = ["files"] if row in files else []
+        shown += [f"`{name}`" for name in TESTS.get(row, ())]
+        yield f"| {row} | {sentence} | {', '.join(shown)} |"
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- made by {name} -->", f"<!-- end of {name} -->"
+
+
+def between(document: str, name: str) -> str:
+    """Return what stands in a document between the two marks of this name."""
+    begin, end = _marks(name)
+    return document.partition(begin)[2].partition(end)[0].strip("\n")
+
+
+def put_between(path: Path, name: str, text: Iterable[str]) -> None:
+    """Put lines into a document, in the place of what stands there between the two marks of this name."""
+    begin, end = _marks(name)
+    document = path.read_text(encoding="utf-8")
+    if begin not in document or end not in document:
+        msg = f"{path} has no marks {begin} and {end}"
+        raise ValueError(msg)
+    before, _, rest = document.partition(begin)
+    body = "\n".join(text).strip("\n")
+    path.write_text(f"{before}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+def main() -> None:
+    """Print the table, or put it into a document."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.table", description=__doc__)
+    parser.add_argument("--into", type=Path, metavar="FILE", help="a document with the two marks")
+    into = parser.parse_args().into
+    if into is None:
+        print("\n".join(lines()).strip("\n"))  # noqa: T201 - a command
+    else:
+        put_between(into, MARK, lines())
+
+
+if __name__ == "__main__":
+    main()

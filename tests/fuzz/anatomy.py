@@ -1,0 +1,235 @@
+"""Where the numbers, texts and repeated parts of a file are, and which numbers have to change when others do.
+
+With that a mutator can tell one lie at a time: it changes what it wants to change, and all that follows from it (the
+length of a section, the offset of the next, the count of entries) is made to fit again, so that the lie is met by the
+check that is meant for it and not by the first one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+# How a field is written: little-endian, as a variable-length integer of BinTensors, as decimal digits; a text, which
+# has its length elsewhere; a lexical token of JSON or TOML that is no number.
+NUMBER, VARINT, DECIMAL, TEXT, TOKEN = "number", "varint", "decimal", "text", "token"
+
+
+class Field(NamedTuple):
+    """A field of a file: bytes from `begin` to `end`."""
+
+    begin: int
+    end: int
+    kind: str
+
+
+class Edit(NamedTuple):
+    """Bytes from `begin` to `end` are replaced."""
+
+    begin: int
+    end: int
+    new: bytes
+
+
+@dataclass
+class Anatomy:
+    """The parts of one file.
+
+    Attributes
+    ----------
+    data : bytes
+    fields : list of Field
+    spans : list of (Field, int, int)
+        The number in the field grows by as many bytes as the file does from the one place to the other: a length, or,
+        where the first place is 0, an offset.
+    pads : list of (int, int, int)
+        Zeros from the one place to the other, up to a multiple of so many bytes.
+    items : list of (int, int, Field or None)
+        Parts that may occur any number of times, such as records, and the field that counts them.
+    """
+
+    data: bytes
+    fields: list[Field] = field(default_factory=list)
+    spans: list[tuple[Field, int, int]] = field(default_factory=list)
+    pads: list[tuple[int, int, int]] = field(default_factory=list)
+    items: list[tuple[int, int, Field | None]] = field(default_factory=list)
+
+    def apply(self, edits: Iterable[Edit], *, follow: bool) -> bytes:
+        """The file with these edits, of which later ones give way; `follow` makes lengths, offsets, counts fit."""
+        kept: list[Edit] = []
+        for edit in edits:
+            _put(kept, edit)
+        if follow:
+            self._follow(kept)
+        return rebuilt(self.data, kept)
+
+    def _follow(self, kept: list[Edit]) -> None:
+        more: dict[Field, int] = {}
+        for begin, end, counter in self.items:
+            if counter is not None:
+                if Edit(begin, end, b"") in kept:
+                    more[counter] = more.get(counter, 0) - 1
+                elif Edit(begin, begin, self.data[begin:end]) in kept:
+                    more[counter] = more.get(counter, 0) + 1
+        for counter, change in more.items():
+            self._add(kept, counter, change)
+        for begin, end, step in self.pads:
+            shift = sum(len(new) - (last - first) for first, last, new in kept if last <= begin)
+            if shift % step:
+                wanted = -(begin + shift) % step
+                _put(kept, Edit(begin, end, bytes(wanted or (step if end - begin == step else 0))))
+        # From the innermost on: a number that takes more bytes makes longer what holds it.
+        for number, begin, end in self.spans:
+            grown = sum(len(new) - (last - first) for first, last, new in kept if begin <= first < end >= last)
+            if grown:
+                self._add(kept, number, grown)
+
+    def _add(self, kept: list[Edit], number: Field, more: int) -> None:
+        """Make a number larger; one that was edited is a lie, and stays."""
+        begin, end, kind = number
+        text = self.data[begin:end]
+        _put(kept, Edit(begin, end, encoded(kind, value_of(kind, text) + more, end - begin)))
+
+
+def _put(kept: list[Edit], edit: Edit) -> None:
+    """Add an edit, unless it changes what another one does."""
+    begin, end, _ = edit
+    if not any((begin, end) == (first, last) or (begin < last and first < end) for first, last, _ in kept):
+        kept.append(edit)
+
+
+def rebuilt(data: bytes, edits: Sequence[Edit]) -> bytes:
+    """The bytes with edits that do not overlap."""
+    out, place = [], 0
+    for begin, end, new in sorted(edits):
+        out += (data[place:begin], new)
+        place = end
+    return b"".join((*out, data[place:]))
+
+
+def value_of(kind: str, text: bytes) -> int:
+    """The number that a field holds."""
+    if kind == NUMBER:
+        return int.from_bytes(text, "little")
+    if kind == VARINT:
+        return text[0] if len(text) == 1 else int.from_bytes(text[1:], "little")
+    try:
+        return int(text[:20])
+    except ValueError:
+        return 0
+
+
+def encoded(kind: str, value: int, size: int) -> bytes:
+    """A number as a field of this kind and size holds it; too large ones lose their high bits."""
+    if kind == NUMBER:
+        return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+    if kind == DECIMAL:
+        return b"%d" % value
+    value &= 2**64 - 1
+    width = 0 if value <= 250 else 2 if value < 2**16 else 4 if value < 2**32 else 8
+    return bytes([value]) if width == 0 else bytes([250 + width.bit_length() - 1]) + value.to_bytes(width, "little")
+
+
+class Walk:
+    """A reader that notes what it reads: `anatomy` is what it found.
+
+    It trusts the file, which has to be a valid one.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+        self.found = Anatomy(data)
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """What was found; the innermost spans first."""
+        self.found.spans.sort(key=lambda span: span[2] - span[1])
+        return self.found
+
+    def field(self, size: int, kind: str = NUMBER) -> Field:
+        """A field of that size."""
+        found = Field(self.at, self.at + size, kind)
+        self.at += size
+        self.found.fields.append(found)
+        return found
+
+    def value(self, number: Field) -> int:
+        """What a field holds."""
+        return value_of(number.kind, self.data[number.begin : number.end])
+
+    def numbers(self, *sizes: int) -> list[Field]:
+        """Fields of these sizes."""
+        return [self.field(size) for size in sizes]
+
+    def varint(self) -> Field:
+        """A variable-length integer."""
+        first = self.data[self.at]
+        return self.field(1 if first <= 250 else 1 + (2, 4, 8)[first - 251], VARINT)
+
+    def string(self, size: int = 0) -> None:
+        """A text behind its length, of `size` bytes or, where that is 0, variable."""
+        length = self.field(size) if size else self.varint()
+        self.text(length)
+
+    def text(self, length: Field) -> None:
+        """A text whose length was found before."""
+        begin = self.at
+        self.field(self.value(length), TEXT)
+        self.found.spans.append((length, begin, self.at))
+
+    def span(self, length: Field, begin: int, end: int) -> None:
+        """Note that a field holds the size of a part."""
+        self.found.spans.append((length, begin, end))
+
+    def items(self, counter: Field, count: int | None = None) -> Iterator[int]:
+        """Go through as many parts as a field says; each is read by the caller."""
+        for number in range(self.value(counter) if count is None else count):
+            begin = self.at
+            yield number
+            self.found.items.append((begin, self.at, counter))
+
+    def json(self, end: int) -> None:
+        """A JSON text up to `end`: its scalars, and as items the members of its objects and arrays."""
+        tokens = [m.span() for m in JSON.finditer(self.data, self.at, end)]
+        for begin, stop in tokens:
+            if self.data[begin] not in b"{}[]:,":
+                self.at = begin
+                self.field(stop - begin, DECIMAL if self.data[begin] in b"-0123456789" else TOKEN)
+        self._members(tokens)
+        self.at = end
+
+    def _members(self, tokens: list[tuple[int, int]]) -> None:
+        starts: list[int] = []  # of the member that is being read, by depth
+        for begin, stop in tokens:
+            byte = self.data[begin]
+            if byte in b"{[":
+                starts.append(stop)
+            elif byte in b"}],":
+                first = starts[-1]
+                if byte in b"}]":
+                    starts.pop()
+                    if self.data[first - 1] == ord(","):
+                        first -= 1
+                else:
+                    starts[-1] = stop
+                last = stop if byte == ord(",") else begin
+                if last > first:
+                    self.found.items.append((first, last, None))
+
+    def toml(self, end: int) -> None:
+        """A TOML text up to `end`: its tokens, and as items its lines."""
+        for match in TOML.finditer(self.data, self.at, end):
+            begin, stop = match.span()
+            kind = DECIMAL if self.data[begin:stop].isdigit() else TOKEN
+            self.found.fields.append(Field(begin, stop, kind))
+        for match in re.compile(rb"[^\n]*\n").finditer(self.data, self.at, end):
+            self.found.items.append((*match.span(), None))
+        self.at = end
+
+
+JSON = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true|false|null|[\[\]{}:,]')
+TOML = re.compile(rb'"[^"\n]*"|[A-Za-z_]+|[\d.:T+-]+|[\[\]{}=,]')

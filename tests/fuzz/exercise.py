@@ -1,0 +1,134 @@
+"""What is done with a file that may be damaged: all that a user may do, each answer held against the bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from typing import Any
+
+import numpy as np
+
+import weightmap as wm
+
+# What a look-up may still find in a file whose index was checked: damaged quantised data, types that numpy lacks.
+LATE = (wm.QuantError, wm.UnsupportedError)
+# Of a vocabulary, so many words are looked up: from the first on, and the last.
+WORDS = 12
+
+
+def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE, *, brief: bool = False) -> None:
+    """Whatever a handle says of its file is the same in every place, and what lies in `data` there.
+
+    Errors of the classes `late` may come of a single tensor; any other means that there is something wrong. In brief:
+    only the tensors.
+    """
+    names = list(f)
+    assert len(f) == len(names)
+    for name in names:
+        with contextlib.suppress(late):
+            _tensor(f, name, data, brief=brief)
+    if brief:
+        return
+    repr(f)
+    dict(f.metadata)
+    if f.config is not None:
+        dict(f.config)
+    if f.tokenizer is not None:
+        assert data is not None
+        assert f.tokenizer.payload in data
+        dict(f.tokenizer.special_ids)
+    _vocabulary(f)
+    with contextlib.suppress(late):
+        assert [array.shape for array in f.values()] == [info.shape for info in f.infos()]
+    assert f.get("no such tensor") is None
+    infos = f.infos()
+    assert [info.name for info in infos] == names
+    assert all(f.info(name) in infos for name in names)
+
+
+def _tensor(f: wm.TensorFile, name: str, data: bytes | None, *, brief: bool) -> None:
+    info = f.info(name)
+    assert info.name == name
+    if data is not None:
+        assert 0 <= info.offset <= info.offset + info.nbytes <= len(data)
+    tensor = f[name]
+    assert tensor.shape == info.shape
+    if isinstance(tensor, np.ndarray):
+        assert tensor.nbytes == info.nbytes
+        assert data is None or tensor.tobytes() == data[info.offset : info.offset + info.nbytes]
+    if brief:
+        return
+    if isinstance(tensor, np.ndarray):
+        assert f.read(name).shape == info.shape
+    else:
+        _quantised(tensor, info)
+        assert np.array_equal(f.read(name), tensor.dequantize(), equal_nan=True)
+
+
+def _quantised(tensor: Any, info: wm.TensorInfo) -> None:
+    """The parts of a quantised tensor, and decoding all of it, some, and none of it."""
+    repr(tensor)
+    assert tensor.nbytes <= info.nbytes
+    assert tensor.payload.nbytes == tensor.nbytes
+    with contextlib.suppress(AttributeError):  # product quantisation has no scales
+        assert tensor.scales.size <= tensor.n_blocks
+    assert tensor.codes.nbytes <= info.nbytes
+    _ = tensor.kinds, tensor.mask
+    whole = np.asarray(tensor)
+    assert whole.shape == info.shape
+    with contextlib.suppress(wm.QuantError):
+        assert np.isfinite(tensor.dequantize(strict=True, dtype=np.float64)).shape == info.shape
+    if tensor.ndim and len(tensor):
+        for key in (0, slice(1, 3), slice(None, None, -2), [len(tensor) - 1]):
+            assert tensor[key].shape == whole[key].shape
+
+
+def _vocabulary(f: wm.TensorFile) -> None:
+    vocab = f.vocab
+    if vocab is None:
+        return
+    words = list(vocab)
+    assert len(words) == len(vocab)
+    for number in {*range(min(len(words), WORDS)), len(words) - 1} - {-1}:
+        assert vocab[number] == words[number]
+        assert words[vocab.index(words[number])] == words[number]
+    dict(vocab.special_ids)
+    vocab.ngram_indices("unknown")
+    embeddings = f.embeddings
+    if embeddings is not None:
+        asked = (*words[:2], "two", "unknown")
+        for word in asked:
+            with contextlib.suppress(wm.QuantError, KeyError):
+                assert embeddings[word].shape == (embeddings.dims,)
+                embeddings.embedding_with_norm(word)
+        with contextlib.suppress(wm.QuantError):
+            assert embeddings.batch(asked)[0].shape == (len(asked), embeddings.dims)
+        with contextlib.suppress(wm.QuantError, KeyError, ValueError):  # a vector with NaN has no neighbours
+            assert len(embeddings.most_similar("two", 3)) <= 3
+
+
+def outcome(source: Any, data: bytes | None, **options: Any) -> str:
+    """Open, use and verify a file: the class of the error of ours that came of it, or nothing.
+
+    `data` is what the file holds; None where it is more than one.
+    """
+    found = error_of(source, data, **options)
+    return "" if found is None else type(found).__name__
+
+
+def error_of(source: Any, data: bytes | None, *, brief: bool = False, **options: Any) -> wm.TensorFileError | None:
+    """The same: the error itself, whose message is held against what messages promise; or None."""
+    try:
+        with np.errstate(all="ignore"), wm.open(source, **options) as f:
+            consistent(f, data, wm.TensorFileError if options.get("verify") == "none" else LATE, brief=brief)
+            if not brief:
+                f.verify()
+            return None
+    except wm.TensorFileError as error:
+        found = error
+    text = str(found)
+    assert str(pickle.loads(pickle.dumps(found))) == text
+    assert text.isprintable(), text
+    assert text.startswith(f"{found.path}: "), text
+    assert len(text) < 2000, text
+    return found

@@ -1,0 +1,79 @@
+"""Fuzzing that is guided by coverage: what the harnesses in oss_fuzz/ share. Needs atheris, of PyPI.
+
+    python tests/fuzz/oss_fuzz/fuzz_embd.py FOLDER -max_total_time=300
+
+Inputs are files of one format; FOLDER is filled with those that came to something new, and begins with those of the
+corpus when `oss_fuzz/seeds.py` has put them there. An exception that is not one of ours ends the run, and the input is
+left in a file.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+from .corpus import seeds, shards
+from .mutate import INDEX, mutated, sealed
+
+# Only modules that are imported here report what they run. Many are imported when they are needed first, so every kind
+# of file is opened once, in all ways.
+with atheris.instrument_imports(include=["weightmap"]):
+    from . import exercise
+
+    def warm(format: str) -> None:
+        """Open every seed."""
+        if format != "sharded":
+            for data in seeds(format):
+                attempt(data, format)
+
+
+WAYS = ({}, {"strict": False}, {"verify": "none", "strict": False}, {"verify": "full"})
+
+
+def attempt(data: bytes, format: str) -> None:
+    """Open and use a file in each of the ways."""
+    for options in WAYS:
+        exercise.error_of(memoryview(data), data, format=format, **options)
+
+
+class Index:
+    """Where the index of a model in shards is replaced."""
+
+    def __init__(self) -> None:
+        self.place = tempfile.TemporaryDirectory()
+        for name, data in shards().items():
+            (Path(self.place.name) / name).write_bytes(data)
+
+    def attempt(self, data: bytes) -> None:
+        """Open a model with this index."""
+        (Path(self.place.name) / INDEX).write_bytes(data)
+        for options in WAYS[:2]:
+            exercise.error_of(Path(self.place.name), None, **options)
+
+
+def main(format: str) -> None:
+    """Fuzz a format, as the command line says."""
+
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        """A change by libFuzzer, made to fit half of the time; now and then a mutant of ours."""
+        if seed % 16 == 0:
+            return mutated(format, random.Random(seed))[:most]
+        new = atheris.Mutate(data, most)
+        return sealed(new)[:most] if seed % 2 else new
+
+    index = Index() if format == "sharded" else None
+
+    def one(data: bytes) -> None:
+        if index is not None:
+            index.attempt(data)
+        else:
+            attempt(data, format)
+
+    with atheris.instrument_imports(include=["weightmap"]):
+        warm(format)
+    atheris.Setup(sys.argv, one, custom_mutator=mutate)
+    atheris.Fuzz()

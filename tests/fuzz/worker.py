@@ -1,0 +1,145 @@
+"""One process that tries mutants of a format one after another: ``python -m tests.fuzz.worker``.
+
+What it is doing it writes into a small mapped file, so that its parent can tell which mutant it was when the process
+dies or hangs. Failures go to standard output, a line of JSON each, and the mutant into a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import mmap
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import weightmap as wm
+
+from .corpus import FORMATS
+from .exercise import error_of
+from .mutate import mutant
+
+if TYPE_CHECKING:
+    from .mutate import Mutant
+
+# What the process may have in all beyond what it has after its imports, and one mutant in processor time.
+MEMORY = 512 << 20
+SECONDS = 1.0
+# Tracing slows everything down, so only every so many mutants are opened under it.
+TRACED = 50
+# Every so many mutants that open are used in all ways there are; of the others, the tensors are looked up.
+THOROUGH = 8
+MOST_FAILURES = 20
+# For models in more than one file: a file system that is none, where there is one.
+MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class Sources:
+    """Where mutants are opened: in memory, or, where there is more than one file, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written: dict[str, bytes] = {}
+
+    def of(self, found: Mutant) -> tuple[Any, bytes | None]:
+        """What to open, and the bytes that are in there."""
+        if "" in found.files:
+            return memoryview(found.files[""]), found.files[""]
+        for name, data in found.files.items():
+            if self.written.get(name) != data:
+                (self.folder / name).write_bytes(data)
+                self.written[name] = data
+        return self.folder, None
+
+
+def bounded() -> None:
+    """Let this process have little more memory than it has."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows, macOS, or limited already
+        import resource
+
+        size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def heap_of_opening(source: Any, options: dict[str, Any]) -> int:
+    """The peak of what Python allocates to open a file."""
+    tracemalloc.start()
+    try:
+        start = tracemalloc.get_traced_memory()[0]
+        with contextlib.suppress(wm.TensorFileError):
+            wm.open(source, **options).close()
+        return tracemalloc.get_traced_memory()[1] - start
+    finally:
+        tracemalloc.stop()
+
+
+def attempt(number: int, found: Mutant, sources: Sources) -> str:
+    """Try one mutant: what came of it, for counting. Raises whatever must not come of it."""
+    source, data = sources.of(found)
+    started = time.thread_time()
+    error = error_of(source, data, brief=number % THOROUGH != 0, **found.options)
+    assert time.thread_time() - started < SECONDS, "it took too long"
+    if number % TRACED == 0:
+        heap = heap_of_opening(source, found.options)
+        size = sum(map(len, found.files.values()))
+        assert heap <= (1 << 20) + 32 * size, f"opening {size} bytes took {heap} bytes of memory"
+    return "" if error is None else f"{type(error).__name__} {error.field or ''}"
+
+
+def run(format: str, first: int, count: int, state: Any, failures: Path | None) -> Counter[str]:
+    """Try mutants and return how often each outcome came; stop after many failures."""
+    outcomes: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
+        sources = Sources(Path(folder))
+        for number in range(first, first + count):
+            struct.pack_into("<Q", state, 0, number)
+            found = mutant(format, number)
+            try:
+                outcomes[attempt(number, found, sources)] += 1
+            except Exception:  # noqa: BLE001 - any other exception is what is looked for
+                outcomes["failed"] += 1
+                told = traceback.format_exc(limit=-6)
+                print(json.dumps({"format": format, "number": number, "options": found.options, "error": told}))
+                save(failures, format, number, found)
+                if outcomes["failed"] >= MOST_FAILURES:
+                    break
+    struct.pack_into("<Q", state, 0, 2**64 - 1)
+    return outcomes
+
+
+def save(folder: Path | None, format: str, number: int, found: Mutant) -> None:
+    """Write a mutant into a folder."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in found.files.items():
+            (folder / f"{format}-{number}{name and '-'}{name}").write_bytes(data)
+
+
+def main() -> None:
+    """Try the mutants that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("format", choices=FORMATS)
+    parser.add_argument("first", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--state", type=Path)
+    parser.add_argument("--failures", type=Path)
+    args = parser.parse_args()
+    bounded()
+    state: Any = bytearray(8)
+    if args.state is not None:
+        with args.state.open("r+b") as file:
+            state = mmap.mmap(file.fileno(), 8)
+    outcomes = run(args.format, args.first, args.count, state, args.failures)
+    print(json.dumps({"outcomes": outcomes}))
+    sys.exit(bool(outcomes["failed"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What a format holds at most: written up to there and read again, and one more is an error before there is a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.support import listing
+
+import weightmap as wm
+from weightmap.formats.amb import tokenizer as amb_tokenizer
+from weightmap.formats.amb import writing as amb
+from weightmap.formats.embd import writing as embd
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+MOST = 100_000_000
+SMALL = np.zeros((1, 1), np.int8)
+# The sections of EMBD and AMB begin below 4 GiB or are smaller. Content of that size takes more memory than a test may,
+# so the bound itself is made small.
+LOW = 1000
+
+
+def refused(path: Path, tensors: dict[str, Any], **options: Any) -> str:
+    """What the EncodeError of a save says, after which there is no file."""
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.save(path, tensors, **options)
+    assert not path.exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".bt", ".safetensors"])
+def test_a_header_of_100_000_000_bytes_and_no_more(tmp_path: Path, suffix: str) -> None:
+    """The largest header that the reference reads is written and read; one that is eight bytes longer is refused."""
+    probe, path, more = (tmp_path / f"{name}{suffix}" for name in ("probe", "most", "more"))
+    length = 100_000
+    wm.save(probe, {"n" * length: SMALL}, durable=False)
+    length += MOST - int.from_bytes(probe.read_bytes()[:8], "little")
+    wm.save(path, {"n" * length: SMALL}, durable=False)
+    with path.open("rb") as file:
+        assert int.from_bytes(file.read(8), "little") == MOST
+    with wm.open(path) as f:
+        [name] = f
+        assert len(name) == length
+        assert f[name].item() == 0
+    assert "a header of 100000008 bytes" in refused(more, {"n" * (length + 8): SMALL})
+
+
+@pytest.fixture
+def low(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the bounds of u32 that the writers of EMBD and AMB hold low."""
+    modules: list[ModuleType] = [embd, amb, amb_tokenizer]
+    for module in modules:
+        monkeypatch.setattr(module, "U32_MAX", LOW)
+
+
+@pytest.mark.usefixtures("low")
+def test_sections_of_embd_begin_within_four_gibibytes(tmp_path: Path) -> None:
+    """Metadata, a vocabulary or names so long that a section would begin or end behind 4 GiB are refused, each by name.
+
+    Each alone just fits before, so that it is the sum and the place that are looked at.
+    """
+    path = tmp_path / "t.weights"
+    for tensors, options, words in (
+        ({"a": SMALL}, {"metadata": {"k": "v" * (LOW - 4)}}, "metadata of 1001 bytes"),
+        ({"a": SMALL}, {"vocab": ["t" * (LOW - 30)]}, "a vocabulary of 972 bytes"),
+        ({"n" * (LOW - 100): SMALL}, {}, "tensor data would begin at byte 1024"),
+        ({"n" * 450: SMALL}, {"metadata": {"k": "v" * 450}}, "tensor data would begin at byte"),
+    ):
+        assert words in refused(path, tensors, **options)
+    wm.save(path, {"n" * (LOW - 200): SMALL}, durable=False)
+    with wm.open(path, verify="full") as f:
+        assert f.info("n" * (LOW - 200)).offset == 960
+
+
+@pytest.mark.usefixtures("low")
+def test_sections_of_amb_are_smaller_than_four_gibibytes(tmp_path: Path) -> None:
+    """Metadata, configuration and tokenizer of 4 GiB or more are refused, each by its name."""
+    path = tmp_path / "t.amb"
+    for options, words in (
+        ({"metadata": {"k": "v" * LOW}}, "metadata: "),
+        ({"config": {"k": "v" * LOW}}, "config: "),
+        ({"tokenizer": {"type": 0, "special_ids": {}, "payload": bytes(LOW)}}, "tokenizer payload: 1000 bytes"),
+    ):
+        assert words in refused(path, {"a": SMALL}, **options)
+    wm.save(path, {"a": SMALL}, metadata={"k": "v" * (LOW - 100)}, durable=False)
+    with wm.open(path) as f:
+        assert f.metadata["k"] == "v" * (LOW - 100)
+
+
+def test_blocks_of_amb_have_fewer_than_65_536_elements(tmp_path: Path) -> None:
+    """The largest block of pairs is written and read; a larger one does not fit the u16 that says so."""
+    path = tmp_path / "t.amb"
+    values = np.linspace(-1, 1, 70_000, dtype=np.float32)
+    wm.save(path, {"w": wm.quantize(values, "int4_block", block_size=65_534)}, durable=False)
+    with wm.open(path) as f:
+        assert f["w"].block_size == 65_534
+        assert np.abs(f.read("w") - values).max() < 0.2
+    path.unlink()
+    with pytest.raises((wm.EncodeError, ValueError), match="block"):
+        wm.save(path, {"w": wm.quantize(values, "int4_block", block_size=65_536)})
+    assert listing(tmp_path) == []
+
+
+def test_columns_of_finalfusion_are_below_2_to_the_32(tmp_path: Path) -> None:
+    """A matrix of 2**32 columns is refused by name: the field for them has 32 bits; that for rows has 64."""
+    wide = np.broadcast_to(np.float32(0), (1, 2**32))
+    assert "4294967296 columns (at most 4294967295)" in refused(tmp_path / "t.fifu", {"embeddings": wide}, vocab=["a"])

@@ -1,0 +1,90 @@
+"""Fuzzing: mutants by the thousand of every format are refused or are sound, in bounded time and memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.fuzz import worker
+from tests.fuzz.__main__ import campaign
+from tests.fuzz.anatomy import TEXT, Edit
+from tests.fuzz.corpus import FORMATS, seeds
+from tests.fuzz.exercise import outcome
+from tests.fuzz.mutate import anatomies, mutant, sealed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Of each format. Continuous integration tries 20,000, and `make fuzz` millions.
+COUNT = int(os.environ.get("WEIGHTMAP_FUZZ", "5000"))
+# How many different errors (class and field) a campaign has to come to, at least: a mutator that only ever breaks the
+# first bytes would find nothing.
+ERRORS = {
+    "embd": 45,
+    "amb": 25,
+    "cnn_v2": 14,
+    "bintensors": 20,
+    "finalfusion": 35,
+    "safetensors": 10,
+    "sharded": 10,
+}
+every_format = pytest.mark.parametrize("format", FORMATS)
+
+
+@every_format
+def test_no_mutant_does_harm(format: str, tmp_path: Path) -> None:
+    """Thousands of mutants: an error of ours or a sound file, within a second each, 512 MiB, and little to open."""
+    found = campaign(format, 0, COUNT, jobs=min(os.cpu_count() or 1, 4), failures=tmp_path)
+    assert not found.failures, "\n".join(found.failures)
+    assert found.outcomes.total() == COUNT
+    assert found.outcomes[""] > COUNT // 50
+    assert len(found.outcomes) > ERRORS[format]
+
+
+def test_a_process_that_dies_is_told_with_its_mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a process is killed by a signal, the campaign fails, and names format, mutant and status."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nkill -SEGV $$\n", encoding="ascii")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    found = campaign("amb", 7, 5, jobs=1, failures=tmp_path)
+    assert [line.splitlines()[0] for line in found.failures] == ["amb 7 ended the process with status -11"]
+
+
+def test_what_must_not_happen_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that is not ours is a failure, and the mutant is left in a file."""
+    monkeypatch.setattr(worker, "error_of", lambda *_, **__: {}["a bug"])
+    assert worker.run("amb", 7, 2, bytearray(8), tmp_path) == {"failed": 2}
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [mutant("amb", k).files[""] for k in (7, 8)]
+
+
+@every_format
+def test_mutants_are_told_by_their_number(format: str) -> None:
+    """A number is one mutant, always the same; numbers of which few are alike."""
+    first = [mutant(format, number) for number in range(300)]
+    assert first == [mutant(format, number) for number in range(300)]
+    assert len({str(found) for found in first}) > 250
+
+
+@every_format
+def test_files_are_taken_apart_and_put_together(format: str) -> None:
+    """The anatomy of a file has its fields where they are: without an edit, it is the file, and most of it is read."""
+    for data, anatomy in zip(seeds(format), anatomies(format), strict=True):
+        assert anatomy.apply([], follow=True) == data
+        assert all(0 <= begin <= end <= len(data) for begin, end, _ in (*anatomy.fields, *anatomy.items))
+
+
+@pytest.mark.parametrize("format", ["embd", "amb", "bintensors", "finalfusion"])
+def test_lengths_follow(format: str) -> None:
+    """With any text made longer, and lengths, offsets and checksums made to fit, a file is nearly always sound."""
+    sound = tried = 0
+    for anatomy in anatomies(format):
+        for begin, _, kind in anatomy.fields:
+            if kind == TEXT:
+                data = sealed(anatomy.apply([Edit(begin, begin, b"xyz")], follow=True))
+                found = outcome(memoryview(data), data, format=format, strict=False)
+                tried += 1
+                sound += not found
+    assert sound > 0.9 * tried > 20

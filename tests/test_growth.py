@@ -1,0 +1,249 @@
+"""What opening costs, and how it grows: a million tensors, ten times as many, memory by the size of the header.
+
+Nothing here is timed. Instructions are counted by valgrind, of whole calls from Python; bytes by the system.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, amb, embd
+from tests.builders import bintensors as bt
+from tests.builders import cnn_v2 as cnn
+from tests.builders import finalfusion as ff
+from tests.builders import safetensors as st
+from tests.support import SOURCES, run_child
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# --------------------------------------------------------------------------------------------- files of many tensors
+
+
+def of_embd(count: int) -> bytes:
+    """EMBD: fixed-size records, checked with all their names and hashes."""
+    digits = np.arange(count)[:, None] // 10 ** np.arange(6, -1, -1) % 10
+    names = (digits + ord("0")).astype(np.uint8)
+    hashes = np.full(count, 0x811C9DC5, np.uint32)
+    for column in names.T:
+        hashes = (hashes ^ column) * np.uint32(0x01000193)
+    fields = [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("shape", "<u4", 4), ("at", "<u8")]
+    index = np.zeros(count, fields)
+    index["hash"], index["dtype"], index["ndim"], index["length"] = hashes, embd.CODES["uint8"], 1, 7
+    index["shape"][:, 0], index["at"] = 1, np.arange(count)
+    draft = embd.Draft([], aligned=False, checksums=False)
+    start = draft.index_offset + len(index.tobytes()) + names.size
+    draft.header(tensor_index_count=count, tensor_data_offset=start, tensor_data_size=count)
+    data = draft.header(total_file_size=start + count + 16).seal()
+    return data[: draft.index_offset] + index.tobytes() + names.tobytes() + bytes(count) + data[-16:]
+
+
+def of_embd_simple(count: int) -> bytes:
+    """The other layout of EMBD: heads and data in turn."""
+    rest = struct.pack("<2I", 1, 1) + bytes(4)
+    body = b"".join(b"\7\0\0\0%07d" % i + rest for i in range(count))
+    return struct.pack("<4s2I", b"EMBD", 1, count) + body + bytes(4)
+
+
+def of_amb(count: int) -> bytes:
+    """AMB: heads and data in turn; such a record has 24 bytes, so none needs padding."""
+    record = struct.Struct("<H7sBIBQx").pack
+    body = b"".join(record(7, b"%07d" % i, 1, 1, amb.CODES["int8"], 1) for i in range(count))
+    return amb.build(body, b"{}  ")
+
+
+def of_cnn_v2(count: int) -> bytes:
+    """CNN v2: records of five numbers."""
+    records = np.ones((count, 5), "<u4")
+    records[:, 3] = np.arange(count)
+    return cnn.header(count, count) + records.tobytes() + bytes(2 * (count + count % 2))
+
+
+def of_bintensors(count: int, layout: str = "current") -> bytes:
+    """BinTensors: integers of one to five bytes, names with the tensors or in a map behind them."""
+    numbers = [bt.varint(i) for i in range(count + 1)]
+    begin = b"\0" + bt.varint(count)
+    if layout == "current":
+        parts = [b"\7%07d\1\1\1" % i + numbers[i] + numbers[i + 1] for i in range(count)]
+    else:
+        parts = [b"\1\1\1" + numbers[i] + numbers[i + 1] for i in range(count)]
+        parts += [bt.varint(count), *(b"\7%07d" % i + numbers[i] for i in range(count))]
+    return bt.raw(bt.padded(begin + b"".join(parts)), bytes(count))
+
+
+def of_safetensors(count: int) -> bytes:
+    """The header of safetensors is JSON."""
+    entry = '"%07d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'
+    return st.raw(b"{" + ",".join([entry % (i, i, i + 1) for i in range(count)]).encode() + b"}", bytes(count))
+
+
+def of_finalfusion(count: int) -> bytes:
+    """The words of finalfusion: it has one matrix, and as many words as rows."""
+    words = [b"%07d" % i for i in range(count)]
+    return ff.build([ff.simple(words), ff.matrix(Tensor("float32", (count, 1), bytes(4 * count)))])
+
+
+FILES: dict[str, Callable[[int], bytes]] = {
+    "embd": of_embd,
+    "embd-simple": of_embd_simple,
+    "amb": of_amb,
+    "cnn_v2": of_cnn_v2,
+    "bintensors-current": of_bintensors,
+    "bintensors-spec": lambda count: of_bintensors(count, "spec"),
+    "safetensors": of_safetensors,
+    "finalfusion": of_finalfusion,
+}
+every_file = pytest.mark.parametrize("kind", FILES)
+
+# --------------------------------------------------------------------------------------------- a million
+
+MILLION = 10**6
+# Seconds of processor time. The simple layout of EMBD has heads between its data and is read by Python.
+SECONDS = dict.fromkeys(FILES, 10) | {"embd-simple": 30}
+OPEN = """
+import resource, sys, weightmap as wm
+path, small, count, seconds = *sys.argv[1:3], *map(int, sys.argv[3:])
+
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+
+with wm.open(small) as f:
+    list(f), f.infos()
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # from here on the peak is counted anew
+before, used = peak(), resource.getrusage(resource.RUSAGE_SELF)
+seconds += int(used.ru_utime + used.ru_stime)
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+f = wm.open(path)
+grown = peak() - before
+words = f.vocab
+assert len(words if words is not None else f) == count
+last = f["embeddings"][-1] if words is not None else f[list(f)[-1]]
+assert not last.any()
+print(grown)
+"""
+
+
+@every_file
+def test_a_million_tensors_open_in_bounded_time_and_memory(kind: str, tmp_path: Path) -> None:
+    """As many as the limits allow: seconds of processor time, 1 MiB and 32 bytes for each of the header, at most.
+
+    A process that takes longer is ended by the system. All its memory is counted, that of the C module and the pages of
+    the file among it.
+    """
+    path, small = tmp_path / "many", tmp_path / "few"
+    path.write_bytes(FILES[kind](MILLION))
+    small.write_bytes(FILES[kind](10))
+    grown = int(run_child(OPEN, path, small, MILLION, SECONDS[kind]).stdout)
+    header = path.stat().st_size
+    assert grown <= 2**20 + 32 * header
+    if kind != "finalfusion":
+        with pytest.raises(wm.LimitError):
+            wm.open(path, limits=wm.Limits(max_tensors=MILLION - 1))
+
+
+# --------------------------------------------------------------------------------------------- ten times as many
+
+COUNTS = (400, 4_000)
+# Ten times as many tensors may take so many times as many instructions: more than n log n, far less than n squared.
+RATIO = 15
+COUNT = """
+import ctypes, os, sys, weightmap as wm
+library, folder, *kinds = sys.argv[1:]
+counter = ctypes.CDLL(library)
+for kind in kinds:
+    few, many = (os.path.join(folder, f"{kind}-{count}") for count in ("few", "many"))
+    with wm.open(few) as f:  # what is loaded at the first use
+        list(f), f.infos(), f[list(f)[-1]], f.vocab and list(f.vocab)
+    for path in (few, many):
+        counter.count_begin()
+        f = wm.open(path)
+        counter.count_end(os.path.basename(path + " open").encode())
+        counter.count_begin()
+        list(f), f.infos(), f.vocab and (list(f.vocab), f.vocab.get("0000777"))
+        f.get("0000777"), f.get("0000888"), f.get("none")
+        counter.count_end(os.path.basename(path + " use").encode())
+        f.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Instructions by kind of file, number of tensors and what was done; one process counts all of them."""
+    valgrind, compiler = shutil.which("valgrind"), shutil.which("cc")
+    folder = tmp_path_factory.mktemp("growth")
+    library = folder / "callgrind.so"
+    if valgrind is None or compiler is None:
+        pytest.skip("counts instructions with valgrind and needs a C compiler: one of them is not installed")
+    source = os.path.join(os.path.dirname(__file__), "c", "callgrind.c")  # noqa: PTH118, PTH120
+    built = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", source, "-o", str(library)], capture_output=True, text=True, check=False
+    )
+    if built.returncode:
+        pytest.skip("the headers of valgrind are not installed")
+    for kind, make in FILES.items():
+        for name, count in zip(("few", "many"), COUNTS, strict=True):
+            (folder / f"{kind}-{name}").write_bytes(make(count))
+    tool = [valgrind, "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
+    command = [*tool, sys.executable, "-c", COUNT, str(library), str(folder), *FILES]
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for path in folder.glob("out.*"):
+        text = path.read_text(encoding="utf-8")
+        label = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
+        total = re.search(r"^(?:summary|totals): (\d+)", text, re.MULTILINE)
+        if label and total:
+            found[label[1]] = int(total[1])
+    assert len(found) == 4 * len(FILES)
+    return found
+
+
+@every_file
+@pytest.mark.parametrize("what", ["open", "use"])
+def test_ten_times_as_many_take_no_more_than_fifteen_times(counted: dict[str, int], kind: str, what: str) -> None:
+    """Opening, and listing and finding names: counted in instructions, neither grows like the square of the number."""
+    few, many = counted[f"{kind}-few {what}"], counted[f"{kind}-many {what}"]
+    assert few > 10_000
+    assert many < RATIO * few
+
+
+# --------------------------------------------------------------------------------------------- copies
+
+
+@pytest.mark.parametrize("suffix", [".weights", ".safetensors", ".bt", ".amb", ".bin", ".fifu"])
+def test_a_copy_takes_the_size_of_the_file_and_a_mebibyte(suffix: str, tmp_path: Path) -> None:
+    """In mode "copy" a file of 16 MiB takes itself and at most 1 MiB more, also when all its tensors are used."""
+    path, small = tmp_path / f"big{suffix}", tmp_path / f"small{suffix}"
+    array: Any = np.ones((2048, 2048), np.float32)
+    for target, values in ((small, array[:2]), (path, array)):
+        if suffix == ".bin":
+            wm.save(target, {"layer.0.weight": values.astype(np.float16).reshape(1, -1, 1, 1)}, durable=False)
+        elif suffix == ".fifu":
+            wm.save(target, {"embeddings": values}, vocab=[f"w{i}" for i in range(len(values))], durable=False)
+        else:
+            wm.save(target, {"a": values}, durable=False)
+        tracemalloc.start()
+        try:
+            with wm.open(target, mode="copy") as f:
+                held = list(f.values())
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert held[0].flags.owndata is False
+        assert peak <= target.stat().st_size + 2**20
+    assert peak > 2**22

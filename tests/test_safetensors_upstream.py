@@ -1,0 +1,148 @@
+"""safetensors, differentially: mutants given to the reference implementation and to weightmap.
+
+Every disagreement must have a reason from a short list, and each reason is a predicate on the file itself, which the
+suite's own reader judges. A disagreement without a reason fails the test, and so does a reason that never occurs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import safetensors
+from tests.builders import numpy_dtype
+from tests.builders import safetensors as st
+from tests.fuzz.corpus import seeds
+from tests.fuzz.mutate import mutant
+
+import weightmap as wm
+
+COUNT = 20_000
+
+Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+@cache
+def files() -> tuple[bytes, ...]:
+    """Mutants, and each seed in other dress and with what the mutator seldom comes to."""
+    found = [mutant("safetensors", number).files[""] for number in range(COUNT)]
+    for data in seeds("safetensors"):
+        text = data[8 : 8 + int.from_bytes(data[:8], "little")]
+        rest, inner = data[8 + len(text) :], text.strip(b" ")
+        heads = [b" " + inner, b"\n" + inner, inner + b"\n", inner + b"\t \r\n", inner + b" " * 40, inner + b"\0"]
+        heads += [
+            inner.replace(b'"dtype"', b'"x":' + b"[" * depth + b"]" * depth + b',"dtype"', 1) for depth in (1, 200)
+        ]
+        heads += [
+            inner.replace(b"{", b'{"empty":{"dtype":"F32","shape":%s,"data_offsets":[0,0]},' % shape, 1)
+            for shape in SHAPES
+        ]
+        found += [st.raw(head, rest) for head in heads]
+    return tuple(found)
+
+
+SHAPES = (
+    b"[0,4611686018427387904,2]",
+    b"[4294967296,0,4294967296]",
+    b"[0,18446744073709551615]",
+    b"[0%s]" % (b",1" * 70),
+)
+
+
+def ours(data: bytes) -> Tensors | None:
+    """What weightmap finds in a file; None when it refuses it."""
+    try:
+        with wm.open(memoryview(data), format="safetensors") as f:
+            # Types below a byte have no array: their bytes are compared where they lie.
+            return {
+                info.name: (
+                    st.CODES.get(info.dtype, info.dtype),
+                    info.shape,
+                    data[info.offset : info.offset + info.nbytes],
+                )
+                for info in f.infos()
+            }
+    except wm.FormatError:
+        return None
+
+
+def theirs(data: bytes) -> Tensors | None:
+    """What the reference implementation finds; None when it refuses the file."""
+    try:
+        found = safetensors.deserialize(data)
+    except safetensors.SafetensorError:
+        return None
+    return {name: (item["dtype"], tuple(item["shape"]), bytes(item["data"])) for name, item in found}
+
+
+# ------------------------------------------------------------------------------------------------- the reasons
+
+NAME_TWICE = "the reference reads a name twice: the last of the tensors counts"
+KEY_TWICE = "the reference reads a key of the metadata twice: the last value counts"
+UNKNOWN_KEY = "the reference skips keys of a tensor that it does not know"
+WHITE_SPACE = "the reference reads white space before the object, and other than spaces behind it"
+IMPOSSIBLE = "the shape is beyond what numpy can hold"
+REASONS = {NAME_TWICE, KEY_TWICE, UNKNOWN_KEY, WHITE_SPACE, IMPOSSIBLE}
+
+
+class Pairs(list[tuple[str, Any]]):
+    """The members of a JSON object, of which two may have one key."""
+
+    def twice(self) -> bool:
+        """Whether two have."""
+        return len(dict(self)) < len(self)
+
+
+def faults(data: bytes) -> set[str]:
+    """What of the reasons there is in a file, by the suite's own reader; nothing where it cannot be read."""
+    text = data[8 : 8 + int.from_bytes(data[:8], "little")]
+    try:
+        top = json.loads(text.decode(), object_pairs_hook=Pairs)
+    except (ValueError, RecursionError):
+        return set()
+    found = set()
+    if not re.fullmatch(rb"\{.*\} *", text, re.DOTALL):
+        found.add(WHITE_SPACE)
+    if not isinstance(top, Pairs):
+        return found
+    if top.twice():
+        found.add(NAME_TWICE)
+    for name, item in top:
+        if not isinstance(item, Pairs):
+            continue
+        if name == "__metadata__":
+            found |= {KEY_TWICE} if item.twice() else set()
+            continue
+        if {key for key, _ in item} - {"dtype", "shape", "data_offsets"}:
+            found.add(UNKNOWN_KEY)
+        found |= {IMPOSSIBLE} if beyond(dict(item)) else set()
+    return found
+
+
+def beyond(item: dict[str, Any]) -> bool:
+    """Whether numpy has no array of such a shape: too many dimensions, or too many bytes but for those of size 0."""
+    shape, name = item.get("shape"), st.NAMES.get(str(item.get("dtype")))
+    if name is None or not isinstance(shape, list) or not all(isinstance(part, int) for part in shape):
+        return False
+    return len(shape) > 64 or math.prod(filter(None, shape)) * numpy_dtype(name).itemsize >= 2**63
+
+
+def test_every_disagreement_has_a_reason() -> None:
+    """safetensors and weightmap refuse and read the same files alike, to the bit, but for the reasons listed."""
+    agreements: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for data in files():
+        mine, other = ours(data), theirs(data)
+        if mine == other:
+            agreements["refused" if mine is None else "read"] += 1
+            continue
+        why = faults(data)
+        assert mine is None, f"{data!r}: weightmap {mine}, safetensors {other}"
+        assert why, f"{data!r}: weightmap refuses it, safetensors {other}"
+        reasons.update(why)
+    assert min(agreements["read"], agreements["refused"]) > COUNT / 20
+    assert set(reasons) == REASONS

@@ -1,0 +1,362 @@
+"""Mode "sealed": memory that nobody can change or take away, shared by its descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support import SOURCES
+
+import weightmap as wm
+from weightmap import sealing
+
+fcntl: Any = pytest.importorskip("fcntl")
+VALUES = np.arange(5000, dtype=np.float32)
+WORDS = ["one", "two"]
+needs_sealing = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no sealed memory")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with a tensor and a vocabulary."""
+    path = tmp_path / "model.weights"
+    wm.save(path, {"w": VALUES}, vocab=WORDS)
+    return path
+
+
+def sealed_memory() -> list[int]:
+    """What of sealed memory this process has open, by the inode."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            if "memfd:weightmap" in str(descriptor.readlink()):
+                found.append(descriptor.stat().st_ino)
+    return found
+
+
+def memory(data: bytes, *seals: str) -> int:
+    """A descriptor of memory with these bytes and these seals."""
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, data)
+    for seal in seals:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, getattr(fcntl, seal))
+    return fd
+
+
+# ------------------------------------------------------------------------------------------------- what cannot happen
+
+
+@needs_sealing
+@pytest.mark.parametrize("change", ["truncated", "rewritten", "deleted"])
+def test_nothing_that_becomes_of_the_file_reaches_the_arrays(path: Path, change: str) -> None:
+    """Arrays made before and after, words, reading and verifying: all as the file was."""
+    with wm.open(path, mode="sealed") as f:
+        held = f["w"]
+        if change == "truncated":
+            os.truncate(path, 1)
+        elif change == "rewritten":
+            path.write_bytes(b"\xff" * path.stat().st_size)
+        else:
+            path.unlink()
+        for array in (held, f["w"], f.read("w")):
+            np.testing.assert_array_equal(array, VALUES)
+        assert list(f.vocab) == WORDS
+        assert f.verify().checks
+        f.check_unchanged()
+        f.prefetch()
+    np.testing.assert_array_equal(held, VALUES)
+
+
+@needs_sealing
+def test_nobody_can_write_to_the_memory_or_shrink_it(path: Path) -> None:
+    """Whoever has the descriptor is refused by the system: writing, truncating, extending, and lifting the seals."""
+    with wm.open(path, mode="sealed") as f:
+        fd = f.fileno()
+        size = os.fstat(fd).st_size
+        assert size == path.stat().st_size
+        for change in (
+            lambda: os.pwrite(fd, b"x", 0),
+            lambda: os.ftruncate(fd, 0),
+            lambda: os.ftruncate(fd, size + 1),
+            lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0),
+        ):
+            with pytest.raises(PermissionError):
+                change()
+        assert not f["w"].flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            f["w"].setflags(write=True)
+
+
+@needs_sealing
+def test_one_descriptor_while_it_is_open_and_none_afterwards(path: Path) -> None:
+    """A handle keeps the descriptor of the memory and none of the file; closed, it keeps none, and its arrays live."""
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    f = wm.open(path, mode="sealed")
+    held = f["w"]
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before + 1
+    assert len(sealed_memory()) == 1
+    f.close()
+    assert not sealed_memory()
+    np.testing.assert_array_equal(held, VALUES)
+
+
+# ------------------------------------------------------------------------------------------------- limits and faults
+
+
+@needs_sealing
+def test_the_copy_is_bounded_before_anything_is_read(tmp_path: Path) -> None:
+    """A sparse file of a TiB is a LimitError at once, and no memory is made."""
+    path = tmp_path / "huge.safetensors"
+    header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (2**40, 2**40)
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + 2**40)
+    with pytest.raises(wm.LimitError, match="max_copy_bytes") as caught:
+        wm.open(path, mode="sealed", limits=wm.Limits(max_copy_bytes=1 << 20))
+    assert caught.value.path == str(path)
+    assert not sealed_memory()
+
+
+@needs_sealing
+@pytest.mark.parametrize("mode", ["sealed", "copy"])
+def test_a_file_that_changes_while_it_is_copied(path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shrunk before it was read, it is a TruncatedError; written to meanwhile, a FileChangedError; nothing is kept."""
+    preadv = os.preadv
+    data = path.read_bytes()
+
+    def shrunk(fd: int, buffers: list[Any], offset: int) -> int:
+        os.truncate(path, 100)
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", shrunk)
+    with pytest.raises(wm.TruncatedError, match="became shorter"):
+        wm.open(path, mode=mode)
+    path.write_bytes(data)
+
+    def touched(fd: int, buffers: list[Any], offset: int) -> int:
+        os.utime(path, ns=(1, 1))
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", touched)
+    with pytest.raises(wm.FileChangedError, match=r"model\.weights"):
+        wm.open(path, mode=mode)
+    assert not sealed_memory()
+
+
+@needs_sealing
+@pytest.mark.parametrize("call", ["memfd_create", "pwrite"])
+def test_memory_that_is_refused_is_an_os_error(path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory, or a system that forbids it: that OSError with the name of the file, and no other mode instead."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(12, "refused")
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(OSError, match="refused") as caught:
+        wm.open(path, mode="sealed")
+    assert caught.value.filename == str(path)
+    del caught  # and the frames that it holds
+    assert not sealed_memory()
+
+
+@needs_sealing
+def test_systems_that_do_not_know_the_newest_flag(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that refuses memory which programs cannot be run from is asked without that."""
+    create, asked = os.memfd_create, []
+
+    def older(name: str, flags: int) -> int:
+        asked.append(flags)
+        if flags & ~(os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING):
+            raise OSError(22, "Invalid argument")
+        return create(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", older)
+    with wm.open(path, mode="sealed") as f:
+        np.testing.assert_array_equal(f["w"], VALUES)
+    assert len(asked) == 2
+
+
+def test_a_system_without_sealed_memory_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the mode is a ValueError that names another one, as an argument and from the environment."""
+    monkeypatch.setattr(sealing, "AVAILABLE", False)
+    with pytest.raises(ValueError, match="takes Linux; use 'copy'"):
+        wm.open(path, mode="sealed")
+    monkeypatch.setenv("WEIGHTMAP_MODE", "sealed")
+    with pytest.raises(ValueError, match="takes Linux"):
+        wm.open(path)
+    with wm.open(path, mode="mmap") as f, path.open("rb") as file, wm.open(file.fileno(), mode="mmap") as g:
+        assert not f.is_stable
+        assert not g.is_stable
+
+
+# ------------------------------------------------------------------------------------------------- sources
+
+
+@needs_sealing
+@pytest.mark.parametrize("kind", ["descriptor", "file object", "bytes", "bytearray", "BytesIO"])
+def test_every_kind_of_source(path: Path, kind: str) -> None:
+    """What is no path is copied into sealed memory as well."""
+    data = path.read_bytes()
+    with path.open("rb") as file:
+        sources = {
+            "descriptor": file.fileno(),
+            "file object": file,
+            "bytes": data,
+            "bytearray": bytearray(data),
+            "BytesIO": io.BytesIO(data),
+        }
+        with wm.open(sources[kind], mode="sealed") as f:
+            if kind == "bytearray":
+                sources[kind][:] = bytes(len(data))
+            assert f.is_stable
+            assert os.pread(f.fileno(), len(data), 0) == data
+            np.testing.assert_array_equal(f["w"], VALUES)
+            with pytest.raises(TypeError, match="pickled"):
+                pickle.dumps(f)
+
+
+@needs_sealing
+def test_sealed_memory_is_used_as_it_is(path: Path) -> None:
+    """A descriptor of sealed memory is mapped, not copied, whatever may be copied; it stays the caller's."""
+    with wm.open(path, mode="sealed") as f:
+        fd = os.dup(f.fileno())
+    with wm.open(fd, mode="sealed", limits=wm.Limits(max_copy_bytes=0)) as g:
+        assert len(set(sealed_memory())) == 1
+        assert os.fstat(g.fileno()).st_ino == os.fstat(fd).st_ino
+        held = g["w"]
+    os.close(fd)
+    assert not sealed_memory()
+    np.testing.assert_array_equal(held, VALUES)
+
+
+@needs_sealing
+@pytest.mark.parametrize("mode", ["mmap", "cow", "sealed"])
+def test_sealed_memory_of_others(path: Path, mode: str) -> None:
+    """Memory that others sealed against writing and shrinking is stable in every mode, one that may still grow too."""
+    fd = memory(path.read_bytes(), "F_SEAL_SHRINK", "F_SEAL_WRITE")
+    with wm.open(fd, mode=mode) as f:
+        assert f.is_stable
+        np.testing.assert_array_equal(f["w"], VALUES)
+        if mode == "sealed":
+            assert os.fstat(f.fileno()).st_ino == os.fstat(fd).st_ino
+    os.close(fd)
+
+
+@needs_sealing
+@pytest.mark.parametrize("seals", [(), ("F_SEAL_SHRINK", "F_SEAL_GROW"), ("F_SEAL_WRITE",)], ids="-".join)
+def test_memory_that_is_not_sealed_enough_is_copied(path: Path, seals: tuple[str, ...]) -> None:
+    """Where somebody could still write to the memory or shrink it, it is copied as a file is, and not stable itself."""
+    fd = memory(path.read_bytes(), *seals)
+    with wm.open(fd, mode="sealed") as f, wm.open(fd, mode="mmap") as g:
+        assert not g.is_stable
+        assert os.fstat(f.fileno()).st_ino != os.fstat(fd).st_ino
+        np.testing.assert_array_equal(f["w"], VALUES)
+    os.close(fd)
+
+
+def test_what_is_stable(path: Path) -> None:
+    """Copies and immutable bytes are; mapped files and buffers that somebody may write to are not."""
+    data = path.read_bytes()
+    stable = {"copy": wm.open(path, mode="copy"), "bytes": wm.open(data), "view": wm.open(memoryview(data))}
+    stable |= {"copied": wm.open(bytearray(data), mode="copy"), "cow": wm.open(bytearray(data), mode="cow")}
+    changing = {"mmap": wm.open(path), "cow": wm.open(path, mode="cow"), "bytearray": wm.open(bytearray(data))}
+    changing |= {"array": wm.open(np.frombuffer(bytearray(data), np.uint8))}
+    for kind, f in (stable | changing).items():
+        f["w"]
+        assert f.is_stable == (kind in stable and f in stable.values()), kind
+        f.close()
+        with pytest.raises(wm.ClosedError):
+            f.is_stable  # noqa: B018 - a property that raises
+
+
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+def test_other_modes_have_no_descriptor_to_share(path: Path, mode: str) -> None:
+    """There fileno() is what it is for files without one: io.UnsupportedOperation; closed, a ClosedError."""
+    with wm.open(path, mode=mode) as f, pytest.raises(io.UnsupportedOperation, match="sealed"):
+        f.fileno()
+    with pytest.raises(wm.ClosedError):
+        f.fileno()
+
+
+# ------------------------------------------------------------------------------------------------- other processes
+
+CHILD = """
+import os, sys, numpy as np, weightmap as wm
+with wm.open(int(sys.argv[1]), mode="sealed") as f:
+    print(os.fstat(f.fileno()).st_ino, f["w"].sum())
+"""
+
+
+@needs_sealing
+def test_another_program_opens_the_descriptor(path: Path) -> None:
+    """A program that inherits the descriptor opens the same memory, though the file is gone."""
+    with wm.open(path, mode="sealed") as f:
+        path.unlink()
+        fd = f.fileno()
+        inode, total = subprocess.run(
+            [sys.executable, "-c", CHILD, str(fd)],
+            env={**os.environ, "PYTHONPATH": SOURCES},
+            pass_fds=[fd],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        assert int(inode) == os.fstat(fd).st_ino
+    assert float(total) == float(VALUES.sum())
+
+
+def tell(f: wm.TensorFile, answer: Any) -> None:
+    """In a new process: what it has of a handle that came as an argument, and what of one pickled there again."""
+    with f:
+        inode = os.fstat(f.fileno()).st_ino
+        try:
+            again = pickle.loads(pickle.dumps(f)).path
+        except (OSError, TypeError) as error:
+            again = type(error).__name__
+        answer.send((f.path, f["w"].tobytes(), list(f.vocab), inode, len(sealed_memory()), f.verify().path, again))
+
+
+@needs_sealing
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("source", ["path", "gone", "bytes"])
+def test_an_argument_of_a_process_takes_its_memory_along(path: Path, method: str, source: str) -> None:
+    """A process that multiprocessing starts has the same memory, even when the file is gone or never was one."""
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe(duplex=False)
+    with wm.open(path.read_bytes() if source == "bytes" else path, mode="sealed") as f:
+        if source == "gone":
+            path.unlink()
+        inode = os.fstat(f.fileno()).st_ino
+        process = context.Process(target=tell, args=(f, theirs))
+        process.start()
+        theirs.close()  # so that a process that fails is the end of the pipe
+        assert ours.poll(60)
+        answer = ours.recv()
+        process.join(60)
+        assert process.exitcode == 0
+        f["w"]
+    again = {"path": str(path), "gone": "FileNotFoundError", "bytes": "TypeError"}[source]
+    name = None if source == "bytes" else str(path)
+    assert answer == (name, VALUES.tobytes(), WORDS, inode, 1, name, again)
+
+
+@needs_sealing
+def test_plain_pickling_opens_the_path_again(path: Path) -> None:
+    """Anywhere else a pickled handle copies the file again, and notices when it is another one."""
+    with wm.open(path, mode="sealed") as f:
+        blob = pickle.dumps(f)
+        with pickle.loads(blob) as g:
+            assert os.fstat(g.fileno()).st_ino != os.fstat(f.fileno()).st_ino
+            assert g.is_stable
+            np.testing.assert_array_equal(g["w"], VALUES)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(wm.FileChangedError):
+        pickle.loads(blob)
