@@ -33,6 +33,11 @@ help:
 	@echo "make wheel   source distribution and wheel, into dist/"
 	@echo "make arm64-test     the arm64 kernels, cross-compiled and run under an emulator"
 	@echo "make sanitize-test  the kernels under the address and undefined-behaviour sanitisers"
+	@echo "make sanitize       all tests with the C module under these sanitisers"
+	@echo "make tsan-test      the kernels that start threads, under the thread sanitiser"
+	@echo "make fuzz-c         libFuzzer on the scanners of indexes, a minute each"
+	@echo "make coverage       the branches of parsers and table: fails below all of them"
+	@echo "make mutation       each comparison of the parsers made wrong: which are noticed"
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
 	@echo "make fuzz    10,000,000 mutants of every format, numbered: MUTANTS=100000 FIRST=0 FORMATS='amb embd'"
 	@echo "make fuzz-guided  every reader under atheris, for SECONDS=60 each"
@@ -162,3 +167,5 @@ finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
 
 # The arm64 variants: cross-compiled, and run by an emulator.
 -include arm64.mk
+# Sanitisers, libFuzzer, coverage, mutation.
+-include checks.mk

@@ -107,6 +107,7 @@ static void decode_part(void *context, int number, uint64_t begin, uint64_t end)
     const uint64_t step = block / STEP, five = w->places[2 * step], halves = w->places[2 * step + 1];
     uint64_t counts[KINDS] = {[INT4] = step * STEP - five - halves, [INT5] = five, [HALF] = halves};
     (void)number;
+    if (five > step * STEP || halves > step * STEP - five) return; /* not places that the check made */
     count_kinds(w->data, step * STEP, block, counts);
     const uint8_t *scales = w->scales + (counts[INT4] + counts[INT5]) * scale_bytes(w->scale_type);
     const uint8_t *codes = w->codes + codes_size(counts, w->block);
@@ -152,6 +153,7 @@ int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint6
     const uint64_t blocks = n / block_size + (n % block_size != 0);
     if (n_places != places_of(blocks)) return -1;
     const uint64_t five = places[n_places - 2], halves = places[n_places - 1];
+    if (five > blocks || halves > blocks - five) return -1;
     const uint64_t counts[KINDS] = {[INT4] = blocks - five - halves, [INT5] = five, [HALF] = halves};
     if (size != size_by_kinds(blocks, counts, scale_type, block_size)) return -1;
     if (count == 0) return 0;

@@ -258,7 +258,7 @@ int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb
     columns->bounds[0] = columns->dim_bounds[0] = 0;
     int fine = 1;
     while (fine && w.pos < section->end) {
-        record r;
+        record r = {0};
         fine = read_record(&w, &r) && take(&w, &r) && step(&w, &r);
         out->n_tensors += (uint64_t)fine;
     }

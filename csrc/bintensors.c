@@ -263,5 +263,10 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
             }
             if (!tolerant) return 0;
         }
+    if (out->layout == SPEC && layouts & CURRENT) { /* whose columns the reading by the other layout has overwritten */
+        reader r = {.data = header, .len = len, .wide = len, .tolerant = 1};
+        wm_bintensors found;
+        read_header(&r, columns, SPEC, &found);
+    }
     return fault->code == WM_FAULT_NONE ? 0 : -1;
 }

@@ -194,15 +194,19 @@ enum { WM_PQ_TOGETHER = 8 };
 typedef struct {
     const uint8_t *codes;
     const float *codebooks, *projection, *norms;
+    uint64_t codes_size, codebooks_size, projection_size, norms_size; /* how many elements each has; 0 of NULL */
     uint64_t n_rows, pieces, n_centroids, width;
 } wm_pq;
-/* Decodes `count` rows to out[0, count * dims): those from `first` on, or with rows not NULL rows[0, count). With a projection
- * `scratch` has n_scratch floats, WM_PQ_TOGETHER * dims of them for each thread. Returns -1 when done, or the position, among
- * all codes, of one that is not below n_centroids; or -2 for rows that there are not, or too little scratch. */
-int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, float *scratch,
-                     uint64_t n_scratch, int threads);
-/* out[i] = sum over j of table[j * n_centroids + code j of row first + i], in the order of j in float32. Returns as above. */
-int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t first, uint64_t count, float *out, int threads);
+/* Decodes `count` rows to out[0, out_size), out_size = count * dims: those from `first` on, or with rows not NULL rows[0, count).
+ * With a projection `scratch` has n_scratch floats, WM_PQ_TOGETHER * dims of them for each thread. Returns -1 when done, or the
+ * position, among all codes, of one that is not below n_centroids; or -2 for rows that there are not, too little scratch, or
+ * sizes that are not those of such codes. */
+int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, uint64_t out_size,
+                     float *scratch, uint64_t n_scratch, int threads);
+/* out[i] = sum over j of table[j * n_centroids + code j of row first + i], in the order of j in float32, for i < count;
+ * table_size = pieces * n_centroids. Returns as above. */
+int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uint64_t first, uint64_t count, float *out,
+                   int threads);
 
 /* ------------------------------------------------------------------------------------------------ scan faults
  * What a scan of an index found wrong. Python words the message; `code` says what, the numbers say where.

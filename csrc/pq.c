@@ -72,9 +72,21 @@ static int64_t first_bad(const uint64_t *bad, int parts) {
     return -1;
 }
 
-int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, float *scratch,
-                     uint64_t n_scratch, int threads) {
-    const uint64_t room = pq->pieces * pq->width * WM_PQ_TOGETHER;
+/* a * b = size, without wrapping around. */
+static int is_product(uint64_t a, uint64_t b, uint64_t size) { return b ? size % b == 0 && size / b == a : size == 0; }
+
+/* The arrays have the elements that the numbers call for. */
+static int is_whole(const wm_pq *pq) {
+    const uint64_t most = (uint64_t)1 << 30, dims = pq->pieces * pq->width;
+    if (pq->pieces > most || pq->width > most || pq->n_centroids > most || dims > most) return 0;
+    return is_product(pq->n_rows, pq->pieces, pq->codes_size) && is_product(dims, pq->n_centroids, pq->codebooks_size) &&
+           (!pq->projection || pq->projection_size == dims * dims) && (!pq->norms || pq->norms_size == pq->n_rows);
+}
+
+int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint64_t count, float *out, uint64_t out_size,
+                     float *scratch, uint64_t n_scratch, int threads) {
+    const uint64_t dims = pq->pieces * pq->width, room = dims * WM_PQ_TOGETHER;
+    if (!is_whole(pq) || !is_product(count, dims, out_size)) return -2;
     if (!rows && (first > pq->n_rows || count > pq->n_rows - first)) return -2;
     if (rows)
         for (uint64_t i = 0; i < count; i++)
@@ -119,7 +131,9 @@ static void sum_part(void *context, int number, uint64_t begin, uint64_t end) {
     }
 }
 
-int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t first, uint64_t count, float *out, int threads) {
+int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uint64_t first, uint64_t count, float *out,
+                   int threads) {
+    if (!is_whole(pq) || table_size != pq->pieces * pq->n_centroids) return -2;
     if (first > pq->n_rows || count > pq->n_rows - first) return -2;
     table_work w = {.pq = pq, .table = table, .first = first, .out = out};
     return first_bad(w.bad, wm_run_parts(sum_part, &w, count, 8, ROWS_A_THREAD, threads));

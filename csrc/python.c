@@ -390,7 +390,7 @@ static int add_functions(PyMethodDef *functions) {
 
 int wm_python_functions(const char *const *docs) {
     PyGILState_STATE state = PyGILState_Ensure(); /* cffi let go of the lock */
-    for (int i = 0; docs[i]; i++) checksums[i].ml_doc = docs[i];
+    for (int i = 0; docs[i] && checksums[i].ml_name; i++) checksums[i].ml_doc = docs[i];
     const int failed = add_functions(checksums);
     if (failed) PyErr_Clear();
     PyGILState_Release(state);

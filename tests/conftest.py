@@ -6,6 +6,7 @@ import gc
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import sanitised
 
 from weightmap import kernels
 
@@ -18,6 +19,14 @@ def pytest_collection_finish() -> None:
     """Keep what the tests themselves are made of out of later collections of garbage: each took a tenth of a second."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out, visibly, what cannot run under the sanitisers when they are there."""
+    for item in items if sanitised.ACTIVE else ():
+        reason = sanitised.reason_to_skip(item.nodeid)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=f"under the sanitisers: {reason}"))
 
 
 @pytest.fixture(autouse=True)

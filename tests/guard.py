@@ -34,3 +34,27 @@ def guarded(data: bytes | bytearray | memoryview, *, at: str = "end") -> memoryv
     view = memoryview(pages)[begin : begin + len(data)]
     view[:] = data
     return view
+
+
+class Pages:
+    """Writable memory between two forbidden pages, used again for one buffer after the other.
+
+    Where there is no ``mprotect`` it is plain memory.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = max(1, -(-size // PAGE)) * PAGE
+        self._view = guarded(bytes(self._size)) if AVAILABLE else memoryview(bytearray(self._size))
+        anchor = ctypes.c_char.from_buffer(self._view)
+        self._address = ctypes.addressof(anchor)
+
+    def place(self, size: int, *, at: str = "end", shift: int = 0, align: int = 1) -> tuple[memoryview, int]:
+        """Return `size` bytes and their address: the last or the first ones, moved by `shift` towards the other end.
+
+        As far as `align` allows: a `shift` is rounded down, and what is to be aligned ends where it may.
+        """
+        shift -= shift % align
+        begin = shift if at == "start" else self._size - size - shift
+        assert 0 <= begin <= self._size - size
+        begin -= begin % align
+        return self._view[begin : begin + size], self._address + begin

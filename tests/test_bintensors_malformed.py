@@ -236,3 +236,12 @@ def test_index_maps_that_only_0_0_5_accepts(index: list[tuple[str, int]], found:
         assert f.layout == "spec"
         assert {name: f[name].tobytes() for name in f} == found
         assert f.verify().warnings
+
+
+def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names() -> None:
+    """Where the specification's layout fits but for its padding, the columns are those of its reading."""
+    header = bytes.fromhex("00010b0102000801017400") + bytes(5)  # one tensor, "t"; padded with zeros
+    columns, found, fault = kernels.bintensors_scan(header, 3, 10)
+    assert (fault, found.layout, found.complete) == (None, 1, 0)
+    assert (columns.text(), columns.count, list(columns.bounds[0:2])) == (b"t", 1, [0, 1])
+    assert (list(columns.dims[0:1]), columns.begin[0], columns.end[0]) == ([2], 0, 8)

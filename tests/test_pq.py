@@ -247,20 +247,37 @@ def test_kernels_stay_within_memory(kind, shape):
     assert codes.sums(np.ascontiguousarray(parts[1][:, :, 0]), sums) == -1
 
 
-def test_kernels_refuse_rows_and_scratch_that_do_not_fit():
-    """Rows past the end and too little scratch are -2, before anything is read or written."""
+def test_kernels_refuse_rows_and_sizes_that_do_not_fit():
+    """Rows past the end, too little scratch and sizes that do not fit are -2, before anything is read or written."""
     codes, books, projection, _ = make(projection=True)
     f = [ffi.from_buffer("float[]", array) for array in (books, projection)]
-    pq = ffi.new("wm_pq *", (ffi.from_buffer("uint8_t[]", codes), *f, ffi.NULL, 40, 3, 7, 5))
+    sizes = {"codes_size": 120, "codebooks_size": 105, "projection_size": 225, "norms_size": 0}
+    numbers = {"n_rows": 40, "pieces": 3, "n_centroids": 7, "width": 5}
+    whole = {"codes": ffi.from_buffer("uint8_t[]", codes), "codebooks": f[0], "projection": f[1], **sizes, **numbers}
     rows = np.array([40], np.uint64)
-    scratch = np.zeros(lib.WM_PQ_TOGETHER * 15, np.float32)
-    pointer = ffi.from_buffer("float[]", scratch)
+    out, scratch = (np.zeros(n, np.float32) for n in (15, lib.WM_PQ_TOGETHER * 15))
+    to, pointer, n = ffi.from_buffer("float[]", out), ffi.from_buffer("float[]", scratch), len(scratch)
+    pq = ffi.new("wm_pq *", whole)
+    assert lib.wm_pq_decode(pq, ffi.NULL, 39, 1, to, 15, pointer, n, 1) == -1
     calls = [
-        (ffi.NULL, 40, 1, ffi.NULL, pointer, len(scratch), 1),
-        (ffi.NULL, 41, 0, ffi.NULL, pointer, len(scratch), 1),
-        (ffi.NULL, 1, 2**64 - 1, ffi.NULL, pointer, len(scratch), 1),
-        (ffi.from_buffer("uint64_t[]", rows), 0, 1, ffi.NULL, pointer, len(scratch), 1),
-        (ffi.NULL, 0, 1, ffi.NULL, pointer, len(scratch) - 1, 1),
+        (ffi.NULL, 40, 1, ffi.NULL, 15, pointer, n, 1),
+        (ffi.NULL, 41, 0, ffi.NULL, 0, pointer, n, 1),
+        (ffi.NULL, 1, 2**64 - 1, ffi.NULL, 2**64 - 15, pointer, n, 1),
+        (ffi.from_buffer("uint64_t[]", rows), 0, 1, ffi.NULL, 15, pointer, n, 1),
+        (ffi.NULL, 0, 1, ffi.NULL, 15, pointer, n - 1, 1),
+        (ffi.NULL, 0, 1, ffi.NULL, 14, pointer, n, 1),
+        (ffi.NULL, 0, 1, ffi.NULL, 16, pointer, n, 1),
+        (ffi.NULL, 0, 0, ffi.NULL, 1, pointer, n, 1),
     ]
     assert [lib.wm_pq_decode(pq, *call) for call in calls] == [-2] * len(calls)
-    assert lib.wm_pq_sums(pq, ffi.NULL, 40, 1, ffi.NULL, 1) == -2
+    assert [lib.wm_pq_sums(pq, ffi.NULL, 21, 40, 1, ffi.NULL, 1), lib.wm_pq_sums(pq, ffi.NULL, 20, 0, 1, to, 1)] == [
+        -2,
+        -2,
+    ]
+    lies = [{name: value + by} for name, value in whole.items() if name in {*sizes, *numbers} for by in (-1, 1)]
+    lies = [lie for lie in lies if "norms_size" not in lie]
+    lies += [{"width": 2**31, "pieces": 2**33}, {"n_rows": 2**63 + 40}, {"n_centroids": 0}, {"pieces": 0}]
+    lies += [{"norms": f[0], "norms_size": 39}, {"norms": f[0], "norms_size": 41}]
+    for lie in lies:
+        pq = ffi.new("wm_pq *", whole | lie)
+        assert lib.wm_pq_decode(pq, ffi.NULL, 0, 1, to, 15, pointer, n, 1) == -2, lie

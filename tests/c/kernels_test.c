@@ -2,6 +2,7 @@
  * Python, so that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
  * allocation of their own, where a sanitiser sees a read too far.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -449,7 +450,66 @@ static void test_words(void) {
     printf("%-34s %s\n", "words", failures == before ? "ok" : "FAILED");
 }
 
-int main(void) {
+/* What every thread does: kernels over data that all share, an index of its own over strings that all share, and large memory
+ * taken and given back. */
+enum { SHARED = 1 << 16, THREADS = 4, ROUNDS = 30 };
+static uint8_t shared[SHARED];
+static uint32_t shared_bounds[SHARED / 16 + 1];
+
+static void *work_beside_others(void *arg) {
+    uint32_t *slots = malloc(8192 * sizeof *slots);
+    float *floats = malloc(SHARED / 2 * sizeof *floats);
+    uint64_t *wrong = arg;
+    if (!slots || !floats) exit(2);
+    const uint32_t crc = crc_by_definition(0xFFFFFFFF, shared, SHARED) ^ 0xFFFFFFFF;
+    for (int round = 0; round < ROUNDS; round++) {
+        *wrong += wm_crc32(0, shared, SHARED, 2) != crc;
+        *wrong += wm_f16_to_f32(shared, floats, SHARED / 2, 2) != 0;
+        *wrong += wm_index_build(shared, SHARED, shared_bounds, SHARED / 16, 0, slots, 8192, NULL, NULL) < 0;
+        *wrong += wm_index_find(shared, SHARED, shared_bounds, SHARED / 16, 0, slots, 8192, shared + 160, 16) != 10;
+        uint8_t *memory = wm_memory_new((uint64_t)(1 + round % 3) << 21);
+        if (memory) memory[0] = memory[(1 << 21) - 1] = 1;
+        wm_memory_free(memory);
+    }
+    free(slots);
+    free(floats);
+    return NULL;
+}
+
+/* Threads that work beside one another, while another chooses one instruction set after the other. */
+static void test_concurrency(void) {
+    int before = failures;
+    pthread_t threads[THREADS];
+    uint64_t wrong[THREADS] = {0};
+    for (size_t i = 0; i < SHARED; i++) shared[i] = (uint8_t)(next_random() >> 11);
+    for (uint32_t i = 0; i <= SHARED / 16; i++) shared_bounds[i] = 16 * i;
+    for (int i = 0; i < THREADS; i++)
+        if (pthread_create(&threads[i], NULL, work_beside_others, &wrong[i])) exit(2);
+    for (int round = 0; round < 50 * ROUNDS; round++)
+        if (wm_isa_select(round % 5) == 0) check(wm_crc32_variant() != NULL, "variant", (uint64_t)round);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        check(wrong[i] == 0, "beside others", wrong[i]);
+    }
+    printf("%-34s %s\n", "concurrency", failures == before ? "ok" : "FAILED");
+}
+
+static void test_entry_points(void) {
+    for (int tier = 0; wm_isa_name(tier); tier++) {
+        if (wm_isa_select(tier)) continue;
+        check(wm_isa_selected() == tier, "select", (uint64_t)tier);
+        printf("tier %s: %s, %s, %s, %s\n", wm_isa_name(tier), wm_crc32_variant(), wm_fnv1a32_variant(),
+               wm_f16_to_f32_variant(), wm_bf16_to_f32_variant());
+        test_combine();
+        test_half_threads();
+        test_blocks();
+        test_quantize();
+    }
+    test_concurrency();
+}
+
+/* Each variant by itself, on one thread. */
+static void test_variants(void) {
     uint32_t cpu = wm_cpu_features();
     test_crc("crc32_portable", crc32_portable);
     test_fnv("fnv1a32_portable", fnv1a32_portable);
@@ -496,16 +556,12 @@ int main(void) {
         printf("this CPU lacks CRC32 or PMULL: their kernels were not run\n");
     }
 #endif
-    for (int tier = 0; wm_isa_name(tier); tier++) {
-        if (wm_isa_select(tier)) continue;
-        check(wm_isa_selected() == tier, "select", (uint64_t)tier);
-        printf("tier %s: %s, %s, %s, %s\n", wm_isa_name(tier), wm_crc32_variant(), wm_fnv1a32_variant(),
-               wm_f16_to_f32_variant(), wm_bf16_to_f32_variant());
-        test_combine();
-        test_half_threads();
-        test_blocks();
-        test_quantize();
-    }
+}
+
+/* With the argument "threads" only what starts any, for the thread sanitiser. */
+int main(int argc, char **argv) {
+    if (argc < 2 || strcmp(argv[1], "threads")) test_variants();
+    test_entry_points();
     if (failures) {
         printf("%d checks failed\n", failures);
         return 1;

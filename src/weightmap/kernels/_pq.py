@@ -42,7 +42,8 @@ class Codes:
         self._turned = turned is not None
         pointers = [NULL if array is None else from_buffer("float[]", array) for array in (codebooks, turned, norms)]
         self._keep: tuple[Any, ...] = (as_input(codes), *pointers)
-        self._struct = ffi.new("wm_pq *", (*self._keep, self.count, pieces, centroids, width))
+        sizes = [0 if array is None else array.size for array in (codes, codebooks, turned, norms)]
+        self._struct = ffi.new("wm_pq *", (*self._keep, *sizes, self.count, pieces, centroids, width))
 
     def decode(
         self, out: NDArray[np.float32], *, first: int = 0, rows: NDArray[np.uint64] | None = None, threads: int = 1
@@ -79,6 +80,7 @@ class Codes:
             first,
             count if rows is None else len(rows),
             as_output(out, "float[]"),
+            out.size,
             as_output(scratch, "float[]"),
             len(scratch),
             threads,
@@ -94,7 +96,7 @@ class Codes:
         and raises as `decode` does.
         """
         bad: int = lib.wm_pq_sums(
-            self._struct, from_buffer("float[]", table), first, len(out), as_output(out, "float[]"), threads
+            self._struct, from_buffer("float[]", table), table.size, first, len(out), as_output(out, "float[]"), threads
         )
         if bad == -2:
             raise IndexError(f"rows that do not exist: there are {self.count}")

@@ -1,0 +1,75 @@
+# The slow and the deep checks: sanitisers, libFuzzer, coverage, mutation. Included by the Makefile.
+
+CLANG ?= clang
+CHECKS := build/checks
+ASAN_LIBRARY = $(shell $(CC) -print-file-name=libasan.so)
+# Python keeps what it has until it ends, which is no leak; and a kernel that asks for too much memory is to get none.
+ASAN_SETTINGS := detect_leaks=0:allocator_may_return_null=1
+
+.PHONY: sanitize tsan-test fuzz-c coverage mutation
+
+# --------------------------------------------------------------------------------- the module under the sanitisers
+# Which tests: make sanitize SANITIZE_TESTS=tests/test_crc32.py. tests/sanitised.py says which are left out, and why; `make
+# test` runs the part of them that reaches C with all its cases.
+SANITIZE_TESTS := tests
+SANITIZED := build/sanitize/lib
+
+build/sanitize/.built: $(BASE) setup.py $(C_SOURCES) $(shell find src -name '*.py')
+	@echo "Compiling the C module with the address and undefined-behaviour sanitisers"
+	@WEIGHTMAP_SANITIZE=address,undefined $(BIN)/python setup.py -q build --build-base build/sanitize --build-lib $(SANITIZED)
+	@touch $@
+
+sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-demo
+	@echo "Running the tests with it"
+	@LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=$(ASAN_SETTINGS) PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/$(SANITIZED) \
+	    $(PYTEST) -rs $(SANITIZE_TESTS)
+
+# The kernels that share their work among threads, under the thread sanitiser.
+tsan-test:
+	@mkdir -p $(CHECKS)
+	$(CC) $(KERNELS_FLAGS) -O2 -g -fsanitize=thread $(KERNELS_TEST) -o $(CHECKS)/kernels_test_tsan -lm
+	$(CHECKS)/kernels_test_tsan threads
+
+# --------------------------------------------------------------------------------------------------------- libFuzzer
+# All targets one after another, each for so many seconds; what is found is kept in build/checks/fuzz/found and begun with
+# the next time. One alone: make fuzz-c FUZZ_TARGETS=records FUZZ_SECONDS=600
+FUZZ_SECONDS := 60
+FUZZ_TARGETS := $(patsubst fuzz/c/%.c,%,$(wildcard fuzz/c/*.c))
+FUZZ_FLAGS = -std=c11 -Wall -Wextra -Werror -Icsrc -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+FUZZ := $(CHECKS)/fuzz
+
+$(FUZZ)/%.o: csrc/%.c $(wildcard csrc/*.h csrc/*/*.h)
+	@mkdir -p $(@D)
+	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -c $< -o $@
+
+$(FUZZ)/%: fuzz/c/%.c fuzz/c/target.h $(patsubst csrc/%.c,$(FUZZ)/%.o,$(filter-out csrc/python.c,$(wildcard csrc/*.c csrc/x86/*.c)))
+	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter-out %.h,$^) -o $@ -pthread -lm
+
+fuzz-c: $(MODULE) $(VENV)/.extra-test
+	@echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return !p && n; }' | \
+	    $(CLANG) -fsanitize=fuzzer -x c - -o /dev/null 2> /dev/null || \
+	    { echo "fuzz-c needs clang with libFuzzer; on Debian: apt install clang libclang-rt-14-dev"; exit 1; }
+	@$(MAKE) --no-print-directory $(addprefix $(FUZZ)/,$(FUZZ_TARGETS))
+	@$(BIN)/python fuzz/c/seeds.py $(FUZZ)/seeds
+	@for target in $(FUZZ_TARGETS); do \
+	    mkdir -p $(FUZZ)/found/$$target $(FUZZ)/seeds/$$target; \
+	    echo "Fuzzing $$target for $(FUZZ_SECONDS) seconds"; \
+	    $(FUZZ)/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=1024 -verbosity=0 \
+	        -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$target- $(FUZZ)/found/$$target $(FUZZ)/seeds/$$target || exit 1; done
+
+# ----------------------------------------------------------------------------------------------- coverage, mutation
+# Every branch of the parsers and of the table is taken by some test. The tests that take them, to be quicker than all.
+COVERED := src/weightmap/formats/*,src/weightmap/table.py,src/weightmap/records.py
+COVERAGE_TESTS := $(addprefix tests/test_,$(addsuffix .py,attacks table index errors embd embd_malformed amb amb_malformed \
+    amb_quantised bintensors bintensors_malformed bintensors_upstream cnn_v2 finalfusion finalfusion_malformed safetensors \
+    sharded contract roundtrip convert save))
+
+coverage: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-checks
+	@mkdir -p $(CHECKS)
+	@$(BIN)/python -m coverage run --data-file=$(CHECKS)/coverage -m pytest -q $(COVERAGE_TESTS)
+	@$(BIN)/python -m coverage report --data-file=$(CHECKS)/coverage --include='$(COVERED)' --show-missing --skip-covered --fail-under=100
+
+# Every comparison of the parsers is made wrong, once in each way, and some test has to notice: docs/mutation.md. Needs clang.
+MUTATION_MINUTES := 25
+mutation: $(MODULE) $(VENV)/.extra-test
+	@$(BIN)/python -m tests.mutation --minutes $(MUTATION_MINUTES)

@@ -1,0 +1,550 @@
+"""A call of every function of the C module that takes a pointer, for any amount of data and wherever the data lie.
+
+Each function here is named after the one in kernels.h that it calls. It is given a `Place`, which says where inputs and
+outputs lie, and a size, and returns whatever the call has told and written: the same, wherever they lay.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, safetensors
+
+from weightmap._kernels import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.guard import Pages
+
+# Functions that take a pointer and are not called here, with the reason.
+LEFT_OUT = {
+    "wm_python_functions": "texts of our own, once, when the package is imported",
+    "wm_memory_free": "what wm_memory_new returned, in which the system's own pages stand guard",
+    "wm_map": "writes one int",
+    "wm_unmap": "a mapping, which is not read",
+    "wm_advise": "a mapping, which is not read",
+    "wm_will_need": "a mapping, which is not read",
+    "wm_populate": "a mapping, which the system reads",
+    "wm_look": "one struct",
+    "wm_unchanged": "one struct",
+}
+FILL = 0xA5  # what outputs hold before a call
+
+
+class Place:
+    """Where the buffers of one call lie: each in memory of its own, anywhere or between forbidden pages."""
+
+    def __init__(self, pages: Sequence[Pages] | None, at: str = "end", shift: int = 0) -> None:
+        self._pages = None if pages is None else iter(pages)
+        self._at = at
+        self._shift = shift
+        self._keep: list[Any] = []
+        self._outputs: list[memoryview] = []
+
+    def _take(self, size: int, align: int) -> tuple[memoryview, int]:
+        if self._pages is None:
+            memory = np.empty(size + 64, np.uint8)
+            skip = -memory.ctypes.data % 64
+            self._keep.append(memory)
+            return memoryview(memory)[skip : skip + size], memory.ctypes.data + skip
+        return next(self._pages).place(size, at=self._at, shift=self._shift, align=align)
+
+    def give(self, data: Any, ctype: str = "uint8_t *", align: int = 1) -> Any:
+        """Return a pointer to a copy of these bytes."""
+        data = memoryview(data).cast("B") if len(data) else b""
+        view, address = self._take(len(data), align)
+        view[:] = data
+        return ffi.cast(ctype, address)
+
+    def array(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return a pointer to a copy of this array, aligned as C has it."""
+        return self.give(array, f"{CTYPES[array.dtype.name]} *", array.itemsize)
+
+    def room(self, count: int, ctype: str = "uint8_t") -> Any:
+        """Return a pointer to room for so many of this type."""
+        width = ffi.sizeof(ctype)
+        view, address = self._take(count * width, min(width, 8))
+        view[:] = bytes([FILL]) * len(view)
+        self._outputs.append(view)
+        return ffi.cast(f"{ctype} *", address)
+
+    def struct(self, ctype: str) -> Any:
+        """Return a pointer to room for a struct, whose padding is not looked at."""
+        _, address = self._take(ffi.sizeof(ctype), 8)
+        return ffi.cast(f"{ctype} *", address)
+
+    def outputs(self) -> list[bytes]:
+        """Return what is in every room."""
+        return [bytes(view) for view in self._outputs]
+
+
+CTYPES = {"uint8": "uint8_t", "uint32": "uint32_t", "uint64": "uint64_t", "int64": "int64_t", "float32": "float"}
+
+
+@cache
+def noise(size: int) -> bytes:
+    """So many bytes, always the same."""
+    return np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
+
+
+@cache
+def floats(count: int) -> np.ndarray[Any, Any]:
+    """So many finite floats."""
+    return np.random.default_rng(count).standard_normal(count).astype(np.float32)
+
+
+def fields(found: Any) -> tuple[Any, ...]:
+    """The members of a struct that are numbers."""
+    names = [name for name, field in ffi.typeof(found).item.fields if field.type.kind == "primitive"]
+    return tuple(getattr(found, name) for name in names)
+
+
+@cache
+def lengths(size: int) -> np.ndarray[Any, Any]:
+    """Lengths of strings that take so many bytes together: short ones, empty ones, and long ones now and then."""
+    found, left = [], size
+    while left:
+        found.append(min(left, (1, 0, 7, 8, 9, 31, 64, 3)[len(found) % 8]))
+        left -= found[-1]
+    return np.array(found, np.uint32)
+
+
+@cache
+def strings(size: int, gap: int) -> tuple[bytes, np.ndarray[Any, Any]]:
+    """Such strings, of ASCII and different ones, each behind its length; and their bounds."""
+    blob, bounds = b"", [gap]
+    for i, length in enumerate(lengths(size).tolist()):
+        text = (f"{i:x}".encode() + b"weight" * 11)[:length]
+        blob += (length.to_bytes(gap, "little") if gap else b"") + text
+        bounds.append(len(blob) + gap)
+    return blob, np.array(bounds, np.uint32)
+
+
+def power_of_two(n: int) -> int:
+    """The room that an index over n strings takes."""
+    capacity = 1
+    while capacity - capacity // 4 < n:
+        capacity *= 2
+    return capacity
+
+
+# ------------------------------------------------------------------------------- checksums, conversions
+
+
+def _wm_crc32(p: Place, size: int) -> Any:
+    return lib.wm_crc32(size, p.give(noise(size)), size, 1)
+
+
+def _wm_fnv1a32(p: Place, size: int) -> Any:
+    return lib.wm_fnv1a32(p.give(noise(size)), size)
+
+
+def _wm_fnv1a64(p: Place, size: int) -> Any:
+    return lib.wm_fnv1a64(p.give(noise(size)), size)
+
+
+def _wm_fnv1a32_many(p: Place, size: int) -> Any:
+    found = []
+    names = lengths(size)
+    for gap in (0, 2, 4):
+        blob = noise(size + gap * max(len(names) - 1, 0))
+        for n in {len(names), max(len(names) - 1, 0)}:  # the last one behind the names asked for, or not
+            args = p.give(blob), len(blob), p.array(names[:n]), n, gap, p.room(n, "uint32_t")
+            found.append(lib.wm_fnv1a32_many(*args))
+    return found
+
+
+def _wm_f16_to_f32(p: Place, size: int) -> Any:
+    return lib.wm_f16_to_f32(p.give(noise(2 * size)), p.room(size, "float"), size, 1)
+
+
+def _wm_bf16_to_f32(p: Place, size: int) -> Any:
+    return lib.wm_bf16_to_f32(p.give(noise(2 * size)), p.room(size, "float"), size, 1)
+
+
+BLOCKS = (4, 0, 32), (4, 1, 0), (4, 1, 6), (5, 0, 0), (5, 1, 32), (5, 1, 8), (8, 1, 0), (8, 0, 16)
+
+
+def _wm_blocks_decode(p: Place, size: int) -> Any:
+    found = []
+    for bits, scale, block in (
+        (4, 0, 32),
+        (4, 1, 0),
+        (4, 1, 6),
+        (5, 0, 0),
+        (5, 1, 32),
+        (5, 1, 8),
+        (8, 1, 0),
+        (8, 0, 16),
+    ):
+        data = noise(lib.wm_blocks_size(bits, scale, block, size))
+        for first, half in ((0, 0), (size // 3, 0), (0, 1), (size // 2, 1)):
+            out = p.room(size - first, "uint16_t" if half else "float")
+            args = p.give(data), len(data), bits, scale, block, size, first, out, size - first, half, 1
+            found.append(lib.wm_blocks_decode(*args))
+    return found
+
+
+def _wm_first_odd(p: Place, size: int) -> Any:
+    values = floats(size).copy()
+    values[-1:] = np.nan
+    return lib.wm_first_odd(p.array(floats(size)), size), lib.wm_first_odd(p.array(values), size)
+
+
+def _wm_blocks_encode(p: Place, size: int) -> Any:
+    found = []
+    for bits, scale, block in ((4, 0, 32), (5, 1, 0), (8, 1, 16), (16, 1, 8)):
+        blocks = -(-size // block) if block else 1
+        nbytes = 2 * block * blocks if bits == 16 else lib.wm_blocks_size(bits, scale, block, size)
+        out, errors = p.room(nbytes), p.room(blocks, "double")
+        found.append(
+            lib.wm_blocks_encode(p.array(floats(size)), size, bits, scale, block, out, nbytes, errors, blocks, 1)
+        )
+    return found
+
+
+def adaptive(size: int, scale: int) -> tuple[bytes, int, int]:
+    """Blocks of all kinds, so many elements: the data, the elements of a block, and the number of blocks."""
+    blocks = -(-size // 16)
+    kinds = [(0, 2, 1, 1, 0)[b % 5] for b in range(blocks)]
+    values = [range(-8, 8), range(-16, 0), [0.25] * 16]
+    return amb.pack_adaptive([(kind, 0.5, values[kind]) for kind in kinds], 16, scale), 16, blocks
+
+
+def _wm_adaptive_check(p: Place, size: int) -> Any:
+    found = []
+    for scale in (0, 1):
+        data, block, blocks = adaptive(size, scale)
+        n, fault = 2 * (blocks // 1024 + 2), p.struct("wm_fault")
+        found.append(
+            lib.wm_adaptive_check(p.give(data), len(data), scale, block, size, p.room(n, "uint64_t"), n, fault)
+        )
+    return found
+
+
+def _wm_adaptive_decode(p: Place, size: int) -> Any:
+    found = []
+    for scale, half in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        data, block, blocks = adaptive(size, scale)
+        places = np.zeros(2 * (blocks // 1024 + 2), np.uint64)
+        pointer = ffi.from_buffer("uint64_t[]", places)
+        assert lib.wm_adaptive_check(data, len(data), scale, block, size, pointer, len(places), ffi.NULL) == 0
+        first = size // 3
+        out = p.room(size - first, "uint16_t" if half else "float")
+        args = (
+            p.give(data),
+            len(data),
+            scale,
+            block,
+            size,
+            p.array(places),
+            len(places),
+            first,
+            out,
+            size - first,
+            half,
+            1,
+        )
+        found.append(lib.wm_adaptive_decode(*args))
+    return found
+
+
+def _wm_adaptive_encode(p: Place, size: int) -> Any:
+    blocks, block = -(-size // 16), 16
+    kinds = np.arange(blocks, dtype=np.uint8) % 3
+    each = noise(blocks * (2 + 8)), noise(blocks * (2 + 10)), noise(blocks * 32)
+    sizes = [int((kinds == kind).sum()) for kind in range(3)]
+    total = (blocks + 3) // 4 + sizes[0] * 10 + sizes[1] * 12 + sizes[2] * 32
+    pointers = [item for data in each for item in (p.give(data), len(data))]
+    return lib.wm_adaptive_encode(p.array(kinds), blocks, 1, block, *pointers, p.room(total), total)
+
+
+# ----------------------------------------------------------------------------------- strings, subwords
+
+
+def _wm_walk_strings(p: Place, size: int) -> Any:
+    found = []
+    for width in (2, 4):
+        blob, bounds = strings(size, width)
+        n = len(bounds) - 1
+        for data in (blob, blob[:-1]):
+            args = p.give(data), len(data), n, width, p.room(n + 1, "uint32_t")
+            found.append(lib.wm_walk_strings(*args))
+    return found
+
+
+def _wm_utf8_strings(p: Place, size: int) -> Any:
+    found = []
+    for gap in (0, 2):
+        blob, bounds = strings(size, gap)
+        for data in (blob, blob[:-1] + b"\xe2" if size else blob):
+            args = p.give(data), len(data), p.array(bounds), len(bounds) - 1, gap
+            found.append(lib.wm_utf8_strings(*args))
+    return found
+
+
+def _index(p: Place, size: int, gap: int) -> tuple[tuple[Any, ...], np.ndarray[Any, Any]]:
+    """What describes an index over such strings, placed; and the bounds."""
+    blob, bounds = strings(size, gap)
+    n, capacity = len(bounds) - 1, power_of_two(len(bounds) - 1)
+    slots = np.empty(capacity, np.uint32)
+    args = blob, len(blob), ffi.from_buffer("uint32_t[]", bounds), n, gap
+    assert lib.wm_index_build(*args, ffi.from_buffer("uint32_t[]", slots), capacity, ffi.NULL, ffi.NULL) >= 0
+    return (p.give(blob), len(blob), p.array(bounds), n, gap, p.array(slots), capacity), bounds
+
+
+def _wm_index_build(p: Place, size: int) -> Any:
+    blob, bounds = strings(size, 4)
+    n, capacity = len(bounds) - 1, power_of_two(len(bounds) - 1)
+    args = p.give(blob), len(blob), p.array(bounds), n, 4, p.room(capacity, "uint32_t"), capacity
+    return lib.wm_index_build(*args, p.room(1, "uint64_t"), p.room(1, "uint64_t"))
+
+
+def _wm_index_find(p: Place, size: int) -> Any:
+    index, _ = _index(p, size, 2)
+    blob, bounds = strings(size, 0)
+    last = blob[bounds[-2] :] if len(bounds) > 1 else b""
+    return [lib.wm_index_find(*index, p.give(name), len(name)) for name in (last, noise(size))]
+
+
+def _wm_index_lookup(p: Place, size: int) -> Any:
+    index, _ = _index(p, size, 2)
+    described = ffi.new("wm_index *", index)
+    return [lib.wm_index_lookup(described, p.give(name), len(name)) for name in (noise(size), b"0", b"")]
+
+
+def _wm_index_find_many(p: Place, size: int) -> Any:
+    index, _ = _index(p, size, 4)
+    names, bounds = strings(size, 0)
+    n = len(bounds) - 1
+    return lib.wm_index_find_many(*index, p.give(names), len(names), p.array(bounds), n, p.room(n, "int64_t"))
+
+
+def _wm_subword_rows(p: Place, size: int) -> Any:
+    found = []
+    _, bounds = strings(size, 0)
+    n = len(bounds) - 1
+    index, _ = _index(p, 200, 0)
+    ngrams = ffi.new("wm_index *", index)
+    numbers = np.arange(index[3], dtype=np.uint64)
+    for kind, modulus in ((lib.WM_SUBWORDS_BUCKET, 16), (lib.WM_SUBWORDS_FASTTEXT, 13), (lib.WM_SUBWORDS_EXPLICIT, 0)):
+        subwords = ffi.new("wm_subwords *", (kind, 1, 4, modulus, 5, ngrams, p.array(numbers), len(numbers)))
+        text = p.give(noise(size))
+        starts = p.array(bounds)
+        total = lib.wm_subword_rows(subwords, text, size, starts, n, ffi.NULL, 0, p.room(n + 1, "uint64_t"))
+        for cap in {total, total // 2}:
+            rows, row_bounds = p.room(cap, "uint64_t"), p.room(n + 1, "uint64_t")
+            found.append(lib.wm_subword_rows(subwords, text, size, starts, n, rows, cap, row_bounds))
+    return found
+
+
+def _wm_unit_sums(p: Place, size: int) -> Any:
+    dims, height = size % 37 + 1, size // 37 + 1
+    sums = 5
+    rows = np.arange(2 * sums, dtype=np.uint64) * np.uint64(7) % np.uint64(height)
+    bounds, places = np.arange(0, 2 * sums + 1, 2, np.uint64), np.arange(sums, dtype=np.uint64)[::-1].copy()
+    matrix = p.give(floats(dims * height).tobytes())
+    args = matrix, 4 * dims * height, dims, p.array(rows), len(rows), p.array(bounds), p.array(places), sums
+    return lib.wm_unit_sums(*args, p.room(sums * dims, "float"), sums, p.room(sums, "float"), 1)
+
+
+def _wm_gather_rows(p: Place, size: int) -> Any:
+    width, height = size % 41 + 1, size // 41 + 1
+    rows = np.array([height - 1, -1, 0, height], np.int64)
+    matrix = noise(width * height)
+    return lib.wm_gather_rows(p.give(matrix), len(matrix), width, p.array(rows), 4, p.room(4 * width), 4 * width, 1)
+
+
+def _codes(p: Place, size: int) -> tuple[Any, int, int]:
+    """Codes of so many rows with projection and norms, placed; elements of a row, and of the table of sums."""
+    pieces, centroids, width = size % 3 + 1, 7, size % 5 + 1
+    dims = pieces * width
+    codes = np.frombuffer(noise(size * pieces), np.uint8) % centroids
+    parts = codes, floats(dims * centroids), floats(dims * dims), floats(size)
+    pointers, sizes = [p.array(part) for part in parts], [part.size for part in parts]
+    return ffi.new("wm_pq *", (*pointers, *sizes, size, pieces, centroids, width)), dims, pieces * centroids
+
+
+def _wm_pq_decode(p: Place, size: int) -> Any:
+    pq, dims, _ = _codes(p, size)
+    room = lib.WM_PQ_TOGETHER * dims
+    rows = np.arange(size, dtype=np.uint64)[::-2].copy()
+    scratch = p.room(room, "float")
+    found = [lib.wm_pq_decode(pq, ffi.NULL, 0, size, p.room(size * dims, "float"), size * dims, scratch, room, 1)]
+    n = len(rows) * dims
+    found.append(lib.wm_pq_decode(pq, p.array(rows), 0, len(rows), p.room(n, "float"), n, scratch, room, 1))
+    return found
+
+
+def _wm_pq_sums(p: Place, size: int) -> Any:
+    pq, _, table = _codes(p, size)
+    return lib.wm_pq_sums(
+        pq, p.array(floats(table)), table, size // 2, size - size // 2, p.room(size - size // 2, "float"), 1
+    )
+
+
+# --------------------------------------------------------------------------------------------- indexes
+
+
+def _columns(p: Place, count: int, n_dims: int, names: int) -> Any:
+    """Columns with room for so much, each placed by itself."""
+    rooms = (names, "uint8_t"), (count + 1, "uint32_t"), (count, "uint8_t"), (n_dims, "uint64_t")
+    rooms += (count + 1, "uint32_t"), (count, "uint64_t"), (count, "uint64_t")
+    return ffi.new("wm_columns *", (count, n_dims, names, *(p.room(*room) for room in rooms)))
+
+
+@cache
+def tensors(size: int) -> dict[str, Tensor]:
+    """A few small tensors, whose names take so many bytes."""
+    names = [text for text in dict.fromkeys((f"{i:x}" * 70)[:n] for i, n in enumerate(lengths(size).tolist())) if text]
+    return {name: Tensor("float32", (1, 2), bytes(8)) for name in names}
+
+
+def _wm_columns_place(p: Place, size: int) -> Any:
+    columns = ffi.new("wm_columns *", (size, size, size))
+    words = (8 * 3 * size + 8 * (size + 1) + 2 * size + 7) // 8
+    placed = lib.wm_columns_place(columns, p.room(words, "uint64_t"), words)
+    columns.names[0:size] = columns.dtype[0:size] = b"\1" * size  # the last of them ends where the memory does
+    return placed, lib.wm_columns_place(columns, p.room(words, "uint64_t"), words - 1)
+
+
+DTYPES = b"".join(name.ljust(16, b"\0") for name in (b"F32", b"F16", b"U8"))
+
+
+def _wm_safetensors_scan(p: Place, size: int) -> Any:
+    found = []
+    header = safetensors.header_of(tensors(size), {"k": "v" * (size % 7)})[1]
+    for text in (header, header[:-1], header[: size + 1]):
+        columns = _columns(p, len(text) // 48 + 1, len(text) // 2, len(text))
+        out, fault = p.struct("wm_safetensors"), p.struct("wm_fault")
+        args = p.give(text), len(text), p.give(DTYPES), len(DTYPES) // 16
+        found.append((lib.wm_safetensors_scan(*args, columns, out, fault), fields(out), fields(fault)))
+    return found
+
+
+def _wm_bintensors_scan(p: Place, size: int) -> Any:
+    found = []
+    for layout in ("spec", "current"):
+        data = bintensors.build(tensors(size), {"k": "v" * (size % 9)}, layout=layout)
+        header = data[8 : 8 + struct.unpack_from("<Q", data)[0]]
+        for text in (header, header[:-1], header[: size + 1]):
+            columns = _columns(p, len(text) // 5 + 1, len(text), len(text))
+            out, fault = p.struct("wm_bintensors"), p.struct("wm_fault")
+            done = lib.wm_bintensors_scan(p.give(text), len(text), 3, columns, out, fault)
+            found.append((done, fields(out), fields(fault)))
+    return found
+
+
+def _wm_cnn_layers(p: Place, size: int) -> Any:
+    n = size % 150
+    records = b"".join(cnn_v2.record(3, 2, 1, 18 * i) for i in range(n))
+    out, fault = p.struct("wm_cnn"), p.struct("wm_fault")
+    columns = _columns(p, n, 4 * n, 32 * n)
+    return lib.wm_cnn_layers(p.give(records), len(records), n, columns, out, fault), fields(out), fields(fault)
+
+
+def _wm_amb_walk(p: Place, size: int) -> Any:
+    found = []
+    data = amb.build([amb.Record(name, (1, 2), 0, bytes(8)) for name in tensors(size)])
+    start = 28 + sum(struct.unpack_from("<3I", data, 8))
+    for end in (len(data), len(data) - 1, min(start + size, len(data))):
+        for cap in (0, len(tensors(size))):
+            columns = _columns(p, cap, 2 * cap, size if cap else 0)
+            values = (-1, 0, p.give(data[:end]), end, start, end, 0, 1000, 2**20, 0, 0)
+            out, fault = p.struct("wm_amb"), p.struct("wm_fault")
+            done = lib.wm_amb_walk(ffi.new("wm_amb_section *", values), columns, out, fault)
+            found.append((done, fields(out), fields(fault)))
+    return found
+
+
+def _wm_fifu_skip(p: Place, size: int) -> Any:
+    blob, bounds = strings(size, 4)
+    return [
+        (lib.wm_fifu_skip(p.give(data), len(data), len(bounds), tail, p.room(1, "uint64_t")))
+        for data in (blob, blob[:-1], noise(size))
+        for tail in (0, 8)
+    ]
+
+
+def _wm_fifu_ngrams(p: Place, size: int) -> Any:
+    found = []
+    entries = [f"{i:x}".encode().ljust(n, b"x") for i, n in enumerate(lengths(size).tolist())]
+    blob = b"".join(struct.pack("<I", len(text)) + text + struct.pack("<Q", i) for i, text in enumerate(entries))
+    n = len(entries)
+    for data in (blob, blob[:-1]):
+        bounds, indices = p.room(n + 1, "uint32_t"), p.room(n, "uint64_t")
+        found.append(lib.wm_fifu_ngrams(p.give(data), len(data), n, bounds, indices))
+    return found
+
+
+def _table(p: Place, size: int) -> tuple[Any, int, int, list[bytes]]:
+    """Columns of tensors with names of so many bytes in all: they, how many, the bytes of the data, the names."""
+    names = [name.encode() for name in tensors(size)]
+    n = len(names)
+    bounds = np.cumsum([0, *map(len, names)]).astype(np.uint32)
+    ends = np.arange(8, 8 * n + 1, 8, np.uint64)
+    dims = np.tile(np.array([1, 2], np.uint64), n)
+    dim_bounds = np.arange(0, 2 * n + 1, 2, np.uint32)
+    given = p.give(b"".join(names)), p.array(bounds), p.give(bytes(n)), p.array(dims), p.array(dim_bounds)
+    columns = (n, 2 * n, int(bounds[-1]), *given, p.array(ends - np.uint64(8)), p.array(ends))
+    return ffi.new("wm_columns *", columns), n, 8 * n, names
+
+
+BITS = bytes((32, 16, 8))
+
+
+def _wm_columns_check(p: Place, size: int) -> Any:
+    columns, n, data_size, _ = _table(p, size)
+    numbers = n, columns.dims_cap, columns.names_cap
+    fault = p.struct("wm_fault")
+    done = lib.wm_columns_check(columns, *numbers, p.give(BITS), len(BITS), 0, 8, data_size, 0, 0, 1, fault)
+    return done, done == 0 or fields(fault)
+
+
+def _wm_columns_find(p: Place, size: int) -> Any:
+    columns, n, _, names = _table(p, size)
+    wanted = (noise(size), b"", *names[-1:])
+    return [lib.wm_columns_find(columns, n, columns.names_cap, p.give(name), len(name)) for name in wanted]
+
+
+def _records(size: int) -> tuple[bytes, int, int, list[bytes]]:
+    names = [name.encode() for name in tensors(size)]
+    rows = [
+        struct.pack("<IBBH4IQ", embd.fnv1a32(name), 0, 2, len(name), 1, 2, 0, 0, 8 * i) for i, name in enumerate(names)
+    ]
+    return b"".join(rows + names), len(names), 8 * len(names), names
+
+
+def _wm_records_check(p: Place, size: int) -> Any:
+    found = []
+    index, n, data_size, _ = _records(size)
+    for data in (index, index[:-1]):
+        fault = p.struct("wm_fault")
+        args = p.give(data), len(data), n, p.give(BITS), len(BITS), data_size, 8, 0, 0, fault
+        found.append(lib.wm_records_check(*args))
+    return found
+
+
+def _wm_records_find(p: Place, size: int) -> Any:
+    index, n, _, names = _records(size)
+    wanted = (noise(size), b"", *names[-1:])
+    return [lib.wm_records_find(p.give(index), len(index), n, p.give(name), len(name)) for name in wanted]
+
+
+def _wm_pairs_check(p: Place, size: int) -> Any:
+    found = []
+    keys = [f"{i:x}".encode().ljust(n, b"x") for i, n in enumerate(lengths(size).tolist())]
+    pairs = b"".join(struct.pack("<HH", len(key), 1) + key + b"v" for key in keys)
+    for data in (pairs, pairs[:-1]):
+        fault = p.struct("wm_fault")
+        found.append(lib.wm_pairs_check(p.give(data), len(data), len(keys), fault))
+    return found
+
+
+CALLS: dict[str, Callable[[Place, int], Any]] = {
+    name[1:]: value for name, value in list(globals().items()) if name.startswith("_wm_")
+}

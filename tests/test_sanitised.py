@@ -1,0 +1,87 @@
+"""The C module under the address and undefined-behaviour sanitisers, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests import sanitised
+from tests.attacks import cases
+from tests.attacks.__main__ import write_all
+
+ROOT = Path(__file__).parent.parent
+
+
+def library() -> str | None:
+    """Where gcc has its sanitiser's library, or None."""
+    compiler = shutil.which("gcc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    answer = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    return answer.stdout.strip() if Path(answer.stdout.strip()).is_absolute() else None
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Build the package with a sanitised module, and return the environment in which Python finds it."""
+    asan = library()
+    if asan is None:
+        pytest.skip("needs gcc with the address sanitiser")
+    folder = tmp_path_factory.mktemp("sanitised")
+    build = [sys.executable, "setup.py", "-q", "build", f"--build-base={folder}", f"--build-lib={folder / 'lib'}"]
+    env = {**os.environ, "WEIGHTMAP_SANITIZE": "address,undefined", "CC": "gcc"}
+    done = subprocess.run([*build, "--parallel=2"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return sanitised.environment(asan, str(folder / "lib"))
+
+
+def python(environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitised module."""
+    command = [sys.executable, *args]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900)
+
+
+def test_the_sanitisers_are_at_work(environment):
+    """A read one byte past a buffer is reported, and it is the sanitised module that did it."""
+    code = "from weightmap._kernels import ffi, lib; p = ffi.new('uint32_t[8]')\n"
+    code += "lib.wm_fnv1a32(ffi.cast('uint8_t *', p), 33)"
+    done = python(environment, "-c", code)
+    assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
+    assert "wm_fnv1a32" in done.stderr
+
+
+ATTACKED = """
+import csv, pathlib, sys
+import weightmap as wm
+folder = pathlib.Path(sys.argv[1])
+with open(folder / "attacks.csv", newline="", encoding="utf-8") as table:
+    for row in csv.DictReader(table):
+        try:
+            with wm.open(folder / row["file"], format=row["format"] or None) as f:
+                f.verify()
+            found = ""
+        except wm.TensorFileError as error:
+            found = type(error).__name__
+        if found != row["error"]:
+            print(row["case"], found)
+print("done")
+"""
+
+
+def test_attacks_on_the_sanitised_module(environment, tmp_path):
+    """Every attack has its outcome, and no sanitiser reports anything."""
+    assert write_all(tmp_path, [case for case in cases() if case.size is None]) > 1000
+    done = python(environment, "-c", ATTACKED, str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_no_access_out_of_bounds_and_no_undefined_behaviour(environment):
+    """The tests of kernels pass with the sanitised module, and no sanitiser reports anything."""
+    done = python(environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *sanitised.SELECTION)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    assert "passed" in done.stdout
+    assert "runtime error" not in done.stderr
