@@ -18,9 +18,9 @@ FLAGS = ["-O3", "-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-Wall",
 # WEIGHTMAP_SANITIZE=address,undefined builds the module for a run under the sanitisers.
 SANITIZE = os.environ.get("WEIGHTMAP_SANITIZE", "")
 # Intel's CPUs from Skylake to Cascade Lake do not keep, once decoded, instructions of a line of 32 bytes in which a
-# branch crosses into the next line or ends with its own (their fix of the "Jump Conditional Code" erratum, SKX102). So a
-# short loop takes up to twice as long where chance lays it out like that. GNU's assembler and clang have an option each
-# that moves branches away from there; the code becomes a little longer and is no slower elsewhere.
+# branch crosses into the next line or ends with its own (their fix of the "Jump Conditional Code" erratum, SKX102). So
+# a short loop takes up to twice as long where chance lays it out like that. GNU's assembler and clang have an option
+# each that moves branches away from there; the code becomes a little longer.
 BRANCHES = ("-Wa,-mbranches-within-32B-boundaries", "-mbranches-within-32B-boundaries")
 
 
