@@ -69,6 +69,19 @@ def test_tensors_share_memory_and_writing_leaves_the_file_alone(model):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(("mode", "stable"), [("mmap", False), ("copy", True), ("sealed", True)])
+def test_the_environment_asks_for_copies(model, monkeypatch, mode, stable):
+    """Where WEIGHTMAP_MODE asks for a mode in which no file can fault, tensors have it, and can be written to."""
+    monkeypatch.setenv("WEIGHTMAP_MODE", mode)
+    path, tensors = model
+    with compat.safe_open(path, "pt") as file:
+        tensor = file.get_tensor("float32")
+        if stable:
+            path.write_bytes(bytes(path.stat().st_size))
+        assert torch.equal(tensor, tensors["float32"])
+        tensor += 1
+
+
 @pytest.mark.parametrize("index", [np.s_[1], np.s_[1:, ::2], np.s_[-2:], np.s_[::-1, ::-2], np.s_[1, 2]], ids=repr)
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn"])
 def test_slices_follow_numpy(model, name, index):
