@@ -21,12 +21,16 @@ class Entry(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All entries by group and contender, in the order of the run; what it ran on, when, and on which commit."""
+    """All entries by group and contender, in the order of the run; what it ran on, when, and on which commit.
+
+    `again` are the groups that were measured once more by a later run, each with the commit of that run.
+    """
 
     groups: dict[str, dict[str, Entry]]
     machine: dict[str, Any]
     date: str
     commit: str
+    again: dict[str, str] = {}  # noqa: RUF012 - of a tuple, and never changed
 
     def limit(self, group: str, threads: int) -> Entry | None:
         """Return what is fastest of the limits of a group for so many threads."""
@@ -39,8 +43,17 @@ class Run(NamedTuple):
         return min(there, key=lambda entry: entry.median, default=None)
 
 
-def load(path: Path) -> Run:
-    """Read the file that ``make bench`` has written."""
+def load(path: Path, *later: Path) -> Run:
+    """Read the file that ``make bench`` has written; groups of `later` runs of parts take the place of its own."""
+    run = _load(path)
+    for other in map(_load, later):
+        run = run._replace(
+            groups=run.groups | other.groups, again=run.again | dict.fromkeys(other.groups, other.commit)
+        )
+    return run
+
+
+def _load(path: Path) -> Run:
     document = json.loads(path.read_text(encoding="utf-8"))
     groups: dict[str, dict[str, Entry]] = {}
     for one in document["benchmarks"]:

@@ -3,7 +3,7 @@
 ::
 
     make report
-    python benchmarks/report.py [benchmark.json] [--into docs/benchmarks.md] [--no-plots]
+    python benchmarks/report.py [benchmark.json [later.json ...]] [--into docs/benchmarks.md] [--no-plots]
 
 Everything on the page comes from the recorded run, from `reach.toml` and from here: it is written anew each time.
 """
@@ -88,6 +88,9 @@ def about(run: Run) -> Iterator[str]:
     yield ""
     yield f"The command was `{machine.get('command')}`, which `make bench` runs; `make report` made this page."
     yield ""
+    for group, commit in run.again.items():
+        yield f"Measured once more afterwards, by a run of its own at commit {commit}: {group}."
+        yield ""
 
 
 def reached(outcomes: list[Outcome]) -> Iterator[str]:
@@ -235,11 +238,11 @@ def page(run: Run, outcomes: list[Outcome], plots: Mapping[str, str]) -> Iterato
 def main(arguments: list[str] | None = None) -> int:
     """Write the page; say what it lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recorded", nargs="?", type=Path, default=ROOT / "benchmark.json", metavar="JSON")
+    parser.add_argument("recorded", nargs="*", type=Path, default=[ROOT / "benchmark.json"], metavar="JSON")
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "benchmarks.md", metavar="FILE")
     parser.add_argument("--no-plots", action="store_true", help="without the pictures, which need matplotlib")
     options = parser.parse_args(arguments)
-    run = recorded.load(options.recorded)
+    run = recorded.load(*options.recorded)
     outcomes = [reach.evaluate(figure, run) for figure in reach.load()]
     into: Path = options.into
     plots: dict[str, str] = {}

@@ -60,8 +60,8 @@ int wm_advise(uint8_t *map, uint64_t map_size, int advice) {
 /* madvise for the pages that hold size bytes from `offset` on; the kernel wants the address of a page. */
 static int advise_pages(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int advice) {
     if (!map || offset > map_size || size > map_size - offset) return EINVAL;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = offset - offset % page;
-    return madvise((void *)(uintptr_t)(map + start), (size_t)(offset - start + size), advice) == 0 ? 0 : errno;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)map + (uintptr_t)offset, start = begin - begin % page;
+    return madvise((void *)start, (size_t)(begin - start + size), advice) == 0 ? 0 : errno;
 }
 
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) {

@@ -18,6 +18,7 @@ from tests.builders import safetensors as st
 from tests.support import DATA, listing, mappings, run_child, same
 
 import weightmap as wm
+from weightmap import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -601,6 +602,27 @@ def test_files_are_written_in_large_aligned_pieces(
     assert all(count % (2 * MIB) == 0 for _, count in written[:-1])
     with wm.open(path, verify="full") as f:
         assert all(np.array_equal(f[name], array) for name, array in tensors.items())
+
+
+def test_what_is_written_in_place_is_brought_in_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux writes memory that was never touched in small pieces: so each long piece is populated before it is written."""
+    events: list[tuple[str, int]] = []
+    populate, pwrite = kernels.populate, os.pwrite
+
+    def populating(memory: memoryview, offset: int, size: int) -> int:
+        events.append(("populate", size))
+        return populate(memory, offset, size)
+
+    def writing(fd: int, data: memoryview, offset: int) -> int:
+        events.append(("write", len(data)))
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(kernels, "populate", populating)
+    monkeypatch.setattr(os, "pwrite", writing)
+    wm.save(tmp_path / "w.safetensors", {"w": np.zeros(37 * MIB + 5, np.uint8)}, durable=False)
+    populated = [size for what, size in events if what == "populate"]
+    assert sum(populated) == 34 * MIB  # all but the first piece, with the header, and the last
+    assert all(events[i + 1] == ("write", size) for i, (what, size) in enumerate(events) if what == "populate")
 
 
 def test_a_tensor_that_changes_while_it_is_saved_still_fits_its_checksum(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 from functools import partial
 from typing import Any
 
-from weightmap.kernels._native import NULL, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, as_input, ffi, from_buffer, lib
 
 
 def map_file(fd: int, size: int, *, cow: bool, sealed: bool = False) -> Any:
@@ -34,11 +34,11 @@ def advise(memory: Any, advice: int) -> None:
 
 
 def populate(memory: Any, offset: int, size: int, *, scattered: bool = False) -> int:
-    """Bring in and map these pages of a mapping, `scattered` if it is advised so; return when they are there.
+    """Bring in and map these pages of memory, `scattered` if it is advised so; return when they are there.
 
     The result is 0, or an errno.
     """
-    buffer = from_buffer("uint8_t[]", memory)
+    buffer = as_input(memory)
     error: int = lib.wm_populate(buffer, len(buffer), offset, size, scattered)
     return error
 
