@@ -605,7 +605,7 @@ def test_files_are_written_in_large_aligned_pieces(
 
 
 def test_what_is_written_in_place_is_brought_in_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux writes memory that was never touched in small pieces: so each long piece is populated before it is written."""
+    """Linux writes memory that was never touched in small pieces: each long one is populated before it is written."""
     events: list[tuple[str, int]] = []
     populate, pwrite = kernels.populate, os.pwrite
 
