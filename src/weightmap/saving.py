@@ -85,7 +85,7 @@ class Sink:
                 self._filled += count
             else:
                 count = min(len(view) // STAGE * STAGE, _DIRECT)
-                # Out of memory that is not there yet Linux copies ever smaller pieces, and the file would have small pages.
+                # Of memory that is not there yet Linux copies ever smaller pieces: the file would have small pages.
                 kernels.populate(view[:count], 0, count)
                 _write_all(self._fd, view[:count], self.offset)
                 self._advance(count)
