@@ -17,7 +17,7 @@ from tests.fuzz.mutate import anatomies, mutant, sealed
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Of each format. Continuous integration tries 15,000, and `make fuzz` millions.
+# Of each format. Continuous integration tries 10,000, and `make fuzz` millions.
 COUNT = int(os.environ.get("WEIGHTMAP_FUZZ", "5000"))
 # How many different errors (class and field) a campaign has to come to, at least: a mutator that only ever breaks the
 # first bytes would find nothing.
