@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.attacks.embd import colliding_keys
 from tests.builders import embd, noise, normal
 from tests.support import survives
 
@@ -39,17 +40,6 @@ def test_a_wrong_name_hash_names_its_field() -> None:
         wm.open(memoryview(draft().descriptor(2, name_hash=5).seal()))
     assert caught.value.field == "name_hash"
     assert [int(str(value), 0) for value in (caught.value.expected, caught.value.actual)] == [embd.fnv1a32(b"c"), 5]
-
-
-def colliding_keys(count: int) -> list[str]:
-    """Keys whose FNV-1a hashes lead to one and the same slot of a table of up to 256 slots."""
-    keys, number = [], 0
-    while len(keys) < count:
-        key = f"key{number}"
-        number += 1
-        if embd.fnv1a32(key.encode()) * 0x9E3779B97F4A7C15 % 2**64 >> 56 == 0:
-            keys.append(key)
-    return keys
 
 
 def test_metadata_whose_hashes_collide() -> None:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scan_support import Arena
 from tests.support import DATA
-from tests.word_support import WORDS, listed, ngrams, unit_sum, vocabulary
+from tests.word_files import ngrams
+from tests.word_support import WORDS, listed, unit_sum, vocabulary
 
 import weightmap as wm
 from weightmap import embeddings as module

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scan_support import Arena
-from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, ngrams, table, vocabulary
+from tests.word_files import ngrams
+from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, table, vocabulary
 
 import weightmap as wm
 from weightmap import kernels

@@ -45,17 +45,6 @@ def vocabulary(words: list[str], subwords: Subwords | None = None) -> Vocabulary
     return Vocabulary(lambda: table(words), len(words), subwords=subwords)
 
 
-def ngrams(word: str, min_n: int, max_n: int) -> list[str]:
-    """Return the n-grams of a word within its brackets: from each character on, the longest first."""
-    text = f"<{word}>"
-    return [
-        text[start : start + n]
-        for start in range(len(text))
-        for n in range(max_n, min_n - 1, -1)
-        if start + n <= len(text)
-    ]
-
-
 def bucket_hash(ngram: str) -> int:
     """FNV-1a of 64 bits, over the number of characters and each character."""
     value = 0xCBF29CE484222325

@@ -16,6 +16,25 @@ if TYPE_CHECKING:
 
 HEAD = ("case", "row", "format", "file", "error", "field", "offset", "found by", "warning", "row says")
 
+# Run by another Python, with such a folder as its argument: prints the cases that come out otherwise than they should.
+OUTCOMES = """
+import csv, pathlib, sys
+import weightmap as wm
+folder = pathlib.Path(sys.argv[1])
+wrong = []
+with open(folder / "attacks.csv", newline="", encoding="utf-8") as table:
+    for row in csv.DictReader(table):
+        try:
+            with wm.open(folder / row["file"], format=row["format"] or None) as f:
+                f.verify()
+            found = ""
+        except wm.TensorFileError as error:
+            found = type(error).__name__
+        if found != row["error"]:
+            wrong.append((row["case"], found))
+print(wrong)
+"""
+
 
 def write_all(folder: Path, chosen: Iterable[Case]) -> int:
     """Write these attacks and their table, ``attacks.csv``; return how many there are."""

@@ -83,14 +83,18 @@ static int fault_of(const char *name) {
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
+/* What a call that is to fail does instead. */
+#define FAIL(fault)     \
+    if (fault > 0) {    \
+        errno = fault;  \
+        return -1;      \
+    }
+
 /* A function that does nothing when it fails. */
 #define PLAIN(name, known_as, parameters, arguments) \
     int name parameters {                            \
         int fault = fault_of(known_as);              \
-        if (fault > 0) {                             \
-            errno = fault;                           \
-            return -1;                               \
-        }                                            \
+        FAIL(fault) \
         return REAL(name) arguments;                 \
     }
 
@@ -98,10 +102,7 @@ static int fault_of(const char *name) {
 #define SIZED(name, known_as, parameters, arguments) \
     ssize_t name parameters {                        \
         int fault = fault_of(known_as);              \
-        if (fault > 0) {                             \
-            errno = fault;                           \
-            return -1;                               \
-        }                                            \
+        FAIL(fault) \
         if (fault == SHORT) size = (size + 1) / 2;   \
         return REAL(name) arguments;                 \
     }
@@ -110,10 +111,7 @@ static int fault_of(const char *name) {
 #define VECTOR(name, known_as, type)                              \
     ssize_t name(int fd, const struct iovec *list, int count, type at) { \
         int fault = fault_of(known_as);                           \
-        if (fault > 0) {                                          \
-            errno = fault;                                        \
-            return -1;                                            \
-        }                                                         \
+        FAIL(fault) \
         if (fault == SHORT && count > 0) {                        \
             struct iovec half = {list[0].iov_base, (list[0].iov_len + 1) / 2}; \
             return REAL(name)(fd, &half, 1, at);                  \
@@ -129,10 +127,7 @@ static int fault_of(const char *name) {
         mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
         va_end(rest);                                       \
         int fault = fault_of("open");                       \
-        if (fault > 0) {                                    \
-            errno = fault;                                  \
-            return -1;                                      \
-        }                                                   \
+        FAIL(fault) \
         return REAL(name) arguments;                        \
     }
 
@@ -156,10 +151,7 @@ SIZED(readlink, "readlink", (const char *path, char *target, size_t size), (path
 #define VECTOR2(name, known_as, type)                                               \
     ssize_t name(int fd, const struct iovec *list, int count, type at, int flags) { \
         int fault = fault_of(known_as);                                             \
-        if (fault > 0) {                                                            \
-            errno = fault;                                                          \
-            return -1;                                                              \
-        }                                                                           \
+        FAIL(fault) \
         if (fault == SHORT && count > 0) {                                          \
             struct iovec half = {list[0].iov_base, (list[0].iov_len + 1) / 2};      \
             return REAL(name)(fd, &half, 1, at, flags);                             \
