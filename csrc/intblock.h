@@ -123,4 +123,15 @@ static inline int wm_overlap(const void *a, uint64_t a_size, const void *b, uint
 /* Moves n float32 to the sink. */
 void wm_sink_put(wm_sink *sink, const float *values, uint64_t n);
 
+/* Calls decode(runs, bits, half, out) with constants for bits and half, so that the compiler writes a loop for each kind. */
+#define DECODE_EACH_KIND(decode, runs, out)         \
+    switch ((runs)->bits + ((runs)->half ? 100 : 0)) { \
+    case 4: decode(runs, 4, 0, out); break;         \
+    case 5: decode(runs, 5, 0, out); break;         \
+    case 8: decode(runs, 8, 0, out); break;         \
+    case 104: decode(runs, 4, 1, out); break;       \
+    case 105: decode(runs, 5, 1, out); break;       \
+    default: decode(runs, 8, 1, out);               \
+    }
+
 #endif

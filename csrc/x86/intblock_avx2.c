@@ -130,14 +130,7 @@ TARGET WM_INLINE void decode_runs(const wm_runs *runs, int bits, int half, uint8
 }
 
 TARGET void intblock_x86_avx2(const wm_runs *runs, void *out) {
-    switch (runs->bits + (runs->half ? 100 : 0)) {
-    case 4: decode_runs(runs, 4, 0, out); break;
-    case 5: decode_runs(runs, 5, 0, out); break;
-    case 8: decode_runs(runs, 8, 0, out); break;
-    case 104: decode_runs(runs, 4, 1, out); break;
-    case 105: decode_runs(runs, 5, 1, out); break;
-    default: decode_runs(runs, 8, 1, out);
-    }
+    DECODE_EACH_KIND(decode_runs, runs, out)
 }
 
 /* ------------------------------------------------------------------------------------------ different kinds
