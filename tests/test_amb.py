@@ -459,7 +459,7 @@ def test_everything_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (object(), "object"),
+        (..., "ellipsis"),
         ({"k": np.float32(1)}, "float32"),
         ("\ud800", "Unicode"),
         (float("inf"), "inf"),
