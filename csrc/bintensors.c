@@ -229,9 +229,9 @@ static void read_header(reader *r, const wm_columns *c, int layout, wm_bintensor
 }
 
 /* How far a reading went, or how hardly by chance: first what has no fault and ends where the header does; then what ends there
- * with a fault in the map of names alone, which all of the tensors precede; then what has no fault and leaves bytes over, or more
- * tensors than there is room for; then what ends there, whatever values were wrong; then tensors that all read well, up to
- * the map. */
+ * with a fault in the map of names alone, which all of the tensors precede; then what has no fault and leaves bytes over, or
+ * has more tensors than there is room for; then what ends there, whatever values were wrong; then tensors that all read well,
+ * up to the map. */
 static uint64_t progress(const reader *r, const wm_bintensors *out) {
     const int faultless = r->fault.code == WM_FAULT_NONE;
     if (out->complete && faultless) return UINT64_MAX;
