@@ -465,7 +465,10 @@ def test_everything_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("tokenizer", "words"),
-    [({"type": 0, "special_ids": [1]}, "special_ids: list"), ({"type": 2, "payload": b"x" * 101}, "payload: 101 bytes")],
+    [
+        ({"type": 0, "special_ids": [1]}, "special_ids: list"),
+        ({"type": 2, "payload": b"x" * 101}, "payload: 101 bytes"),
+    ],
     ids=["a list of ids", "a payload too long"],
 )
 def test_a_tokenizer_that_cannot_be_written(

@@ -240,7 +240,7 @@ def test_index_maps_that_only_0_0_5_accepts(index: list[tuple[str, int]], found:
 
 
 def test_index_maps_that_no_reader_can_follow() -> None:
-    """With strict=False too an index past the tensors is refused, and so are two names for one of tensors with a hole."""
+    """With strict=False too an index past the tensors is refused, and so are tensors with two names and a hole."""
     options: dict[str, Any] = {"format": "bintensors", "strict": False}
     with pytest.raises(wm.LayoutError, match="index of a tensor") as caught:
         wm.open(memoryview(make("spec", index=[("a", 0), ("b", 2)])), **options)

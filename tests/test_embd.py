@@ -336,6 +336,7 @@ def test_the_vocabulary_is_a_sequence_of_str() -> None:
     with vocabulary(tokens) as f:
         v = f.vocab
         assert isinstance(v, Sequence)
+        assert repr(v) == f"<Vocabulary of {len(tokens)} tokens>"
         assert len(v) == len(tokens)
         assert [v[i] for i in range(len(v))] == list(tokens)
         assert [v[i] for i in range(-len(v), 0)] == list(tokens)
@@ -558,7 +559,7 @@ W = np.zeros(2, np.float32)
 def test_what_has_no_place_is_refused(
     tmp_path: Path, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit into fields of 32 bits (whose largest value is 300 here) is an EncodeError; nothing is written."""
+    """What does not fit into fields of 32 bits (here at most 300) is an EncodeError, and nothing is written."""
     monkeypatch.setattr(writing, "U32_MAX", 300)
     wm.save(tmp_path / "fits.weights", {"w": W}, metadata={"k": "v"}, vocab=["[PAD]"], special_ids={"pad": 0})
     with pytest.raises(wm.EncodeError, match=words):
