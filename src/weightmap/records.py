@@ -116,9 +116,10 @@ class RecordTable(Table):
         # A copy: what is checked is what is used.
         copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
         ndims = copied["ndim"]
-        if ndims.min() < self.rules.min_ndim or ndims.max() > self.rules.max_ndim:
-            for i in range(first, last):
-                self.place(i)  # raises, saying which
+        bad = np.flatnonzero((ndims < self.rules.min_ndim) | (ndims > self.rules.max_ndim))
+        if len(bad):
+            i = int(bad[0])
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], first + i, 0, int(ndims[i]), 0))
         return copied["dtype"], ndims, copied["dims"], copied["offset"]
 
     def position(self, row: int) -> int | None:

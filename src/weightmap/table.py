@@ -159,8 +159,7 @@ class Table:
 
     def position(self, row: int) -> int | None:
         """Return where the entry of a row lies in the file, for messages; None where that is not known."""
-        del row
-        return None
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return self.count
