@@ -298,7 +298,7 @@ def test_a_count_of_pairs_is_bounded_by_their_bytes():
 
 @pytest.mark.parametrize("count", [1, 254, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2048])
 def test_as_many_strings_as_a_group(count):
-    """Of as many strings as are taken together, one less and one more, each is looked at, and no bound past the last."""
+    """Of as many strings as are taken together, one less or more, each is looked at, and no bound past the last."""
     names = [b"%04x" % i for i in range(count)]
     blob, bounds = b"".join(names), np.arange(0, 4 * count + 1, 4, dtype=np.uint32)
     place = Place(PAGES)
