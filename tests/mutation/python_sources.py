@@ -36,6 +36,8 @@ class Switch:
     def __init__(self) -> None:
         self.sites = Sites()
         self.reached = bytearray()
+        # The code of modules, for one that is imported again: its sites are to be the same.
+        self.codes: dict[str, CodeType] = {}
         # Sites that compare something other than whole numbers, of which "one more" means nothing.
         self.other: set[int] = set()
         self._kinds: list[str] = []
@@ -147,10 +149,15 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._file = file
 
     def get_code(self, fullname: str) -> CodeType:
+        known = self._switch.codes.get(fullname)
+        if known is not None:
+            return known
         text = self.get_source(fullname) or ""
         changer = _Changer(self._switch, self._file, text)
         tree = ast.fix_missing_locations(changer.visit(ast.parse(text)))
-        return compile(tree, self.get_filename(fullname), "exec", dont_inherit=True)
+        code = compile(tree, self.get_filename(fullname), "exec", dont_inherit=True)
+        self._switch.codes[fullname] = code
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module)["__mutants__"] = self._switch
