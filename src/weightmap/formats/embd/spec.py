@@ -61,9 +61,9 @@ def parse_spec(
     size = data - start
 
     def index(*, private: bool = False) -> bytes | NDArray[np.uint8]:
-        if size <= READ_INDEX or (private and not source.in_memory):
+        if size <= READ_INDEX or ((private or source.private) and not source.in_memory):
             return take(source, head, start, size)
-        return source.section(start, data)
+        return source.octets[start:data]
 
     table = RecordTable(index, count, start, record_rules(flags, data, fields[11], options))
     if options.verify == "full":
