@@ -19,16 +19,16 @@ U32 = 2**32 - 1
 BOUNDLESS = wm.Limits(max_header_bytes=2**62, max_tensors=2**62)
 
 
-def error_of(data: bytes, **options: Any) -> wm.FormatError | None:
+def error_of(data: bytes, **options: Any) -> wm.TensorFileError | None:
     """What opening a file raises; None when it opens."""
     try:
         wm.open(memoryview(data), **options).close()
-    except wm.FormatError as error:
+    except wm.TensorFileError as error:
         return error
     return None
 
 
-def refused(data: bytes, **options: Any) -> wm.FormatError:
+def refused(data: bytes, **options: Any) -> wm.TensorFileError:
     """What opening a file raises."""
     error = error_of(data, **options)
     assert error is not None
