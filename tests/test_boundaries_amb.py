@@ -7,8 +7,8 @@ import struct
 
 import numpy as np
 import pytest
+from tests.bounds_support import around, error_of, refused, warnings_of
 from tests.builders import amb, noise, normal
-from tests.test_boundaries import around, error_of, refused, warnings_of
 
 import weightmap as wm
 from weightmap.dtypes import SCHEMES

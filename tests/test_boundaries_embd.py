@@ -1,4 +1,4 @@
-"""Bounds of files, exactly: what is read at the bound, and what is said one beyond it, field by field."""
+"""Bounds of files, exactly: what is read at the bound, and what is said one beyond it, in all formats and in EMBD."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.bounds_support import BOUNDLESS, around, error_of, refused, warnings_of
 from tests.builders import Example, bintensors, cnn_v2, embd, examples, finalfusion, noise, normal, safetensors
 
 import weightmap as wm
@@ -16,34 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 U32 = 2**32 - 1
-BOUNDLESS = wm.Limits(max_header_bytes=2**62, max_tensors=2**62)
-
-
-def error_of(data: bytes, **options: Any) -> wm.TensorFileError | None:
-    """What opening a file raises; None when it opens."""
-    try:
-        wm.open(memoryview(data), **options).close()
-    except wm.TensorFileError as error:
-        return error
-    return None
-
-
-def refused(data: bytes, **options: Any) -> wm.TensorFileError:
-    """What opening a file raises."""
-    error = error_of(data, **options)
-    assert error is not None
-    return error
-
-
-def warnings_of(data: bytes, **options: Any) -> tuple[str, ...]:
-    """What `verify` finds odd."""
-    with wm.open(memoryview(data), **options) as f:
-        return f.verify().warnings
-
-
-def around(value: int, reach: int = 1, *, most: int = U32) -> list[int]:
-    """The numbers next to one, as far as a field holds them."""
-    return [number for number in range(value - reach, value + reach + 1) if 0 <= number <= most]
 
 
 # ----------------------------------------------------------------------------------------------------- every format
