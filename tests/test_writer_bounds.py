@@ -83,12 +83,6 @@ def test_a_dtype_is_the_only_thing_that_is_said(shape):
     assert ("dtype float64" in text, "dimensions" in text, "its name" in text) == (True, len(shape) > 4, False)
 
 
-def test_amb_has_255_dimensions():
-    """The number of dimensions is one byte: 255 are written, and 256 refused."""
-    assert planned("amb", tensor(shape=(1,) * 255)) > 0
-    assert "256 dimensions (at most 255)" in refused("amb", tensor(shape=(1,) * 256))
-
-
 def test_blocks_of_amb_have_65535_elements():
     """The block size is a u16: 65,535 is written, and 65,536 refused."""
     for size in (U16, U16 + 1):
