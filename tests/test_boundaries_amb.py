@@ -286,6 +286,13 @@ def test_files_that_end_within_the_header(size):
         assert error is None
 
 
+@pytest.mark.parametrize("size", range(4, 9))
+def test_the_version_is_looked_at_first(size):
+    """A file of six bytes tells its version, and a newer one is not called a file that is cut off."""
+    error = refused(amb.build([], version=2)[:size], format="amb")
+    assert (error.field == "version") == (size >= 6)
+
+
 @pytest.mark.parametrize("field", ["metadata_size", "config_size", "tokenizer_size", "weights_size"])
 def test_sections_end_with_the_file(field):
     """The sections together end where the file does: a byte more is cut off, a byte less is left over."""
@@ -391,11 +398,12 @@ def test_padding_of_the_last_record(size):
 def test_names_and_data_across_the_window_of_the_walk(tmp_path):
     """Records of all sizes around a page, and around what is read at once, are walked the same from a file."""
     for size in (*range(3960, 4100), 65535):
+        # Behind the last one lies padding of any length, which nothing that was read before it brought along.
         records = [
             amb.dense("n" * (size % 60000), noise("int8", (5,), size)),
             amb.dense("b", noise("int8", (size,), 1)),
         ]
-        records.append(amb.dense("c", normal((2,), size)))
+        records += [amb.dense("c", normal((2,), size)), amb.dense("d", noise("int8", (9000 + size % 8,), size))]
         data = amb.build(records)
         path = tmp_path / "model.amb"
         path.write_bytes(data)

@@ -11,7 +11,7 @@ from tests.bounds_support import BOUNDLESS, around, error_of, refused, warnings_
 from tests.builders import Example, bintensors, cnn_v2, embd, examples, finalfusion, noise, normal, safetensors
 
 import weightmap as wm
-from weightmap.formats import FORMATS
+from weightmap.formats import FORMATS, Verification
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -238,6 +238,18 @@ def test_padding_behind_the_data_of_embd(gap):
                     f.verify()
 
 
+@pytest.mark.parametrize("difference", range(-2, 3))
+def test_the_size_that_the_header_of_embd_says(difference):
+    """A file that is a byte shorter or longer than its header says is told as that, as is one without a footer."""
+    sound = draft()
+    size = len(sound.data)
+    error = error_of(sound.header(total_file_size=size + difference).seal())
+    assert type(error) is {0: type(None)}.get(difference, wm.TruncatedError if difference > 0 else wm.LayoutError)
+    assert error is None or (error.field, error.actual, error.expected) == ("total_file_size", size, size + difference)
+    error = refused(draft().footer(magic_end=b"DBMF").seal())
+    assert (type(error), error.field) == (wm.TruncatedError, "magic_end")
+
+
 @pytest.mark.parametrize("flags", range(17))
 def test_flags_of_embd(flags):
     """The three flags that there are may stand in any combination with what they say; a fourth is refused."""
@@ -322,6 +334,24 @@ def test_padding_between_tensors_of_embd(place):
     with wm.open(memoryview(sound.seal())) as f, pytest.raises(wm.LayoutError, match="between tensors") as caught:
         f.verify()
     assert caught.value.offset == sound.data_offset + (63 if at == 63 else 132)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 63, 64, 65, 100])
+def test_padding_across_the_pieces_that_are_read(monkeypatch, piece):
+    """However little is read at once, every byte of padding is looked at, in whatever piece it lies."""
+
+    def chunks(self, offset, count):
+        yield from self.source.chunks(offset, count, piece)
+
+    monkeypatch.setattr(Verification, "chunks", chunks)
+    rows = [("a", noise("uint8", (61,))), ("b", noise("uint8", (1,))), ("c", noise("uint8", (3,)))]
+    with wm.open(memoryview(embd.Draft(rows, metadata=b"").seal())) as f:
+        f.verify()
+    for at in (61, 62, 63, 65, 66, 126, 127):
+        sound = embd.Draft(rows, metadata=b"")
+        sound.data[sound.data_offset + at] = 1
+        with wm.open(memoryview(sound.seal())) as f, pytest.raises(wm.LayoutError, match="between tensors"):
+            f.verify()
 
 
 @pytest.mark.parametrize("count", range(4))

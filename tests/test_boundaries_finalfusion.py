@@ -317,6 +317,16 @@ def test_a_length_that_leads_to_what_is_no_matrix(left):
         assert list(f.vocab) == WORDS
 
 
+def test_a_vocabulary_without_the_bytes_of_its_words():
+    """A length that leads to a matrix at once is believed, and that there are no words is found when they are read."""
+    lied = ff.Chunk(ff.SIMPLE, struct.pack("<Q", N))
+    file = ff.build([lied, matrix(N)])
+    with wm.open(memoryview(file)) as f, pytest.raises(wm.LayoutError, match="word 0 of 3 runs past it"):
+        list(f.vocab)
+    with wm.open(memoryview(ff.build([ff.simple([]), matrix(0)]))) as f:
+        assert list(f.vocab) == []
+
+
 # ------------------------------------------------------------------------------------------------------------- storage
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import struct
 from typing import Any
 
@@ -163,8 +165,6 @@ def shorter(entries: dict[str, tuple[int, int]]) -> list[str]:
     """The names of bytes in the order in which a file with these offsets has them."""
     head = {name: st.entry("U8", [end - begin], begin, end) for name, (begin, end) in entries.items()}
     size = max(end for _, end in entries.values())
-    import json
-
     with wm.open(memoryview(st.raw(json.dumps(head).encode(), bytes(size)))) as f:
         return list(f)
 
@@ -222,6 +222,22 @@ def test_more_tensors_than_allowed_by_any_number(count):
     for data in (st.build(tensors), bt.build(tensors), bt.build(tensors, layout="current")):
         error = refused(data, limits=wm.Limits(max_tensors=4))
         assert (type(error), error.field) == (wm.LimitError, "max_tensors")
+
+
+@pytest.mark.parametrize("size", range(4086, 4092))
+def test_headers_as_long_as_what_is_read_first(put, size):
+    """A header that ends with the first page, or a byte before or behind it, is read whole."""
+    for head in (st.header_of({"a": noise("uint8", (3,))})[0], None):
+        if head is None:
+            text = bt.header([bt.Row("n" * (size - 300), 1, (3,), 0, 3)], {"k": "v"})
+            text = bt.header([bt.Row("n" * (size - 300), 1, (3,), 0, 3)], {"k": "v" * (size - len(text) - 1)})
+        else:
+            text = json.dumps(head | {"__metadata__": {"k": ""}}).encode()
+            text = json.dumps(head | {"__metadata__": {"k": "v" * (size - len(text))}}).encode()
+        assert len(text) == size
+        with wm.open(put(st.raw(text, b"abc"))) as f:
+            assert [np.asarray(f[name]).tobytes() for name in f] == [b"abc"]
+            assert f.metadata["k"].count("v") in range(200, size)
 
 
 # --------------------------------------------------------------------------------------------------------- BinTensors
@@ -335,6 +351,31 @@ def test_the_map_of_names(count, index):
         assert error is not None
         assert error.field == "index_map"
         assert error.actual == (count if count < 2 else index)
+
+
+@pytest.mark.parametrize(("count", "index"), [(1, 0), (1, 1), (2, 0)])
+def test_the_map_of_one_name(count, index):
+    """Where there is one tensor, a map that is wrong is what the error is about, as where there are more."""
+    data = bt.raw(bt.padded(header(layout="spec", index=[("a", index), ("b", 0)][:count])), bytes(3))
+    error = error_of(data, format="bintensors")
+    assert (error and error.field) == (None if (count, index) == (1, 0) else "index_map")
+
+
+def test_the_reading_that_went_further_counts():
+    """Of a header that fits neither layout, that one counts which could be read further, be it by a byte."""
+    alphabet = bytes([0, 1, 2, 32, 251, 255])
+    for size in range(1, 7):
+        for text in map(bytes, itertools.product(alphabet, repeat=size)):
+            if text[0] > 1:
+                continue
+            both = kernels.bintensors_scan(text, 3, 9)[1:]
+            if both[1] is None:
+                continue
+            alone = [kernels.bintensors_scan(text, layout, 9)[1:] for layout in (1, 2)]
+            further = max(alone, key=lambda found: found[0].progress)
+            assert (both[0].layout, both[0].progress) == (further[0].layout, further[0].progress), text
+            told = [(fault.kind, fault.row, fault.at) for fault in (both[1], further[1])]
+            assert told[0] == told[1], text
 
 
 @pytest.mark.parametrize("highest", [0, 1, 2])
