@@ -12,6 +12,7 @@ from tests.builders import amb, noise, normal
 
 import weightmap as wm
 from weightmap.dtypes import SCHEMES
+from weightmap.formats.amb import scales
 from weightmap.formats.amb.quantized import quantization
 from weightmap.table import Row
 
@@ -207,6 +208,21 @@ def test_infinite_scales_are_named_up_to_five(count):
     names = ", ".join(map(str, range(1, 1 + min(count, 5)))) + (", ..." if count > 5 else "")
     word = "block" if count == 1 else "blocks"
     assert found == ([f"tensor 'q': NaN or infinite scale of {word} {names}"] if count else [])
+
+
+@pytest.mark.parametrize("piece", [1, 6, 12, 18])
+@pytest.mark.parametrize("count", [4, 5, 6, 7])
+def test_infinite_scales_in_the_pieces_that_are_read(monkeypatch, piece, count):
+    """However little is read at once, the first five are named, and whether there are more."""
+    monkeypatch.setattr(scales, "_PIECE", piece)
+    found = [text for text in warnings_of(scaled(list(range(3, 3 + count)))) if "scale" in text]
+    names = ", ".join(map(str, range(3, 3 + min(count, 5)))) + (", ..." if count > 5 else "")
+    assert found == [f"tensor 'q': NaN or infinite scale of blocks {names}"]
+    blocks = [(b % 3, np.inf if 2 <= b < 2 + count else 0.5, [0.25 if b % 3 == 2 else 1] * 8) for b in range(20)]
+    data = amb.pack_adaptive(blocks, 8, 1)
+    [found] = warnings_of(amb.build([amb.quantised("q", (160,), amb.ADAPTIVE, data, 8, 1)]))
+    bad = [b for b in range(2, 2 + count) if b % 3 != 2]  # blocks of halves have no scale
+    assert found == f"tensor 'q': NaN or infinite scale of blocks {', '.join(map(str, bad[:5]))}"
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 7, 8, 9, 17])

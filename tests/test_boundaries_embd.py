@@ -100,6 +100,13 @@ def test_the_largest_header_that_the_references_read(format):
     assert type(error) is wm.LimitError
 
 
+@pytest.mark.parametrize("start", [b'{"', b"{\n", b"\x80\x02"])
+def test_two_bytes_do_not_tell_what_a_file_is(start):
+    """A length may read like two letters of another format: a file that is cut off is told as that."""
+    data = start.ljust(8, b"\0") + b"\0" * 20
+    assert type(refused(data)) is wm.TruncatedError
+
+
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
 @pytest.mark.parametrize("size", range(1, 13))
 def test_files_that_end_within_their_header(format, size):
@@ -307,6 +314,16 @@ def test_where_the_special_ids_of_embd_stand():
         error = error_of(embd.Draft([], metadata=b"", vocab_bytes=bytes(words)).seal())
         assert (error is None) == (value in good), value
         assert error is None or (error.field, error.actual) == ("special_tokens", value)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_tokens_that_are_not_utf_8(place):
+    """`verify` finds a token that is not UTF-8, be it the first or the last, in both layouts."""
+    words: list[Any] = list(WORDS)
+    words[place] = b"\xff"
+    for data in (draft(vocab=words).seal(), embd.simple([], words)):
+        with wm.open(memoryview(data)) as f, pytest.raises(wm.FormatError, match="UTF-8"):
+            f.verify()
 
 
 def test_ids_below_the_number_of_tokens():

@@ -13,6 +13,7 @@ from tests.builders import finalfusion as ff
 
 import weightmap as wm
 from weightmap.formats.finalfusion import chunk
+from weightmap.formats.finalfusion import vocabulary as strings
 from weightmap.formats.finalfusion.verify import numbered
 
 WORDS = ["one", "two", "drei"]
@@ -307,14 +308,43 @@ def test_words_longer_than_what_is_read_at_once(monkeypatch, piece, kind):
         assert len(f.verify().warnings) == 1
 
 
-@pytest.mark.parametrize("left", range(14))
+@pytest.mark.parametrize("left", range(40))
 def test_a_length_that_leads_to_what_is_no_matrix(left):
     """The length of a vocabulary is believed where a whole matrix begins, and not near the end of the file."""
     part, rows = vocabulary("simple")
     whole = ff.build([part, matrix(rows)])
-    lied = vocabulary("simple", length=len(whole) - left - 16 - 12)[0]
+    lied = vocabulary("simple", length=len(whole) - left - 32)[0]  # the payload begins at byte 32
     with wm.open(memoryview(ff.build([lied, matrix(rows)], [1, 2]))) as f:
         assert list(f.vocab) == WORDS
+
+
+@pytest.mark.parametrize("kind", ["simple", "explicit"])
+def test_strings_that_positions_count(monkeypatch, kind):
+    """A vocabulary as large as positions can count is read, and a larger one refused; here they count to few."""
+    part, rows = vocabulary(kind)
+    size = len(part.fields) - FIELDS[kind]
+    file = ff.build([part, matrix(rows)])
+    for most in (size - 1, size):
+        monkeypatch.setattr(strings, "MAX_STRINGS", most)
+        with wm.open(memoryview(file)) as f:
+            if most == size:
+                assert list(f.vocab) == WORDS
+                continue
+            with pytest.raises(wm.UnsupportedError) as caught:
+                list(f.vocab)
+        assert (caught.value.actual, caught.value.expected) == (size, f"at most {most}, which this library can address")
+
+
+@pytest.mark.parametrize("place", range(N))
+def test_words_that_are_not_utf_8(place):
+    """`verify` finds a word that is not UTF-8, be it the first or the last."""
+    words: list[Any] = list(WORDS)
+    words[place] = b"\xff"
+    with (
+        wm.open(memoryview(ff.build([ff.simple(words), matrix(N)]))) as f,
+        pytest.raises(wm.FormatError, match="UTF-8"),
+    ):
+        f.verify()
 
 
 def test_a_vocabulary_without_the_bytes_of_its_words():

@@ -361,6 +361,13 @@ def test_the_map_of_one_name(count, index):
     assert (error and error.field) == (None if (count, index) == (1, 0) else "index_map")
 
 
+def test_a_map_that_nothing_precedes_is_no_evidence():
+    """Of a header without tensors, the layout with no fault in what it reads is the one that the error is about."""
+    # By the specification a map with a name for no tensor; by the other layout, three bytes behind an empty list.
+    error = refused(bt.raw(b"\0\0\1\0\0"), format="bintensors")
+    assert error.field == "padding"
+
+
 def test_the_reading_that_went_further_counts():
     """Of a header that fits neither layout, that one counts which could be read further, be it by a byte."""
     alphabet = bytes([0, 1, 2, 32, 251, 255])
@@ -409,12 +416,13 @@ def test_pieces_that_the_scan_can_count():
         (2**32 - 1, 2**32, 1, "COLUMN"),
         (0, 0, 2**32 - 1, "COLUMN"),
         (1, 0, 1, "COLUMN"),
+        (2**32 - 2, 2**32, 1, "BIN_OPTION"),
         (0, 0, 2**32 - 2, "BIN_END"),
         (0, 0, 1, "BIN_END"),
     ):
         columns = ffi.new("wm_columns *", small.native[0])
         columns.names_cap, columns.dims_cap = names, dims
-        assert lib.wm_bintensors_scan(b"", len_, 3, columns, out, fault) == -1
+        assert lib.wm_bintensors_scan(b"\2" * 4096, len_, 3, columns, out, fault) == -1
         assert fault.code == kernels.FAULTS[code]
 
 
@@ -560,6 +568,19 @@ def test_dimensions_of_a_row(ndim):
             with pytest.raises(wm.FormatError, match="number of dimensions") as caught:
                 use()
             assert caught.value.actual == ndim
+
+
+def test_empty_rows_whose_other_dimensions_can_just_be_counted():
+    """Of a row without elements the other dimensions have a product of at most 2^63 - 1 bytes."""
+    factors = (7 * 7 * 73 * 127 * 337, 92737, 649657)
+    for code, good in ((1, True), (0, False)):
+        table = record_table((code, 4, 0, *factors, 0, 0))
+        for use in (lambda table=table: table.place(0)[1], lambda table=table: next(table.rows())[1]):
+            if good:
+                assert use() == (*factors, 0)
+            else:
+                with pytest.raises(wm.LayoutError, match="product of its shape"):
+                    use()
 
 
 @pytest.mark.parametrize("code", range(4))

@@ -269,6 +269,11 @@ def test_every_row_of_a_block_is_looked_at(count):
     pointer = Place(PAGES).give(index)
     assert [lib.wm_records_find(pointer, len(index), count, name, len(name)) for name in names] == list(range(count))
     assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
+    # Without any names the records are all that there is.
+    index = index_of([(b"", 2, (0,), 0)] * count)
+    pointer = Place(PAGES).give(index)
+    assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
+    assert lib.wm_records_find(pointer, len(index), count, b"", 0) == 0
 
 
 def test_pairs_end_with_their_bytes():
@@ -491,6 +496,9 @@ def test_an_index_over_bounds_that_lie(gap):
         slots = place.array(np.array([wanted & ~1 & 0xFFFFFFFF] * 2, np.uint32))
         asked = data, size + gap, bounds, 1, gap, slots, 2
         assert lib.wm_index_find(*asked, name, len(name)) == found, (begin, end, size)
+        # A slot with the number of no string: that of one more than there are.
+        junk = place.array(np.array([wanted | 1] * 2, np.uint32))
+        assert lib.wm_index_find(*asked[:-2], junk, 2, name, len(name)) == -1
 
 
 # -------------------------------------------------------------------------------------------------- columns, many rows
