@@ -69,7 +69,9 @@ coverage: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-checks
 	@$(BIN)/python -m coverage run --data-file=$(CHECKS)/coverage -m pytest -q $(COVERAGE_TESTS)
 	@$(BIN)/python -m coverage report --data-file=$(CHECKS)/coverage --include='$(COVERED)' --show-missing --skip-covered --fail-under=100
 
-# Every comparison of the parsers is made wrong, once in each way, and some test has to notice: docs/mutation.md. Needs clang.
-MUTATION_MINUTES := 25
+# Every comparison of the parsers is made wrong, once in each way, and some test has to notice: docs/mutation.md. Runs what
+# has no verdict since its source was changed; MUTATION='--again --sample 300' draws some, whatever is known of them. Needs
+# clang.
+MUTATION :=
 mutation: $(MODULE) $(VENV)/.extra-test
-	@$(BIN)/python -m tests.mutation --minutes $(MUTATION_MINUTES)
+	@$(BIN)/python -m tests.mutation $(MUTATION)

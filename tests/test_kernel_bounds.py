@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 
@@ -268,6 +269,11 @@ def test_every_row_of_a_block_is_looked_at(count):
     pointer = Place(PAGES).give(index)
     assert [lib.wm_records_find(pointer, len(index), count, name, len(name)) for name in names] == list(range(count))
     assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
+    # Without any names the records are all that there is.
+    index = index_of([(b"", 2, (0,), 0)] * count)
+    pointer = Place(PAGES).give(index)
+    assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
+    assert lib.wm_records_find(pointer, len(index), count, b"", 0) == 0
 
 
 def test_pairs_end_with_their_bytes():
@@ -370,3 +376,178 @@ def test_descriptor_zero_is_a_file_like_any_other(tmp_path):
         os.dup2(kept, 0)
         os.close(kept)
     assert (done, out.n_tensors, out.names_len, out.n_dims) == (0, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "bytes_", "good"),
+    [(0, 0, 0, True), (0, 1, 0, False), (1, 0, 0, False), (1, 1, 1, False), (1, 1, 2, True), (0, 5, 5, True)],
+)
+def test_the_last_pair_ends_with_the_bytes(key, value, bytes_, good):
+    """The lengths of the last pair may be all that is there, where they are 0, and lie within the bytes otherwise."""
+    data = struct.pack("<2H", 1, 0) + b"k" + struct.pack("<2H", key, value) + b"xyzab"[:bytes_]
+    assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, ffi.NULL) == (0 if good else -1)
+
+
+def test_bytes_that_positions_count():
+    """Pairs of 2^32 - 1 bytes or more are refused before any of them is read."""
+    fault = ffi.new("wm_fault *")
+    for size in (2**32 - 2, 2**32 - 1, 2**32):
+        assert lib.wm_pairs_check(ffi.NULL, size, 0, fault) == -1
+        # Too many bytes are told as a count that is too large for them, and bytes behind the last pair as that.
+        assert (fault.row, fault.at) == ((0, 0) if size == 2**32 - 2 else (size // 4, size))
+
+
+# ----------------------------------------------------------------------------------------------------------- UTF-8
+
+
+def valid(raw: bytes) -> bool:
+    """Whether these bytes are UTF-8, by Python."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+EDGES = (0x00, 0x41, 0x7F, 0x80, 0x81, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xFF)
+LEADS = (*EDGES, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xF6, 0xF7, 0xF8)
+
+
+def test_every_edge_of_utf_8():
+    """Of all sequences of up to four bytes next to the bounds of their ranges those are UTF-8 that Python says are."""
+    last = (0x7F, 0x80, 0xBF, 0xC0)
+    for tails in ((), (EDGES,), (EDGES, EDGES), (EDGES, last, last)):
+        for raw in map(bytes, itertools.product(LEADS, *tails)):
+            bounds = np.array([0, len(raw)], np.uint32)
+            found = lib.wm_utf8_strings(raw, len(raw), ffi.from_buffer("uint32_t[]", bounds), 1, 0)
+            assert found == (-1 if valid(raw) else 0), raw
+    for size in (1, 7, 8, 9, 63, 64, 65, 130):  # behind so many others, and flush against the end
+        for odd in (b"\x80", b"\xc2", b"\xc2\x80", b"\xe2\x82", b"\xe2\x82\xac", b"\xf4\x8f\xbf", b"\xf4\x8f\xbf\xbf"):
+            raw = b"a" * (size - 1) + odd
+            pages = Place(PAGES)
+            data, bounds = pages.give(raw), pages.array(np.array([0, len(raw)], np.uint32))
+            assert lib.wm_utf8_strings(data, len(raw), bounds, 1, 0) == (-1 if valid(raw) else 0), raw
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+def test_bounds_of_strings_rise_and_end_with_the_data(gap):
+    """Strings that end before they begin, or a byte past the data, are told by the number of the first."""
+    blob = b"abcdefgh" + bytes(2 * gap)
+    first, second, third = gap, 3 + 2 * gap, 6 + 3 * gap
+    for bounds, found in (
+        ((first, second, third), -1),
+        ((first, second, len(blob) + gap), -1),
+        ((first, second, len(blob) + gap + 1), 1),
+        ((first, first + gap, third), -1),
+        ((first + 1, first + gap, third), 0),
+        ((first, second, second + gap - 1), 1),
+        ((first, second, second + gap), -1),
+    ):
+        place = Place(PAGES)
+        data, ends = place.give(blob), place.array(np.array(bounds, np.uint32))
+        # Bytes between two strings are a prefix, which is not looked at.
+        assert lib.wm_utf8_strings(data, len(blob), ends, 2, gap) == found, bounds
+
+
+# ----------------------------------------------------------------------------------------------------------- index
+
+
+@pytest.mark.parametrize(
+    ("n", "capacity", "good"),
+    [
+        (0, 1, True),
+        (1, 1, True),
+        (2, 1, False),
+        (0, 0, False),
+        (0, 3, False),
+        (3, 4, True),
+        (4, 4, False),
+        (6, 8, True),
+        (7, 8, False),
+        (0, 2**31, True),
+        (0, 2**32, True),
+        (0, 2**33, False),
+        (0, 2**32 + 1, False),
+        (3 * 2**30, 2**32, True),
+        (3 * 2**30 + 1, 2**32, False),
+    ],
+)
+def test_capacities_of_an_index(n, capacity, good):
+    """An index has a power of two of slots, up to 2^32, and a third more of them than strings."""
+    null = ffi.NULL
+    assert lib.wm_index_find_many(null, 0, null, n, 0, null, capacity, null, 0, null, 0, null) == (0 if good else -1)
+
+
+@pytest.mark.parametrize("gap", [0, 4])
+def test_an_index_over_bounds_that_lie(gap):
+    """A string that ends a byte past the data, or before it begins, is found by no look-up, whatever the slots say."""
+    name = b"abcdef"
+    wanted = fnv(name)
+    for begin, end, size, found in (
+        (gap, gap + 6 + gap, 6, 0),
+        (gap, gap + 6 + gap, 5, -1),
+        (gap + 6, gap, 6, -1),
+        (gap, gap + 5 + gap, 6, -1),
+        (gap, gap + 7 + gap, 7, -1),
+    ):
+        place = Place(PAGES)
+        data = place.give(bytes(gap) + (name + b"g")[:size])
+        bounds = place.array(np.array([begin, end], np.uint32))
+        slots = place.array(np.array([wanted & ~1 & 0xFFFFFFFF] * 2, np.uint32))
+        asked = data, size + gap, bounds, 1, gap, slots, 2
+        assert lib.wm_index_find(*asked, name, len(name)) == found, (begin, end, size)
+        # A slot with the number of no string: that of one more than there are.
+        junk = place.array(np.array([wanted | 1] * 2, np.uint32))
+        assert lib.wm_index_find(*asked[:-2], junk, 2, name, len(name)) == -1
+
+
+# -------------------------------------------------------------------------------------------------- columns, many rows
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1023, 1024, 1025, 2049])
+def test_as_many_names_as_fit_the_stack(count):
+    """Of any number of names the last one is checked against the first, as records, as columns and as keys."""
+    names = [b"%05d" % i for i in range(count)]
+    shapes, spans = [(1,)] * count, [(i, i + 1) for i in range(count)]
+    rows = [(name, 2, (1,), i) for i, name in enumerate(names)]
+    assert check(columns_of(names, shapes, spans), count) is None
+    assert records(rows, count) == 5 * count
+    assert lib.wm_columns_find(columns_of(names, shapes, spans).native, count, 5 * count, names[-1], 5) == count - 1
+    pairs = b"".join(struct.pack("<2H", 5, 0) + name for name in names)
+    assert lib.wm_pairs_check(Place(PAGES).give(pairs), len(pairs), count, ffi.NULL) == 0
+    if count > 1:
+        twice = [*names[:-1], names[0]]
+        fault = columns_of(twice, shapes, spans).check(BITS, 0, 9, count, 0, lax=False, utf8=True)
+        assert (fault.kind, fault.row, fault.expected) == ("NAME_DUPLICATE", count - 1, 0)
+        fault = records([(name, 2, (1,), i) for i, name in enumerate(twice)], count)
+        assert (fault.kind, fault.row, fault.expected) == ("NAME_DUPLICATE", count - 1, 0)
+        fault = kernels.pairs_check(b"".join(struct.pack("<2H", 5, 0) + name for name in twice), count)
+        assert (fault.kind, fault.row) == ("NAME_DUPLICATE", count - 1)
+
+
+def test_sixteen_records_of_one_hash():
+    """A block of records whose hashes are all the one that is looked for is looked at name by name."""
+    packed = [RECORD.pack(fnv(b"x"), 2, 1, 1, 1, 0, 0, 0, i) for i in range(16)]
+    names = b"abcdefghijklmnox"
+    assert kernels.records_find(b"".join(packed) + names, 16, b"x") == 15
+
+
+# ------------------------------------------------------------------------------------------------------------ CNN v2
+
+
+@pytest.mark.parametrize("kernel", [1, 255, 60000, 60001, 60002, 65535, 65536])
+def test_weights_that_layers_call_for(kernel):
+    """Numbers of weights are added up and multiplied exactly, up to 2^64 - 1, which stands for that and all beyond."""
+    most = 2**64 - 1
+    shapes = [(channels, 1) for channels in (1, 2**32 - 1)]
+    for near in range(most // kernel**2 - 1, most // kernel**2 + 3):
+        inputs = next((i for i in range(1, 4000) if near % i == 0 and near // i < 2**32), 0)
+        shapes += [(near // inputs, inputs)] if inputs else []
+    shapes.append((2**32 - 1, 2**32 - 1))
+    for channels, inputs in shapes:
+        for first in (0, 1, 2):
+            wanted = channels * inputs * kernel**2
+            rows = [(1, 1, first, 0, 5)] * bool(first) + [(kernel, inputs, channels, 0, 2**32 - 1)]
+            found = kernels.cnn_layers(b"".join(struct.pack("<5I", *row) for row in rows))[1]
+            assert found.needed == min(first + wanted, most), (channels, inputs, first)
+            assert found.counted == 2**32 - 1 + 5 * bool(first)

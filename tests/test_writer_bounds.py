@@ -14,6 +14,9 @@ import pytest
 import weightmap as wm
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.formats import Parts, Payload, Request, by_name
+from weightmap.formats.amb import tokenizer as amb_tokenizer
+from weightmap.formats.amb import writing as amb_writing
+from weightmap.formats.embd import writing as embd_writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,6 +179,47 @@ def test_reasons_name_the_outermost_key():
     assert "config: 'a': nan (a finite number)" in refused("amb", tensor(), config={"a": bad})
     assert "config: 'a': nan (a finite number)" in refused("amb", tensor(), config={"a": {"b": {"c": bad}}})
     assert "config: 'a': nan (a finite number)" in refused("amb", tensor(), config={"z": 1, "a": [{"b": bad}]})
+
+
+LOW = 1000
+
+
+@pytest.fixture
+def low(monkeypatch):
+    """Make the bound of a u32 low: content of that size takes more memory than a test may."""
+    for module in (embd_writing, amb_writing, amb_tokenizer):
+        monkeypatch.setattr(module, "U32_MAX", LOW)
+
+
+@pytest.mark.usefixtures("low")
+def test_sections_at_the_bound_of_their_size():
+    """A section as large as its field can say is written, and one byte more is refused, in EMBD and AMB."""
+    cases: list[tuple[str, Any, int, int]] = [
+        ("embd", lambda n: {"metadata": {"k": "v" * n}}, 5, LOW),
+        ("embd", lambda n: {"vocab": ["t" * n]}, 2, LOW - 32),
+        ("amb", lambda n: {"tokenizer": {"type": 0, "special_ids": {}, "payload": bytes(n)}}, 0, LOW - 11),
+        ("amb", lambda n: {"metadata": {"k": "v" * n}}, 9, LOW - 7),
+        ("amb", lambda n: {"config": {"k": "v" * n}}, 9, LOW - 7),
+    ]
+    for format, content, besides, most in cases:
+        other = tensor(shape=(1,))
+        texts = [refused(format, other, **content(most - besides + more)) for more in (1, 2)]
+        assert all(str(most + more) in text or "payload" in text for more, text in enumerate(texts, 1)), texts
+        try:
+            assert planned(format, other, **content(most - besides)) > 0
+        except wm.EncodeError as error:  # of two sections that both fit, the one behind them may begin too late
+            assert "tensor data would begin" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(("bound", "good"), [(959, False), (960, True), (961, True)])
+def test_the_last_place_where_data_may_begin(monkeypatch, bound, good):
+    """The data of EMBD may begin at the largest offset that there is."""
+    monkeypatch.setattr(embd_writing, "U32_MAX", bound)
+    given = tensor("n" * 800)
+    if good:
+        assert planned("embd", given) == 960 + 4 + 16
+    else:
+        assert "tensor data would begin at byte 960" in refused("embd", given)
 
 
 # ---------------------------------------------------------------------------------------------------------- CNN v2

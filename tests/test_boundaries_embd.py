@@ -1,4 +1,4 @@
-"""Bounds of files, exactly: what is read at the bound, and what is said one beyond it, field by field."""
+"""Bounds of files, exactly: what is read at the bound, and what is said one beyond it, in all formats and in EMBD."""
 
 from __future__ import annotations
 
@@ -7,43 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.bounds_support import BOUNDLESS, around, error_of, refused, warnings_of
 from tests.builders import Example, bintensors, cnn_v2, embd, examples, finalfusion, noise, normal, safetensors
 
 import weightmap as wm
-from weightmap.formats import FORMATS
+from weightmap.formats import FORMATS, Verification
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 U32 = 2**32 - 1
-BOUNDLESS = wm.Limits(max_header_bytes=2**62, max_tensors=2**62)
-
-
-def error_of(data: bytes, **options: Any) -> wm.FormatError | None:
-    """What opening a file raises; None when it opens."""
-    try:
-        wm.open(memoryview(data), **options).close()
-    except wm.FormatError as error:
-        return error
-    return None
-
-
-def refused(data: bytes, **options: Any) -> wm.FormatError:
-    """What opening a file raises."""
-    error = error_of(data, **options)
-    assert error is not None
-    return error
-
-
-def warnings_of(data: bytes, **options: Any) -> tuple[str, ...]:
-    """What `verify` finds odd."""
-    with wm.open(memoryview(data), **options) as f:
-        return f.verify().warnings
-
-
-def around(value: int, reach: int = 1, *, most: int = U32) -> list[int]:
-    """The numbers next to one, as far as a field holds them."""
-    return [number for number in range(value - reach, value + reach + 1) if 0 <= number <= most]
 
 
 # ----------------------------------------------------------------------------------------------------- every format
@@ -125,6 +98,13 @@ def test_the_largest_header_that_the_references_read(format):
         assert (type(error), error.field) == (cls, field)
     error = refused(struct.pack("<Q", 10**8 + 1) + start, format=format)
     assert type(error) is wm.LimitError
+
+
+@pytest.mark.parametrize("start", [b'{"', b"{\n", b"\x80\x02"])
+def test_two_bytes_do_not_tell_what_a_file_is(start):
+    """A length may read like two letters of another format: a file that is cut off is told as that."""
+    data = start.ljust(8, b"\0") + b"\0" * 20
+    assert type(refused(data)) is wm.TruncatedError
 
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
@@ -265,6 +245,18 @@ def test_padding_behind_the_data_of_embd(gap):
                     f.verify()
 
 
+@pytest.mark.parametrize("difference", range(-2, 3))
+def test_the_size_that_the_header_of_embd_says(difference):
+    """A file that is a byte shorter or longer than its header says is told as that, as is one without a footer."""
+    sound = draft()
+    size = len(sound.data)
+    error = error_of(sound.header(total_file_size=size + difference).seal())
+    assert type(error) is {0: type(None)}.get(difference, wm.TruncatedError if difference > 0 else wm.LayoutError)
+    assert error is None or (error.field, error.actual, error.expected) == ("total_file_size", size, size + difference)
+    error = refused(draft().footer(magic_end=b"DBMF").seal())
+    assert (type(error), error.field) == (wm.TruncatedError, "magic_end")
+
+
 @pytest.mark.parametrize("flags", range(17))
 def test_flags_of_embd(flags):
     """The three flags that there are may stand in any combination with what they say; a fourth is refused."""
@@ -324,6 +316,16 @@ def test_where_the_special_ids_of_embd_stand():
         assert error is None or (error.field, error.actual) == ("special_tokens", value)
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_tokens_that_are_not_utf_8(place):
+    """`verify` finds a token that is not UTF-8, be it the first or the last, in both layouts."""
+    words: list[Any] = list(WORDS)
+    words[place] = b"\xff"
+    for data in (draft(vocab=words).seal(), embd.simple([], words)):
+        with wm.open(memoryview(data)) as f, pytest.raises(wm.FormatError, match="UTF-8"):
+            f.verify()
+
+
 def test_ids_below_the_number_of_tokens():
     """A special id is that of a token: the last one is, and the number of tokens is one too many."""
     for last, odd in ((2, False), (3, True), (U32, False)):
@@ -349,6 +351,24 @@ def test_padding_between_tensors_of_embd(place):
     with wm.open(memoryview(sound.seal())) as f, pytest.raises(wm.LayoutError, match="between tensors") as caught:
         f.verify()
     assert caught.value.offset == sound.data_offset + (63 if at == 63 else 132)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 63, 64, 65, 100])
+def test_padding_across_the_pieces_that_are_read(monkeypatch, piece):
+    """However little is read at once, every byte of padding is looked at, in whatever piece it lies."""
+
+    def chunks(self, offset, count):
+        yield from self.source.chunks(offset, count, piece)
+
+    monkeypatch.setattr(Verification, "chunks", chunks)
+    rows = [("a", noise("uint8", (61,))), ("b", noise("uint8", (1,))), ("c", noise("uint8", (3,)))]
+    with wm.open(memoryview(embd.Draft(rows, metadata=b"").seal())) as f:
+        f.verify()
+    for at in (61, 62, 63, 65, 66, 126, 127):
+        sound = embd.Draft(rows, metadata=b"")
+        sound.data[sound.data_offset + at] = 1
+        with wm.open(memoryview(sound.seal())) as f, pytest.raises(wm.LayoutError, match="between tensors"):
+            f.verify()
 
 
 @pytest.mark.parametrize("count", range(4))
