@@ -62,3 +62,12 @@ def test_a_file_that_two_formats_claim_is_opened_by_neither(toy: Any, monkeypatc
     with pytest.raises(wm.UnknownFormatError, match="more than one format recognises this file: bintensors, toy"):
         wm.open(data)
     wm.open(data, format="bintensors").close()
+
+
+@pytest.mark.parametrize("format", wm.formats())
+def test_a_few_bytes_are_no_header(format: str) -> None:
+    """When its format is named, a file of four to seven bytes is told to be too short; one of fewer is refused."""
+    data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
+    for size in range(1, 8):
+        with pytest.raises(wm.FormatError if size < 4 else wm.TruncatedError):
+            wm.open(data[:size], format=format)
