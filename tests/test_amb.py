@@ -501,7 +501,7 @@ def test_a_fault_that_has_no_words_is_an_error_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (object(), "object"),
+        (..., "ellipsis"),
         ({"k": np.float32(1)}, "float32"),
         ("\ud800", "Unicode"),
         (float("inf"), "inf"),

@@ -328,6 +328,7 @@ def odd() -> Iterator[Case]:
 def legal() -> Iterator[Case]:
     """What looks odd and has to load."""
     yield case("C20", "no words", ff.build([ff.simple([]), ff.matrix(normal((0, 4)))]))
+    yield case("C20", "no words, and vectors of 16 GiB", ff.build([ff.simple([]), ff.matrix(normal((0, 4)), cols=U32)]))
     yield case("C7", "no columns", ff.build([VOCAB, ff.matrix(normal((N, 0)))]))
     yield case("C16", "any bits", ff.build([VOCAB, ff.matrix(Tensor("float32", (3, 1), bytes(range(0xF4, 0x100))))]))
     yield case("F7", "an empty word", ff.build([ff.simple(["", "b", "c"]), STORAGE]))

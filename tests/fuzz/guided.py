@@ -9,7 +9,6 @@ left in a file.
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import atheris
 
 from .corpus import seeds, shards
+from .draws import Draws
 from .mutate import INDEX, mutated, sealed
 
 # Only modules that are imported here report what they run. Many are imported when they are needed first, so every kind
@@ -61,7 +61,7 @@ def main(format: str) -> None:
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         """A change by libFuzzer, made to fit half of the time; now and then a mutant of ours."""
         if seed % 16 == 0:
-            return mutated(format, random.Random(seed))[:most]
+            return mutated(format, Draws(seed))[:most]
         new = atheris.Mutate(data, most)
         return sealed(new)[:most] if seed % 2 else new
 
