@@ -38,6 +38,7 @@ TESTS = (
             "words_write",
         )
     ),
+    "tests/test_big.py::test_a_collision_flood_stays_quick",
     "tests/test_big.py::test_a_flooded_vocabulary_stays_quick",
     "tests/test_contract.py::test_verify_reports_what_it_checked",
     "tests/test_damage.py::test_every_prefix_is_refused",

@@ -71,3 +71,12 @@ def test_a_few_bytes_are_no_header(format: str) -> None:
     for size in range(1, 8):
         with pytest.raises(wm.FormatError if size < 4 else wm.TruncatedError):
             wm.open(data[:size], format=format)
+
+
+@pytest.mark.parametrize("format", [name for name, found in formats.FORMATS.items() if found.magic])
+def test_another_beginning_is_refused_by_the_format_that_is_named(format: str) -> None:
+    """A file whose first letter is another is a FormatError about the magic bytes, of each format that has some."""
+    data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
+    with pytest.raises(wm.FormatError, match="magic is b'x") as caught:
+        wm.open(b"x" + data[1:], format=format)
+    assert (caught.value.field, caught.value.offset) == ("magic", 0)
