@@ -195,6 +195,8 @@ def test_bare_blocks_without_a_word_are_of_32_with_halves(put: Any, config: byte
         {"block_size": -2},
         {"block_size": "32"},
         {"scale_type": "fp32"},
+        {"scale_type": "fp64"},
+        {"scale_type": 2},
         [],
         5,
     ],

@@ -62,3 +62,21 @@ def test_a_file_that_two_formats_claim_is_opened_by_neither(toy: Any, monkeypatc
     with pytest.raises(wm.UnknownFormatError, match="more than one format recognises this file: bintensors, toy"):
         wm.open(data)
     wm.open(data, format="bintensors").close()
+
+
+@pytest.mark.parametrize("format", wm.formats())
+def test_a_few_bytes_are_no_header(format: str) -> None:
+    """When its format is named, a file of four to seven bytes is told to be too short; one of fewer is refused."""
+    data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
+    for size in range(1, 8):
+        with pytest.raises(wm.FormatError if size < 4 else wm.TruncatedError):
+            wm.open(data[:size], format=format)
+
+
+@pytest.mark.parametrize("format", [name for name, found in formats.FORMATS.items() if found.magic])
+def test_another_beginning_is_refused_by_the_format_that_is_named(format: str) -> None:
+    """A file whose first letter is another is a FormatError about the magic bytes, of each format that has some."""
+    data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
+    with pytest.raises(wm.FormatError, match="magic is b'x") as caught:
+        wm.open(b"x" + data[1:], format=format)
+    assert (caught.value.field, caught.value.offset) == ("magic", 0)

@@ -17,6 +17,7 @@ from tests.builders import safetensors as st
 from tests.support import listing, same
 
 import weightmap as wm
+from weightmap.dtypes import DTYPES
 from weightmap.formats.safetensors import reading as safetensors_format
 
 if TYPE_CHECKING:
@@ -197,7 +198,12 @@ def test_the_number_of_tensors_is_bounded_by_the_limits(more: int) -> None:
         wm.open(data, limits=wm.Limits(max_tensors=10))
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------- what is written
+
+
+def test_every_dtype_has_a_place() -> None:
+    """safetensors has a name for every dtype of the package, so no array is refused for its dtype."""
+    assert set(DTYPES) == set(safetensors_format.DTYPE_NAMES.values())
 
 
 def test_what_has_no_place_in_the_header_is_refused(tmp_path: Path) -> None:
