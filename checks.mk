@@ -35,15 +35,18 @@ tsan-test:
 # the next time. One alone: make fuzz-c FUZZ_TARGETS=records FUZZ_SECONDS=600
 FUZZ_SECONDS := 60
 FUZZ_TARGETS := $(patsubst fuzz/c/%.c,%,$(wildcard fuzz/c/*.c))
-FUZZ_FLAGS = -std=c11 -Wall -Wextra -Werror -Icsrc -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+# Besides what is wrong in C: unsigned arithmetic that wraps around where it is not meant to, and conversions that lose bits.
+FUZZ_CHECKS := undefined,unsigned-integer-overflow,implicit-conversion
+FUZZ_FLAGS = -std=c11 -Wall -Wextra -Werror -Icsrc -O1 -g -fsanitize=address,$(FUZZ_CHECKS) \
+    -fno-sanitize-recover=$(FUZZ_CHECKS) -fsanitize-ignorelist=fuzz/c/wraps.txt
 FUZZ := $(CHECKS)/fuzz
 
-$(FUZZ)/%.o: csrc/%.c $(wildcard csrc/*.h csrc/*/*.h)
+$(FUZZ)/%.o: csrc/%.c fuzz/c/wraps.txt $(wildcard csrc/*.h csrc/*/*.h)
 	@mkdir -p $(@D)
 	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -c $< -o $@
 
-$(FUZZ)/%: fuzz/c/%.c fuzz/c/target.h $(patsubst csrc/%.c,$(FUZZ)/%.o,$(filter-out csrc/python.c,$(wildcard csrc/*.c csrc/x86/*.c)))
-	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter-out %.h,$^) -o $@ -pthread -lm
+$(FUZZ)/%: fuzz/c/%.c fuzz/c/target.h fuzz/c/wraps.txt $(patsubst csrc/%.c,$(FUZZ)/%.o,$(filter-out csrc/python.c,$(wildcard csrc/*.c csrc/x86/*.c)))
+	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter %.c %.o,$^) -o $@ -pthread -lm
 
 fuzz-c: $(MODULE) $(VENV)/.extra-test
 	@echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return !p && n; }' | \

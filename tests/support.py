@@ -36,6 +36,14 @@ def run_child(
     return result
 
 
+def preloaded(library: Path) -> str:
+    """Return the LD_PRELOAD by which a child loads `library`, behind what this process was itself started with.
+
+    That is the sanitiser's library, under the sanitisers: the package loads only where it came first.
+    """
+    return " ".join(filter(None, (os.environ.get("LD_PRELOAD"), str(library))))
+
+
 def mappings(path: Path) -> list[tuple[int, int]]:
     """The address ranges where this process has `path` mapped."""
     name, found = os.path.realpath(path), []

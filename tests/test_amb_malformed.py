@@ -105,16 +105,16 @@ def test_names_of_more_bytes_than_allowed() -> None:
     "make", [bytes, lambda count: b"\0\0\1\0\0\0\0\3" + bytes(count - 8)], ids=["zeros", "records"]
 )
 def test_a_huge_sparse_section_is_answered_at_once(tmp_path: Path, make: Callable[[int], bytes]) -> None:
-    """A TiB of zeros for weights, which are no records, is refused in no time and no memory."""
+    """A TiB of zeros for weights, which are no records, is refused in little processor time and no memory."""
     path = tmp_path / "sparse.amb"
     with path.open("wb") as file:
         file.write(amb.build(b"", weights_size=1 << 40) + make(64))
         file.truncate(28 + (1 << 40))
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(wm.LayoutError):
         wm.open(path)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     assert tracemalloc.get_traced_memory()[1] < 2 << 20
     tracemalloc.stop()
 
@@ -126,10 +126,10 @@ def test_a_million_records_take_seconds_and_no_more(tmp_path: Path) -> None:
     body = b"".join(record(5, b"%05x" % i, 1, 0, 3, 0) for i in range(count))
     path = tmp_path / "many.amb"
     path.write_bytes(amb.build(body, b"{}  "))
-    begin = time.perf_counter()
+    begin = time.process_time()
     with wm.open(path) as f:
         assert len(f) == count
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
     with pytest.raises(wm.LimitError):
         wm.open(path, limits=wm.Limits(max_tensors=count - 1))
 

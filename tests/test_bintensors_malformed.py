@@ -101,14 +101,14 @@ def test_messages_show_the_beginning_of_a_long_name(layout: str) -> None:
         with pytest.raises(wm.LayoutError, match=r"nnn'\.\.\. \(1000000 characters\)") as caught:
             wm.open(memoryview(data), format="bintensors")
         assert len(str(caught.value)) < 400
-    started = time.perf_counter()
+    started = time.process_time()
     with (
         wm.open(memoryview(make(layout, (A._replace(name=long), B)))) as f,
         pytest.raises(wm.TensorNotFoundError) as lost,
     ):
         f[long[1:]]
     assert len(str(lost.value)) < 400
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_the_index_map_gives_the_names() -> None:
@@ -192,10 +192,10 @@ def test_many_names_of_which_two_are_one(layout: str) -> None:
         assert len(f) == 100_000
         assert f.info("t099999").offset == f.nbytes - 1
     rows[-1] = rows[-1]._replace(name="t000000")
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(wm.LayoutError):
         wm.open(memoryview(bt.raw(bt.padded(bt.header(rows, None, layout)), bytes(100_000))), format="bintensors")
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 # ------------------------------------------------------------------------------------------------- strict=False

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders import embd, normal
-from tests.support import SOURCES, listing
+from tests.support import SOURCES, listing, preloaded
 
 import weightmap as wm
 
@@ -119,7 +119,7 @@ NO_FILES |= {"fadvise64", "lseek", "ioctl", "fcntl", "sched_yield", "clock_nanos
 def test_the_shim_misses_no_call(shim: Path, tmp_path: Path) -> None:
     """Of a conversion and of reading, the shim counts the very calls that the kernel sees, in their order."""
     trace = tmp_path / "trace"
-    command = ["strace", "-o", str(trace), "-E", f"LD_PRELOAD={shim}"]
+    command = ["strace", "-o", str(trace), "-E", f"LD_PRELOAD={preloaded(shim)}"]
     command += [sys.executable, "-c", WATCHED, str(shim), str(tmp_path), str(Path(__file__).parent)]
     env = {**os.environ, "PYTHONPATH": SOURCES}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)

@@ -1,0 +1,130 @@
+"""The columns that scans fill, in C: what they are said to hold is compared with what they have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from tests.builders import bintensors
+
+from weightmap._kernels import ffi, lib
+
+BITS = bytes((32, 16, lib.WM_BITS_DECLARED))
+U32 = 2**32 - 1
+TYPES = ("uint8_t", "uint32_t", "uint8_t", "uint64_t", "uint32_t", "uint64_t", "uint64_t")
+# Two tensors, "a" of (2, 3) and "bc" of (4,), float32 and one after the other.
+SOUND = {
+    "names": [*b"abc"],
+    "bounds": [0, 1, 3],
+    "dtype": [0, 0],
+    "dims": [2, 3, 4],
+    "dim_bounds": [0, 2, 3],
+    "begin": [0, 24],
+    "end": [24, 40],
+}
+
+
+class Verdict(NamedTuple):
+    """What is said of a table: the fault's code, the row, and what was there and expected."""
+
+    code: int
+    row: int
+    actual: int
+    expected: int
+
+
+def check(n: int = 2, n_dims: int = 3, names_len: int = 3, data_size: int = 40, **other: list[int]) -> Verdict | None:
+    """Check the two tensors, with some columns replaced; None when nothing is wrong."""
+    columns = SOUND | other
+    arrays = [ffi.new(f"{kind}[]", values) for kind, values in zip(TYPES, columns.values(), strict=True)]
+    given, fault = ffi.new("wm_columns *", (2, 3, 3, *arrays)), ffi.new("wm_fault *")
+    done = lib.wm_columns_check(given, n, n_dims, names_len, BITS, len(BITS), 0, 8, data_size, 0, 0, 1, fault)
+    assert done == (0 if fault.code == lib.WM_FAULT_NONE else -1)
+    return Verdict(fault.code, fault.row, fault.actual, fault.expected) if done else None
+
+
+def test_a_sound_table_passes() -> None:
+    """The two tensors are found in order: or the refusals below would prove nothing."""
+    assert check() is None
+
+
+@pytest.mark.parametrize(("name", "number"), [("n", 3), ("n_dims", 4), ("names_len", 4)])
+@pytest.mark.parametrize("more", [0, U32, 2**63, 2**64 - 8])
+def test_more_than_the_columns_hold_is_refused(name: str, number: int, more: int) -> None:
+    """A table that claims more tensors, dimensions or bytes of names than there is room for is not looked at."""
+    verdict = check(**{name: number + more})
+    assert verdict is not None
+    assert (verdict.code, verdict.expected) == (lib.WM_FAULT_COLUMN, 2)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "row"), [([0, 4, 3], 0), ([0, 1, 4], 1), ([0, 1, 0], 1), ([2, 1, 3], 0), ([0, 1, U32], 1)]
+)
+def test_names_that_lie_elsewhere_are_refused(bounds: list[int], row: int) -> None:
+    """Bounds of names that go backwards or past the names are told with their row, and no name is read."""
+    assert check(bounds=bounds) == (lib.WM_FAULT_NAME_RANGE, row, bounds[row + 1], 3)
+
+
+@pytest.mark.parametrize(("bounds", "row"), [([0, 4, 3], 0), ([0, 2, 4], 1), ([0, 2, 1], 1), ([3, 2, 3], 0)])
+def test_dimensions_that_lie_elsewhere_are_refused(bounds: list[int], row: int) -> None:
+    """The same of the bounds of dimensions."""
+    assert check(dim_bounds=bounds) == (lib.WM_FAULT_COLUMN, row, bounds[row + 1], 3)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [([0, 2**64 - 8], [24, 8]), ([0, 32], [24, 24]), ([2**64 - 16, 24], [8, 40]), ([0, 24], [24, 39])]
+)
+def test_an_end_that_is_not_where_it_should_be(begin: list[int], end: list[int]) -> None:
+    """An end that does not follow from the begin, before it or after 2**64 among them, is refused."""
+    verdict = check(begin=begin, end=end)
+    assert verdict is not None
+    assert verdict.code in {lib.WM_FAULT_TABLE_SIZE, lib.WM_FAULT_TABLE_RANGE}
+
+
+@pytest.mark.parametrize(("begin", "end"), [(32, 24), (24, 2**63), (24, 2**64 - 1)])
+def test_an_end_that_alone_tells_the_size(begin: int, end: int) -> None:
+    """Of a type whose size only the file tells, an end before its begin or beyond 2**63 - 1 is refused."""
+    verdict = check(dtype=[0, 2], begin=[0, begin], end=[24, end], data_size=2**64 - 1)
+    assert verdict == (lib.WM_FAULT_TABLE_RANGE, 1, end, 2**64 - 1)
+    assert check(dtype=[0, 2], begin=[0, 24], end=[24, 31], data_size=31) is None
+
+
+@pytest.mark.parametrize("alignment", [3, 48, 2**63 + 1])
+def test_an_alignment_that_is_no_power_of_two(alignment: int) -> None:
+    """Offsets of records are compared with alignments by a mask, so that one of another kind is refused."""
+    fault = ffi.new("wm_fault *")
+    assert lib.wm_records_check(bytes(8), 8, 0, BITS, len(BITS), 0, alignment, 0, 0, fault) == -1
+    assert (fault.code, fault.actual) == (lib.WM_FAULT_COLUMN, alignment)
+    for good in (0, 1, 64, 2**63):
+        assert lib.wm_records_check(bytes(8), 8, 0, BITS, len(BITS), 0, good, 0, 0, fault) == 0
+
+
+@pytest.mark.parametrize("sizes", [(2**32, 1, 1), (1, 2**32, 1), (1, 1, 2**32), (2**61, 0, 0), (0, 2**61, 0)])
+def test_columns_too_large_are_not_placed(sizes: tuple[int, int, int]) -> None:
+    """Capacities beyond 32 bits, whose bytes could wrap around to few, get no memory."""
+    memory = ffi.new("uint64_t[8]")
+    assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), memory, 8) == -1
+    assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), memory, 2**64 - 1) == -1
+
+
+def test_a_scan_whose_columns_are_too_small() -> None:
+    """Columns of BinTensors that could not hold all names, or have more dimensions than can be counted, stay empty."""
+    data = bintensors.build({})
+    header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+    names = np.full(len(header), 0xAA, np.uint8)
+    arrays = [ffi.new(f"{kind}[]", 8) for kind in TYPES[1:]]
+    for dims_cap, names_cap in ((8, len(header) - 1), (U32, len(header))):
+        columns = ffi.new("wm_columns *", (8, dims_cap, names_cap, ffi.from_buffer("uint8_t[]", names), *arrays))
+        out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+        assert lib.wm_bintensors_scan(header, len(header), 3, columns, out, fault) == -1
+        assert (fault.code, out.n_tensors, names.tobytes()) == (lib.WM_FAULT_COLUMN, 0, b"\xaa" * len(header))
+
+
+@pytest.mark.parametrize(("n", "names_len"), [(3, 3), (2, 4), (2**63, 3)])
+def test_nothing_is_found_beyond_the_columns(n: int, names_len: int) -> None:
+    """Looking for a name among more tensors, or more bytes of names, than there is room for finds none."""
+    arrays = [ffi.new(f"{kind}[]", values) for kind, values in zip(TYPES, SOUND.values(), strict=True)]
+    columns = ffi.new("wm_columns *", (2, 3, 3, *arrays))
+    assert lib.wm_columns_find(columns, 2, 3, b"bc", 2) == 1
+    assert lib.wm_columns_find(columns, n, names_len, b"bc", 2) == -1
