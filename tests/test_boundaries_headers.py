@@ -622,6 +622,19 @@ def test_names_of_rows_end_with_the_index(size):
         assert (caught.value.actual, caught.value.expected) == (5, "4, the size of their section")
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_names_that_are_checked_one_by_one(place):
+    """Where hashes do not tell names apart, they are looked at: a name that is no UTF-8 is found, first or last."""
+    names = [b"ab", b"cd"]
+    record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
+    names[place] = b"a\xff"
+    with pytest.raises(wm.FormatError, match="is not UTF-8") as caught:
+        record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
+    assert caught.value.offset == 1000 + 32 * place
+    with pytest.raises(wm.LayoutError, match="two tensors, 0 and 1, are both called"):
+        record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"abab").check_names()
+
+
 def test_where_a_row_lies():
     """A row of the table has a place in the file, and the number of rows has none."""
     table = record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 0, 0, 0, 0, 0, 0))
