@@ -316,6 +316,27 @@ def test_where_the_special_ids_of_embd_stand():
         assert error is None or (error.field, error.actual) == ("special_tokens", value)
 
 
+@pytest.mark.parametrize("difference", [-1, 0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_tokens_end_with_their_section(number, difference):
+    """Tokens that run past the end of the vocabulary are told by the first that does; they do not end before it."""
+    tokens = ["abc", "d", "ef"]
+    words = bytearray(embd.vocab_section(tokens, offset=64))
+    at = 12 + sum(2 + len(token) for token in tokens[:number])
+    struct.pack_into("<H", words, at, len(tokens[number]) + (100 * difference if difference > 0 else 0))
+    if difference < 0:  # the last one is a byte shorter than it was
+        struct.pack_into("<H", words, 12 + 5 + 3, 1)
+    with wm.open(memoryview(embd.Draft([], metadata=b"", vocab_bytes=bytes(words)).seal())) as f:
+        if difference == 0:
+            assert list(f.vocab) == tokens
+            return
+        with pytest.raises(wm.LayoutError) as caught:
+            list(f.vocab)
+    words = f"token {number} runs past the end" if difference > 0 else "the 3 tokens end before the vocabulary does"
+    assert words in str(caught.value)
+    assert caught.value.offset == 64 + 12 + (0 if difference > 0 else 11)
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_tokens_that_are_not_utf_8(place):
     """`verify` finds a token that is not UTF-8, be it the first or the last, in both layouts."""
@@ -420,8 +441,8 @@ def test_tokens_that_the_simple_layout_has_room_for(count, field):
 
 def test_the_window_of_the_simple_layout():
     """Names and shapes that lie across the pieces in which the file is read are read right, wherever the cut is."""
-    for size in range(1000, 1010):
-        tensors = {f"{i}" * 16: normal((size,), i) for i in range(6)}
+    for size in range(1000, 1040):
+        tensors = {f"{i}" * (size % 41 + 1): normal((size - size % 7,), i) for i in range(6)}
         data = embd.simple(tensors.items(), ["t" * 100])
         with wm.open(memoryview(data)) as f:
             assert {name: np.asarray(f[name]).tobytes() for name in f} == {k: v.data for k, v in tensors.items()}

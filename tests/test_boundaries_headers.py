@@ -224,6 +224,19 @@ def test_more_tensors_than_allowed_by_any_number(count):
         assert (type(error), error.field) == (wm.LimitError, "max_tensors")
 
 
+@pytest.mark.parametrize("text", [b"{}", b"\0\0"])
+def test_the_smallest_files(text):
+    """The smallest files of safetensors and of BinTensors have ten bytes, and what is shorter is recognised as neither."""
+    data = struct.pack("<Q", 2) + text
+    with wm.open(memoryview(data)) as f:
+        assert (len(f), f.format) == (0, "safetensors" if text == b"{}" else "bintensors")
+    assert type(refused(data[:9])) is wm.UnknownFormatError
+    # A header that is longer, and not there.
+    assert type(refused(struct.pack("<Q", 3) + text)) is wm.TruncatedError
+    for length in (0, 1):
+        assert type(refused(struct.pack("<Q", length) + text + bytes(20))) is wm.UnknownFormatError
+
+
 @pytest.mark.parametrize("size", range(4086, 4092))
 def test_headers_as_long_as_what_is_read_first(put, size):
     """A header that ends with the first page, or a byte before or behind it, is read whole."""
