@@ -374,6 +374,25 @@ def test_padding_between_tensors_of_embd(place):
     assert caught.value.offset == sound.data_offset + (63 if at == 63 else 132)
 
 
+@pytest.mark.parametrize("size", [1, 2, 63])
+def test_padding_behind_the_last_tensor_of_embd(size):
+    """A byte behind the last tensor that is not zero is found, be it the only one there is."""
+    for place in (None, 0, size - 1):
+        sound = embd.Draft([("a", noise("uint8", (5,)))], metadata=b"")
+        tail = bytearray(size)
+        if place is not None:
+            tail[place] = 1
+        sound.data[-16:-16] = tail
+        sound.data_size += size
+        sound.header(tensor_data_size=sound.data_size, total_file_size=len(sound.data))
+        with wm.open(memoryview(sound.seal())) as f:
+            if place is None:
+                f.verify()
+                continue
+            with pytest.raises(wm.LayoutError, match="between tensors"):
+                f.verify()
+
+
 @pytest.mark.parametrize("piece", [1, 2, 3, 63, 64, 65, 100])
 def test_padding_across_the_pieces_that_are_read(monkeypatch, piece):
     """However little is read at once, every byte of padding is looked at, in whatever piece it lies."""

@@ -226,7 +226,7 @@ def test_more_tensors_than_allowed_by_any_number(count):
 
 @pytest.mark.parametrize("text", [b"{}", b"\0\0"])
 def test_the_smallest_files(text):
-    """The smallest files of safetensors and of BinTensors have ten bytes, and what is shorter is recognised as neither."""
+    """The smallest files of safetensors and BinTensors have ten bytes; what is shorter is recognised as neither."""
     data = struct.pack("<Q", 2) + text
     with wm.open(memoryview(data)) as f:
         assert (len(f), f.format) == (0, "safetensors" if text == b"{}" else "bintensors")
