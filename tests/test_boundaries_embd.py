@@ -257,6 +257,16 @@ def test_the_size_that_the_header_of_embd_says(difference):
     assert (type(error), error.field) == (wm.TruncatedError, "magic_end")
 
 
+def test_the_smallest_file_of_embd():
+    """The layout of the specification has 80 bytes at least; what is shorter is taken for the simple one, and fails."""
+    data = embd.Draft([], metadata=b"", aligned=False).seal()
+    assert len(data) == 80
+    with wm.open(memoryview(data)) as f:
+        assert (f.layout, len(f)) == ("spec", 0)
+    error = refused(data[:79])
+    assert error.field not in {"total_file_size", "magic_end"}
+
+
 @pytest.mark.parametrize("flags", range(17))
 def test_flags_of_embd(flags):
     """The three flags that there are may stand in any combination with what they say; a fourth is refused."""
