@@ -357,6 +357,19 @@ def test_shapes_that_can_just_be_counted():
         assert (type(error), error.field) == (cls, field), shape
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_where_a_record_stands(number):
+    """What is wrong with a name is told with the place of its record, that of the first one too."""
+    records = [amb.dense(name, noise("int8", (5,))) for name in ("a", "bc", "d")]
+    starts = [28]
+    for record in records:
+        end = starts[-1] + len(record.head()) + len(record.data)
+        starts.append(end + -(end - 28) % 8)
+    records[number] = records[number].but(name=b"\xff" * len(records[number].name))
+    error = refused(amb.build(records, relative=True))
+    assert (error.field, error.offset) == ("name", starts[number] + 2)
+
+
 @pytest.mark.parametrize("ndim", [0, 1, 63, 64, 65, 255])
 def test_dimensions_of_records(ndim):
     """There are up to 64."""

@@ -257,6 +257,16 @@ def test_the_size_that_the_header_of_embd_says(difference):
     assert (type(error), error.field) == (wm.TruncatedError, "magic_end")
 
 
+def test_the_smallest_file_of_embd():
+    """The layout of the specification has 80 bytes at least; what is shorter is taken for the simple one, and fails."""
+    data = embd.Draft([], metadata=b"", aligned=False).seal()
+    assert len(data) == 80
+    with wm.open(memoryview(data)) as f:
+        assert (f.layout, len(f)) == ("spec", 0)
+    error = refused(data[:79])
+    assert error.field not in {"total_file_size", "magic_end"}
+
+
 @pytest.mark.parametrize("flags", range(17))
 def test_flags_of_embd(flags):
     """The three flags that there are may stand in any combination with what they say; a fourth is refused."""
@@ -316,6 +326,27 @@ def test_where_the_special_ids_of_embd_stand():
         assert error is None or (error.field, error.actual) == ("special_tokens", value)
 
 
+@pytest.mark.parametrize("difference", [-1, 0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_tokens_end_with_their_section(number, difference):
+    """Tokens that run past the end of the vocabulary are told by the first that does; they do not end before it."""
+    tokens = ["abc", "d", "ef"]
+    words = bytearray(embd.vocab_section(tokens, offset=64))
+    at = 12 + sum(2 + len(token) for token in tokens[:number])
+    struct.pack_into("<H", words, at, len(tokens[number]) + (100 * difference if difference > 0 else 0))
+    if difference < 0:  # the last one is a byte shorter than it was
+        struct.pack_into("<H", words, 12 + 5 + 3, 1)
+    with wm.open(memoryview(embd.Draft([], metadata=b"", vocab_bytes=bytes(words)).seal())) as f:
+        if difference == 0:
+            assert list(f.vocab) == tokens
+            return
+        with pytest.raises(wm.LayoutError) as caught:
+            list(f.vocab)
+    words = f"token {number} runs past the end" if difference > 0 else "the 3 tokens end before the vocabulary does"
+    assert words in str(caught.value)
+    assert caught.value.offset == 64 + 12 + (0 if difference > 0 else 11)
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_tokens_that_are_not_utf_8(place):
     """`verify` finds a token that is not UTF-8, be it the first or the last, in both layouts."""
@@ -351,6 +382,25 @@ def test_padding_between_tensors_of_embd(place):
     with wm.open(memoryview(sound.seal())) as f, pytest.raises(wm.LayoutError, match="between tensors") as caught:
         f.verify()
     assert caught.value.offset == sound.data_offset + (63 if at == 63 else 132)
+
+
+@pytest.mark.parametrize("size", [1, 2, 63])
+def test_padding_behind_the_last_tensor_of_embd(size):
+    """A byte behind the last tensor that is not zero is found, be it the only one there is."""
+    for place in (None, 0, size - 1):
+        sound = embd.Draft([("a", noise("uint8", (5,)))], metadata=b"")
+        tail = bytearray(size)
+        if place is not None:
+            tail[place] = 1
+        sound.data[-16:-16] = tail
+        sound.data_size += size
+        sound.header(tensor_data_size=sound.data_size, total_file_size=len(sound.data))
+        with wm.open(memoryview(sound.seal())) as f:
+            if place is None:
+                f.verify()
+                continue
+            with pytest.raises(wm.LayoutError, match="between tensors"):
+                f.verify()
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 63, 64, 65, 100])
@@ -420,8 +470,8 @@ def test_tokens_that_the_simple_layout_has_room_for(count, field):
 
 def test_the_window_of_the_simple_layout():
     """Names and shapes that lie across the pieces in which the file is read are read right, wherever the cut is."""
-    for size in range(1000, 1010):
-        tensors = {f"{i}" * 16: normal((size,), i) for i in range(6)}
+    for size in range(1000, 1040):
+        tensors = {f"{i}" * (size % 41 + 1): normal((size - size % 7,), i) for i in range(6)}
         data = embd.simple(tensors.items(), ["t" * 100])
         with wm.open(memoryview(data)) as f:
             assert {name: np.asarray(f[name]).tobytes() for name in f} == {k: v.data for k, v in tensors.items()}

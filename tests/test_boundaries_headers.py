@@ -98,6 +98,11 @@ def test_pairs_of_surrogates(first, second, good):
         ('{"__metadata__":{"a":"b"', "SYNTAX", 24),
         ('{"__metadata__":{', "SYNTAX", 17),
         ('{"a":{"shape":[1', "SYNTAX", 16),
+        ('{"a":{"shape":[1.0]', "NUMBER", 15),
+        ('{"a":{"shape":[1e2]', "NUMBER", 15),
+        ('{"a":{"shape":[1E2]', "NUMBER", 15),
+        ('{"a":{"shape":[1d2]', "SYNTAX", 16),
+        ('{"a":{"shape":[-1]', "NUMBER", 15),
         ('{"a":{"shape":[', "SYNTAX", 15),
         ('{"a":{"dtype":', "SYNTAX", 14),
         ('{"a":{"shape":', "SYNTAX", 14),
@@ -222,6 +227,19 @@ def test_more_tensors_than_allowed_by_any_number(count):
     for data in (st.build(tensors), bt.build(tensors), bt.build(tensors, layout="current")):
         error = refused(data, limits=wm.Limits(max_tensors=4))
         assert (type(error), error.field) == (wm.LimitError, "max_tensors")
+
+
+@pytest.mark.parametrize("text", [b"{}", b"\0\0"])
+def test_the_smallest_files(text):
+    """The smallest files of safetensors and BinTensors have ten bytes; what is shorter is recognised as neither."""
+    data = struct.pack("<Q", 2) + text
+    with wm.open(memoryview(data)) as f:
+        assert (len(f), f.format) == (0, "safetensors" if text == b"{}" else "bintensors")
+    assert type(refused(data[:9])) is wm.UnknownFormatError
+    # A header that is longer, and not there.
+    assert type(refused(struct.pack("<Q", 3) + text)) is wm.TruncatedError
+    for length in (0, 1):
+        assert type(refused(struct.pack("<Q", length) + text + bytes(20))) is wm.UnknownFormatError
 
 
 @pytest.mark.parametrize("size", range(4086, 4092))
@@ -620,6 +638,19 @@ def test_names_of_rows_end_with_the_index(size):
         with pytest.raises(wm.LayoutError, match="sum of their lengths") as caught:
             list(table.names)
         assert (caught.value.actual, caught.value.expected) == (5, "4, the size of their section")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_names_that_are_checked_one_by_one(place):
+    """Where hashes do not tell names apart, they are looked at: a name that is no UTF-8 is found, first or last."""
+    names = [b"ab", b"cd"]
+    record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
+    names[place] = b"a\xff"
+    with pytest.raises(wm.FormatError, match="is not UTF-8") as caught:
+        record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
+    assert caught.value.offset == 1000 + 32 * place
+    with pytest.raises(wm.LayoutError, match="two tensors, 0 and 1, are both called"):
+        record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"abab").check_names()
 
 
 def test_where_a_row_lies():

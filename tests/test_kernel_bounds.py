@@ -361,6 +361,21 @@ def test_sections_that_can_be(arguments, good):
     assert fault.code == kernels.FAULTS["NONE" if good else "COLUMN"]
 
 
+@pytest.mark.parametrize("missing", [0, 1, 2, 8, 16])
+def test_a_file_that_is_shorter_than_said(tmp_path, missing):
+    """Of a file that has become shorter nothing is made up, and nothing is waited for: that is told, with the place."""
+    data = amb.build([amb.dense("a", normal((2,)))])
+    path = tmp_path / "model.amb"
+    path.write_bytes(data[: len(data) - missing])
+    begin = len(data) - struct.unpack_from("<Q", data, 20)[0]
+    with path.open("rb") as file:
+        done, out, fault = walk(section(begin, len(data), fd=file.fileno()))
+    # The padding behind the eight bytes of data is read with what stands before them, or by itself.
+    assert (done, out.n_tensors) == ((0, 1) if missing == 0 else (-1, 0))
+    assert fault.code == kernels.FAULTS["NONE" if missing == 0 else "AMB_READ"]
+    assert missing == 0 or (fault.at, fault.actual) == (len(data) - missing, 0)
+
+
 def test_descriptor_zero_is_a_file_like_any_other(tmp_path):
     """A walk reads from descriptor 0 where the file has that one."""
     data = amb.build([amb.dense("a", normal((2,)))])

@@ -107,9 +107,12 @@ def main() -> int:
     sys.path[:0] = [str(source), str(ROOT / "tests"), str(ROOT)]
     switch = python_sources.install(source, MODULES)
 
+    fresh: set[Key] = set()
+
     def keep(mutant: Mutant, verdict: Verdict) -> None:
         found[mutant.key] = verdict
-        if len(found) % 20 == 0:
+        fresh.add(mutant.key)
+        if len(fresh) % 50 == 0:  # a run that is cut short is gone on with
             verdicts.save(found, found)
 
     plugin = Plugin(c_sites, switch, known, Chooser(known, args), args.most, keep)

@@ -22,14 +22,16 @@ import importlib
 import os
 import resource
 import signal
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .sites import Mutant
 from .verdicts import NOTICED, Verdict, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
 
     import pytest
 
@@ -212,6 +214,19 @@ class Plugin:
             ctypes.c_int.in_dll(library, "wm_mutant").value = mutant.site.first + mutant.number
             return
         self._switch.on(mutant.site.number, mutant.number)
-        if mutant.site.importing:  # into the same module, so that whoever has its functions sees it
+        if mutant.site.importing:
             name = mutant.site.file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__")
-            importlib.reload(importlib.import_module(name.replace("/", ".")))
+            _import_again(importlib.import_module(name.replace("/", ".")))
+
+
+def _import_again(module: ModuleType) -> None:
+    """Import a module into itself, so that its functions see what is new, and give that to who has what was there."""
+    old = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+    importlib.reload(module)
+    places: list[Any] = [other for name, other in sys.modules.items() if name.startswith("weightmap.")]
+    places += [value for other in places for value in vars(other).values() if isinstance(value, type)]
+    for place in places:
+        for name, value in list(vars(place).items()):
+            for known, was in old.items():
+                if value is was and getattr(module, known) is not was and not isinstance(was, int | str | type):
+                    setattr(place, name, getattr(module, known))

@@ -269,8 +269,9 @@ def _encode_ngrams(subwords: Any, reasons: list[str], *, spec: bool) -> _Ngrams 
     if spec and len(distinct) != len(indices):
         reasons.append("n-grams that share an index, in layout 'spec'")
         return None
-    # The rows of the matrix stay where they are: it is the n-grams that are sorted.
-    if not numbered(indices) or (spec and len(indices) and bool((np.diff(indices.astype(np.int64)) != 1).any())):
+    # The rows of the matrix stay where they are: it is the n-grams that are sorted. Where none share an index, what is
+    # numbered by first appearance rises by one from each to the next, as layout "spec" has it.
+    if not numbered(indices):
         order = np.argsort(indices, kind="stable")
         strings, indices = [strings[i] for i in order.tolist()], indices[order]
     return _Ngrams(strings, indices)
