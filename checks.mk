@@ -2,27 +2,23 @@
 
 CLANG ?= clang
 CHECKS := build/checks
-ASAN_LIBRARY = $(shell $(CC) -print-file-name=libasan.so)
-# Python keeps what it has until it ends, which is no leak; and a kernel that asks for too much memory is to get none.
-ASAN_SETTINGS := detect_leaks=0:allocator_may_return_null=1
 
 .PHONY: sanitize tsan-test fuzz-c coverage mutation
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
-# Which tests: make sanitize SANITIZE_TESTS=tests/test_crc32.py. tests/sanitised.py says which are left out, and why; `make
-# test` runs the part of them that reaches C with all its cases.
+# Which tests, and how: make sanitize SANITIZE_TESTS="-n 2 tests/test_crc32.py". tests/sanitised.py says which are left out,
+# and why, and what the sanitisers are told; `make test` runs a part.
 SANITIZE_TESTS := tests
 SANITIZED := build/sanitize/lib
 
 build/sanitize/.built: $(BASE) setup.py $(C_SOURCES) $(shell find src -name '*.py')
 	@echo "Compiling the C module with the address and undefined-behaviour sanitisers"
-	@WEIGHTMAP_SANITIZE=address,undefined $(BIN)/python setup.py -q build --build-base build/sanitize --build-lib $(SANITIZED)
+	@CC=gcc WEIGHTMAP_SANITIZE=address,undefined $(BIN)/python setup.py -q build --build-base build/sanitize --build-lib $(SANITIZED)
 	@touch $@
 
 sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-demo
 	@echo "Running the tests with it"
-	@LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=$(ASAN_SETTINGS) PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/$(SANITIZED) \
-	    $(PYTEST) -rs $(SANITIZE_TESTS)
+	@$(BIN)/python -m tests.sanitised $(SANITIZED) -rs $(SANITIZE_TESTS)
 
 # The kernels that share their work among threads, under the thread sanitiser.
 tsan-test:

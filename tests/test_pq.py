@@ -79,6 +79,8 @@ def test_every_way_to_read_gives_the_same_bits(kind):
     for start, stop in ((0, 0), (3, 4), (3, 14), (3, 15), (15, 30), (14, 31), (1, 299_999)):
         assert np.array_equal(q.flat(start, stop), whole.reshape(-1)[start:stop])
     assert np.array_equal(q.gather([7, 3], threads=2), whole[[7, 3]])
+    unaligned = np.frombuffer(b"\0" + np.array([7, 3], "<u8").tobytes(), np.uint8)[1:].view("<u8")
+    assert np.array_equal(q.gather(unaligned), whole[[7, 3]])
     out = np.zeros((40_000, 15), np.float32)[::2]
     assert np.array_equal(q.dequantize(out=out), whole)
     assert np.array_equal(q.dequantize(np.float16), whole.astype(np.float16))

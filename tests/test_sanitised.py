@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,19 +15,10 @@ from tests.attacks.__main__ import OUTCOMES, write_all
 ROOT = Path(__file__).parent.parent
 
 
-def library() -> str | None:
-    """Where gcc has its sanitiser's library, or None."""
-    compiler = shutil.which("gcc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        return None
-    answer = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    return answer.stdout.strip() if Path(answer.stdout.strip()).is_absolute() else None
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Build the package with a sanitised module, and return the environment in which Python finds it."""
-    asan = library()
+    asan = sanitised.library()
     if asan is None:
         pytest.skip("needs gcc with the address sanitiser")
     folder = tmp_path_factory.mktemp("sanitised")

@@ -218,6 +218,8 @@ class ProductQuantized(QuantizedTensor):
             For a row that there is not.
         """
         numbers = np.ascontiguousarray(rows, np.uint64)
+        if not numbers.flags.aligned:
+            numbers = numbers.copy()
         values = np.empty((len(numbers), self.shape[1]), np.float32)
         if values.size:
             self._check(self._ready.decode(values, rows=numbers, threads=threads))

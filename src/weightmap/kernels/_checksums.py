@@ -145,8 +145,8 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
     if counts.ndim != 1:
         msg = f"lengths has {counts.ndim} dimensions, expected 1"
         raise ValueError(msg)
-    if not counts.flags.c_contiguous:
-        counts = np.ascontiguousarray(counts)
+    if not (counts.flags.c_contiguous and counts.flags.aligned):
+        counts = counts.copy()
     if out is None:
         hashes = np.empty(len(counts), np.uint32)
     elif (hashes := out).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:

@@ -147,7 +147,7 @@ def floats(a: ArrayLike) -> NDArray[np.float32]:
     """Return the elements as a flat array of float32. Raises QuantError when they are no finite real numbers."""
     array = real_numbers(a)
     with np.errstate(over="ignore"):  # what becomes infinite is reported as such
-        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        flat = np.require(array, np.float32, ("C", "A")).reshape(-1)
     if (index := lib.wm_first_odd(from_buffer("float[]", flat), flat.size)) >= 0:
         raise QuantError(f"element {index}", actual=array.reshape(-1)[index], expected="a number finite in float32")
     return flat
