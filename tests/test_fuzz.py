@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from tests.fuzz import worker
@@ -13,9 +14,6 @@ from tests.fuzz.anatomy import TEXT, Edit
 from tests.fuzz.corpus import FORMATS, seeds
 from tests.fuzz.exercise import outcome
 from tests.fuzz.mutate import anatomies, mutant, sealed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Of each format. Continuous integration tries 100,000, and `make fuzz` millions.
 COUNT = int(os.environ.get("WEIGHTMAP_FUZZ", "5000"))
@@ -68,6 +66,21 @@ def test_mutants_are_told_by_their_number(format: str) -> None:
     first = [mutant(format, number) for number in range(300)]
     assert first == [mutant(format, number) for number in range(300)]
     assert len({str(found) for found in first}) > 250
+
+
+def test_a_model_in_shards_is_written_as_its_mutant_has_it(tmp_path: Path) -> None:
+    """What is opened is the mutant's: every file of the folder, though only one of them is written again."""
+    sources = worker.Sources(tmp_path)
+    opened = Counter[str]()
+    for number in range(60):
+        found = mutant("sharded", number)
+        place = Path(sources.of(found)[0])
+        opened[found.opened] += 1
+        folder = place.parent if found.opened else place
+        assert place.name == (found.opened or folder.name)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == found.files
+    assert min(opened["model.safetensors.index.json"], opened[""]) > 10
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @every_format
