@@ -347,6 +347,26 @@ def test_words_that_are_not_utf_8(place):
         f.verify()
 
 
+@pytest.mark.parametrize("size", range(9))
+def test_a_vocabulary_that_ends_within_a_count(size):
+    """A vocabulary that its length ends within the number of n-grams is refused when it is used."""
+    part = ff.Chunk(ff.EXPLICIT, struct.pack("<IIQ", 1, 3, N) + ff.strings(WORDS) + bytes(size))
+    with wm.open(memoryview(ff.build([part, matrix(N)]))) as f:
+        if size == 8:
+            assert list(f.vocab) == WORDS
+            return
+        with pytest.raises(wm.LayoutError, match="the number of n-grams runs past it"):
+            list(f.vocab)
+
+
+def test_a_matrix_that_would_begin_within_the_fields():
+    """A vocabulary does not end before its words begin, be it by a byte with which a matrix might begin."""
+    fields = struct.pack("<QQII", 0, 0, 1, 2 << 24)  # the last byte is that of a matrix's id
+    part = ff.matrix(Tensor("float32", (0, 2), b"")).at(12 + 12 + len(fields) - 1)
+    error = refused(ff.build([], []) + struct.pack("<IQ", ff.EXPLICIT, len(fields) - 1) + fields + part[1:])
+    assert isinstance(error, wm.FormatError)
+
+
 def test_a_vocabulary_without_the_bytes_of_its_words():
     """A length that leads to a matrix at once is believed, and that there are no words is found when they are read."""
     lied = ff.Chunk(ff.SIMPLE, struct.pack("<Q", N))

@@ -72,6 +72,20 @@ def test_pairs_of_surrogates(first, second, good):
         assert caught.value.args == ("SURROGATE", 0, 1)
 
 
+@pytest.mark.parametrize("letter", "/09:@AFG`afg")
+def test_hexadecimal_digits(letter):
+    """An escape has four of them: 0 to 9, A to F, a to f, and nothing next to these."""
+    for place in range(4):
+        digits = ["0", "0", "4", "1"]
+        digits[place] = letter
+        spelling = "".join(digits)
+        if letter in "/:@G`g":
+            with pytest.raises(ScanError, match="SYNTAX"):
+                named(f"\\u{spelling}")
+        else:
+            assert named(f"\\u{spelling}") == [chr(int(spelling, 16))]
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "at"),
     [
@@ -465,6 +479,9 @@ def test_sizes_of_files(total, extra):
     legal = extra == 0 or (extra == 2 and total % 2 == 1)
     assert (strict is None) == legal
     assert (lax is None) == (extra >= 0)
+    if strict is not None and extra > 0:  # of an odd number of weights, the spare half belongs to them
+        end = 40 + 2 * total + (2 if total % 2 and extra >= 2 else 0)
+        assert (strict.field, strict.offset, strict.actual) == ("size", end, len(data))
     if extra < 0:
         assert isinstance(lax, wm.TruncatedError)
         assert lax.field == "total_weights"
