@@ -421,6 +421,15 @@ def test_padding_across_the_pieces_that_are_read(monkeypatch, piece):
             f.verify()
 
 
+@pytest.mark.parametrize("tokens", range(6))
+def test_tensors_that_a_file_has_room_for(tokens):
+    """Of files of all sizes, one tensor more than an eighth of their bytes is refused by that number."""
+    data = bytearray(embd.simple([], [""] * tokens))
+    for count in around(len(data) // 8):
+        struct.pack_into("<I", data, 8, count)
+        assert (refused(bytes(data)).field == "tensor_count") == (count > len(data) // 8)
+
+
 @pytest.mark.parametrize("count", range(4))
 def test_tensors_that_the_simple_layout_has_room_for(count):
     """A tensor takes eight bytes: where there is room for their number, the first that is missing is named."""

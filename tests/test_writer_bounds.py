@@ -218,6 +218,17 @@ def test_sections_at_the_bound_of_their_size():
             assert "tensor data would begin" in str(error)  # noqa: PT017
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_tensors_of_the_simple_layout_are_counted_in_32_bits(monkeypatch, count):
+    """As many tensors as a u32 counts are written, here two, and one more is refused."""
+    monkeypatch.setattr(embd_writing, "U32_MAX", 2)
+    given = [tensor(f"{i}") for i in range(count)]
+    if count <= 2:
+        assert planned("embd", *given, layout="simple") > 0
+    else:
+        assert refused("embd", *given, layout="simple").endswith(": 3 tensors")
+
+
 @pytest.mark.parametrize(("bound", "good"), [(959, False), (960, True), (961, True)])
 def test_the_last_place_where_data_may_begin(monkeypatch, bound, good):
     """The data of EMBD may begin at the largest offset that there is."""
