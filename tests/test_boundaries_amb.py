@@ -384,6 +384,9 @@ def test_dtypes_of_records(code):
     error = refused(amb.build([amb.Record("a", (7,), code, b"x")]))
     assert (type(error) is wm.UnsupportedError) == (code >= 9)
     assert error.field == ("dtype" if code >= 9 else "data_size")
+    if code >= 9:
+        names = ("float32", "float16", "bfloat16", "int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
+        assert error.expected == f"one of {', '.join(f'{number} {name}' for number, name in enumerate(names))}"
 
 
 def test_every_end_of_a_record():

@@ -359,6 +359,15 @@ def test_a_vocabulary_that_ends_within_a_count(size):
             list(f.vocab)
 
 
+def test_a_vocabulary_of_ngrams_alone():
+    """There may be n-grams and no words."""
+    for kind in ("explicit", "explicit-spec"):
+        part, rows = vocabulary(kind, [])
+        with wm.open(memoryview(ff.build([part, matrix(rows)]))) as f:
+            assert list(f.vocab) == []
+            assert len(f.vocab.subwords.ngrams()[0]) == (3 if kind.endswith("spec") else 4)
+
+
 def test_a_count_of_ngrams_that_ends_the_file():
     """The number of n-grams may be the last of the file, where there are none, and no matrix."""
     part = ff.explicit(WORDS, [], 1, 3, spec=True)
@@ -445,6 +454,8 @@ def test_a_length_that_fits_no_data(difference):
     error = refused(ff.build([ff.simple(WORDS), ff.matrix(MATRIX, padding=b"", length=length)]))
     if difference < 0:
         assert (type(error), error.field, error.actual) == (wm.LayoutError, "chunk_len", length)
+        cut = refused(ff.build([ff.simple(WORDS), ff.matrix(MATRIX, padding=b"", length=length)])[:-1])
+        assert (type(cut), cut.field) == (wm.TruncatedError, "matrix")
     else:
         assert (type(error), error.field) == (wm.TruncatedError, "matrix")
 
