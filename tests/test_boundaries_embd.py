@@ -347,6 +347,25 @@ def test_tokens_end_with_their_section(number, difference):
     assert caught.value.offset == 64 + 12 + (0 if difference > 0 else 11)
 
 
+@pytest.mark.parametrize("length", range(47, 53))
+def test_a_place_that_is_both(length):
+    """A place within the vocabulary is meant from the start of the file, and any other one from that of the section."""
+    words = embd.vocab_section(
+        ["t" * length], special="relative-after"
+    )  # at 64, and the ids at 14 + length behind that
+    error = error_of(embd.Draft([], metadata=b"", vocab_bytes=words).seal())
+    assert (error is None) == (14 + length < 64)
+    assert error is None or error.field == "special_tokens"
+
+
+@pytest.mark.parametrize("size", range(1, 13))
+def test_the_smallest_metadata_of_embd(size):
+    """Metadata has eight bytes at least, which are two counts, or none."""
+    error = error_of(embd.Draft([], metadata=bytes(size)).seal())
+    assert (error is None) == (size == 8)
+    assert error is None or (error.field, error.actual) == ("metadata_size", size)
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_tokens_that_are_not_utf_8(place):
     """`verify` finds a token that is not UTF-8, be it the first or the last, in both layouts."""

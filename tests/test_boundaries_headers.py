@@ -72,6 +72,17 @@ def test_pairs_of_surrogates(first, second, good):
         assert caught.value.args == ("SURROGATE", 0, 1)
 
 
+@pytest.mark.parametrize("code", [0x1E, 0x1F, 0x20, 0x21, 0x7E, 0x7F])
+def test_control_characters_near_the_end(code):
+    """A string has no raw control character, also where fewer than eight bytes are left: a space is none."""
+    text = b'{"__metadata__":{"a":"%b"}}' % bytes([code])
+    if code < 0x20:
+        with pytest.raises(ScanError, match="SYNTAX"):
+            scan(text)
+    else:
+        assert scan(text)[0] == []
+
+
 @pytest.mark.parametrize("letter", "/09:@AFG`afg")
 def test_hexadecimal_digits(letter):
     """An escape has four of them: 0 to 9, A to F, a to f, and nothing next to these."""

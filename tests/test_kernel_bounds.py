@@ -116,6 +116,14 @@ def test_bounds_of_dimensions_rise_and_end_with_them(bounds):
     assert check(columns, 2) == (None if good else "COLUMN")
 
 
+@pytest.mark.parametrize("last", [7, 8, 9, 10])
+def test_dimensions_end_with_their_column(last):
+    """The dimensions of the last tensor are the last that there are, and one more is a fault."""
+    columns = columns_of([b"a"], [(1,) * 8], [(0, 1)])
+    columns.dim_bounds[1] = last
+    assert check(columns, 1) == (None if last <= 8 else "COLUMN")
+
+
 @pytest.mark.parametrize("ndim", range(5))
 def test_the_number_of_dimensions_lies_within_the_bounds(ndim):
     """Exactly the least and the greatest number of dimensions are accepted, and none beyond."""
@@ -158,6 +166,19 @@ def test_dtype_codes_end_with_their_list(code):
     columns = columns_of([b"a"], [()], [(0, BITS[code] // 8 if code < DECLARED else 1)], [code])
     found = columns.check(BITS, 0, 9, 4, 9, lax=False, utf8=True)
     assert word(found) == (None if code < len(BITS) else "TABLE_DTYPE")
+
+
+@pytest.mark.parametrize("code", [2, 3, 4])
+def test_the_list_of_dtypes_is_not_read_past_its_end(code):
+    """The bits of a dtype are looked up in the list that is given, and not behind it."""
+    bits = Place(PAGES).give(b"\x20\x10\x08")
+    fault = ffi.new("wm_fault *")
+    columns = columns_of([b"a"], [(1,)], [(0, 1)], [code])
+    done = lib.wm_columns_check(columns.native, 1, 1, 1, bits, 3, 0, 9, 1, 0, 0, 1, fault)
+    assert (done, fault.code) == ((0, 0) if code < 3 else (-1, kernels.FAULTS["TABLE_DTYPE"]))
+    index = index_of([(b"a", code, (1,), 0)])
+    done = lib.wm_records_check(index, len(index), 1, bits, 3, 1, 1, 0, 0, fault)
+    assert (done, fault.code) == ((1, 0) if code < 3 else (-1, kernels.FAULTS["TABLE_DTYPE"]))
 
 
 @pytest.mark.parametrize("gap", [0, 1, 63])
