@@ -213,6 +213,15 @@ def test_sections_of_embd(field, vocab):
             assert not any(words in str(error) for words in PLACED) or hole, (value, str(error))
 
 
+@pytest.mark.parametrize("gap", [62, 63, 64, 65])
+def test_a_section_with_a_gap_that_does_not_fit(gap):
+    """Of a section that is too large, a gap before it that is too large as well is told first."""
+    error = refused(draft().header(metadata_offset=64 + gap, metadata_size=10**6).seal())
+    assert (error.field, error.actual) == (
+        ("metadata_size", 64 + gap + 10**6) if gap < 64 else ("metadata_offset", 64 + gap)
+    )
+
+
 @pytest.mark.parametrize("gap", [0, 1, 62, 63, 64, 65])
 def test_padding_behind_the_names_of_embd(gap):
     """Between the names and the data lie at most 63 bytes."""
@@ -345,6 +354,15 @@ def test_tokens_end_with_their_section(number, difference):
     words = f"token {number} runs past the end" if difference > 0 else "the 3 tokens end before the vocabulary does"
     assert words in str(caught.value)
     assert caught.value.offset == 64 + 12 + (0 if difference > 0 else 11)
+
+
+def test_a_vocabulary_without_tokens_that_has_bytes():
+    """Where there are no tokens, bytes of them are left over."""
+    words = embd.vocab_section(["a"], offset=64, count=0)
+    f = wm.open(memoryview(embd.Draft([], metadata=b"", vocab_bytes=words).seal()))
+    with pytest.raises(wm.LayoutError, match="the 0 tokens end before the vocabulary does") as caught:
+        list(f.vocab)
+    assert caught.value.offset == 64 + 12
 
 
 @pytest.mark.parametrize("length", range(47, 53))

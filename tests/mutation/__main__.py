@@ -55,6 +55,9 @@ class Chooser:
         """Yield them until the time is over."""
         args = self._args
         todo = [mutant for mutant in mutants if args.only in mutant.key.file and not self.decided(mutant.key)]
+        if args.unexplained:
+            listed = verdicts.equivalent()
+            todo = [mutant for mutant in todo if mutant.key not in listed]
         random.Random(args.seed).shuffle(todo)
         del todo[len(todo) if args.sample is None else args.sample :]
         todo.sort(key=lambda mutant: not mutant.opposite)
@@ -104,6 +107,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="run so many, drawn at random (all)")
     parser.add_argument("--seed", type=int, default=1, help="of the order in which they are run")
     parser.add_argument("--again", action="store_true", help="run also what has a verdict")
+    parser.add_argument("--unexplained", action="store_true", help="leave out what is listed as equivalent")
     parser.add_argument("--only", default="", help="mutants of files whose names contain this")
     parser.add_argument("--most", type=float, default=4.0, help="seconds of tests for one mutant (4)")
     parser.add_argument("--into", type=lambda path: ROOT / path, help="put the table into this document")
