@@ -108,6 +108,9 @@ def test_pairs_of_surrogates(first, second, good):
         ('{"a":{"shape":', "SYNTAX", 14),
         ('{"a":{"data_offsets":', "SYNTAX", 21),
         ('{"a":{"dtype":"U8"', "SYNTAX", 18),
+        ('{"a":{"shape":[99999999999999999999', "NUMBER", 15),
+        ('{"a" ', "SYNTAX", 5),
+        ('{"a": ', "SYNTAX", 6),
         ("{", "SYNTAX", 1),
     ],
 )

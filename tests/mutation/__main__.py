@@ -30,7 +30,17 @@ TESTS = (
     *("attacks", "kernel_bounds", "writer_bounds", "boundaries_headers", "boundaries_embd", "boundaries_amb"),
     *("boundaries_finalfusion", "index", "scan", "safetensors_scan", "table", "embd", "embd_malformed", "amb"),
     *("amb_malformed", "amb_quantised", "cnn_v2", "bintensors", "bintensors_malformed", "finalfusion"),
-    *("finalfusion_malformed", "safetensors", "sharded", "formats", "guard_pages", "roundtrip", "save", "ceilings"),
+    *(
+        "finalfusion_malformed",
+        "safetensors",
+        "sharded",
+        "formats",
+        "columns",
+        "guard_pages",
+        "roundtrip",
+        "save",
+        "ceilings",
+    ),
 )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import gc
 import importlib
 import os
 import resource
@@ -97,6 +98,8 @@ class Plugin:
         library = ctypes.CDLL(_kernels.__file__)
         self._numbers = {item.nodeid: number for number, item in enumerate(session.items)}
         self._explore(session, library)
+        gc.collect()
+        gc.freeze()  # or the first collection in each process would copy all that is there
         self.mutants = [
             Mutant(language, site, number)
             for language, sites in (("C", self._c_sites), ("Python", self._switch.sites))
