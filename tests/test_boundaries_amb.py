@@ -384,6 +384,9 @@ def test_dtypes_of_records(code):
     error = refused(amb.build([amb.Record("a", (7,), code, b"x")]))
     assert (type(error) is wm.UnsupportedError) == (code >= 9)
     assert error.field == ("dtype" if code >= 9 else "data_size")
+    if code >= 9:
+        names = ("float32", "float16", "bfloat16", "int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
+        assert error.expected == f"one of {', '.join(f'{number} {name}' for number, name in enumerate(names))}"
 
 
 def test_every_end_of_a_record():
@@ -424,17 +427,37 @@ def test_padding_of_the_last_record(size):
         assert (error.field, error.offset) == ("padding", start + len(whole) + place)
 
 
-def test_names_and_data_across_the_window_of_the_walk(tmp_path):
+@pytest.mark.parametrize("size", [*range(3960, 4100), 65535])
+def test_names_and_data_across_the_window_of_the_walk(put, size):
     """Records of all sizes around a page, and around what is read at once, are walked the same from a file."""
-    for size in (*range(3960, 4100), 65535):
-        # Behind the last one lies padding of any length, which nothing that was read before it brought along.
-        records = [
-            amb.dense("n" * (size % 60000), noise("int8", (5,), size)),
-            amb.dense("b", noise("int8", (size,), 1)),
-        ]
-        records += [amb.dense("c", normal((2,), size)), amb.dense("d", noise("int8", (9000 + size % 8,), size))]
-        data = amb.build(records)
-        path = tmp_path / "model.amb"
-        path.write_bytes(data)
-        with wm.open(path) as f:
-            assert [np.asarray(f[name]).tobytes() for name in f] == [record.data for record in records]
+    records = [amb.dense("n" * (size % 60000), noise("int8", (5,), size)), amb.dense("b", noise("int8", (size,), 1))]
+    records += [amb.dense("c", normal((2,), size)), amb.dense("d", noise("int8", (9000 + size % 8,), size))]
+    # Behind the last one lies padding of any length, which nothing that was read before it brought along.
+    with wm.open(put(amb.build(records))) as f:
+        assert [np.asarray(f[name]).tobytes() for name in f] == [record.data for record in records]
+
+
+@pytest.mark.parametrize("length", range(1, 10))
+def test_a_last_record_without_data(length):
+    """A record without data may end with the file, at once or behind its padding."""
+    record = amb.Record("n" * length, (0,), amb.INT8, b"")
+    with wm.open(memoryview(amb.build([record]))) as f:
+        assert [info.shape for info in f.infos()] == [(0,)]
+
+
+@pytest.mark.parametrize("past", range(9))
+def test_padding_that_begins_behind_what_was_read(put, past):
+    """Padding is read where it lies: behind the end of a page by any number of bytes, and it has to be zero."""
+    head = len(amb.Record("a", (1,), amb.INT8, b"").head())
+    start, size = 32, 3 * 4096 + past - 32 - head
+    record = amb.Record("a", (size,), amb.INT8, bytes(size))
+    for byte in (b"\0", b"\1"):
+        data = amb.build([record], b"{}  ", fill=byte)
+        padding = -(start + head + size) % 8
+        error = None
+        try:
+            wm.open(put(data)).close()
+        except wm.LayoutError as found:
+            error = found
+        assert (error is None) == (byte == b"\0" or padding == 0)
+        assert error is None or (error.field, error.offset) == ("padding", start + head + size)

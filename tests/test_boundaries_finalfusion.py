@@ -347,6 +347,44 @@ def test_words_that_are_not_utf_8(place):
         f.verify()
 
 
+@pytest.mark.parametrize("size", range(9))
+def test_a_vocabulary_that_ends_within_a_count(size):
+    """A vocabulary that its length ends within the number of n-grams is refused when it is used."""
+    part = ff.Chunk(ff.EXPLICIT, struct.pack("<IIQ", 1, 3, N) + ff.strings(WORDS) + bytes(size))
+    with wm.open(memoryview(ff.build([part, matrix(N)]))) as f:
+        if size == 8:
+            assert list(f.vocab) == WORDS
+            return
+        with pytest.raises(wm.LayoutError, match="the number of n-grams runs past it"):
+            list(f.vocab)
+
+
+def test_a_vocabulary_of_ngrams_alone():
+    """There may be n-grams and no words."""
+    for kind in ("explicit", "explicit-spec"):
+        part, rows = vocabulary(kind, [])
+        with wm.open(memoryview(ff.build([part, matrix(rows)]))) as f:
+            assert list(f.vocab) == []
+            assert len(f.vocab.subwords.ngrams()[0]) == (3 if kind.endswith("spec") else 4)
+
+
+def test_a_count_of_ngrams_that_ends_the_file():
+    """The number of n-grams may be the last of the file, where there are none, and no matrix."""
+    part = ff.explicit(WORDS, [], 1, 3, spec=True)
+    with wm.open(memoryview(ff.build([part])), strict=False) as f:
+        assert list(f.vocab) == WORDS
+    error = refused(ff.build([part])[:-1], strict=False)
+    assert (type(error), error.field) == (wm.TruncatedError, "n_ngrams")
+
+
+def test_a_matrix_that_would_begin_within_the_fields():
+    """A vocabulary does not end before its words begin, be it by a byte with which a matrix might begin."""
+    fields = struct.pack("<QQII", 0, 0, 1, 2 << 24)  # the last byte is that of a matrix's id
+    part = ff.matrix(Tensor("float32", (0, 2), b"")).at(12 + 12 + len(fields) - 1)
+    error = refused(ff.build([], []) + struct.pack("<IQ", ff.EXPLICIT, len(fields) - 1) + fields + part[1:])
+    assert isinstance(error, wm.FormatError)
+
+
 def test_a_vocabulary_without_the_bytes_of_its_words():
     """A length that leads to a matrix at once is believed, and that there are no words is found when they are read."""
     lied = ff.Chunk(ff.SIMPLE, struct.pack("<Q", N))
@@ -397,6 +435,29 @@ def test_padding_and_lengths_of_a_matrix(dtype):
             assert found == ("odd", True), lie
         else:  # the file is cut off by so many bytes, or its padding is not the usual one
             assert found[0] in {"TruncatedError", "odd"}, lie
+
+
+@pytest.mark.parametrize("difference", [-1, 0, 1, 2])
+def test_a_length_that_fits_no_padding(difference):
+    """A chunk whose length leaves too much for padding is wrong, or cut off where that leads past the end."""
+    padding = bytes(9)
+    length = 16 + len(padding) + len(MATRIX.data) + difference
+    error = refused(ff.build([ff.simple(WORDS), ff.matrix(MATRIX, padding=padding, length=length)]))
+    assert type(error) is (wm.TruncatedError if difference > 0 else wm.LayoutError)
+    assert (error.field, error.actual) == ("chunk_len", length)
+
+
+@pytest.mark.parametrize("difference", [-5, -1, 1, 4])
+def test_a_length_that_fits_no_data(difference):
+    """Where data without padding ends with the file, a smaller length is wrong, and a larger one cut off."""
+    length = 16 + len(MATRIX.data) + difference
+    error = refused(ff.build([ff.simple(WORDS), ff.matrix(MATRIX, padding=b"", length=length)]))
+    if difference < 0:
+        assert (type(error), error.field, error.actual) == (wm.LayoutError, "chunk_len", length)
+        cut = refused(ff.build([ff.simple(WORDS), ff.matrix(MATRIX, padding=b"", length=length)])[:-1])
+        assert (type(cut), cut.field) == (wm.TruncatedError, "matrix")
+    else:
+        assert (type(error), error.field) == (wm.TruncatedError, "matrix")
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
@@ -467,6 +528,13 @@ def test_fields_of_a_quantised_matrix(field, good, bad):
     for value in bad:
         error = refused(ff.build([ff.simple(WORDS), product(**{field: value})]))
         assert (error.field, error.actual) == (field, value)
+
+
+@pytest.mark.parametrize(("parts", "width"), [(1, 0), (2, 1), (3, 2), (5, 4)])
+def test_parts_of_rows_that_are_shorter(parts, width):
+    """A row is not taken apart into more parts than it has elements, nor one without elements into any."""
+    error = refused(ff.build([ff.simple(WORDS), product(quantized_len=parts, reconstructed_len=width)]))
+    assert (error.field, error.actual) == ("quantized_len", parts)
 
 
 @pytest.mark.parametrize(("rows", "field"), [(2**59 - 1, "quantised matrix"), (2**59, "shape"), (2**63, "shape")])

@@ -72,6 +72,20 @@ def test_pairs_of_surrogates(first, second, good):
         assert caught.value.args == ("SURROGATE", 0, 1)
 
 
+@pytest.mark.parametrize("letter", "/09:@AFG`afg")
+def test_hexadecimal_digits(letter):
+    """An escape has four of them: 0 to 9, A to F, a to f, and nothing next to these."""
+    for place in range(4):
+        digits = ["0", "0", "4", "1"]
+        digits[place] = letter
+        spelling = "".join(digits)
+        if letter in "/:@G`g":
+            with pytest.raises(ScanError, match="SYNTAX"):
+                named(f"\\u{spelling}")
+        else:
+            assert named(f"\\u{spelling}") == [chr(int(spelling, 16))]
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "at"),
     [
@@ -100,6 +114,8 @@ def test_pairs_of_surrogates(first, second, good):
         ('{"a":{"shape":[1', "SYNTAX", 16),
         ('{"a":{"shape":[1.0]', "NUMBER", 15),
         ('{"a":{"shape":[1e2]', "NUMBER", 15),
+        ('{"a":{"shape":[1e', "NUMBER", 15),
+        ('{"a":{"shape":[1.', "NUMBER", 15),
         ('{"a":{"shape":[1E2]', "NUMBER", 15),
         ('{"a":{"shape":[1d2]', "SYNTAX", 16),
         ('{"a":{"shape":[-1]', "NUMBER", 15),
@@ -239,6 +255,9 @@ def test_the_smallest_files(text):
     with wm.open(memoryview(data)) as f:
         assert (len(f), f.format) == (0, "safetensors" if text == b"{}" else "bintensors")
     assert type(refused(data[:9])) is wm.UnknownFormatError
+    if text[0] == 0:  # behind the length there is one of two tags
+        assert type(refused(struct.pack("<Q", 2) + b"\2\0")) is wm.UnknownFormatError
+        assert type(refused(struct.pack("<Q", 2) + b"\1\0")) is not wm.UnknownFormatError
     # A header that is longer, and not there.
     assert type(refused(struct.pack("<Q", 3) + text)) is wm.TruncatedError
     for length in (0, 1):
@@ -429,6 +448,17 @@ def test_a_map_with_aliases_that_is_cut_off(cut):
     assert isinstance(error, wm.FormatError)
 
 
+@pytest.mark.parametrize("room", range(4))
+def test_dimensions_that_columns_have_room_for(room):
+    """More dimensions than the columns hold, by one already, are refused."""
+    text = bt.header([bt.Row("a", 1, (1, 3), 0, 3)], layout="current")
+    columns = kernels.Columns.scratch(len(text), 1, 9)
+    columns.native.dims_cap = room
+    out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    done = lib.wm_bintensors_scan(text, len(text), 2, columns.native, out, fault)
+    assert (done, fault.code) == ((0, 0) if room >= 2 else (-1, kernels.FAULTS["CAPACITY"]))
+
+
 def test_pieces_that_the_scan_can_count():
     """Positions are kept in 32 bits: a header of 2^32 - 1 bytes, or columns for as many dimensions, are refused."""
     out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
@@ -465,6 +495,9 @@ def test_sizes_of_files(total, extra):
     legal = extra == 0 or (extra == 2 and total % 2 == 1)
     assert (strict is None) == legal
     assert (lax is None) == (extra >= 0)
+    if strict is not None and extra > 0:  # of an odd number of weights, the spare half belongs to them
+        end = 40 + 2 * total + (2 if total % 2 and extra >= 2 else 0)
+        assert (strict.field, strict.offset, strict.actual) == ("size", end, len(data))
     if extra < 0:
         assert isinstance(lax, wm.TruncatedError)
         assert lax.field == "total_weights"
@@ -522,6 +555,8 @@ def test_layers_that_the_file_has_room_for(count):
     struct.pack_into("<I", data, 8, count)
     error = error_of(bytes(data))
     assert (error is not None and error.field == "num_layers") == (count > 2)
+    if count == 2:
+        assert refused(bytes(data[:-1])).field == "num_layers"
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
@@ -593,8 +628,8 @@ def test_dimensions_of_a_row(ndim):
 
 def test_empty_rows_whose_other_dimensions_can_just_be_counted():
     """Of a row without elements the other dimensions have a product of at most 2^63 - 1 bytes."""
-    factors = (7 * 7 * 73 * 127 * 337, 92737, 649657)
-    for code, good in ((1, True), (0, False)):
+    most, more = (7 * 7 * 73 * 127 * 337, 92737, 649657), (2**31, 2**31, 2)
+    for code, factors, good in ((1, most, True), (0, most, False), (1, more, False)):
         table = record_table((code, 4, 0, *factors, 0, 0))
         for use in (lambda table=table: table.place(0)[1], lambda table=table: next(table.rows())[1]):
             if good:
@@ -661,6 +696,7 @@ def test_where_a_row_lies():
     table = record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 0, 0, 0, 0, 0, 0))
     assert [table.position(row) for row in range(4)] == [1000, 1032, None, None]
     assert list(record_table().names) == []
+    assert list(record_table((1, 1, 0, 0, 0, 0, 0, 0), (1, 1, 2, 0, 0, 0, 0, 0), names=b"ab").names) == ["", "ab"]
 
 
 def runs(*rows: tuple[Any, ...]) -> list[tuple[int, int, int]]:

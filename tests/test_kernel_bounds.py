@@ -494,6 +494,27 @@ def test_capacities_of_an_index(n, capacity, good):
 
 
 @pytest.mark.parametrize("gap", [0, 4])
+@pytest.mark.parametrize("less", [0, 1, 2])
+def test_an_index_of_bounds_that_lie(gap, less):
+    """Bounds that run backwards, by a byte already, or end a byte past the data, are no strings to make an index of."""
+    place = Place(PAGES)
+    size = 6 + 2 * gap
+    data, slots, out = place.give(bytes(size)), place.room(8, "uint32_t"), place.room(3, "int64_t")
+    for bounds, good in (
+        ([gap, 3 + 2 * gap, 3 + 3 * gap - less], less == 0),
+        ([gap, 3 + 2 * gap, size + gap - 1 + less], less <= 1),
+        ([gap + 3, 2 * gap + 3 - less, 2 * gap + 4 + gap], less == 0),
+    ):
+        ends = place.array(np.array(bounds, np.uint32))
+        done = lib.wm_index_build(data, size, ends, 2, gap, slots, 8, ffi.NULL, ffi.NULL)
+        assert (done >= 0) == good, bounds
+        if not gap:
+            null = ffi.NULL
+            done = lib.wm_index_find_many(null, 0, null, 0, 0, slots, 8, data, size, ends, 2, out)
+            assert (done == 0) == good, bounds
+
+
+@pytest.mark.parametrize("gap", [0, 4])
 def test_an_index_over_bounds_that_lie(gap):
     """A string that ends a byte past the data, or before it begins, is found by no look-up, whatever the slots say."""
     name = b"abcdef"

@@ -160,6 +160,13 @@ def test_integers_of_amb_have_a_thousand_digits(sign):
     assert "more than 1000 digits" in refused("amb", tensor(), config={"n": sign * 10**1000})
 
 
+def test_numbers_of_amb_are_finite():
+    """A number that is not finite is refused, and every other one is written."""
+    assert planned("amb", tensor(), config={"x": [0.0, -1.5, 1e308]}) > 0
+    for value in ("nan", "inf", "-inf"):
+        assert f"{value} (a finite number)" in refused("amb", tensor(), config={"x": float(value)})
+
+
 def nested(depth: int, innermost: Any = 1) -> Any:
     """Lists within each other, so many, in a configuration."""
     for _ in range(depth):
@@ -209,6 +216,17 @@ def test_sections_at_the_bound_of_their_size():
             assert planned(format, other, **content(most - besides)) > 0
         except wm.EncodeError as error:  # of two sections that both fit, the one behind them may begin too late
             assert "tensor data would begin" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_tensors_of_the_simple_layout_are_counted_in_32_bits(monkeypatch, count):
+    """As many tensors as a u32 counts are written, here two, and one more is refused."""
+    monkeypatch.setattr(embd_writing, "U32_MAX", 2)
+    given = [tensor(f"{i}") for i in range(count)]
+    if count <= 2:
+        assert planned("embd", *given, layout="simple") > 0
+    else:
+        assert refused("embd", *given, layout="simple").endswith(": 3 tensors")
 
 
 @pytest.mark.parametrize(("bound", "good"), [(959, False), (960, True), (961, True)])
@@ -346,6 +364,18 @@ def test_dimensions_of_a_matrix_and_of_norms(ndim):
     assert (plan_of([other], vocab=["w"]) == "") == (ndim == 2)
     norms = [tensor("embeddings", (1, 1)), tensor("norms", (1,) * ndim)]
     assert (plan_of(norms, vocab=["w"]) == "") == (ndim == 1)
+
+
+def test_of_a_vocabulary_that_is_wrong_nothing_follows():
+    """Where words or subwords cannot be written, that is the one reason: no rows are compared with them."""
+    matrix = tensor("embeddings", (7, 1))
+    found = plan_of([matrix], vocab=["a", "\ud800"])
+    assert found.endswith("cannot express this: word 1 is '\\ud800' (Unicode text)")
+    words = Words(["w"], kind="fasttext", min_n=0, max_n=1, size=3)
+    assert plan_of([matrix], vocab=words).count(";") == 0
+    words = Words(["w"], kind="bucket", min_n=1, max_n=1, size=3)
+    assert plan_of([matrix], vocab=words).count(";") == 0
+    assert "rows" in plan_of([matrix], vocab=Words(["w"], kind="fasttext", min_n=1, max_n=1, size=3))
 
 
 @pytest.mark.parametrize("rows", range(4))
