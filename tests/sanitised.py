@@ -46,7 +46,7 @@ LEFT_OUT = {
         "counts memory, of which the sanitiser keeps for a while what was freed",
     ),
     # gcc 12: a thread of the child then waits for ever, seen in its allocator.
-    "tests/faults/test_threads.py::test_forking_while_threads_run": "the sanitiser does not let go of its locks in a fork",
+    "tests/faults/test_threads.py::test_forking_while_threads_run": "the sanitiser keeps its locks in a fork",
     "tests/test_sanitised.py": "runs the others like this",
 }
 
