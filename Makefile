@@ -46,9 +46,11 @@ help:
 demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
 	@$(BIN)/weightmap demo
 
+# As many processes as there are processors, up to four; make test JOBS=0 runs all in one, and names the files.
+JOBS := auto
 test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo
 	@echo "Running the tests, and each benchmark once"
-	@$(PYTEST) --benchmark-disable tests benchmarks
+	@$(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal tests benchmarks
 
 # Of each format; a campaign that was stopped goes on with the FIRST that it named last. Mutants that fail are left in
 # build/fuzz.

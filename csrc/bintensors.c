@@ -229,13 +229,14 @@ static void read_header(reader *r, const wm_columns *c, int layout, wm_bintensor
 }
 
 /* How far a reading went, or how hardly by chance: first what has no fault and ends where the header does; then what ends there
- * with a fault in the map of names alone, which all of the tensors precede; then what has no fault and leaves bytes over; then
- * what ends there, whatever values were wrong; then tensors that all read well, up to the map. */
+ * with a fault in the map of names alone, which all of the tensors precede; then what has no fault and leaves bytes over, or
+ * has more tensors than there is room for; then what ends there, whatever values were wrong; then tensors that all read well,
+ * up to the map. */
 static uint64_t progress(const reader *r, const wm_bintensors *out) {
     const int faultless = r->fault.code == WM_FAULT_NONE;
     if (out->complete && faultless) return UINT64_MAX;
     if (out->complete && r->faulty_part == WM_BIN_MAP && out->n_tensors > 0) return UINT64_MAX - 1;
-    if (faultless) return UINT64_MAX - 2;
+    if (faultless || r->fault.code == WM_FAULT_CAPACITY) return UINT64_MAX - 2;
     if (out->complete) return UINT64_MAX - 3;
     return r->part == WM_BIN_MAP && out->n_tensors > 0 ? r->len : r->pos;
 }

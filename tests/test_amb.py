@@ -19,6 +19,8 @@ from tests.support import DATA, listing, run_child, same
 import weightmap as wm
 from weightmap import cli, kernels
 from weightmap._kernels import ffi, lib
+from weightmap.formats.amb import records, writing
+from weightmap.formats.amb import tokenizer as tokenizers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -304,6 +306,11 @@ def test_verify_compares_config_and_tensors(put: Any) -> None:
         warnings = wm.open(put(amb.build(record, config=amb.text(config)))).verify().warnings
         assert len(warnings) == wanted
         assert all("embed_tokens" in text for text in warnings)
+    # A vector of this name is no matrix of embeddings: the matrix behind it is compared.
+    both = [amb.dense("wte", normal((7,))), *record]
+    warnings = wm.open(put(amb.build(both, config=amb.text({"n_vocab": 5})))).verify().warnings
+    assert len(warnings) == 1
+    assert "embed_tokens" in warnings[0]
 
 
 def test_verify_compares_tokenizer_and_config(put: Any) -> None:
@@ -457,9 +464,44 @@ def test_everything_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        ({"type": 0, "special_ids": [1]}, "special_ids: list"),
+        ({"type": 2, "payload": b"x" * 101}, "payload: 101 bytes"),
+    ],
+    ids=["a list of ids", "a payload too long"],
+)
+def test_a_tokenizer_that_cannot_be_written(
+    tmp_path: Path, tokenizer: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids that are no mapping, and more bytes than a section can have (here 111), are an EncodeError."""
+    monkeypatch.setattr(tokenizers, "U32_MAX", 111)
+    wm.save(tmp_path / "fits.amb", {}, tokenizer={"type": 2, "payload": b"x" * 100})
+    with pytest.raises(wm.EncodeError, match=words):
+        wm.save(tmp_path / "x.amb", {}, tokenizer=tokenizer)
+    assert listing(tmp_path) == ["fits.amb"]
+
+
+def test_a_text_longer_than_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON of more bytes than a section can have, padding included (here 111), is an EncodeError."""
+    monkeypatch.setattr(writing, "U32_MAX", 111)
+    wm.save(tmp_path / "fits.amb", {}, metadata={"k": "v" * 95}, config={"k": "v" * 95})
+    with pytest.raises(wm.EncodeError, match=r"metadata: 105 bytes .*; config: 105 bytes"):
+        wm.save(tmp_path / "x.amb", {}, metadata={"k": "v" * 96}, config={"k": "v" * 96})
+    assert listing(tmp_path) == ["fits.amb"]
+
+
+def test_a_fault_that_has_no_words_is_an_error_all_the_same() -> None:
+    """Whatever the walk reports becomes an error of ours."""
+    error = records._error(kernels.Fault(kernels.FAULTS["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
+    assert isinstance(error, wm.FormatError)
+    assert str(error) == "tensor 3: the records are damaged (COLUMN) (at byte 100)"
+
+
+@pytest.mark.parametrize(
     ("value", "words"),
     [
-        (object(), "object"),
+        (..., "ellipsis"),
         ({"k": np.float32(1)}, "float32"),
         ("\ud800", "Unicode"),
         (float("inf"), "inf"),

@@ -195,6 +195,8 @@ def test_bare_blocks_without_a_word_are_of_32_with_halves(put: Any, config: byte
         {"block_size": -2},
         {"block_size": "32"},
         {"scale_type": "fp32"},
+        {"scale_type": "fp64"},
+        {"scale_type": 2},
         [],
         5,
     ],
@@ -205,6 +207,15 @@ def test_bare_blocks_that_the_configuration_does_not_fit(put: Any, quant: Any) -
     stored = bare("int4_block", 70, 32, 1)
     with pytest.raises(wm.QuantError):
         wm.open(put(amb.build([stored], config=amb.text({"quant": quant}))))
+
+
+def test_bare_blocks_of_three_bytes(put: Any) -> None:
+    """One block of two elements is shorter than the header that it has not."""
+    stored = bare("int4_block", 1, 2, 1)
+    assert len(stored.data) == 3
+    with wm.open(put(amb.build([stored], config=b'{"quant": {"block_size": 2}}'))) as f:
+        np.testing.assert_array_equal(np.asarray(f["q"]), np.array(amb.decode(stored.data, 4, 1, 2, 1), np.float32))
+        assert f.verify().warnings == ()
 
 
 def test_a_whole_tensor_scheme_is_never_bare() -> None:
@@ -269,6 +280,37 @@ def test_int8_of_neither_size_is_a_layout_error() -> None:
             wm.open(amb.build([amb.Record("q", (100,), amb.INT8, bytes(count))]))
 
 
+@pytest.mark.parametrize(
+    ("scheme", "block_size", "at", "new", "words"),
+    [
+        ("int4_block", 32, 0, b"\x03", "quant_type is 3, expected 4"),
+        ("int4_block", 32, 1, b"\x21", "block_size is 33"),
+        ("int4_block", 32, 1, b"\x40", "data_size is 76, expected 72"),
+        ("int4_block", 32, 3, b"\x02", "scale_type is 2, expected 0 or 1"),
+        ("int4", 0, 1, b"\x02", "block_size is 2"),
+        ("adaptive", 16, 1, b"\x08", "kind of block 12 is 3"),
+    ],
+)
+def test_a_header_that_changed_under_a_handle(scheme: str, block_size: int, at: int, new: bytes, words: str) -> None:
+    """The header of quantised data is checked again at each use: what came in its place is a QuantError with its place.
+
+    The table was right when the file was opened, so this is the only check that there is.
+    """
+    stored = adaptive() if scheme == "adaptive" else record(scheme, 100, block_size)
+    data = bytearray(amb.build([stored]))
+    with wm.open(data) as f:
+        np.asarray(f["q"])
+        begin = f.info("q").offset
+        data[begin + at : begin + at + 1] = new
+        for use in (lambda: f["q"], lambda: f.read("q"), f.verify):
+            with pytest.raises(wm.TensorFileError):
+                use()
+        with pytest.raises(wm.QuantError, match=words) as caught:
+            f["q"]
+    assert caught.value.offset is not None
+    assert begin <= caught.value.offset <= begin + 4
+
+
 def test_data_shorter_than_its_header() -> None:
     """Up to three bytes of quantised data are a QuantError."""
     for count in range(4):
@@ -295,6 +337,14 @@ def test_scales_that_are_no_numbers(put: Any, scheme: str, block_size: int, valu
         assert f.verify().warnings == (f"tensor 'w': NaN or infinite scale of block {block}",)
         with pytest.raises(wm.QuantError, match=f"block {block}"):
             f["w"].dequantize(strict=True)
+
+
+def test_scales_that_are_no_numbers_by_the_thousand(put: Any) -> None:
+    """Of 100,000 blocks without a finite scale, in megabytes of data, the warning names the first five."""
+    block = amb.pack_scale(math.nan, 1) + bytes(16)
+    stored = amb.quantised("q", (3_200_000,), amb.INT4BLOCK, block * 100_000, 32, 1)
+    with wm.open(put(amb.build([stored]))) as f:
+        assert f.verify().warnings == ("tensor 'q': NaN or infinite scale of blocks 0, 1, 2, 3, 4, ...",)
 
 
 def test_negative_and_denormal_scales_are_exact(put: Any) -> None:

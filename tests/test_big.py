@@ -273,4 +273,6 @@ def test_a_flooded_vocabulary_stays_quick(flood: list[str]) -> None:
     with wm.open(memoryview(data)) as f:
         assert [f.vocab.index(token) for token in flood] == list(range(len(flood)))
         assert "absent" not in f.vocab
+        assert f.vocab.table.find_many([*flood, "absent"]).tolist() == [*range(len(flood)), -1]
+        assert f.vocab.table.index is None, "there is a dict in its place"
     assert time.process_time() - begin < 2

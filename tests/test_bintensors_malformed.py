@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.attacks import bintensors
 from tests.attacks.bintensors import BODY, A, B, make
+from tests.attacks.embd import colliding_keys
 from tests.builders import bintensors as bt
 from tests.scan_support import Arena
 from tests.support import DATA
@@ -236,6 +237,41 @@ def test_index_maps_that_only_0_0_5_accepts(index: list[tuple[str, int]], found:
         assert f.layout == "spec"
         assert {name: f[name].tobytes() for name in f} == found
         assert f.verify().warnings
+
+
+def test_index_maps_that_no_reader_can_follow() -> None:
+    """With strict=False too an index past the tensors is refused, and so are tensors with two names and a hole."""
+    options: dict[str, Any] = {"format": "bintensors", "strict": False}
+    with pytest.raises(wm.LayoutError, match="index of a tensor") as caught:
+        wm.open(memoryview(make("spec", index=[("a", 0), ("b", 2)])), **options)
+    assert (caught.value.actual, caught.value.expected) == (2, "less than 2")
+    apart = (A, B._replace(begin=A.end + 1, end=B.end + 1))
+    with pytest.raises(wm.LayoutError, match="do not lie one after another"):
+        wm.open(memoryview(make("spec", apart, BODY + b"\0", index=[("a", 0), ("b", 0)])), **options)
+
+
+@every_layout
+def test_the_number_of_tensors_is_bounded_by_the_limits(layout: str) -> None:
+    """As many tensors as `max_tensors` open, and any more are a LimitError."""
+    for more in (0, 1, 2, 100):
+        rows = [bt.Row(f"t{i:06}", 1, (1,), i, i + 1) for i in range(10 + more)]
+        data = bt.raw(bt.padded(bt.header(rows, None, layout)), bytes(10 + more))
+        if more:
+            with pytest.raises(wm.LimitError, match="number of tensors"):
+                wm.open(data, limits=wm.Limits(max_tensors=10))
+        else:
+            wm.open(data, limits=wm.Limits(max_tensors=10)).close()
+
+
+@every_layout
+def test_metadata_whose_hashes_collide(layout: str) -> None:
+    """Keys made to collide are told apart all the same, and a key among them that is there twice is still found."""
+    pairs = [(key, key[::-1]) for key in colliding_keys(80)]
+    data = make(layout, metadata=sorted(pairs))
+    with wm.open(memoryview(data)) as f:
+        assert dict(f.metadata) == dict(pairs)
+    with pytest.raises(wm.LayoutError, match="is there twice"):
+        wm.open(memoryview(make(layout, metadata=sorted([*pairs, pairs[3]]))), format="bintensors")
 
 
 def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names() -> None:

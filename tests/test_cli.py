@@ -510,7 +510,7 @@ def test_interrupting_is_130_without_traceback(write, run, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weightmap.open", interrupted)
+    monkeypatch.setattr("weightmap.cli.reading.open_privately", interrupted)
     assert run("inspect", write()) == (128 + signal.SIGINT, "", "")
 
 

@@ -164,6 +164,16 @@ def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path: Path) -> None
         wm.open(path, limits=wm.Limits(max_tensors=10_000_000))
 
 
+def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the scan says of 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
+    most = U32 // 32
+    fault = kernels.Fault(kernels.FAULTS["CAPACITY"], most + 1, 0, most + 1, most)
+    monkeypatch.setattr(kernels, "cnn_layers", lambda _: fault)
+    with pytest.raises(wm.LimitError, match=f"num_layers is {most + 1}, expected at most {most}") as caught:
+        wm.open(TRUTH)
+    assert (caught.value.field, caught.value.offset) == ("num_layers", 8)
+
+
 def test_a_hundred_thousand_layers(tmp_path: Path) -> None:
     """A file of many layers opens, and each is found under its number."""
     count = 100_000
@@ -461,6 +471,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
             "layer.0.weight": np.broadcast_to(HALF, (2**16, 2**15, 1, 1)),
             "layer.1.weight": np.broadcast_to(HALF, (2**31, 1, 1, 1)),
         },
+        {},
+        ["layer.1.weight", "4294967296 weights"],
+    ),
+    "too many weights before the last": (
+        {f"layer.{i}.weight": np.broadcast_to(HALF, (2**31, 1, 1, 1)) for i in range(4)},
         {},
         ["layer.1.weight", "4294967296 weights"],
     ),

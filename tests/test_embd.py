@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.builders import Tensor, embd, noise, normal, numpy_dtype
-from tests.support import DATA, run_child, same
+from tests.support import DATA, listing, run_child, same
 
 import weightmap as wm
+from weightmap.formats.embd import writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -255,6 +256,35 @@ def test_non_zero_padding_under_right_checksums_is_found_by_verify() -> None:
         assert any("pad" in line for line in warnings)
 
 
+def test_padding_that_is_not_zero_is_found_however_long_it_is() -> None:
+    """In a hole of half a megabyte, which strict=False lets pass, one byte at its end is found by `verify`."""
+    hole = Tensor("uint8", (2**19,), bytes(2**19 - 1) + b"\1")
+    d = embd.Draft([("a", noise("uint8", (64,))), ("b", hole), ("c", normal((2,)))]).descriptor(1, shape0=1)
+    with wm.open(memoryview(d.seal()), strict=False) as f:
+        warnings = f.verify().warnings
+    assert sum("leaves a hole" in warning for warning in warnings) == 1
+    assert sum("padding between tensors is not zero" in warning for warning in warnings) == 1
+
+
+def test_verify_notices_a_header_that_changed() -> None:
+    """A header of which one bit is another by the time of `verify` is a LayoutError."""
+    data = bytearray(draft().seal())
+    with wm.open(data) as f:
+        data[6] ^= 1
+        with pytest.raises(wm.LayoutError, match="the header changed"):
+            f.verify()
+
+
+def test_the_index_is_bounded_by_the_limits() -> None:
+    """Descriptors and names of more bytes than `max_header_bytes` are a LimitError; of just as many, they are fine."""
+    d = embd.Draft([(f"{i:060}", normal((1,))) for i in range(20)])
+    data, size = d.seal(), d.data_offset - d.index_offset
+    wm.open(data, limits=wm.Limits(max_header_bytes=size)).close()
+    with pytest.raises(wm.LimitError, match=f"size of the tensor index is {size}") as caught:
+        wm.open(data, limits=wm.Limits(max_header_bytes=size - 1))
+    assert caught.value.offset == 28
+
+
 def test_the_header_checksum_is_always_checked() -> None:
     """A wrong header checksum is a ChecksumError at every level of `verify=`."""
     data = draft().header(header_checksum=1).seal()
@@ -306,6 +336,7 @@ def test_the_vocabulary_is_a_sequence_of_str() -> None:
     with vocabulary(tokens) as f:
         v = f.vocab
         assert isinstance(v, Sequence)
+        assert repr(v) == f"<Vocabulary of {len(tokens)} tokens>"
         assert len(v) == len(tokens)
         assert [v[i] for i in range(len(v))] == list(tokens)
         assert [v[i] for i in range(-len(v), 0)] == list(tokens)
@@ -505,6 +536,35 @@ def test_an_error_is_reported_as_of_the_layout_that_was_meant() -> None:
     with pytest.raises((wm.LayoutError, wm.TruncatedError)) as caught:
         wm.open(memoryview(data))
     assert caught.value.field == "total_file_size"
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+W = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tensors": {"w": W}, "special_ids": {"pad": 0}}, "special_ids without a vocabulary"),
+        ({"tensors": {"w": W}, "metadata": {"k": "v" * 300}}, "metadata of 305 bytes"),
+        ({"tensors": {"w": W}, "vocab": ["t" * 300]}, "a vocabulary of 302 bytes"),
+        ({"tensors": {"w" * 60 + str(i): W for i in range(3)}}, "tensor data would begin at byte 384"),
+        ({"tensors": {f"w{i}": W for i in range(301)}, "layout": "simple"}, "301 tensors"),
+        ({"tensors": {"w": W}, "layout": "simple", "vocab": ["t" * 301]}, "token 0: "),
+    ],
+    ids=["ids alone", "metadata", "tokens", "names", "tensors", "a token"],
+)
+def test_what_has_no_place_is_refused(
+    tmp_path: Path, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit into fields of 32 bits (here at most 300) is an EncodeError, and nothing is written."""
+    monkeypatch.setattr(writing, "U32_MAX", 300)
+    wm.save(tmp_path / "fits.weights", {"w": W}, metadata={"k": "v"}, vocab=["[PAD]"], special_ids={"pad": 0})
+    with pytest.raises(wm.EncodeError, match=words):
+        wm.save(tmp_path / "x.weights", **options)
+    assert listing(tmp_path) == ["fits.weights"]
 
 
 def test_numpy_dtypes_of_all_codes() -> None:

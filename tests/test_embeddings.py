@@ -231,6 +231,22 @@ def test_files_of_other_formats_have_embeddings(tmp_path):
         assert f.embeddings is None
 
 
+@pytest.mark.parametrize("suffix", ["fifu", "weights"])
+@pytest.mark.parametrize("dims", [300, 65536, 65537, 2**32 - 1])
+def test_vectors_that_no_row_bounds_are_no_embeddings(tmp_path, suffix, dims):
+    """A matrix without rows and with vectors of more than 65,536 elements, which take no bytes, is no embeddings."""
+    path = tmp_path / f"t.{suffix}"
+    wm.save(path, {"embeddings": np.empty((0, dims), np.float32)}, vocab=[])
+    with wm.open(path) as f:
+        assert f["embeddings"].shape == (0, dims)
+        if dims > 65536:
+            assert f.embeddings is None
+        else:
+            rows, found = f.embeddings.batch(["a"])
+            assert rows.shape == (1, dims)
+            assert not found.any()
+
+
 def test_damaged_codes_are_an_error_in_every_look_up():
     """A code without a centroid is a QuantError, for known words, for unknown ones and in batches."""
     q = codes(len(WORDS) + 64)

@@ -25,6 +25,8 @@ from tests.support import DATA, listing, mappings, same
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
+from weightmap.formats.finalfusion import writing
+from weightmap.pq import ProductQuantized
 from weightmap.source import Source
 
 if TYPE_CHECKING:
@@ -288,6 +290,18 @@ def test_anything_that_can_be_written_comes_back(words: Any, kind: str, dtype: s
 
 
 FINE = np.zeros((2, 3), np.float32)
+
+
+def product(*shape: int) -> ProductQuantized:
+    """A matrix of two rows whose codebooks have this shape."""
+    return ProductQuantized(np.zeros((2, shape[0]), np.uint8), np.zeros(shape, np.float32))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Tables within each other."""
+    return {"k": nested(depth - 1)} if depth else {}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no matrix": ({"norms": FINE[:, 0]}, {}, "'embeddings'"),
     "another tensor": ({"embeddings": FINE, "bias": FINE}, {}, "'bias'"),
@@ -315,6 +329,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"vocab": explicit("ab", [("x", 0), ("y", 0)], 1, 1), "layout": "spec"},
         "share an index",
     ),
+    "no n-grams": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("explicit", 1, 3, 1))}, "without n-grams"),
+    "300 centroids": ({"embeddings": product(1, 300, 3)}, {}, "300 centroids (1 to 256)"),
+    "no centroids": ({"embeddings": product(1, 0, 3)}, {}, "0 centroids (1 to 256)"),
+    "no columns, quantised": ({"embeddings": product(1, 3, 0)}, {}, "rows without elements"),
+    "2^32 columns": ({"embeddings": np.zeros((0, 2**32), np.float32)}, {"vocab": []}, "4294967296 columns"),
+    "another scheme": ({"embeddings": wm.quantize(FINE, "int4")}, {}, "int4"),
+    "tables 101 deep": ({"embeddings": FINE}, {"metadata": nested(101)}, "nested more than 100 deep"),
     "None in metadata": ({"embeddings": FINE}, {"metadata": {"a": None}}, "metadata"),
     "surrogates in metadata": ({"embeddings": FINE}, {"metadata": {"a": "\udc00"}}, "metadata"),
     "special ids": ({"embeddings": FINE}, {"special_ids": {"pad": 0}}, "special_ids"),
@@ -329,6 +350,36 @@ def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case: str, t
         wm.save(tmp_path / "t.fifu", tensors, **{"vocab": ["a", "b"], **options})
     assert words in str(caught.value)
     assert not listing(tmp_path)
+
+
+def test_what_is_as_large_as_it_may_be_is_written(tmp_path: Path) -> None:
+    """256 centroids, 2^32 - 1 columns and metadata nested 100 deep are written and read."""
+    path = tmp_path / "t.fifu"
+    wm.save(path, {"embeddings": product(1, 256, 3)}, vocab=["a", "b"], metadata=nested(99))
+    with wm.open(path, verify="full") as f:
+        assert f["embeddings"].codebooks.shape == (1, 256, 3)
+        assert dict(f.metadata) == nested(99)
+    wm.save(path, {"embeddings": np.zeros((0, 2**32 - 1), np.float32)}, vocab=[])
+    with wm.open(path, verify="full") as f:
+        assert f["embeddings"].shape == (0, 2**32 - 1)
+
+
+def test_a_word_longer_than_its_length_can_tell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length of a word has 32 bits (whose largest value is 10 here): an EncodeError, and no file."""
+    monkeypatch.setattr(writing, "U32_MAX", 10)
+    wm.save(tmp_path / "fits.fifu", {"embeddings": FINE}, vocab=["a", "b" * 10])
+    with pytest.raises(wm.EncodeError, match=r"a word of 2\*\*32 bytes"):
+        wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b" * 11])
+    assert listing(tmp_path) == ["fits.fifu"]
+
+
+def test_an_explicit_vocabulary_may_have_no_ngrams(put: Callable[..., Path]) -> None:
+    """A list of no n-grams is legal, in either order of fields."""
+    for spec in (False, True):
+        data = ff.build([ff.explicit(WORDS, [], 1, 3, spec=spec), ff.matrix(normal((ROWS, 2)))])
+        with wm.open(put(data), verify="full") as f:
+            assert pairs_of(f.vocab) == []
+            assert f.verify().warnings == ()
 
 
 def test_an_unknown_layout_is_a_value_error(tmp_path: Path) -> None:

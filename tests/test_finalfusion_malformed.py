@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.attacks import finalfusion
 from tests.attacks.case import U32
+from tests.attacks.case import put as put_bytes
 from tests.attacks.finalfusion import PARTS
 from tests.builders import finalfusion as ff
 from tests.builders import normal
@@ -18,6 +19,7 @@ from tests.support import DATA, same
 
 import weightmap as wm
 from weightmap.cli import main
+from weightmap.formats.finalfusion import vocabulary as strings_of_vocabularies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +98,55 @@ def test_damaged_ngrams_do_no_harm_to_words() -> None:
         with pytest.raises(wm.LayoutError) as caught:
             f.vocab.subwords.ngrams()
         assert caught.value.path == "<bytes>"
+
+
+LISTED = ff.explicit(WORDS, [("abcdefghijkl", 0), ("b", 1)], 1, 12)
+BEGIN = finalfusion.start_of([LISTED, STORAGE], 0)
+# In the order of the specification, and nothing behind the words.
+UNCOUNTED = ff.Chunk(ff.EXPLICIT, struct.pack("<IIQ", 1, 3, N) + ff.strings(WORDS))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "lie", "words"),
+    [
+        (LISTED, (BEGIN + 24, U32), "word 0 of 3 runs past it"),
+        (LISTED, (BEGIN + 8, 3), "n-gram 2 of 3 runs past it"),
+        (LISTED, (BEGIN + 8, 1), "n-grams end at byte"),
+        (UNCOUNTED, None, "the number of n-grams runs past"),
+    ],
+    ids=["a word", "one more", "one less", "nothing behind the words"],
+)
+def test_ngrams_are_checked_when_they_are_asked_for_first(chunk: ff.Chunk, lie: Any, words: str) -> None:
+    """Words and n-grams that do not fill their chunk are refused by whichever of both is asked for, and by `verify`."""
+    data = ff.build([chunk, ff.matrix(normal((N + 1, 2)))])
+    if lie is not None:
+        data = put_bytes(data, lie[0], struct.pack("<I", lie[1]))
+    with wm.open(data) as f:
+        with pytest.raises(wm.LayoutError, match=words) as caught:
+            f.vocab.subwords.ngrams()
+        assert (caught.value.path, caught.value.field) == ("<bytes>", "vocabulary")
+        for use in (lambda: list(f.vocab), f.verify):
+            with pytest.raises(wm.LayoutError):
+                use()
+
+
+def test_ngrams_without_a_matrix_are_read() -> None:
+    """Where strict=False lets a vocabulary stand alone there are no rows that indices could miss."""
+    with wm.open(ff.build([LISTED]), strict=False) as f:
+        table, indices = f.vocab.subwords.ngrams()
+        assert (list(table), indices.tolist()) == (["abcdefghijkl", "b"], [0, 1])
+
+
+def test_strings_beyond_32_bits_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of more bytes than can be addressed (here 12) are an UnsupportedError when they are asked for."""
+    monkeypatch.setattr(strings_of_vocabularies, "MAX_STRINGS", 12)
+    for words, more in ((["a", "b"], 0), (["a", "bc", "d"], 1)):
+        with wm.open(ff.build([ff.simple(words), ff.matrix(normal((len(words), 2)))])) as f:
+            if more:
+                with pytest.raises(wm.UnsupportedError, match="bytes of words or n-grams is 16, expected at most 12"):
+                    list(f.vocab)
+            else:
+                assert list(f.vocab) == words
 
 
 def test_any_number_of_rows_without_columns_allocates_nothing() -> None:

@@ -130,7 +130,9 @@ LACKS = {
     r"Expected vocab chunk, not 6": "the reference reads no norms without words",
     r"not a valid ChunkIdentifier|Could not read <0I": "the reference believes the list of chunks in the header",
     r"TomlDecodeError": "the reference reads TOML of an older version",
-    r"cannot reshape": "the reference takes padding to be as long as it would write it",
+    r"cannot reshape|equal to number of norms|Could not read \d+ bytes": (
+        "the reference takes padding to be as long as it would write it"
+    ),
 }
 SPECIFICATION = "the reference does not know the order of fields of the specification"
 # What the reference reads and weightmap does not, by what weightmap says.
@@ -194,8 +196,10 @@ def reason(mine: dict[str, Any] | str, other: dict[str, Any] | str) -> str:
 
 def test_every_disagreement_has_a_reason(tmp_path: Path) -> None:
     """finalfusion-python and weightmap refuse and read the same mutants alike, but for the reasons listed."""
-    files = [mutant("finalfusion", number).files[""] for number in range(COUNT)]
-    paths = [tmp_path / str(number) for number in range(COUNT)]
+    # Of TOML that is newer than the reference's, mutants are rare.
+    newer = ff.build([ff.metadata('a = [1, "x"]'), ff.simple(["a"]), ff.matrix(normal((1, 2)))])
+    files = [newer, *(mutant("finalfusion", number).files[""] for number in range(COUNT))]
+    paths = [tmp_path / str(number) for number in range(len(files))]
     for path, data in zip(paths, files, strict=True):
         path.write_bytes(data)
     agreements: Counter[str] = Counter()

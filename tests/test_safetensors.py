@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from tests.attacks import sound
 from tests.builders import noise, normal
 from tests.builders import safetensors as st
-from tests.support import same
+from tests.support import listing, same
 
 import weightmap as wm
+from weightmap.dtypes import DTYPES
 from weightmap.formats.safetensors import reading as safetensors_format
 
 if TYPE_CHECKING:
@@ -173,6 +176,73 @@ def test_large_metadata_is_forgotten_with_its_file() -> None:
     f = wm.open(st.raw(dumps({"__metadata__": {"key": text}})))
     assert f.metadata == {"key": text}
     assert safetensors_format._metadata.cache_info().currsize == kept
+
+
+# ------------------------------------------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize("format", ["safetensors", "bintensors"])
+def test_no_header_is_longer_than_the_reference_allows(format: str) -> None:
+    """A length above 100,000,000 is a FormatError, whatever the limits are, before anything is read."""
+    with pytest.raises(wm.FormatError, match="length of the header") as caught:
+        wm.open(st.raw(b"{}", length=100_000_001), format=format, limits=wm.Limits(max_header_bytes=2**40))
+    assert (caught.value.field, caught.value.actual) == ("n", 100_000_001)
+
+
+@pytest.mark.parametrize("more", [1, 2, 100])
+def test_the_number_of_tensors_is_bounded_by_the_limits(more: int) -> None:
+    """As many tensors as `max_tensors` open, and any more are a LimitError."""
+    data = st.build({f"w{i}": noise("uint8", (1,)) for i in range(10 + more)})
+    wm.open(data, limits=wm.Limits(max_tensors=10 + more)).close()
+    with pytest.raises(wm.LimitError, match="number of tensors"):
+        wm.open(data, limits=wm.Limits(max_tensors=10))
+
+
+# ------------------------------------------------------------------------------------------------- what is written
+
+
+def test_every_dtype_has_a_place() -> None:
+    """safetensors has a name for every dtype of the package, so no array is refused for its dtype."""
+    assert set(DTYPES) == set(safetensors_format.DTYPE_NAMES.values())
+
+
+def test_what_has_no_place_in_the_header_is_refused(tmp_path: Path) -> None:
+    """A tensor called __metadata__ and a name that is no Unicode are both named in the EncodeError."""
+    value = np.zeros(1, np.float32)
+    with pytest.raises(wm.EncodeError, match="the name is taken") as caught:
+        wm.save(tmp_path / "m.safetensors", {"__metadata__": value, "\ud800": value})
+    assert "Unicode" in str(caught.value)
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("format", ["safetensors", "bintensors"])
+def test_a_header_longer_than_readers_allow_is_not_written(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header of more bytes than a reader takes (here 64, so that the test is small) is an EncodeError."""
+    monkeypatch.setattr(importlib.import_module(f"weightmap.formats.{format}.writing"), "MAX_HEADER", 64)
+    wm.save(tmp_path / "fits", {}, format=format, metadata={"k": "v"})
+    with pytest.raises(wm.EncodeError, match="a header of"):
+        wm.save(tmp_path / "long", {}, format=format, metadata={"k": "v" * 64})
+    assert listing(tmp_path) == ["fits"]
+
+
+# ------------------------------------------------------------------------------------------------- changed meanwhile
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bintensors-spec"])
+def test_verify_notices_a_header_that_changed(kind: str) -> None:
+    """A header of which one bit is another by the time of `verify` is a LayoutError."""
+    data = bytearray(sound()[kind])
+    f = wm.open(data)
+    data[12] ^= 1
+    with pytest.raises(wm.LayoutError, match="the header changed"):
+        f.verify()
+
+
+def test_verify_tells_of_an_empty_name() -> None:
+    """An empty name is legal, and a warning."""
+    assert wm.open(st.build({"": normal((1,))})).verify().warnings == ("a tensor has an empty name",)
 
 
 # ------------------------------------------------------------------------------------------------- what numpy refuses

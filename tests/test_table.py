@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 
 import numpy as np
 import pytest
+from tests.attacks.embd import colliding_keys
 
+import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
+from weightmap.columns import ColumnTable
+from weightmap.dtypes import DTYPES
+from weightmap.faults import table_error
 from weightmap.kernels import _native
+from weightmap.records import RecordTable
+from weightmap.table import Rules
 
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])
@@ -261,3 +269,115 @@ def test_columns_find_by_one_pass():
         assert columns.find(absent) == -1
     assert columns_of([]).find(b"a") == -1
     assert columns_of([b"x"]).find(b"") == -1
+
+
+# ------------------------------------------------------------------------------------- the two kinds of table in Python
+TYPES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
+
+
+class Four(Rules):
+    """The rules of a format of these types and of one to four dimensions, packed tightly."""
+
+    dtypes = tuple(DTYPES[name] for name in TYPES)
+    bits = BITS
+    min_ndim, max_ndim = 1, 4
+
+
+def records(rows, names, data_size):
+    """A table of records, unchecked."""
+    index = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
+    return RecordTable(lambda: index, len(rows), 0, Four(0, data_size))
+
+
+def in_columns(rows, names, data_size):
+    """The same table in columns, unchecked."""
+    dims = [row[4 : 4 + min(row[2], 4)] for row in rows]
+    bits = dict(enumerate(BITS))
+    ends = [row[8] + math.prod(shape) * bits.get(row[1], 8) // 8 for row, shape in zip(rows, dims, strict=True)]
+    columns = kernels.Columns(
+        b"".join(names),
+        np.cumsum([0, *map(len, names)], dtype=np.uint32),
+        np.array([row[1] for row in rows], np.uint8),
+        np.array([dim for row in dims for dim in row], np.uint64),
+        np.cumsum([0, *map(len, dims)], dtype=np.uint32),
+        np.array([row[8] for row in rows], np.uint64),
+        np.array([end % 2**64 for end in ends], np.uint64),
+    )
+    return ColumnTable(columns, Four(0, data_size), utf8=True)
+
+
+every_kind = pytest.mark.parametrize("make", [records, in_columns])
+
+
+def three():
+    """Rows of three tensors of 24 bytes, which can be made to lie."""
+    return [[fnv(b"abc"[i : i + 1]), 0, 2, 1, 2, 3, 0, 0, 24 * i] for i in range(3)]
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("lie", "error"),
+    [
+        ({1: 9}, wm.UnsupportedError),
+        ({1: 255}, wm.UnsupportedError),
+        ({8: 49}, wm.LayoutError),
+        ({8: 2**64 - 1}, wm.LayoutError),
+        ({4: 0, 8: 73}, wm.LayoutError),
+    ],
+    ids=str,
+)
+def test_a_row_is_checked_whenever_it_is_used(make, lie, error):
+    """In a table that nobody checked, or that changed since, a row that lies is an error, and no other row is."""
+    rows = three()
+    for field, value in lie.items():
+        rows[1][field] = value
+    table = make(rows, [b"a", b"b", b"c"], 72)
+    assert [table.row(i).offset for i in (0, 2)] == [0, 48]
+    for use in (lambda: table.row(1), lambda: list(table.rows()), table.check):
+        with pytest.raises(error):
+            use()
+
+
+@pytest.mark.parametrize("ndim", [0, 5, 255])
+def test_a_record_of_no_possible_number_of_dimensions(ndim):
+    """Alone or with all others, such a record is refused whenever it is used, and the message has its number."""
+    rows = three()
+    rows[1][2] = ndim
+    table = records(rows, [b"a", b"b", b"c"], 72)
+    for use in (lambda: table.row(1), lambda: list(table.rows()), table.check):
+        with pytest.raises(wm.FormatError, match=f"tensor 'b': number of dimensions is {ndim}, expected 1 to 4"):
+            use()
+
+
+@every_kind
+def test_names_whose_hashes_collide_are_told_apart(make):
+    """Names made to collide pass when they differ, and are refused where two are one."""
+    names = [key.encode() for key in colliding_keys(80)]
+    for more, fault in (([], None), ([names[3]], "two tensors, 3 and 80, are both called")):
+        rows = [[fnv(name), 8, 1, len(name), 1, 0, 0, 0, i] for i, name in enumerate([*names, *more])]
+        table = make(rows, [*names, *more], len(rows))
+        if fault is None:
+            table.check()
+            assert [table.find(name.decode()) for name in names] == list(range(80))
+        else:
+            with pytest.raises(wm.LayoutError, match=fault):
+                table.check()
+
+
+@every_kind
+def test_names_are_checked_by_themselves_too(make):
+    """`check_names`, for when hashes collide, finds the first name that is not UTF-8 and the first that is repeated."""
+    with pytest.raises(wm.FormatError, match="tensor 1: its name is not UTF-8"):
+        make(three(), [b"a", b"\xff", b"c"], 72).check_names()
+    with pytest.raises(wm.LayoutError, match="two tensors, 0 and 2, are both called 'a'"):
+        make(three(), [b"a", b"b", b"a"], 72).check_names()
+    make(three(), [b"a", b"b", b"c"], 72).check_names()
+
+
+def test_any_fault_has_words():
+    """A fault without words of its own, and one about a name that cannot be read, are errors of ours all the same."""
+    table = records(three(), [b"a", b"\xff", b"c"], 72)
+    found = table_error(table, kernels.Fault(kernels.FAULTS["COLUMN"], 2, 0, 0, 0))
+    assert str(found) == "tensor 'c': the index is damaged (COLUMN) (at byte 64)"
+    found = table_error(table, kernels.Fault(kernels.FAULTS["NAME_DUPLICATE"], 1, 0, 0, 0))
+    assert "two tensors, 0 and 1, are both called the name of tensor 1" in str(found)

@@ -9,7 +9,7 @@ import numpy as np
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import UnsupportedError
 from weightmap.file import TensorFile
-from weightmap.opening import open as open_file
+from weightmap.opening import open_privately
 from weightmap.reading import in_pieces
 
 if TYPE_CHECKING:
@@ -97,13 +97,14 @@ def diff(a: Any, b: Any) -> DiffReport:
     2.0
     """
     if not isinstance(a, TensorFile):
-        with open_file(a) as file:
-            file.read_privately()
+        with open_privately(a) as file:
             return diff(file, b)
     if not isinstance(b, TensorFile):
-        with open_file(b) as file:
-            file.read_privately()
+        with open_privately(b) as file:
             return diff(a, file)
+    for file in (a, b):
+        file.check_unchanged()
+        file.settle()
     names_b = set(b)
     only_in_a = tuple(name for name in a if name not in names_b)
     names_a = set(a)

@@ -14,7 +14,7 @@ from weightmap.dtypes import DTYPES, DType, numpy_dtype
 from weightmap.errors import TensorFileError, quoted
 from weightmap.formats import Format, Payload, Request
 from weightmap.limits import Limits
-from weightmap.opening import open as open_file
+from weightmap.opening import open_privately
 from weightmap.payload import from_quantized
 from weightmap.quantizing import FLOATING, QuantizedInfo, Quantizer, matches
 from weightmap.reading import in_pieces
@@ -176,8 +176,7 @@ def convert(
         if kind is not None:
             written = words.convert_file(model, kind, wanted, limits, progress, lossy=lossy)
         else:
-            with open_file(model, limits=limits) as file:
-                file.read_privately()
+            with open_privately(model, limits=limits) as file:
                 vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
                 matrix = words.from_file(file, vocab, include, exclude)
                 written = words.convert_words(matrix, wanted, limits, progress)
@@ -221,8 +220,7 @@ def _convert_tensors(
     except TensorFileError as error:
         raise error.located(path=target) from None
     # Mode "mmap" touches no page: tensors are read by pread.
-    with open_file(model, limits=limits) as file:
-        file.read_privately()
+    with open_privately(model, limits=limits) as file:
         metadata = _metadata(file, directory, found)
         try:
             chosen = choose_layout(found, layout, metadata)

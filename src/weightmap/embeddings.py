@@ -25,6 +25,8 @@ _KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
 _FLOAT32 = np.dtype(np.float32)
 # Words that are taken apart at once: their rows are a few hundred thousand numbers.
 _WORDS = 4096
+# A matrix without rows takes no bytes, so nothing else bounds the length of the vectors that it promises.
+_LONGEST_OF_NONE = 1 << 16
 
 
 class Embeddings:
@@ -78,23 +80,28 @@ class Embeddings:
         """Return the embeddings of a file, or None when it has none.
 
         Those of a finalfusion file are its "embeddings" and its "norms"; of another one, the only matrix, of floats or
-        quantised, that has a row for each token of its vocabulary.
+        quantised, that has a row for each token of its vocabulary. A matrix without rows is none when its vectors would
+        have more than 65,536 elements: a file of a few bytes can declare that, and `batch` would have to return them.
         """
         vocab = file.vocab
         if vocab is None:
             return None
         count = len(vocab)
+        norms = None
         if file.format == "finalfusion":
-            if "embeddings" not in file or file.info("embeddings").shape[0] < count:
-                return None
-            norms = file["norms"] if "norms" in file and file.info("norms").shape == (count,) else None
-            return cls(vocab, file["embeddings"], norms)
-        found = [
-            info.name
-            for info in file.infos()
-            if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _KINDS
-        ]
-        return cls(vocab, file[found[0]]) if len(found) == 1 else None
+            found = ["embeddings"] if "embeddings" in file and file.info("embeddings").shape[0] >= count else []
+            if "norms" in file and file.info("norms").shape == (count,):
+                norms = file["norms"]
+        else:
+            found = [
+                info.name
+                for info in file.infos()
+                if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _KINDS
+            ]
+        if len(found) != 1:
+            return None
+        rows, dims = file.info(found[0]).shape
+        return cls(vocab, file[found[0]], norms) if rows or dims <= _LONGEST_OF_NONE else None
 
     @property
     def vocab(self) -> Vocabulary:

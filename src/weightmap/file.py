@@ -115,14 +115,14 @@ class TensorFile(Mapping[str, Any]):
         return self[name] if found else default
 
     def __contains__(self, name: object) -> bool:
-        self._check_open()
+        self._check_index()
         return self._table.find(name) >= 0
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __iter__(self) -> Iterator[str]:
-        self._check_open()
+        self._check_index()
         return iter(self._table.names)
 
     def values(self) -> ValuesView[Any]:
@@ -144,13 +144,17 @@ class TensorFile(Mapping[str, Any]):
         """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
         return self._source.name
 
-    def read_privately(self) -> None:
-        """From now on map nothing but tensors that are looked up: see `Source.private`."""
-        self._source.private = True
+    def settle(self) -> None:
+        """Hold all of the index in memory of our own: what is read from now on touches no mapping."""
+        self._check_index()
+        try:
+            self._table.settle()
+        except TensorFileError as error:
+            raise error.located(path=self._source.name, format=self.format) from None
 
     def locate(self, name: str) -> Located:
         """Return where a tensor lies."""
-        self._check_open()
+        self._check_index()
         i = self._table.find(name)
         if i < 0:
             raise self._not_found(name)
@@ -196,6 +200,13 @@ class TensorFile(Mapping[str, Any]):
     def _check_open(self) -> None:
         if self._source.closed:
             self._source.fail_closed()
+
+    def _check_index(self) -> None:
+        """Before the index is looked into: where that is mapped, a file that shrank is an exception and no fault."""
+        if self._source.closed:
+            self._source.fail_closed()
+        if self._table.is_mapped:
+            self.check_unchanged()
 
     def _not_found(self, name: object) -> TensorNotFoundError:
         import difflib  # noqa: PLC0415 - 3 ms, for messages only
@@ -317,6 +328,7 @@ class TensorFile(Mapping[str, Any]):
         TypeError
             When `out` is no array.
         """
+        self.settle()
         place = self.locate(name)
         try:
             return read(place, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
@@ -380,6 +392,7 @@ class TensorFile(Mapping[str, Any]):
         source = self._source
         try:
             source.check_unchanged()
+            self._table.settle()
             run = Verification(source, self._options, progress)
             if not self._options.checked:  # opening has not
                 self._table.check()

@@ -95,7 +95,8 @@ def open(
     >>> w[1]
     array([3., 4., 5.], dtype=float32)
     """
-    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else _mode(mode)
+    if mode is not None:
+        _mode(mode)
     if verify not in _VERIFY:
         msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
         raise ValueError(msg)
@@ -105,7 +106,18 @@ def open(
     if format is not None:
         by_name(format)
     limits = _LIMITS if limits is None else limits
-    options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise)
+    return open_with(source, Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise))
+
+
+def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
+    """Open a file of which no tensor is handed out: see `Source.private`."""
+    return open_with(source, Options(_LIMITS if limits is None else limits, strict=strict, private=True))
+
+
+def open_with(source: Any, options: Options) -> TensorFile:
+    """Do what `open` says, with options that are in order."""
+    mode = options.mode
+    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else _mode(mode)
     path = source if type(source) is str else _as_path(source)
     if path is not None and path.endswith(".index.json"):
         return _open_sharded(path, options)
@@ -141,6 +153,7 @@ def _open_source(source: Source, options: Options) -> TensorFile:
     try:
         if options.advise is not None:
             source.advise(options.advise)
+        source.private = options.private
         explicit = options.mode is not None
         if explicit or limits is not _LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)

@@ -30,7 +30,8 @@ class RecordTable(Table):
     Parameters
     ----------
     load : callable
-        Returns the index, bytes or an array of uint8; called at the first use. It holds `count` records of 32 bytes:
+        Returns the index, bytes or an array of uint8; called at the first use, and with ``private=True`` for one that
+        lies in no mapping. It holds `count` records of 32 bytes:
         u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then the names, back to back in
         the order of the records; and perhaps padding.
     count : int
@@ -43,8 +44,9 @@ class RecordTable(Table):
     _LENGTH_AT = 6
     names_size = 0
     _bytes: Index | None = None
+    is_mapped = True
 
-    def __init__(self, load: Callable[[], Index], count: int, start: int, rules: Rules) -> None:
+    def __init__(self, load: Callable[..., Index], count: int, start: int, rules: Rules) -> None:
         self.count = count
         self.rules = rules
         self._load = load
@@ -55,7 +57,16 @@ class RecordTable(Table):
         index = self._bytes
         if index is None:
             index = self._bytes = self._load()
+            self.is_mapped = type(index) is not bytes
         return index
+
+    def settle(self) -> None:
+        """Replace a mapped index by one that is read; what was made of the mapped one is made anew."""
+        if self.is_mapped:
+            self._bytes = self._load(private=True)
+            self._names = None
+            self.__dict__.pop("find", None)
+            self.is_mapped = False
 
     def _load_names(self) -> StringTable:
         count, size = self.count, self.RECORD.size
@@ -105,9 +116,10 @@ class RecordTable(Table):
         # A copy: what is checked is what is used.
         copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
         ndims = copied["ndim"]
-        if ndims.min() < self.rules.min_ndim or ndims.max() > self.rules.max_ndim:
-            for i in range(first, last):
-                self.place(i)  # raises, saying which
+        bad = np.flatnonzero((ndims < self.rules.min_ndim) | (ndims > self.rules.max_ndim))
+        if len(bad):
+            i = int(bad[0])
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], first + i, 0, int(ndims[i]), 0))
         return copied["dtype"], ndims, copied["dims"], copied["offset"]
 
     def position(self, row: int) -> int | None:

@@ -19,8 +19,7 @@ from weightmap.errors import (
 )
 from weightmap.file import TensorFile
 from weightmap.formats import FORMATS, Options
-from weightmap.opening import open as open_file
-from weightmap.opening import source_of
+from weightmap.opening import open_with, source_of
 from weightmap.reports import VerifyReport
 from weightmap.source import Source
 
@@ -73,7 +72,7 @@ def open_sharded(path: str, options: Options) -> TensorFile:
     if os.path.isdir(path):
         path = find_model(path)
         if not path.endswith(INDEX_SUFFIX):
-            return open_file(path, **options.keywords())
+            return open_with(path, options)
     source = Source.from_path(path, "copy")
     try:
         options.limits.check("max_header_bytes", source.size, "size of the index of shards")
@@ -129,7 +128,7 @@ class ShardedTensorFile(TensorFile):
     no changed file to it here either, for the mapping keeps the old one.
     """
 
-    __slots__ = ("_closed", "_nbytes", "_shards", "_warnings", "_where")
+    __slots__ = ("_closed", "_nbytes", "_settled", "_shards", "_warnings", "_where")
 
     def __init__(self, index: Source, content: dict[str, Any], options: Options) -> None:
         where = content.get("weight_map")
@@ -146,7 +145,7 @@ class ShardedTensorFile(TensorFile):
         self._shards: dict[str, TensorFile] = {}
         self._where: dict[str, str] = {}
         self._warnings: list[str] = []
-        self._closed = False
+        self._closed = self._settled = False
         self._source = index
         self._embeddings = False
         self._options = options
@@ -168,14 +167,14 @@ class ShardedTensorFile(TensorFile):
 
     def _open_shard(self, folder: str, name: str, options: Options) -> TensorFile:
         # verify="full" verifies the model as a whole, once it is open.
-        asked = options.keywords(verify="header" if options.checked else "none")
+        asked = Options(**options.keywords(verify="header" if options.checked else "none"))
         path = os.path.join(folder, name)
         if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
             # An index that names an index could name itself, and would be opened for ever.
             msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
             raise LayoutError(msg, field="weight_map")
         try:
-            return open_file(path, **asked)
+            return open_with(path, asked)
         except OSError as error:
             if error.errno not in _MISSING:
                 raise
@@ -295,6 +294,13 @@ class ShardedTensorFile(TensorFile):
         """Device, inode, size and modification time of the index and of every shard, by name."""
         index = os.path.basename(self._source.absolute or "")
         return {index: self._source.identity} | {name: shard.identity for name, shard in self._shards.items()}
+
+    def settle(self) -> None:
+        """Hold the index of every shard: see `TensorFile.settle`."""
+        if not self._settled:
+            for shard in self._shards.values():
+                shard.settle()
+            self._settled = True
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Verify every shard: see `TensorFile.verify`."""

@@ -58,8 +58,9 @@ class Source(Readable):
     closed : bool
     """
 
-    # What is looked at again and again, such as a vocabulary, is read once and not mapped: for whoever goes through a
-    # whole file and hands out nothing of it, so that a file that shrinks meanwhile is an exception there and no fault.
+    # What is looked at again and again, such as a vocabulary or a large index, is read once and not mapped: for whoever
+    # goes through a whole file and hands out nothing of it, so that a file that shrinks meanwhile is an exception there
+    # and no fault.
     private = False
     _memory: Any = None  # the bytes, as arrays are made on them
     _sealed: Descriptor | None = None  # of the memory that a file was copied to

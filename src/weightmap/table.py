@@ -129,12 +129,15 @@ class Table:
     rules : Rules
     path, format : str or None
         Of the file, for messages, once they are known.
+    is_mapped : bool
+        Whether it looks into the mapping of the file; not any more after `settle`.
     """
 
     count: int
     rules: Rules
     path: str | None = None
     format: str | None = None
+    is_mapped = False
     _names: StringTable | None = None
     _looked = False
 
@@ -156,11 +159,16 @@ class Table:
 
     def position(self, row: int) -> int | None:
         """Return where the entry of a row lies in the file, for messages; None where that is not known."""
-        del row
-        return None
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return self.count
+
+    def settle(self) -> None:
+        """Hold in memory of our own what may still lie in a mapping, where touching it is a fault once the file shrank.
+
+        Raises what `Source.pread` raises.
+        """
 
     def belongs_to(self, path: str | None, format: str) -> None:
         """Tell the table what file it is of, for messages."""

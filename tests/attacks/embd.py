@@ -347,8 +347,21 @@ def vocabularies() -> Iterator[Case]:
         yield case("C11", f"token {name}", data, "FormatError", field="token", offset=at, late=True)
 
 
+def before_the_footer(padding: bytes) -> embd.Draft:
+    """A file with padding between the data and the footer."""
+    d = draft()
+    d.data[-16:-16] = padding
+    return d.header(total_file_size=len(d.data))
+
+
 def footers() -> Iterator[Case]:
     """Footers that lie, and checksums that do not fit."""
+    end = END - 16
+    hidden = {"field": "padding", "offset": end, "late": True, "odd": "padding before the footer"}
+    yield case("E13", "hidden bytes before the footer", before_the_footer(b"hidden"), "LayoutError", **hidden)
+    far = {"field": "tensor_data_size", "offset": 40}
+    yield case("E13", "a footer 64 bytes later", before_the_footer(bytes(64)), "LayoutError", **far)
+    yield case("E13", "a footer 63 bytes later", before_the_footer(bytes(63)))
     for name, magic in {"of the header": b"EMBD", "cut": b"DBM\0", "zeros": bytes(4)}.items():
         data = draft().footer(magic_end=magic)
         yield case("E1", f"footer magic {name}", data, "TruncatedError", field="magic_end", offset=END - 8)
@@ -396,6 +409,9 @@ def names() -> Iterator[Case]:
 
 def legal() -> Iterator[Case]:
     """What looks odd and has to load."""
+    for place in (0, 64):
+        data = draft(metadata=b"").header(metadata_offset=place)
+        yield case("E7", f"no metadata, at {place}", data, odd="metadata lacks keys")
     for shape in ((0,), (0, 4), (2, 0, 3), (U32, 0)):
         tensors = [("a", Tensor("float32", shape, b"")), ("b", normal((2,)))]
         yield case("C7", f"shape {'x'.join(map(str, shape))}", embd.Draft(tensors))

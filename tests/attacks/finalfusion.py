@@ -246,6 +246,8 @@ def norms() -> Iterator[Case]:
     yield case("F20", "norms cut off", data, "TruncatedError", "norms", len(data))
     value = Tensor("float32", (3,), struct.pack("<3f", 1, float("nan"), -1))
     yield case("F21", "a NaN and a negative number", with_norms(value=value), odd="2 norms are NaN")
+    data = ff.build([VOCAB, ff.product(*PARTS[:3], value.array)])
+    yield case("F21", "a NaN and a negative number, quantised", data, odd="2 norms of quantised rows are NaN")
 
 
 def later() -> Iterator[Case]:
@@ -328,6 +330,7 @@ def odd() -> Iterator[Case]:
 def legal() -> Iterator[Case]:
     """What looks odd and has to load."""
     yield case("C20", "no words", ff.build([ff.simple([]), ff.matrix(normal((0, 4)))]))
+    yield case("C20", "no words, and vectors of 16 GiB", ff.build([ff.simple([]), ff.matrix(normal((0, 4)), cols=U32)]))
     yield case("C7", "no columns", ff.build([VOCAB, ff.matrix(normal((N, 0)))]))
     yield case("C16", "any bits", ff.build([VOCAB, ff.matrix(Tensor("float32", (3, 1), bytes(range(0xF4, 0x100))))]))
     yield case("F7", "an empty word", ff.build([ff.simple(["", "b", "c"]), STORAGE]))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
 # What a file is truncated to: nothing, so that all its pages are gone; 100 bytes, so that what follows reads as zeros.
 SIZES = (0, 100)
+# What the names of operations end in that are done `with_mapped_index`.
+MAPPED = ", mapped index"
 
 
 def everything(source: object, **options: Any) -> list[object]:
@@ -60,6 +62,12 @@ def without_descriptors(work: Callable[[object], list[object]], source: object) 
     """Do it with a sharded model that keeps no descriptors, as one of many files."""
     with mock.patch.object(sharded, "_KEPT", 0):
         return work(source)
+
+
+def with_mapped_index(work: Callable[[], object]) -> object:
+    """Do it as if an index of any size were large, and looked at where it is mapped."""
+    with mock.patch("weightmap.formats.embd.spec.READ_INDEX", 0):
+        return work()
 
 
 def digest(array: np.ndarray[Any, Any]) -> str:
@@ -106,7 +114,9 @@ class Reading:
     def __init__(self, folder: Path, operation: str, name: str) -> None:
         self.at, self.out = folder / "sources", folder / operation
         self.out.mkdir()
-        self.operation, self.path = READINGS[operation], self.at / name
+        what = operation.removesuffix(MAPPED)
+        self.mapped = what != operation
+        self.operation, self.path = READINGS[what], self.at / name
         self.victim = self.path / "one.safetensors" if self.path.is_dir() else self.path
         self.data = self.victim.read_bytes()
         self.same = self.out / f"same{self.path.suffix}"
@@ -119,7 +129,7 @@ class Reading:
 
     def run(self) -> object:
         """Do it."""
-        return self.operation(self)
+        return with_mapped_index(lambda: self.operation(self)) if self.mapped else self.operation(self)
 
     def reset(self) -> None:
         """Make the file what it was."""

@@ -35,6 +35,8 @@ COMMANDS = (
 )
 FILES = {
     "words.weights": (*CALLS, *COMMANDS),
+    # As if its index were a large one.
+    "a.weights": tuple(f"{what}, mapped index" for what in ("open, full", "convert", "diff", *COMMANDS)),
     "a.safetensors": CALLS,
     "a.bt": CALLS,
     "a.bin": CALLS,
@@ -152,6 +154,60 @@ def test_a_file_that_changed_is_noticed_by_every_look_up(tmp_path: Path, suffix:
         assert held is None or held[-1] == 4999
 
 
+# Whatever looks into the index, and what finds the file truncated right after it was seen to be unchanged.
+MAPPED = """
+import os, sys, weightmap as wm
+from weightmap.source import Source
+
+path, same = sys.argv[1:]
+USES = {
+    "names": list, "in": lambda f: "t7" in f, "info": lambda f: f.info("t7"), "infos": lambda f: f.infos(),
+    "items": dict, "look-up": lambda f: f["t7"], "read": lambda f: f.read("t7"), "verify": lambda f: f.verify(),
+    "diff": lambda f: wm.diff(f, same),
+}
+data = open(path, "rb").read()
+check_unchanged = Source.check_unchanged
+
+def checked_too_early(source):
+    check_unchanged(source)
+    os.truncate(path, 0)
+
+def outcome(use, verify):
+    with wm.open(path, verify=verify) as f:
+        if late:
+            Source.check_unchanged = checked_too_early
+        else:
+            os.truncate(path, 0)
+        try:
+            return "the right result" if use(f) else "none"
+        except Exception as error:
+            return type(error).__name__
+        finally:
+            Source.check_unchanged = check_unchanged
+            with open(path, "wb") as file:
+                file.write(data)
+
+for verify in ("header", "full", "none"):
+    late = False
+    found = {name: outcome(use, verify) for name, use in USES.items()}
+    if verify == "full":  # the index was read
+        assert all(found.pop(name) == "the right result" for name in ("names", "in", "info", "infos")), found
+    assert set(found.values()) == {"FileChangedError"}, found
+    late = True
+    found = {name: outcome(USES[name], verify) for name in ("read", "verify", "diff")}
+    assert set(found.values()) <= {"TruncatedError", "FileChangedError"}, found
+print("alive")
+"""
+
+
+def test_a_mapped_index_is_not_touched_when_the_file_is_gone(tmp_path: Path) -> None:
+    """No look-up faults; nor do those that read when the file is truncated after they saw that it was unchanged."""
+    data = embd.Draft([(f"t{i}", normal((32,), i)) for i in range(2000)]).seal()
+    for name in ("a.weights", "b.weights"):
+        (tmp_path / name).write_bytes(data)
+    assert run_child(MAPPED, tmp_path / "a.weights", tmp_path / "b.weights").stdout.split() == ["alive"]
+
+
 @pytest.mark.parametrize("mode", ["copy", *SEALED])
 def test_a_copy_does_not_care_what_becomes_of_the_file(tmp_path: Path, mode: str) -> None:
     """In modes "copy" and "sealed" every look-up works on after the file was emptied and deleted."""
@@ -226,11 +282,21 @@ print(caught, "alive")
 """
 
 
-@pytest.mark.parametrize("action", ["verify", "full", "copy", *SEALED, "convert", "read", "diff", "export"])
-def test_a_file_that_shrinks_meanwhile_is_an_exception(tmp_path: Path, action: str) -> None:
+SHRINKING = {
+    "model.safetensors": ("verify", "full", "copy", *SEALED, "convert", "read", "diff", "export"),
+    # Of an index that is mapped, opening in mode "mmap" looks into the mapping, unless all is verified.
+    "model.weights": ("full", "copy", *SEALED, "convert", "diff", "export"),
+}
+
+
+@pytest.mark.parametrize(("name", "action"), [(name, action) for name in SHRINKING for action in SHRINKING[name]])
+def test_a_file_that_shrinks_meanwhile_is_an_exception(tmp_path: Path, name: str, action: str) -> None:
     """Reading, verifying, comparing or converting a file that another thread keeps truncating never ends in SIGBUS."""
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(st.build({f"t{i}": normal((64, 1024), i) for i in range(8)}))
+    path = tmp_path / name
+    if path.suffix == ".weights":
+        path.write_bytes(embd.Draft([(f"t{i}", normal((32,), i)) for i in range(2000)]).seal())
+    else:
+        path.write_bytes(st.build({f"t{i}": normal((64, 1024), i) for i in range(8)}))
     result = run_child(SHRINK, path, tmp_path / "out.weights", action, check=False)
     assert result.returncode == 0, result.stderr
     caught, alive = result.stdout.split()[-2:]

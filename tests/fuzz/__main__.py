@@ -23,7 +23,7 @@ from .corpus import FORMATS
 
 ROOT = Path(__file__).parents[2]
 # A process tries so many, then another one goes on, so that what one of them keeps does not add up.
-BATCH = 25_000
+BATCH = 100_000
 # No mutant may take longer in real time: far more than the second of processor time that the worker allows, since the
 # machine may be busy.
 PATIENCE = 60

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -67,26 +68,47 @@ class Anatomy:
             self._follow(kept)
         return rebuilt(self.data, kept)
 
-    def _follow(self, kept: list[Edit]) -> None:
-        more: dict[Field, int] = {}
+    @cached_property
+    def alike(self) -> dict[str, list[Field]]:
+        """The fields of each kind."""
+        found: dict[str, list[Field]] = {}
+        for one in self.fields:
+            found.setdefault(one.kind, []).append(one)
+        return found
+
+    @cached_property
+    def _counted(self) -> dict[Edit, list[Field]]:
+        """The fields that count one more or one less after an edit which doubles an item or leaves it out."""
+        found: dict[Edit, list[Field]] = {}
         for begin, end, counter in self.items:
             if counter is not None:
-                if Edit(begin, end, b"") in kept:
-                    more[counter] = more.get(counter, 0) - 1
-                elif Edit(begin, begin, self.data[begin:end]) in kept:
-                    more[counter] = more.get(counter, 0) + 1
+                found.setdefault(Edit(begin, end, b""), []).append(counter)
+                if end > begin:
+                    found.setdefault(Edit(begin, begin, self.data[begin:end]), []).append(counter)
+        return found
+
+    def _follow(self, kept: list[Edit]) -> None:
+        more: dict[Field, int] = {}
+        for edit in kept:
+            for counter in self._counted.get(edit, ()):
+                more[counter] = more.get(counter, 0) + (1 if edit.new else -1)
         for counter, change in more.items():
             self._add(kept, counter, change)
+        changes = _changes(kept)
+        if not changes:
+            return
         for begin, end, step in self.pads:
-            shift = sum(len(new) - (last - first) for first, last, new in kept if last <= begin)
+            shift = sum(grown for _, last, grown in changes if last <= begin)
             if shift % step:
                 wanted = -(begin + shift) % step
                 _put(kept, Edit(begin, end, bytes(wanted or (step if end - begin == step else 0))))
+                changes = _changes(kept)
         # From the innermost on: a number that takes more bytes makes longer what holds it.
         for number, begin, end in self.spans:
-            grown = sum(len(new) - (last - first) for first, last, new in kept if begin <= first < end >= last)
+            grown = sum(more for first, last, more in changes if begin <= first < end >= last)
             if grown:
                 self._add(kept, number, grown)
+                changes = _changes(kept)
 
     def _add(self, kept: list[Edit], number: Field, more: int) -> None:
         """Make a number larger; one that was edited is a lie, and stays."""
@@ -100,6 +122,11 @@ def _put(kept: list[Edit], edit: Edit) -> None:
     begin, end, _ = edit
     if not any((begin, end) == (first, last) or (begin < last and first < end) for first, last, _ in kept):
         kept.append(edit)
+
+
+def _changes(kept: list[Edit]) -> list[tuple[int, int, int]]:
+    """Of the edits that change the length of the file, where they begin and end, and by how much they do."""
+    return [(begin, end, len(new) - (end - begin)) for begin, end, new in kept if len(new) != end - begin]
 
 
 def rebuilt(data: bytes, edits: Sequence[Edit]) -> bytes:

@@ -9,26 +9,19 @@ left in a file.
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
 from pathlib import Path
 
 import atheris
 
-from .corpus import seeds, shards
-from .mutate import INDEX, mutated, sealed
-
-# Only modules that are imported here report what they run. Many are imported when they are needed first, so every kind
-# of file is opened once, in all ways.
+# Only modules that are imported in here report what they run, and the suite imports weightmap to make its valid files.
+assert "weightmap" not in sys.modules
 with atheris.instrument_imports(include=["weightmap"]):
     from . import exercise
-
-    def warm(format: str) -> None:
-        """Open every seed."""
-        if format != "sharded":
-            for data in seeds(format):
-                attempt(data, format)
+    from .corpus import seeds, shards
+    from .draws import Draws
+    from .mutate import INDEX, mutated, sealed
 
 
 WAYS = ({}, {"strict": False}, {"verify": "none", "strict": False}, {"verify": "full"})
@@ -61,7 +54,7 @@ def main(format: str) -> None:
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         """A change by libFuzzer, made to fit half of the time; now and then a mutant of ours."""
         if seed % 16 == 0:
-            return mutated(format, random.Random(seed))[:most]
+            return mutated(format, Draws(seed))[:most]
         new = atheris.Mutate(data, most)
         return sealed(new)[:most] if seed % 2 else new
 
@@ -73,7 +66,9 @@ def main(format: str) -> None:
         else:
             attempt(data, format)
 
+    # Many modules are imported when they are needed first, so every valid file is opened once, in all ways.
     with atheris.instrument_imports(include=["weightmap"]):
-        warm(format)
+        for data in seeds(format):
+            one(data)
     atheris.Setup(sys.argv, one, custom_mutator=mutate)
     atheris.Fuzz()

@@ -5,7 +5,6 @@ Half of the mutants have their lengths, offsets, counts and checksums made to fi
 
 from __future__ import annotations
 
-import random
 import struct
 import zlib
 from functools import cache
@@ -17,6 +16,7 @@ from tests.builders import embd
 from .anatomy import DECIMAL, NUMBER, TEXT, TOKEN, VARINT, Anatomy, Edit, Field, encoded, value_of
 from .corpus import FORMATS, seeds, shards
 from .dictionary import FORMS, NUMBERS, PARTS, STRINGS, TEXTS, TOKENS
+from .draws import Draws
 from .walks import WALKS
 
 if TYPE_CHECKING:
@@ -32,10 +32,20 @@ class Mutant(NamedTuple):
         By name; of all formats but "sharded" there is one, and its name is "".
     options : dict
         How it is to be opened.
+    opened : str
+        The one of the files that is opened, or "" for the folder that they are in.
     """
 
     files: Mapping[str, bytes]
     options: dict[str, object]
+    opened: str = ""
+
+
+VERIFY = ("header", "header", "full", "none")
+# How many lies are told.
+COUNTS = (1, 1, 1, 1, 1, 2, 2, 3, 5)
+# How far a number is off.
+STEPS = (-64, -8, -4, -2, -1, 1, 1, 2, 4, 8, 64, 256)
 
 
 @cache
@@ -46,125 +56,122 @@ def anatomies(format: str) -> tuple[Anatomy, ...]:
 
 def mutant(format: str, number: int) -> Mutant:
     """The mutant of a format with this number."""
-    rng = random.Random(len(FORMATS) * number + FORMATS.index(format))
-    options: dict[str, object] = {
-        "verify": rng.choice(("header", "header", "full", "none")),
-        "strict": rng.random() < 0.6,
-    }
+    draws = Draws(len(FORMATS) * number + FORMATS.index(format))
+    options: dict[str, object] = {"verify": draws.choice(VERIFY), "strict": draws.percent(60)}
     if format == "sharded":
         files = dict(shards())
-        if rng.random() < 0.7:
-            files[INDEX] = mutated("sharded", rng)
+        if draws.percent(70):
+            files[INDEX] = mutated("sharded", draws)
         else:
-            files[rng.choice([name for name in files if name != INDEX])] = mutated("safetensors", rng)
-        return Mutant(files, options)
-    if rng.random() < 0.75:
+            files[draws.choice([name for name in files if name != INDEX])] = mutated("safetensors", draws)
+        return Mutant(files, options, draws.choice(("", INDEX)))
+    if draws.percent(75):
         options["format"] = format
-    if rng.random() < 0.05:
-        options["mode"] = rng.choice(("cow", "copy"))
-    return Mutant({"": mutated(format, rng)}, options)
+    if draws.percent(5):
+        options["mode"] = draws.choice(("cow", "copy"))
+    return Mutant({"": mutated(format, draws)}, options)
 
 
-def mutated(format: str, rng: random.Random) -> bytes:
+def mutated(format: str, draws: Draws) -> bytes:
     """A file of the format with something wrong."""
-    anatomy = rng.choice(anatomies(format))
-    follow = rng.random() < 0.5
-    count = rng.choice((1, 1, 1, 1, 1, 2, 2, 3, 5))
-    data = anatomy.apply([edit(format, anatomy, rng) for _ in range(count)], follow=follow)
-    if rng.random() < 0.15:
-        data = coarse(format, data, rng)
+    anatomy = draws.choice(anatomies(format))
+    follow = draws.percent(50)
+    edits = [edit(format, anatomy, draws) for _ in range(draws.choice(COUNTS))]
+    data = anatomy.apply(edits, follow=follow)
+    if draws.percent(15):
+        data = coarse(format, data, draws)
     return sealed(data) if follow and format == "embd" else data
 
 
-def edit(format: str, anatomy: Anatomy, rng: random.Random) -> Edit:
+def edit(format: str, anatomy: Anatomy, draws: Draws) -> Edit:
     """One lie: mostly about a field; or a part doubled, left out, exchanged; or some bytes."""
-    how = rng.random()
+    how = draws.below(100)
     data = anatomy.data
-    if how < 0.55 and anatomy.fields:
-        field = rng.choice(anatomy.fields)
-        return Edit(field.begin, field.end, lie(anatomy, field, rng))
-    if how < 0.75 and anatomy.items:
-        begin, end, _ = rng.choice(anatomy.items)
-        kind = rng.randrange(5)
+    if how < 55 and anatomy.fields:
+        field = draws.choice(anatomy.fields)
+        return Edit(field.begin, field.end, lie(anatomy, field, draws))
+    if how < 75 and anatomy.items:
+        begin, end, _ = draws.choice(anatomy.items)
+        kind = draws.below(5)
         if kind == 0:
             return Edit(begin, end, b"")
         if kind == 4:
-            return Edit(begin, begin, rng.choice(PARTS))
+            return Edit(begin, begin, draws.choice(PARTS))
         if kind == 1:
             return Edit(begin, begin, data[begin:end])
-        other = anatomy if kind == 2 else rng.choice(anatomies(format))
-        first, last, _ = rng.choice(other.items or [(0, 0, None)])
+        other = anatomy if kind == 2 else draws.choice(anatomies(format))
+        first, last, _ = draws.choice(other.items or [(0, 0, None)])
         return Edit(begin, end, other.data[first:last])
-    place = rng.randrange(len(data) + 1)
-    kind = rng.randrange(4)
+    place = draws.below(len(data) + 1)
+    kind = draws.below(4)
     if kind == 0:
-        return Edit(place, min(place + 1, len(data)), bytes([rng.randrange(256)]))
+        return Edit(place, min(place + 1, len(data)), draws.octets(1))
     if kind == 1:
-        turned = bytes(byte ^ 1 << rng.randrange(8) for byte in data[place : place + 1])
+        turned = bytes(byte ^ 1 << draws.below(8) for byte in data[place : place + 1])
         return Edit(place, place + len(turned), turned)
     if kind == 2:  # any aligned number
-        size = rng.choice((1, 2, 4, 8))
+        size = draws.choice((1, 2, 4, 8))
         place -= place % size
-        return Edit(place, min(place + size, len(data)), encoded(NUMBER, rng.choice(NUMBERS), size))
-    size = rng.choice((0, 0, 1, 2, 4, 8, 40))
-    new = rng.choice((b"", bytes(rng.randrange(9)), rng.randbytes(rng.randrange(9)), data[place : place + 40]))
+        return Edit(place, min(place + size, len(data)), encoded(NUMBER, draws.choice(NUMBERS), size))
+    size = draws.choice((0, 0, 1, 2, 4, 8, 40))
+    new = draws.choice((b"", bytes(draws.below(9)), draws.octets(draws.below(9)), data[place : place + 40]))
     return Edit(place, min(place + size, len(data)), new)
 
 
-def lie(anatomy: Anatomy, field: Field, rng: random.Random) -> bytes:
+def lie(anatomy: Anatomy, field: Field, draws: Draws) -> bytes:
     """Something else for a field to hold."""
     data, kind = anatomy.data, field.kind
     old = data[field.begin : field.end]
     if kind == TEXT:
-        return other_text(anatomy, old, rng)
-    if kind == TOKEN or (kind == DECIMAL and rng.random() < 0.2):
-        way = rng.random()
-        if way < 0.4:
-            begin, end, _ = rng.choice([other for other in anatomy.fields if other.kind == kind])
+        return other_text(anatomy, old, draws)
+    if kind == TOKEN or (kind == DECIMAL and draws.percent(20)):
+        way = draws.below(10)
+        if way < 4:
+            begin, end, _ = draws.choice(anatomy.alike[kind])
             return data[begin:end]
-        return rng.choice(STRINGS if way < 0.7 else TOKENS)
-    if kind == VARINT and rng.random() < 0.15:
-        return rng.choice(FORMS)
+        return draws.choice(STRINGS if way < 7 else TOKENS)
+    if kind == VARINT and draws.percent(15):
+        return draws.choice(FORMS)
     value = value_of(kind, old)
-    way = rng.randrange(6)
+    way = draws.below(6)
     if way < 2:
-        new = rng.choice(NUMBERS)
+        new = draws.choice(NUMBERS)
     elif way < 4:
-        new = max(value + rng.choice((-64, -8, -4, -2, -1, 1, 1, 2, 4, 8, 64, 256)), 0)
+        new = max(value + draws.choice(STEPS), 0)
     elif way == 4:
-        new = rng.choice((len(data) - 1, len(data), len(data) + 1, value * 2, value // 2, -value, rng.randrange(256)))
+        size = len(data)
+        new = draws.choice((size - 1, size, size + 1, value * 2, value // 2, -value, draws.below(256)))
     else:
-        numbers = [other for other in anatomy.fields if other.kind == kind]
-        begin, end, _ = rng.choice(numbers)
+        begin, end, _ = draws.choice(anatomy.alike[kind])
         new = value_of(kind, data[begin:end])
     return encoded(kind, new, len(old))
 
 
-def other_text(anatomy: Anatomy, old: bytes, rng: random.Random) -> bytes:
+def other_text(anatomy: Anatomy, old: bytes, draws: Draws) -> bytes:
     """Another text: one that is hard to take, one that is there already, or the old one with something wrong."""
-    way = rng.randrange(3)
+    way = draws.below(3)
     if way == 0:
-        return rng.choice(TEXTS) if rng.random() < 0.9 else rng.choice(TOKENS)
+        return draws.choice(TEXTS if draws.percent(90) else TOKENS)
     if way == 1:
-        begin, end, _ = rng.choice([field for field in anatomy.fields if field.kind == TEXT])
+        begin, end, _ = draws.choice(anatomy.alike[TEXT])
         return anatomy.data[begin:end]
-    place = rng.randrange(len(old) + 1)
-    return old[:place] + rng.choice((b"", b"\0", b"\xff", b"\x80", b"x", old)) + old[place + rng.randrange(2) :]
+    place = draws.below(len(old) + 1)
+    return old[:place] + draws.choice((b"", b"\0", b"\xff", b"\x80", b"x", old)) + old[place + draws.below(2) :]
 
 
-def coarse(format: str, data: bytes, rng: random.Random) -> bytes:
+def coarse(format: str, data: bytes, draws: Draws) -> bytes:
     """Cut a file off, let it go on, join it with another one, or exchange parts of it."""
-    place, other = rng.randrange(len(data) + 1), rng.choice(seeds(format))
-    kind = rng.randrange(6)
+    place, other = draws.below(len(data) + 1), draws.choice(seeds(format))
+    kind = draws.below(6)
     if kind < 2:
         return data[:place]
     if kind == 2:
-        return data + rng.choice((b"\0", b" ", bytes(64), b"PK\5\6" + bytes(18), other))
+        return data + draws.choice((b"\0", b" ", bytes(64), b"PK\5\6" + bytes(18), other))
     if kind == 3:
-        return data[:place] + other[rng.randrange(len(other) + 1) :]
+        return data[:place] + other[draws.below(len(other) + 1) :]
     if kind == 4:
         return data[:place] + other[place:]
-    second = rng.randrange(len(data) + 1)
+    second = draws.below(len(data) + 1)
     first, last = min(place, second), max(place, second)
     return data[:first] + data[last:] + data[first:last]
 

@@ -103,7 +103,7 @@ class _Rewriter:
 
     def _choice(self, spot: _Spot) -> str:
         words = [" ".join(self._text[a:b].decode().split()) for a, b in (spot.left, spot.right)]
-        line = self._text.count(b"\n", 0, spot.begin) + 1
+        line = self._text[self._text.rfind(b"\n", 0, spot.begin) + 1 :].partition(b"\n")[0].decode()
         if not spot.kind:
             number = self._text[spot.begin : spot.end].decode()
             site = self._sites.add(self._file, line, "", number)

@@ -36,14 +36,16 @@ class Switch:
     def __init__(self) -> None:
         self.sites = Sites()
         self.reached = bytearray()
+        # The code of modules, for one that is imported again: its sites are to be the same.
+        self.codes: dict[str, CodeType] = {}
         # Sites that compare something other than whole numbers, of which "one more" means nothing.
         self.other: set[int] = set()
         self._kinds: list[str] = []
         self._actions: list[Any] = []
 
-    def add(self, file: str, line: int, kind: str, left: str, right: str = "") -> int:
+    def add(self, file: str, line: str, kind: str, left: str, right: str = "", *, importing: bool = False) -> int:
         """Add a site and return its number."""
-        site = self.sites.add(file, line, kind, left, right)
+        site = self.sites.add(file, line, kind, left, right, importing=importing)
         self.reached.append(0)
         self._kinds.append(kind)
         self._actions.append(PLAIN[kind] if kind else 0)
@@ -69,10 +71,23 @@ class Switch:
 
 
 class _Changer(ast.NodeTransformer):
-    def __init__(self, switch: Switch, file: str) -> None:
+    def __init__(self, switch: Switch, file: str, text: str) -> None:
         self._switch = switch
         self._file = file
+        self._lines = text.splitlines()
         self._compared = False
+        self._depth = 0  # of functions
+
+    def _add(self, node: ast.expr, kind: str, left: str, right: str = "") -> int:
+        line = self._lines[node.lineno - 1]
+        return self._switch.add(self._file, line, kind, left, right, importing=self._depth == 0)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self._depth += 1
+        try:
+            return self.generic_visit(node)
+        finally:
+            self._depth -= 1
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         kind = OPERATORS.get(type(node.ops[0]))
@@ -85,7 +100,7 @@ class _Changer(ast.NodeTransformer):
             chain = [ast.copy_location(ast.Compare(a, [op], [b]), node) for a, op, b in links]
             return ast.copy_location(ast.BoolOp(ast.And(), [self.visit(link) for link in chain]), node)
         left, right = node.left, node.comparators[0]
-        number = self._switch.add(self._file, node.lineno, kind, ast.unparse(left), ast.unparse(right))
+        number = self._add(node, kind, ast.unparse(left), ast.unparse(right))
         sides = [self._side(side, equality=kind in {"==", "!="}) for side in (left, right)]
         return self._call("compare", number, sides, node)
 
@@ -102,7 +117,7 @@ class _Changer(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if not self._compared or type(node.value) is not int:
             return node
-        number = self._switch.add(self._file, node.lineno, "", str(node.value))
+        number = self._add(node, "", str(node.value))
         return self._call("number", number, [node], node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -134,9 +149,15 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._file = file
 
     def get_code(self, fullname: str) -> CodeType:
-        tree = ast.parse(self.get_data(self.get_filename(fullname)))
-        tree = ast.fix_missing_locations(_Changer(self._switch, self._file).visit(tree))
-        return compile(tree, self.get_filename(fullname), "exec", dont_inherit=True)
+        known = self._switch.codes.get(fullname)
+        if known is not None:
+            return known
+        text = self.get_source(fullname) or ""
+        changer = _Changer(self._switch, self._file, text)
+        tree = ast.fix_missing_locations(changer.visit(ast.parse(text)))
+        code = compile(tree, self.get_filename(fullname), "exec", dont_inherit=True)
+        self._switch.codes[fullname] = code
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module)["__mutants__"] = self._switch

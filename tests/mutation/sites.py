@@ -10,9 +10,11 @@ imported for each of them, and what has been reached while none was on tells whi
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass
+from typing import NamedTuple
 
-# Of each comparison the mutants, as they would be written.
+# Of each comparison the mutants, as they would be written. The opposite comes last.
 COMPARISONS = {
     "<": ("{l} <= {r}", "{l} + 1 < {r}", "{l} >= {r}"),
     "<=": ("{l} < {r}", "{l} <= {r} + 1", "{l} > {r}"),
@@ -22,6 +24,24 @@ COMPARISONS = {
     "!=": ("{l} == {r}",),
 }
 NUMBER = ("{l} + 1", "{l} - 1")
+
+
+class Key(NamedTuple):
+    """What a mutant is known by from one run to the next: no number of a line, so that edits elsewhere do not matter.
+
+    Attributes
+    ----------
+    file : str
+        Relative to the root of the repository.
+    line : str
+        The line of the source on which it stands, without the white space around it.
+    change : str
+        What it makes of what; where lines of a file read the same, or a line has the same twice, with a number.
+    """
+
+    file: str
+    line: str
+    change: str
 
 
 @dataclass(frozen=True)
@@ -36,29 +56,63 @@ class Site:
         The number of its first mutant, among all mutants of its language.
     file : str
         Relative to the root of the repository.
-    line : int
-    text : str
-        What stands there.
+    kind : str
+        The operator, or "" for a number.
     mutants : tuple of str
-        What stands there in place of it.
+        What stands there in place of what is there.
+    keys : tuple of Key
+        Of each of its mutants.
+    importing : bool
+        Python runs it when it imports the module, and never again.
     """
 
     number: int
     first: int
     file: str
-    line: int
-    text: str
+    kind: str
     mutants: tuple[str, ...]
+    keys: tuple[Key, ...]
+    importing: bool
 
 
 class Sites(list[Site]):
     """All sites of a language."""
 
-    def add(self, file: str, line: int, kind: str, left: str, right: str = "") -> Site:
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: collections.Counter[Key] = collections.Counter()
+
+    def _key(self, file: str, line: str, change: str) -> Key:
+        key = Key(file, line, change)
+        self._seen[key] += 1
+        count = self._seen[key]
+        return key if count == 1 else Key(file, line, f"{change}  ({count})")
+
+    def add(self, file: str, line: str, kind: str, left: str, right: str = "", *, importing: bool = False) -> Site:
         """Add a comparison of this kind, or with "" a number, and return it."""
         forms = COMPARISONS[kind] if kind else NUMBER
         text = f"{left} {kind} {right}" if kind else left
         first = self[-1].first + len(self[-1].mutants) if self else 0
-        site = Site(len(self), first, file, line, text, tuple(form.format(l=left, r=right) for form in forms))
+        mutants = tuple(form.format(l=left, r=right) for form in forms)
+        keys = tuple(self._key(file, line.strip(), f"{text}  →  {mutant}") for mutant in mutants)
+        site = Site(len(self), first, file, kind, mutants, keys, importing)
         self.append(site)
         return site
+
+
+class Mutant(NamedTuple):
+    """A mutant: in which language, where, and which of those of its site."""
+
+    language: str
+    site: Site
+    number: int
+
+    @property
+    def key(self) -> Key:
+        """What it is known by."""
+        return self.site.keys[self.number]
+
+    @property
+    def opposite(self) -> bool:
+        """Whether it turns a comparison round, which is the coarsest that can be wrong with one."""
+        return bool(self.site.kind) and self.number == len(self.site.mutants) - 1

@@ -19,6 +19,7 @@ from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError
 from weightmap.formats import Plan
+from weightmap.opening import open_privately
 from weightmap.payload import pieces
 from weightmap.saving import write_plan
 
@@ -145,7 +146,7 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
 
 def export(args: argparse.Namespace) -> int:
     """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
-    with wm.open(args.file) as file:
+    with open_privately(args.file) as file:
         source, row, _ = file.locate(args.name)
         file.check_unchanged()
         stored = None if row.dtype.quantized else numpy_dtype(row.dtype)

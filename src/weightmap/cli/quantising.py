@@ -12,6 +12,7 @@ import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, USAGE, reason
 from weightmap.errors import QuantError, TensorFileError
+from weightmap.opening import open_privately
 from weightmap.quantizing import Quantizer
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def quantize(args: argparse.Namespace) -> int:
         show.complain(wrong)
         return USAGE
     try:
-        with wm.open(args.src) as file:
+        with open_privately(args.src) as file:
             before = file.nbytes
         with show.progress_bar(f"quantize {Path(args.src).name}") as progress:
             report = wm.convert(

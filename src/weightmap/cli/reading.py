@@ -7,19 +7,21 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, reason, status_of
 from weightmap.errors import ChecksumError, QuantError, TensorFileError
+from weightmap.opening import open_privately
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
 
+    import weightmap as wm
+
 
 def inspect(args: argparse.Namespace) -> int:
     """Print what a file holds."""
-    with wm.open(args.file, strict=not args.lenient) as file:
+    with open_privately(args.file, strict=not args.lenient) as file:
         if args.json:
             show.emit_json(_inspect_document(args.file, file))
         else:
@@ -162,7 +164,7 @@ def verify(args: argparse.Namespace) -> int:
         try:
             with (
                 show.progress_bar(f"verify {Path(path).name}") as progress,
-                wm.open(path, strict=not args.lenient) as file,
+                open_privately(path, strict=not args.lenient) as file,
             ):
                 report = file.verify(progress=progress)
         except (TensorFileError, OSError, MemoryError) as error:

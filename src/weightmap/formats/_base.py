@@ -46,11 +46,13 @@ class Options:
     verify : str
     strict : bool
     limits : Limits
+    private : bool
+        See `Source.private`.
     checked : bool
         Whether the index is validated: `verify` is not "none".
     """
 
-    __slots__ = ("advise", "checked", "format", "limits", "mode", "strict", "verify")
+    __slots__ = ("advise", "checked", "format", "limits", "mode", "private", "strict", "verify")
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Options:
         verify: str = "header",
         strict: bool = True,
         advise: str | None = None,
+        private: bool = False,
     ) -> None:
         self.format = format
         self.mode = mode
@@ -68,11 +71,12 @@ class Options:
         self.strict = strict
         self.limits = limits
         self.advise = advise
+        self.private = private
         self.checked = verify != "none"
 
     def keywords(self, **other: Any) -> dict[str, Any]:
-        """Return them as `weightmap.open` takes them; some may be given other values."""
-        names = ("format", "mode", "verify", "strict", "limits", "advise")
+        """Return what makes others like these; some may be given other values."""
+        names = ("format", "mode", "verify", "strict", "limits", "advise", "private")
         return {name: getattr(self, name) for name in names} | other
 
     def odd(self, error: TensorFileError, warnings: list[str]) -> None:

@@ -24,7 +24,7 @@ HEADER = struct.Struct("<5sBH3IQ")
 # Of quantised data: quant_type, block_size, scale_type.
 QUANT_HEADER = struct.Struct("<BHB")
 ALIGNMENT = 8
-U8_MAX, U16_MAX, U32_MAX = 0xFF, 0xFFFF, 0xFFFFFFFF
+U16_MAX, U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 # By the format's codes, and one more for int8, which is dense under code 3 and may be quantised under it as well.
 TYPES: tuple[DType, ...] = (

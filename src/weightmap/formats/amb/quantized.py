@@ -86,8 +86,7 @@ def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None)
     start, block_size, scale_type = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
     try:
         return QuantizedTensor(row.dtype.name, row.shape, octets[start:], block_size=block_size, scale_type=scale_type)
-    except QuantError as error:
-        if error.offset is None:  # which of the tensors it is
-            error.what = f"quantised data of scheme {row.dtype.name}: {error.what}"
-            error.offset = row.offset + start
+    except QuantError as error:  # it does not know which of the tensors it is
+        error.what = f"quantised data of scheme {row.dtype.name}: {error.what}"
+        error.offset = row.offset + start
         raise

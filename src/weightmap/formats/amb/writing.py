@@ -17,7 +17,6 @@ from weightmap.formats.amb.layout import (
     QUANT_HEADER,
     QUANT_TYPES,
     SCALE_TYPES,
-    U8_MAX,
     U16_MAX,
     U32_MAX,
     VERSION,
@@ -82,18 +81,14 @@ def _head(tensor: Payload) -> bytes:
 
 
 def _problems(tensor: Payload) -> list[str]:
-    """Say what keeps a tensor from being written."""
+    """Say what keeps a tensor from being written. No array has as many dimensions as a record could have."""
     problems, name = [], tensor.dtype.name
-    if tensor.dtype.quantized:
-        if name not in SCHEME_CODES:
-            problems.append(f"scheme {name} (it has {', '.join(SCHEME_CODES)})")
+    if tensor.dtype.quantized:  # by a scheme that it has: `save` has refused others
         if tensor.block_size > U16_MAX:
             problems.append(f"blocks of {tensor.block_size} elements (at most {U16_MAX})")
     elif name not in _CODES:
         hint = "; convert with dtype='float32'" if name in ("float64", "float8_e4m3fn", "float8_e5m2") else ""
         problems.append(f"dtype {name} (it has {', '.join(DENSE)}{hint})")
-    if len(tensor.shape) > U8_MAX:
-        problems.append(f"{len(tensor.shape)} dimensions (at most {U8_MAX})")
     if max(tensor.shape, default=0) > U32_MAX:
         problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
     try:

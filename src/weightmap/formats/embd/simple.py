@@ -50,7 +50,7 @@ class _Reader:
         if end > self.source.size:
             msg = f"the file ends within {what}"
             raise TruncatedError(msg, field=field, offset=self.source.size, expected=f"at least {end} bytes")
-        if at < 0 or at + count > len(self._window):
+        if at + count > len(self._window):
             size = min(max(count, self.WINDOW), self.source.size - self.position)
             self._window, self._start, at = self.source.pread(self.position, size), self.position, 0
         self.position = end

@@ -60,10 +60,14 @@ def parse_spec(
         vocab = vocabulary(source, head, Header(raw))
     size = data - start
 
-    def index() -> bytes | NDArray[np.uint8]:
-        return take(source, head, start, size) if size <= READ_INDEX else source.octets[start : start + size]
+    def index(*, private: bool = False) -> bytes | NDArray[np.uint8]:
+        if size <= READ_INDEX or ((private or source.private) and not source.in_memory):
+            return take(source, head, start, size)
+        return source.octets[start:data]
 
     table = RecordTable(index, count, start, record_rules(flags, data, fields[11], options))
+    if options.verify == "full":
+        table.settle()
     if options.checked:
         check_metadata(metadata, metadata_offset, warnings)
         check_table(table, start, data)

@@ -204,10 +204,6 @@ def _encode_tokens(vocab: Sequence[str], prefix: str, limit: int, reasons: list[
 def _plan_simple(request: Request) -> Plan:
     reasons: list[str] = []
     _check_tensors(request, ("float32",), reasons)
-    if request.metadata:
-        reasons.append("metadata")
-    if request.special_ids:
-        reasons.append("special ids")
     tokens = _encode_tokens(request.vocab or (), "<I", U32_MAX, reasons)
     if len(request.tensors) > U32_MAX:
         reasons.append(f"{len(request.tensors)} tensors")

@@ -135,7 +135,7 @@ def _verify_codes(run: Verification, block: Block) -> None:
     if norms:
         bad = _count_bad(run, start, norms)
         if bad:
-            run.warn(f"{bad} norms of quantised rows are NaN or infinite")
+            run.warn(f"{bad} norms of quantised rows are NaN, infinite or negative")
     start += norms
     if product.n_centroids == 256:  # as many as a byte has values
         _pass(run, start, start + size)

@@ -162,11 +162,10 @@ def _before(tensor: Payload, position: int) -> bytes:
 
 def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[str]) -> None:
     what = "tensor 'embeddings'"
-    if matrix.dtype.quantized:
-        if matrix.parts is None:  # `save` has refused other schemes
-            reasons.append(f"{what}: scheme {matrix.dtype.name}")
-        elif matrix.parts.n_centroids > MAX_CENTROIDS or not matrix.parts.n_centroids:
-            reasons.append(f"{what}: {matrix.parts.n_centroids} centroids (1 to {MAX_CENTROIDS})")
+    parts = matrix.parts
+    if parts is not None:  # of a scheme of its own: `save` has refused others
+        if not 1 <= parts.n_centroids <= MAX_CENTROIDS:
+            reasons.append(f"{what}: {parts.n_centroids} centroids (1 to {MAX_CENTROIDS})")
         elif not matrix.shape[1]:
             reasons.append(f"{what}: rows without elements")
     elif matrix.dtype.name not in TYPES:
@@ -270,8 +269,9 @@ def _encode_ngrams(subwords: Any, reasons: list[str], *, spec: bool) -> _Ngrams 
     if spec and len(distinct) != len(indices):
         reasons.append("n-grams that share an index, in layout 'spec'")
         return None
-    # The rows of the matrix stay where they are: it is the n-grams that are sorted.
-    if not numbered(indices) or (spec and len(indices) and bool((np.diff(indices.astype(np.int64)) != 1).any())):
+    # The rows of the matrix stay where they are: it is the n-grams that are sorted. Where none share an index, what is
+    # numbered by first appearance rises by one from each to the next, as layout "spec" has it.
+    if not numbered(indices):
         order = np.argsort(indices, kind="stable")
         strings, indices = [strings[i] for i in order.tolist()], indices[order]
     return _Ngrams(strings, indices)

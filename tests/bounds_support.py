@@ -1,0 +1,36 @@
+"""What tests of bounds share: what a file comes to, and the values next to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import weightmap as wm
+
+BOUNDLESS = wm.Limits(max_header_bytes=2**62, max_tensors=2**62)
+
+
+def error_of(data: bytes, **options: Any) -> wm.TensorFileError | None:
+    """What opening a file raises; None when it opens."""
+    try:
+        wm.open(memoryview(data), **options).close()
+    except wm.TensorFileError as error:
+        return error
+    return None
+
+
+def refused(data: bytes, **options: Any) -> wm.TensorFileError:
+    """What opening a file raises."""
+    error = error_of(data, **options)
+    assert error is not None
+    return error
+
+
+def warnings_of(data: bytes, **options: Any) -> tuple[str, ...]:
+    """What `verify` finds odd."""
+    with wm.open(memoryview(data), **options) as f:
+        return f.verify().warnings
+
+
+def around(value: int, reach: int = 1, *, most: int = 2**32 - 1) -> list[int]:
+    """The numbers next to one, as far as a field holds them."""
+    return [number for number in range(value - reach, value + reach + 1) if 0 <= number <= most]

@@ -1,0 +1,82 @@
+"""How formats are found: by looking into a folder, and, for a file, by its content."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.attacks import sound
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# The module; `weightmap.formats` is the function of this name.
+formats: Any = importlib.import_module("weightmap.formats")
+# A format in one file, with nothing named instead of imported. It recognises whatever it is shown.
+TOY = """
+from weightmap.formats import Format
+
+def parse(source, head, options):
+    raise AssertionError("nobody opens this")
+
+FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, None, {"toy": frozenset()}, {}, sniff=lambda head, size: True)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A format whose file lies in a second folder of the package."""
+    (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
+    yield formats._discover()["toy"]
+    del sys.modules["weightmap.formats.toy"], formats.toy
+
+
+def test_a_format_is_added_by_adding_a_file(toy: Any) -> None:
+    """A file that defines FORMAT is all that it takes to be found with the others."""
+    assert formats._module_names() == sorted([*wm.formats(), "toy"])
+    assert toy.title == "Toy"
+
+
+def test_formats_are_found_within_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the modules lie in a zip archive, whose folders cannot be listed, the same formats are found."""
+    folder = Path(next(iter(formats.__path__)))
+    archive = tmp_path / "package.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in folder.rglob("*.py"):
+            file.write(path, f"formats/{path.relative_to(folder).as_posix()}")
+    monkeypatch.setattr(formats, "__path__", [f"{archive}/formats"])
+    assert formats._module_names() == sorted(wm.formats())
+
+
+def test_a_file_that_two_formats_claim_is_opened_by_neither(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names both formats, and naming one of them opens the file."""
+    monkeypatch.setattr(formats, "_UNMARKED", (*formats._UNMARKED, toy))
+    data = sound()["bintensors-spec"]
+    with pytest.raises(wm.UnknownFormatError, match="more than one format recognises this file: bintensors, toy"):
+        wm.open(data)
+    wm.open(data, format="bintensors").close()
+
+
+@pytest.mark.parametrize("format", wm.formats())
+def test_a_few_bytes_are_no_header(format: str) -> None:
+    """When its format is named, a file of four to seven bytes is told to be too short; one of fewer is refused."""
+    data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
+    for size in range(1, 8):
+        with pytest.raises(wm.FormatError if size < 4 else wm.TruncatedError):
+            wm.open(data[:size], format=format)
+
+
+@pytest.mark.parametrize("format", [name for name, found in formats.FORMATS.items() if found.magic])
+def test_another_beginning_is_refused_by_the_format_that_is_named(format: str) -> None:
+    """A file whose first letter is another is a FormatError about the magic bytes, of each format that has some."""
+    data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
+    with pytest.raises(wm.FormatError, match="magic is b'x") as caught:
+        wm.open(b"x" + data[1:], format=format)
+    assert (caught.value.field, caught.value.offset) == ("magic", 0)

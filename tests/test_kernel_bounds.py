@@ -1,0 +1,568 @@
+"""Functions of the C module at their bounds: what is accepted at the last value, and refused at the one beyond it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+
+import numpy as np
+import pytest
+from tests import guard
+from tests.builders import amb, normal
+from tests.kernel_calls import Place
+
+from weightmap import kernels
+from weightmap._kernels import ffi, lib
+
+BITS = bytes([32, 16, 8, 255])
+DECLARED = 3
+MOST = 2**63 - 1
+# 2^63 - 1 as a product of numbers below 2^32.
+FACTORS = (7 * 7 * 73 * 127 * 337, 92737, 649657)
+PAGES = [guard.Pages(1 << 16) for _ in range(8)]
+RECORD = struct.Struct("<I2BH4IQ")
+
+
+def fnv(data: bytes) -> int:
+    """FNV-1a 32 by its definition."""
+    value = 0x811C9DC5
+    for byte in data:
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
+
+def word(fault) -> str | None:
+    """What a fault is called; None for none."""
+    return None if fault is None or isinstance(fault, int) else fault.kind
+
+
+# -------------------------------------------------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (3, 5, 7), (8, 8, 8), (7, 0, 9)])
+def test_columns_take_the_memory_that_they_need(sizes):
+    """Columns are laid out in exactly as many words as they take, and not in one less."""
+    cap, dims, names = sizes
+    taken = 8 * dims + 16 * cap + 8 * (cap + 1) + names + cap
+    words = -(-taken // 8)
+    memory = ffi.new("uint64_t[]", words + 1)
+    columns = ffi.new("wm_columns *", sizes)
+    assert lib.wm_columns_place(columns, memory, words) == 0
+    begin, end = int(ffi.cast("uintptr_t", memory)), int(ffi.cast("uintptr_t", columns.dtype)) + cap
+    assert begin + taken == end
+    for fewer in range(words):
+        assert lib.wm_columns_place(columns, memory, fewer) == -1
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_columns_of_more_than_positions_count_are_refused(which):
+    """No capacity is above 2^32 - 1: with one that is, no memory would be enough."""
+    sizes = [0, 0, 0]
+    sizes[which] = 2**32 - 1
+    columns = ffi.new("wm_columns *", sizes)
+    # Memory that nobody looks at: only its size counts.
+    assert lib.wm_columns_place(columns, ffi.cast("uint64_t *", 0), 2**40) == 0
+    sizes[which] = 2**32
+    assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), ffi.cast("uint64_t *", 0), 2**40) == -1
+
+
+def columns_of(names, shapes, spans, codes=None):
+    """Columns of tensors with these names, shapes, and beginnings and ends of data."""
+    dims = [dim for shape in shapes for dim in shape]
+    return kernels.Columns(
+        b"".join(names),
+        np.cumsum([0, *map(len, names)], dtype=np.uint32),
+        np.array(codes or [2] * len(names), np.uint8),
+        np.array(dims, np.uint64),
+        np.cumsum([0, *map(len, shapes)], dtype=np.uint32),
+        np.array([begin for begin, _ in spans], np.uint64),
+        np.array([end for _, end in spans], np.uint64),
+    )
+
+
+def check(columns, data_size, *, max_gap=0, min_ndim=0, max_ndim=255, lax=False):
+    """What C says of them."""
+    return word(columns.check(BITS, min_ndim, max_ndim, data_size, max_gap, lax=lax, utf8=True))
+
+
+def test_columns_never_have_more_than_they_have_room_for():
+    """A check of more tensors, dimensions or bytes of names than there is room for is refused, by one already."""
+    columns = columns_of([b"ab", b"c"], [(3,), (4, 1)], [(0, 3), (3, 7)])
+    fault = ffi.new("wm_fault *")
+    for more in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        n, dims, names = (a + b for a, b in zip((2, 3, 3), more, strict=True))
+        args = n, dims, names, BITS, len(BITS), 0, 255, 7, 0, 0, 1, fault
+        assert lib.wm_columns_check(columns.native, *args) == (-1 if any(more) else 0)
+        assert fault.code == kernels.FAULTS["COLUMN" if any(more) else "NONE"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "found"), [((0, 2, 3), None), ((0, 3, 2), "NAME_RANGE"), ((0, 3, 4), "NAME_RANGE"), ((1, 1, 3), None)]
+)
+def test_bounds_of_names_rise_and_end_with_them(bounds, found):
+    """A name that ends before it begins, by one byte already, or a byte past the end of all, is a fault."""
+    columns = columns_of([b"ab", b"c"], [(), ()], [(0, 1), (1, 2)])
+    columns.bounds[0:3] = list(bounds)
+    assert check(columns, 2) == found
+
+
+@pytest.mark.parametrize("bounds", [(0, 1, 2), (0, 2, 2), (0, 2, 1), (0, 1, 3), (1, 1, 2)])
+def test_bounds_of_dimensions_rise_and_end_with_them(bounds):
+    """Dimensions that end before they begin, by one already, or one past the last of them, are a fault."""
+    columns = columns_of([b"a", b"b"], [(1,), (1,)], [(0, 1), (1, 2)])
+    columns.dim_bounds[0:3] = list(bounds)
+    good = bounds[0] <= bounds[1] <= bounds[2] <= 2
+    assert check(columns, 2) == (None if good else "COLUMN")
+
+
+@pytest.mark.parametrize("ndim", range(5))
+def test_the_number_of_dimensions_lies_within_the_bounds(ndim):
+    """Exactly the least and the greatest number of dimensions are accepted, and none beyond."""
+    columns = columns_of([b"a"], [(1,) * ndim], [(0, 1)])
+    assert check(columns, 1, min_ndim=1, max_ndim=3) == (None if 1 <= ndim <= 3 else "TABLE_NDIM")
+
+
+def test_the_largest_product_that_can_be_counted():
+    """A shape of 2^63 - 1 bytes is counted, and too large for the file; one of 2^63 cannot be counted."""
+    assert check(columns_of([b"a"], [FACTORS], [(0, MOST)]), 100) == "TABLE_RANGE"
+    assert check(columns_of([b"a"], [FACTORS], [(0, MOST)]), MOST) is None
+    assert check(columns_of([b"a"], [(2**31, 2**31, 2)], [(0, MOST)]), MOST) == "TABLE_OVERFLOW"
+    # By its elements it can be counted, and by their bytes it cannot.
+    assert check(columns_of([b"a"], [FACTORS], [(0, MOST)], [1]), MOST) == "TABLE_OVERFLOW"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "found"),
+    [(5, 5, None), (5, 6, None), (5, 4, "TABLE_RANGE"), (5, MOST, "TABLE_RANGE"), (5, MOST + 1, "TABLE_RANGE")],
+)
+def test_declared_bytes(begin, end, found):
+    """Where a tensor takes the bytes that it says, its end does not lie before its beginning, and within the data."""
+    columns = columns_of([b"a"], [(7,)], [(begin, end)], [DECLARED])
+    fault = columns.check(BITS, 0, 9, 10, 10, lax=False, utf8=True)
+    assert word(fault) == found
+    # Past 2^63 it is no number of bytes at all, and no end is computed from it.
+    assert found is None or fault.actual == end
+
+
+def test_declared_bytes_up_to_the_most():
+    """A tensor may end at 2^63 - 1, and not one byte later."""
+    for end, found in ((MOST, None), (MOST + 1, "TABLE_RANGE")):
+        columns = columns_of([b"a"], [(7,)], [(5, end)], [DECLARED])
+        assert check(columns, 2**64 - 1, max_gap=2**64 - 1) == found
+
+
+@pytest.mark.parametrize("code", range(len(BITS) + 2))
+def test_dtype_codes_end_with_their_list(code):
+    """The last code of the list is known, and the one after it is not."""
+    columns = columns_of([b"a"], [()], [(0, BITS[code] // 8 if code < DECLARED else 1)], [code])
+    found = columns.check(BITS, 0, 9, 4, 9, lax=False, utf8=True)
+    assert word(found) == (None if code < len(BITS) else "TABLE_DTYPE")
+
+
+@pytest.mark.parametrize("gap", [0, 1, 63])
+def test_holes_and_overlaps_by_one_byte(gap):
+    """A hole may be as large as it may, not a byte more; tensors may touch, and not share a byte."""
+    for hole in (gap - 1, gap, gap + 1):
+        if hole < 0:
+            continue
+        found = None if hole <= gap else "TABLE_HOLE"
+        assert check(columns_of([b"a"], [(4,)], [(hole, hole + 4)]), hole + 4, max_gap=gap) == found
+        between = columns_of([b"a", b"b"], [(4,), (4,)], [(0, 4), (4 + hole, 8 + hole)])
+        assert check(between, 8 + hole, max_gap=gap) == found
+        assert check(columns_of([b"a"], [(4,)], [(0, 4)]), 4 + hole, max_gap=gap) == found
+    shared = columns_of([b"a", b"b"], [(4,), (4,)], [(0, 4), (3, 7)])
+    assert check(shared, 7, max_gap=gap) == "TABLE_OVERLAP"
+    assert check(shared, 7, max_gap=gap, lax=True) is None
+
+
+def test_a_name_is_looked_for_in_no_more_than_there_is():
+    """With more tensors or bytes of names than there is room for, by one already, nothing is found."""
+    columns = columns_of([b"ab", b"c"], [(), ()], [(0, 1), (1, 2)])
+    assert lib.wm_columns_find(columns.native, 2, 3, b"c", 1) == 1
+    assert lib.wm_columns_find(columns.native, 3, 3, b"c", 1) == -1
+    assert lib.wm_columns_find(columns.native, 2, 4, b"c", 1) == -1
+    # A name that ends past the bytes asked for is none.
+    assert lib.wm_columns_find(columns.native, 2, 2, b"c", 1) == -1
+
+
+# -------------------------------------------------------------------------------------------------------- records
+
+
+def index_of(rows):
+    """Records and names of tensors: name, dtype code, shape, offset, and what else is to be said."""
+    names = b"".join(name for name, *_ in rows)
+    packed = []
+    for name, code, shape, offset, *ndim in rows:
+        dims = (*shape, 0, 0, 0, 0)[:4]
+        packed.append(RECORD.pack(fnv(name), code, *(ndim or [len(shape)]), len(name), *dims, offset))
+    return b"".join(packed) + names
+
+
+def records(rows, data_size, *, alignment=1, max_gap=0):
+    """What C says of them."""
+    return kernels.records_check(index_of(rows), len(rows), BITS[:3], data_size, alignment, max_gap, lax=False)
+
+
+@pytest.mark.parametrize(
+    ("offset", "end"), [(2**64 - 9, 2**64 - 1), (2**64 - 8, 2**64 - 1), (2**64 - 7, 2**64 - 1), (100, 108)]
+)
+def test_the_end_of_a_tensor_that_would_wrap_around(offset, end):
+    """An error tells the end of a tensor past the data, and 2^64 - 1 where it lies beyond all numbers."""
+    fault = records([(b"a", 2, (8,), offset)], 50, max_gap=60)
+    assert (fault.kind, fault.actual, fault.expected) == ("TABLE_RANGE", end, 50)
+
+
+def test_shapes_of_records_that_can_just_be_counted():
+    """The largest product of three dimensions is counted, and twice as many bytes are not."""
+    rows = [(b"a", 2, FACTORS, 0)]
+    assert records(rows, MOST) == 1
+    assert records(rows, MOST - 1).kind == "TABLE_RANGE"
+    assert records([(b"a", 1, FACTORS, 0)], MOST).kind == "TABLE_OVERFLOW"
+    assert records([(b"a", 2, (2**31, 2**31, 2), 0)], MOST).kind == "TABLE_OVERFLOW"
+    assert records([(b"a", 2, (2**32 - 1, 2**32 - 1, 2**32 - 1), 0)], MOST).kind == "TABLE_OVERFLOW"
+
+
+@pytest.mark.parametrize("ndim", range(7))
+def test_unused_dimensions_of_records_are_zero(ndim):
+    """Of four dimensions those that are used may be anything but, and those behind them have to be 0."""
+    used = min(max(ndim, 1), 4)
+    shape = (2, 3, 5, 7)[:used]
+    size = int(np.prod(shape))
+    found = records([(b"a", 2, shape, 0, ndim)], size)
+    assert (word(found) or found) == (1 if 1 <= ndim <= 4 else "TABLE_NDIM")
+    for k in range(used, 4):
+        full = list((*shape, 0, 0, 0)[:4])
+        full[k] = 1
+        found = records([(b"a", 2, full, 0, ndim)], size)
+        assert found.kind == ("TABLE_UNUSED_DIM" if 1 <= ndim <= 4 else "TABLE_NDIM")
+
+
+@pytest.mark.parametrize("missing", [1, 31, 32, 33])
+def test_records_end_with_their_bytes(missing):
+    """One byte less than the records take, and their count is refused, to check them as well as to look among them."""
+    index = index_of([(b"", 2, (1,), 0), (b"", 2, (1,), 1)])
+    pointer = Place(PAGES).give(index[:-missing])
+    fault = ffi.new("wm_fault *")
+    assert lib.wm_records_check(pointer, 64 - missing, 2, BITS, 3, 2, 1, 0, 0, fault) == -1
+    assert fault.code == kernels.FAULTS["COLUMN"]
+    assert lib.wm_records_find(pointer, 64 - missing, 2, b"x", 1) == -1
+
+
+def test_names_of_records_end_with_their_bytes():
+    """Names may take all bytes behind the records, and not one more."""
+    index = index_of([(b"ab", 2, (1,), 0), (b"cde", 2, (1,), 1)])
+    for cut in range(4):
+        pointer = Place(PAGES).give(index[: len(index) - cut])
+        fault = ffi.new("wm_fault *")
+        done = lib.wm_records_check(pointer, len(index) - cut, 2, BITS, 3, 2, 1, 0, 0, fault)
+        assert (done, fault.row) == ((5, 0) if cut == 0 else (-1, 1))
+        assert fault.code == kernels.FAULTS["NAME_RANGE" if cut else "NONE"]
+        assert lib.wm_records_find(pointer, len(index) - cut, 2, b"cde", 3) == (-1 if cut else 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 32, 33, 48])
+def test_every_row_of_a_block_is_looked_at(count):
+    """Without an index the last record is found as well as the first, whatever is left over of blocks of sixteen."""
+    names = [b"n%d" % i for i in range(count)]
+    index = index_of([(name, 2, (0,), 0) for name in names])
+    pointer = Place(PAGES).give(index)
+    assert [lib.wm_records_find(pointer, len(index), count, name, len(name)) for name in names] == list(range(count))
+    assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
+    # Without any names the records are all that there is.
+    index = index_of([(b"", 2, (0,), 0)] * count)
+    pointer = Place(PAGES).give(index)
+    assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
+    assert lib.wm_records_find(pointer, len(index), count, b"", 0) == 0
+
+
+def test_pairs_end_with_their_bytes():
+    """Of pairs that end within a length, nothing is read past the end, and the error says where the last one begins."""
+    first = struct.pack("<2H", 9, 2) + b"key456789" + b"ab"
+    for left in range(6):
+        data = first + (struct.pack("<2H", 1, 1) + b"kv")[:left]
+        fault = ffi.new("wm_fault *")
+        assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, fault) == -1
+        assert (fault.code, fault.row, fault.at) == (kernels.FAULTS["NAME_RANGE"], 1, len(first))
+    data = first + struct.pack("<2H", 1, 1) + b"kv"
+    assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, ffi.NULL) == 0
+
+
+def test_a_count_of_pairs_is_bounded_by_their_bytes():
+    """A pair takes four bytes: as many as that are looked at, and one more is refused at once."""
+    data = struct.pack("<2H", 0, 0) * 3
+    for count, row in ((3, 1), (4, 3)):
+        fault = ffi.new("wm_fault *")
+        assert lib.wm_pairs_check(data, len(data), count, fault) == -1
+        # Three empty keys are one key three times; a fourth pair is not there at all.
+        assert fault.code == kernels.FAULTS["NAME_DUPLICATE" if count == 3 else "NAME_RANGE"]
+        assert fault.row == row
+
+
+# ------------------------------------------------------------------------------------------------ lists of strings
+
+
+@pytest.mark.parametrize("count", [1, 254, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2048])
+def test_as_many_strings_as_a_group(count):
+    """Of as many strings as are taken together, one less or more, each is looked at, and no bound past the last."""
+    names = [b"%04x" % i for i in range(count)]
+    blob, bounds = b"".join(names), np.arange(0, 4 * count + 1, 4, dtype=np.uint32)
+    place = Place(PAGES)
+    data, ends = place.give(blob), place.array(bounds)
+    assert lib.wm_utf8_strings(data, len(blob), ends, count, 0) == -1
+    broken = place.give(blob[:-1] + b"\xff")
+    assert lib.wm_utf8_strings(broken, len(blob), ends, count, 0) == count - 1
+    capacity = 1 << (2 * count).bit_length()
+    slots = place.room(capacity, "uint32_t")
+    described = data, len(blob), ends, count, 0, slots, capacity
+    assert lib.wm_index_build(*described, ffi.NULL, ffi.NULL) == 0
+    out = place.room(count, "int64_t")
+    assert lib.wm_index_find_many(*described, data, len(blob), ends, count, out) == 0
+    assert ffi.unpack(out, count) == list(range(count))
+
+
+# ------------------------------------------------------------------------------------------------------------ AMB
+
+
+def section(begin, end, *, origin=0, size=None, fd=-1, data=ffi.NULL, max_tensors=9, max_names=99):
+    """A section of an AMB file, as C is told of it."""
+    found = ffi.new("wm_amb_section *")
+    found.fd, found.data, found.size = fd, data, end if size is None else size
+    found.begin, found.end, found.origin = begin, end, origin
+    found.max_tensors, found.max_names = max_tensors, max_names
+    return found
+
+
+def walk(of, cap=4):
+    """What the walk returns, and what it has found."""
+    columns, out, fault = kernels.Columns.scratch(100, cap, 8), ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    return lib.wm_amb_walk(of, columns.native, out, fault), out, fault
+
+
+@pytest.mark.parametrize(
+    ("arguments", "good"),
+    [
+        ({"begin": 5, "end": 5}, True),
+        ({"begin": 6, "end": 5}, False),
+        ({"begin": MOST, "end": MOST}, True),
+        ({"begin": MOST + 1, "end": MOST + 1}, False),
+        ({"begin": 5, "end": 5, "origin": 5}, True),
+        ({"begin": 5, "end": 5, "origin": 6}, False),
+        ({"begin": 5, "end": 5, "size": 4}, False),
+        ({"begin": 5, "end": 5, "size": 4, "fd": 0}, True),  # how long a file is, reading it will tell
+        ({"begin": 5, "end": 5, "max_names": 2**32 - 2}, True),
+        ({"begin": 5, "end": 5, "max_names": 2**32 - 1}, False),
+    ],
+)
+def test_sections_that_can_be(arguments, good):
+    """A section is walked that ends where it begins or later, within its memory, and that positions can count."""
+    done, out, fault = walk(section(**arguments))
+    assert (done, out.n_tensors) == (0 if good else -1, 0)
+    assert fault.code == kernels.FAULTS["NONE" if good else "COLUMN"]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2, 8, 16])
+def test_a_file_that_is_shorter_than_said(tmp_path, missing):
+    """Of a file that has become shorter nothing is made up, and nothing is waited for: that is told, with the place."""
+    data = amb.build([amb.dense("a", normal((2,)))])
+    path = tmp_path / "model.amb"
+    path.write_bytes(data[: len(data) - missing])
+    begin = len(data) - struct.unpack_from("<Q", data, 20)[0]
+    with path.open("rb") as file:
+        done, out, fault = walk(section(begin, len(data), fd=file.fileno()))
+    # The padding behind the eight bytes of data is read with what stands before them, or by itself.
+    assert (done, out.n_tensors) == ((0, 1) if missing == 0 else (-1, 0))
+    assert fault.code == kernels.FAULTS["NONE" if missing == 0 else "AMB_READ"]
+    assert missing == 0 or (fault.at, fault.actual) == (len(data) - missing, 0)
+
+
+def test_descriptor_zero_is_a_file_like_any_other(tmp_path):
+    """A walk reads from descriptor 0 where the file has that one."""
+    data = amb.build([amb.dense("a", normal((2,)))])
+    path = tmp_path / "model.amb"
+    path.write_bytes(data)
+    begin = len(data) - struct.unpack_from("<Q", data, 20)[0]
+    kept = os.dup(0)
+    try:
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+        done, out, _ = walk(section(begin, len(data), fd=0))
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    assert (done, out.n_tensors, out.names_len, out.n_dims) == (0, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "bytes_", "good"),
+    [(0, 0, 0, True), (0, 1, 0, False), (1, 0, 0, False), (1, 1, 1, False), (1, 1, 2, True), (0, 5, 5, True)],
+)
+def test_the_last_pair_ends_with_the_bytes(key, value, bytes_, good):
+    """The lengths of the last pair may be all that is there, where they are 0, and lie within the bytes otherwise."""
+    data = struct.pack("<2H", 1, 0) + b"k" + struct.pack("<2H", key, value) + b"xyzab"[:bytes_]
+    assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, ffi.NULL) == (0 if good else -1)
+
+
+def test_bytes_that_positions_count():
+    """Pairs of 2^32 - 1 bytes or more are refused before any of them is read."""
+    fault = ffi.new("wm_fault *")
+    for size in (2**32 - 2, 2**32 - 1, 2**32):
+        assert lib.wm_pairs_check(ffi.NULL, size, 0, fault) == -1
+        # Too many bytes are told as a count that is too large for them, and bytes behind the last pair as that.
+        assert (fault.row, fault.at) == ((0, 0) if size == 2**32 - 2 else (size // 4, size))
+
+
+# ----------------------------------------------------------------------------------------------------------- UTF-8
+
+
+def valid(raw: bytes) -> bool:
+    """Whether these bytes are UTF-8, by Python."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+EDGES = (0x00, 0x41, 0x7F, 0x80, 0x81, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xFF)
+LEADS = (*EDGES, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xF6, 0xF7, 0xF8)
+
+
+def test_every_edge_of_utf_8():
+    """Of all sequences of up to four bytes next to the bounds of their ranges those are UTF-8 that Python says are."""
+    last = (0x7F, 0x80, 0xBF, 0xC0)
+    for tails in ((), (EDGES,), (EDGES, EDGES), (EDGES, last, last)):
+        for raw in map(bytes, itertools.product(LEADS, *tails)):
+            bounds = np.array([0, len(raw)], np.uint32)
+            found = lib.wm_utf8_strings(raw, len(raw), ffi.from_buffer("uint32_t[]", bounds), 1, 0)
+            assert found == (-1 if valid(raw) else 0), raw
+    for size in (1, 7, 8, 9, 63, 64, 65, 130):  # behind so many others, and flush against the end
+        for odd in (b"\x80", b"\xc2", b"\xc2\x80", b"\xe2\x82", b"\xe2\x82\xac", b"\xf4\x8f\xbf", b"\xf4\x8f\xbf\xbf"):
+            raw = b"a" * (size - 1) + odd
+            pages = Place(PAGES)
+            data, bounds = pages.give(raw), pages.array(np.array([0, len(raw)], np.uint32))
+            assert lib.wm_utf8_strings(data, len(raw), bounds, 1, 0) == (-1 if valid(raw) else 0), raw
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+def test_bounds_of_strings_rise_and_end_with_the_data(gap):
+    """Strings that end before they begin, or a byte past the data, are told by the number of the first."""
+    blob = b"abcdefgh" + bytes(2 * gap)
+    first, second, third = gap, 3 + 2 * gap, 6 + 3 * gap
+    for bounds, found in (
+        ((first, second, third), -1),
+        ((first, second, len(blob) + gap), -1),
+        ((first, second, len(blob) + gap + 1), 1),
+        ((first, first + gap, third), -1),
+        ((first + 1, first + gap, third), 0),
+        ((first, second, second + gap - 1), 1),
+        ((first, second, second + gap), -1),
+    ):
+        place = Place(PAGES)
+        data, ends = place.give(blob), place.array(np.array(bounds, np.uint32))
+        # Bytes between two strings are a prefix, which is not looked at.
+        assert lib.wm_utf8_strings(data, len(blob), ends, 2, gap) == found, bounds
+
+
+# ----------------------------------------------------------------------------------------------------------- index
+
+
+@pytest.mark.parametrize(
+    ("n", "capacity", "good"),
+    [
+        (0, 1, True),
+        (1, 1, True),
+        (2, 1, False),
+        (0, 0, False),
+        (0, 3, False),
+        (3, 4, True),
+        (4, 4, False),
+        (6, 8, True),
+        (7, 8, False),
+        (0, 2**31, True),
+        (0, 2**32, True),
+        (0, 2**33, False),
+        (0, 2**32 + 1, False),
+        (3 * 2**30, 2**32, True),
+        (3 * 2**30 + 1, 2**32, False),
+    ],
+)
+def test_capacities_of_an_index(n, capacity, good):
+    """An index has a power of two of slots, up to 2^32, and a third more of them than strings."""
+    null = ffi.NULL
+    assert lib.wm_index_find_many(null, 0, null, n, 0, null, capacity, null, 0, null, 0, null) == (0 if good else -1)
+
+
+@pytest.mark.parametrize("gap", [0, 4])
+def test_an_index_over_bounds_that_lie(gap):
+    """A string that ends a byte past the data, or before it begins, is found by no look-up, whatever the slots say."""
+    name = b"abcdef"
+    wanted = fnv(name)
+    for begin, end, size, found in (
+        (gap, gap + 6 + gap, 6, 0),
+        (gap, gap + 6 + gap, 5, -1),
+        (gap + 6, gap, 6, -1),
+        (gap, gap + 5 + gap, 6, -1),
+        (gap, gap + 7 + gap, 7, -1),
+    ):
+        place = Place(PAGES)
+        data = place.give(bytes(gap) + (name + b"g")[:size])
+        bounds = place.array(np.array([begin, end], np.uint32))
+        slots = place.array(np.array([wanted & ~1 & 0xFFFFFFFF] * 2, np.uint32))
+        asked = data, size + gap, bounds, 1, gap, slots, 2
+        assert lib.wm_index_find(*asked, name, len(name)) == found, (begin, end, size)
+        # A slot with the number of no string: that of one more than there are.
+        junk = place.array(np.array([wanted | 1] * 2, np.uint32))
+        assert lib.wm_index_find(*asked[:-2], junk, 2, name, len(name)) == -1
+
+
+# -------------------------------------------------------------------------------------------------- columns, many rows
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1023, 1024, 1025, 2049])
+def test_as_many_names_as_fit_the_stack(count):
+    """Of any number of names the last one is checked against the first, as records, as columns and as keys."""
+    names = [b"%05d" % i for i in range(count)]
+    shapes, spans = [(1,)] * count, [(i, i + 1) for i in range(count)]
+    rows = [(name, 2, (1,), i) for i, name in enumerate(names)]
+    assert check(columns_of(names, shapes, spans), count) is None
+    assert records(rows, count) == 5 * count
+    assert lib.wm_columns_find(columns_of(names, shapes, spans).native, count, 5 * count, names[-1], 5) == count - 1
+    pairs = b"".join(struct.pack("<2H", 5, 0) + name for name in names)
+    assert lib.wm_pairs_check(Place(PAGES).give(pairs), len(pairs), count, ffi.NULL) == 0
+    if count > 1:
+        twice = [*names[:-1], names[0]]
+        fault = columns_of(twice, shapes, spans).check(BITS, 0, 9, count, 0, lax=False, utf8=True)
+        assert (fault.kind, fault.row, fault.expected) == ("NAME_DUPLICATE", count - 1, 0)
+        fault = records([(name, 2, (1,), i) for i, name in enumerate(twice)], count)
+        assert (fault.kind, fault.row, fault.expected) == ("NAME_DUPLICATE", count - 1, 0)
+        fault = kernels.pairs_check(b"".join(struct.pack("<2H", 5, 0) + name for name in twice), count)
+        assert (fault.kind, fault.row) == ("NAME_DUPLICATE", count - 1)
+
+
+def test_sixteen_records_of_one_hash():
+    """A block of records whose hashes are all the one that is looked for is looked at name by name."""
+    packed = [RECORD.pack(fnv(b"x"), 2, 1, 1, 1, 0, 0, 0, i) for i in range(16)]
+    names = b"abcdefghijklmnox"
+    assert kernels.records_find(b"".join(packed) + names, 16, b"x") == 15
+
+
+# ------------------------------------------------------------------------------------------------------------ CNN v2
+
+
+@pytest.mark.parametrize("kernel", [1, 255, 60000, 60001, 60002, 65535, 65536])
+def test_weights_that_layers_call_for(kernel):
+    """Numbers of weights are added up and multiplied exactly, up to 2^64 - 1, which stands for that and all beyond."""
+    most = 2**64 - 1
+    shapes = [(channels, 1) for channels in (1, 2**32 - 1)]
+    for near in range(most // kernel**2 - 1, most // kernel**2 + 3):
+        inputs = next((i for i in range(1, 4000) if near % i == 0 and near // i < 2**32), 0)
+        shapes += [(near // inputs, inputs)] if inputs else []
+    shapes.append((2**32 - 1, 2**32 - 1))
+    for channels, inputs in shapes:
+        for first in (0, 1, 2):
+            wanted = channels * inputs * kernel**2
+            rows = [(1, 1, first, 0, 5)] * bool(first) + [(kernel, inputs, channels, 0, 2**32 - 1)]
+            found = kernels.cnn_layers(b"".join(struct.pack("<5I", *row) for row in rows))[1]
+            assert found.needed == min(first + wanted, most), (channels, inputs, first)
+            assert found.counted == 2**32 - 1 + 5 * bool(first)
