@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from tests import sanitised
 
@@ -13,6 +14,14 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+# Under the sanitisers Python itself is several times slower.
+hypothesis.settings.register_profile(
+    "sanitised", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+if sanitised.ACTIVE:
+    hypothesis.settings.load_profile("sanitised")
 
 
 def pytest_collection_finish() -> None:

@@ -20,12 +20,12 @@ ACTIVE = "libasan" in os.environ.get("LD_PRELOAD", "")
 LEFT_OUT = {
     **dict.fromkeys(
         (
+            "tests/faults/test_reading.py::test_bombs_meet_a_memory_limit_unharmed",
             "tests/test_attacks.py::test_all_attacks_within_half_a_gibibyte",
             "tests/test_attacks.py::test_other_libraries_can_be_tried_on_the_attacks",
             "tests/test_cnn_v2.py::test_four_billion_layers_take_no_memory",
-            "tests/test_crc32.py::test_no_threads_to_be_had",
         ),
-        "limits the address space, of which the sanitiser takes 16 TiB",
+        "limits the address space, of which the sanitiser takes terabytes",
     ),
     **dict.fromkeys(
         ("tests/test_guard_pages.py::test_the_pages_are_forbidden", "tests/test_crc32.py::test_guard_pages_guard"),
@@ -38,6 +38,15 @@ LEFT_OUT = {
         ),
         "valgrind, which counts there, cannot load the sanitiser's library",
     ),
+    **dict.fromkeys(
+        (
+            "tests/faults/test_threads.py::test_ten_thousand_openings_leave_nothing",
+            "tests/faults/test_threads.py::test_ten_thousand_failures_leave_nothing",
+        ),
+        "counts memory, of which the sanitiser keeps for a while what was freed",
+    ),
+    # gcc 12: a thread of the child then waits for ever, seen in its allocator.
+    "tests/faults/test_threads.py::test_forking_while_threads_run": "the sanitiser keeps its locks in a fork",
     "tests/test_sanitised.py": "runs the others like this",
 }
 

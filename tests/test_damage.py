@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ every_file = pytest.mark.parametrize("kind", FILES)
 @pytest.fixture(autouse=True)
 def _bounded() -> Iterator[None]:
     """No test here takes minutes: if one hangs, the process ends and tells where."""
-    faulthandler.dump_traceback_later(300, exit=True)
+    faulthandler.dump_traceback_later(300, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()
 

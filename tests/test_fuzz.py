@@ -46,11 +46,11 @@ def test_no_mutant_does_harm(format: str, tmp_path: Path) -> None:
 def test_a_process_that_dies_is_told_with_its_mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a process is killed by a signal, the campaign fails, and names format, mutant and status."""
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nkill -SEGV $$\n", encoding="ascii")
+    python.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="ascii")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     found = campaign("amb", 7, 5, jobs=1, failures=tmp_path)
-    assert [line.splitlines()[0] for line in found.failures] == ["amb 7 ended the process with status -11"]
+    assert [line.splitlines()[0] for line in found.failures] == ["amb 7 ended the process with status -9"]
 
 
 def test_what_must_not_happen_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
