@@ -282,6 +282,14 @@ def test_names_of_records_end_with_their_bytes():
         assert lib.wm_records_find(pointer, len(index) - cut, 2, b"cde", 3) == (-1 if cut else 1)
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1, 2])
+def test_names_behind_names_that_are_too_long(more):
+    """Where lengths lie, a name that would begin behind all names is not looked at, be it by a byte."""
+    first, second = (RECORD.pack(fnv(name), 2, 1, size, 1, 0, 0, 0, 0) for name, size in ((b"ab", 3 + more), (b"c", 1)))
+    index = first + second + b"abc"
+    assert lib.wm_records_find(Place(PAGES).give(index), len(index), 2, b"c", 1) == (1 if more == -1 else -1)
+
+
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 32, 33, 48])
 def test_every_row_of_a_block_is_looked_at(count):
     """Without an index the last record is found as well as the first, whatever is left over of blocks of sixteen."""
