@@ -189,7 +189,7 @@ def test_sections_of_embd(field, vocab):
         return  # a matter of the flag
     values = {
         *around(right, 200),
-        *around(size, 70),
+        *around(size, 140),
         *around(size // 32, 5),
         0,
         1,
@@ -211,6 +211,20 @@ def test_sections_of_embd(field, vocab):
             end = fields["tensor_index_offset"] + 32 * fields["tensor_index_count"] + NAMES
             hole = fields["tensor_data_offset"] - end >= 64
             assert not any(words in str(error) for words in PLACED) or hole, (value, str(error))
+
+
+@pytest.mark.parametrize("nbytes", range(1, 34))
+def test_descriptors_that_the_file_has_room_for(nbytes):
+    """The descriptors end where the footer begins, or before: by a byte more they do not fit."""
+    sound = embd.Draft([("a", noise("uint8", (nbytes,)))], metadata=b"", aligned=False)
+    room = len(sound.data) - 16 - sound.index_offset
+    for count in around(room // 32):
+        error = error_of(
+            embd.Draft([("a", noise("uint8", (nbytes,)))], metadata=b"", aligned=False)
+            .header(tensor_index_count=count)
+            .seal()
+        )
+        assert (error is not None and error.field == "tensor_index_count") == (32 * count > room)
 
 
 @pytest.mark.parametrize("gap", [62, 63, 64, 65])
@@ -513,6 +527,14 @@ def test_tokens_that_the_simple_layout_has_room_for(count, field):
     struct.pack_into("<I", data, 12, count)
     error = error_of(bytes(data))
     assert (error and error.field) == field
+
+
+@pytest.mark.parametrize("length", range(4060, 4090))
+def test_a_name_that_ends_with_the_window(length):
+    """A name, or what follows it, that ends a byte behind what was read first is read whole."""
+    name, value = "n" * length, normal((3,))
+    with wm.open(memoryview(embd.simple([(name, value)]))) as f:
+        assert {name: np.asarray(f[name]).tobytes() for name in f} == {name: value.data}
 
 
 @pytest.mark.parametrize("size", range(1, 42))

@@ -402,6 +402,8 @@ def test_the_map_of_names(count, index):
         assert error is not None
         assert error.field == "index_map"
         assert error.actual == (count if count < 2 else index)
+        told = {1: "one that no earlier entry has", 2: "less than 2"}
+        assert count < 2 or error.expected == told[index]
 
 
 @pytest.mark.parametrize(("count", "index"), [(1, 0), (1, 1), (2, 0)])

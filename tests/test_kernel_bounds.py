@@ -181,6 +181,17 @@ def test_the_list_of_dtypes_is_not_read_past_its_end(code):
     assert (done, fault.code) == ((1, 0) if code < 3 else (-1, kernels.FAULTS["TABLE_DTYPE"]))
 
 
+@pytest.mark.parametrize("lax", [False, True])
+@pytest.mark.parametrize("end", [9, 10, 11, 12])
+def test_data_ends_with_the_section(end, lax):
+    """A tensor may end where the data does, and not a byte behind it, whatever else is let pass."""
+    expected = None if end <= 10 else "TABLE_RANGE"
+    assert check(columns_of([b"a"], [(6,)], [(end - 6, end)]), 10, max_gap=9, lax=lax) == expected
+    index = index_of([(b"a", 2, (6,), end - 6)])
+    found = kernels.records_check(index, 1, BITS[:3], 10, 1, 9, lax=lax)
+    assert word(found) == expected
+
+
 @pytest.mark.parametrize("gap", [0, 1, 63])
 def test_holes_and_overlaps_by_one_byte(gap):
     """A hole may be as large as it may, not a byte more; tensors may touch, and not share a byte."""
