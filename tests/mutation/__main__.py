@@ -94,8 +94,8 @@ def _summary(found: Mapping[Key, Verdict], keys: Sequence[Key], *, whole: bool) 
             words[key] = "equivalent"
         elif word not in NOTICED:
             wrong.append(f"{word}: {place}")
-    files = {key.file for key in keys}
-    gone = [key for key in listed if (whole or key.file in files) and key not in set(keys)]
+    there = set(keys)
+    gone = [key for key in listed if whole and key not in there]
     wrong += [f"listed as equivalent, and not there: {key.file}: {key.line}\n    {key.change}" for key in gone]
     return wrong, words
 
@@ -111,8 +111,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutants of files whose names contain this")
     parser.add_argument("--most", type=float, default=4.0, help="seconds of tests for one mutant (4)")
     parser.add_argument("--into", type=lambda path: ROOT / path, help="put the table into this document")
-    parser.add_argument("--tests", nargs="*", default=[f"tests/test_{name}.py" for name in TESTS])
+    parser.add_argument("--tests", nargs="*", help="run these instead of those that it takes")
     args = parser.parse_args()
+    whole = not args.only and not args.tests
     known = verdicts.load()
     found = dict(known)
     verdicts.digests()  # now, since sources may be edited while this runs
@@ -131,14 +132,13 @@ def main() -> int:
 
     plugin = Plugin(c_sites, switch, known, Chooser(known, args), args.most, keep)
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler", f"--rootdir={ROOT}"]
-    status = pytest.main([*options, *args.tests], plugins=[plugin])
+    status = pytest.main([*options, *(args.tests or (f"tests/test_{name}.py" for name in TESTS))], plugins=[plugin])
     if not plugin.mutants:
         return int(status) or 1
     keys = [mutant.key for mutant in plugin.mutants]
-    # Of files that were not looked at, what is known stays.
-    others = [key for key in found if args.only not in key.file]
-    verdicts.save(found, [*keys, *others])
-    wrong, words = _summary(found, keys, whole=not args.only)
+    # Of what was not looked at, what is known stays.
+    verdicts.save(found, keys if whole else list(dict.fromkeys((*keys, *found))))
+    wrong, words = _summary(found, keys, whole=whole)
     print("\n".join(wrong))
     lines = list(verdicts.table(words))
     print(f"\n{len(words)} of {len(keys)} mutants have a verdict\n\n" + "\n".join(lines))

@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import operator
+import pkgutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ class Switch:
         self.reached = bytearray()
         # The code of modules, for one that is imported again: its sites are to be the same.
         self.codes: dict[str, CodeType] = {}
-        # Sites that compare something other than whole numbers, of which "one more" means nothing.
+        # Sites that have compared whole numbers, and that have compared something else, of which "one more" means nothing.
+        self.whole: set[int] = set()
         self.other: set[int] = set()
         self._kinds: list[str] = []
         self._actions: list[Any] = []
@@ -56,6 +58,8 @@ class Switch:
         self.reached[number] = 1
         if type(left) is not int or type(right) is not int:
             self.other.add(number)
+        else:
+            self.whole.add(number)
         return self._actions[number](left, right)
 
     def number(self, number: int, value: int) -> int:
@@ -189,7 +193,11 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def install(source: Path, prefixes: tuple[str, ...]) -> Switch:
-    """Change modules of these names, and below, when they are imported from the folder `source`."""
+    """Import modules of these names, and all below, from the folder `source`, changed."""
     switch = Switch()
     sys.meta_path.insert(0, Finder(switch, source, prefixes))
+    for prefix in prefixes:
+        path = getattr(importlib.import_module(prefix), "__path__", ())
+        for module in pkgutil.walk_packages(path, f"{prefix}."):
+            importlib.import_module(module.name)
     return switch

@@ -100,13 +100,14 @@ class Plugin:
         self._explore(session, library)
         gc.collect()
         gc.freeze()  # or the first collection in each process would copy all that is there
+        numbers = self._switch.whole - self._switch.other
         self.mutants = [
             Mutant(language, site, number)
             for language, sites in (("C", self._c_sites), ("Python", self._switch.sites))
             for site in sites
             for number in range(len(site.mutants))
             # "One more" of what is no whole number means nothing.
-            if language == "C" or not (number == 1 and len(site.mutants) == 3 and site.number in self._switch.other)
+            if language == "C" or number != 1 or len(site.mutants) != 3 or site.number in numbers
         ]
         for key, verdict in self._known.items():
             if verdict.by in self._numbers:
