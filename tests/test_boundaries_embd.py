@@ -398,6 +398,15 @@ def test_the_smallest_metadata_of_embd(size):
     assert error is None or (error.field, error.actual) == ("metadata_size", size)
 
 
+@pytest.mark.parametrize("end", range(4094, 4100))
+def test_metadata_that_ends_with_what_is_read_first(put, end):
+    """Metadata that ends with the first page, or a byte before or behind it, is read whole."""
+    draft = embd.Draft([], metadata={"k": "v" * (end - 64 - 8 - 5)})
+    assert draft.vocab_offset == end
+    with wm.open(put(draft.seal())) as f:
+        assert dict(f.metadata) == {"k": "v" * (end - 77)}
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_tokens_that_are_not_utf_8(place):
     """`verify` finds a token that is not UTF-8, be it the first or the last, in both layouts."""

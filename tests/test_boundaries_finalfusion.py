@@ -74,6 +74,13 @@ def test_what_stands_behind_the_last_chunk(size):
     assert type(error_of(whole + bytes(size))) is (wm.LayoutError if size else type(None))
 
 
+@pytest.mark.parametrize("id_", [ff.SIMPLE, ff.MATRIX, ff.METADATA, ff.NORMS, 99])
+def test_the_header_of_a_chunk_that_ends_the_file(id_):
+    """Twelve bytes behind the matrix that begin a known chunk are one in the wrong place, or cut off."""
+    error = refused(ff.build([ff.simple(WORDS), matrix(N)]) + struct.pack("<IQ", id_, 0))
+    assert error.field == {ff.NORMS: "norms"}.get(id_, "chunk_id")
+
+
 @pytest.mark.parametrize("difference", [-1, 0, 1])
 def test_an_unknown_chunk_behind_the_matrix(difference):
     """What begins like a chunk that the file has room for is an unknown chunk, and what does not is trailing bytes."""

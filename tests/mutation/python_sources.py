@@ -39,7 +39,7 @@ class Switch:
         self.reached = bytearray()
         # The code of modules, for one that is imported again: its sites are to be the same.
         self.codes: dict[str, CodeType] = {}
-        # Sites that have compared whole numbers, and that have compared something else, of which "one more" means nothing.
+        # Sites that have compared whole numbers; and what is none, of which "one more" means nothing.
         self.whole: set[int] = set()
         self.other: set[int] = set()
         self._kinds: list[str] = []
