@@ -188,8 +188,11 @@ class Plugin:
         _, status = os.waitpid(child, 0)
         last = int(begun[-1]) if begun else chosen[0]
         if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            if number in {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
+                raise KeyboardInterrupt("somebody ended a process, which says nothing of its mutant")
             slow = {signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL}
-            return ("endless" if os.WTERMSIG(status) in slow else "crashed"), last
+            return ("endless" if number in slow else "crashed"), last
         return {0: "survived", 1: "killed"}.get(os.WEXITSTATUS(status), "crashed"), last
 
     def _run(
