@@ -50,8 +50,28 @@ LEFT_OUT = {
     "tests/test_sanitised.py": "runs the others like this",
 }
 
-# What a run of all tests takes of this, besides all attacks: what reaches C and takes seconds, not minutes.
-SELECTION = tuple(f"tests/test_{name}.py" for name in ("table",))
+# What a run of all tests takes of this, besides all attacks: seconds. WEIGHTMAP_SANITIZED=most takes every test but those
+# of LATER, each with the reason why it can wait for `make sanitize`: minutes, which continuous integration has.
+FEW = ("tests/test_table.py",)
+LATER = {
+    "benchmarks": "each once, on what tests have had",
+    "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
+    **dict.fromkeys(
+        (f"tests/test_{name}.py" for name in ("ceilings", "growth", "guard", "memory")),
+        "count instructions, calls and memory, of large files",
+    ),
+    **dict.fromkeys(
+        (f"tests/test_{name}.py" for name in ("contract", "demo", "determinism", "quantizing")),
+        "minutes; the same files and kernels as in the tests of formats and of kernels",
+    ),
+    **dict.fromkeys(
+        (f"tests/test_{name}.py" for name in ("docs", "imports", "mutation", "packaging", "report")),
+        "nothing of the C module, or next to it",
+    ),
+    **dict.fromkeys(
+        ("tests/test_crc32.py::test_emulated", "tests/test_isa.py::test_c_driver"), "C that they compile themselves"
+    ),
+}
 
 SETTINGS = {
     # Python keeps what it has until it ends, which is no leak.
@@ -68,6 +88,13 @@ def reason_to_skip(nodeid: str) -> str | None:
     return next((reason for start, reason in LEFT_OUT.items() if nodeid.startswith(start)), None)
 
 
+def selection() -> list[str]:
+    """Return the arguments for pytest by which a run of all tests takes a part of this, as the environment says."""
+    if os.environ.get("WEIGHTMAP_SANITIZED") != "most":
+        return list(FEW)
+    return [f"--deselect={start}" if "::" in start else f"--ignore={start}" for start in LATER] + ["tests"]
+
+
 def library() -> str | None:
     """Where gcc has its sanitiser's library, or None."""
     compiler = shutil.which("gcc")
@@ -77,14 +104,17 @@ def library() -> str | None:
     return answer.stdout.strip() if Path(answer.stdout.strip()).is_absolute() else None
 
 
-def environment(library: str, packages: str) -> dict[str, str]:
-    """Return the environment for a Python with the sanitiser's library, and the sanitised package in `packages`."""
+def environment(library: str, packages: str, *, small: bool = True) -> dict[str, str]:
+    """Return the environment for a Python with the sanitiser's library, and the sanitised package in `packages`.
+
+    With `small`, Python takes the memory of its small objects one by one. Otherwise what has less than 512 bytes lies
+    back to back in pools of Python's own, where no access is out of bounds; that takes half of the time.
+    """
     return {
         **os.environ,
         "LD_PRELOAD": library,
         "ASAN_OPTIONS": ":".join(f"{name}={value}" for name, value in SETTINGS.items()),
-        # Or small objects would lie back to back in pools of Python's own, where no access is out of bounds.
-        "PYTHONMALLOC": "malloc",
+        "PYTHONMALLOC": "malloc" if small else "pymalloc",
         "PYTHONPATH": packages,
     }
 
