@@ -50,8 +50,8 @@ LEFT_OUT = {
     "tests/test_sanitised.py": "runs the others like this",
 }
 
-# What a run of all tests takes of this, besides all attacks: seconds. WEIGHTMAP_SANITIZED=most takes every test but those
-# of LATER, each with the reason why it can wait for `make sanitize`: minutes, which continuous integration has.
+# What a run of all tests takes of this, besides all attacks: seconds. WEIGHTMAP_SANITIZED=most takes every test but
+# those of LATER, each with the reason why it can wait for `make sanitize`: minutes, which continuous integration has.
 FEW = ("tests/test_table.py",)
 LATER = {
     "benchmarks": "each once, on what tests have had",
