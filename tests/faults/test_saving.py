@@ -250,13 +250,13 @@ values = np.random.default_rng(3).standard_normal((300, 500)).astype("f4")
 random.seed(5)
 path = {suffix: os.path.join(folder, "out" + suffix) for suffix in SAVES}
 WORDS = [str(i) for i in range(300)]
-sound = {}
+sound, took = {}, {}
 for suffix, save in SAVES.items():
     sound[suffix] = []
     for array in (values, -values):
         start = time.perf_counter()
         save(path[suffix], array)
-        took = time.perf_counter() - start
+        took[suffix] = time.perf_counter() - start
         sound[suffix].append(open(path[suffix], "rb").read())
 torn, litter, seen = [], [], {suffix: set() for suffix in SAVES}
 for number in itertools.count():
@@ -271,7 +271,7 @@ for number in itertools.count():
         while True:
             SAVES[suffix](path[suffix], values)
             SAVES[suffix](path[suffix], -values)
-    time.sleep(random.random() * 3 * took)
+    time.sleep(random.random() * 3 * took[suffix])
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     data = open(path[suffix], "rb").read()
