@@ -64,7 +64,7 @@ LATER = {
         "count instructions, calls and memory, of large files",
     ),
     **dict.fromkeys(
-        (f"tests/test_{name}.py" for name in ("contract", "demo", "determinism", "quantizing")),
+        (f"tests/test_{name}.py" for name in ("contract", "damage", "demo", "determinism", "quantizing")),
         "minutes; the same files and kernels as in the tests of formats and of kernels",
     ),
     **dict.fromkeys(
