@@ -95,8 +95,6 @@ def open(
     >>> w[1]
     array([3., 4., 5.], dtype=float32)
     """
-    if mode is not None:
-        _mode(mode)
     if verify not in _VERIFY:
         msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
         raise ValueError(msg)

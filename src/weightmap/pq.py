@@ -217,9 +217,7 @@ class ProductQuantized(QuantizedTensor):
         IndexError
             For a row that there is not.
         """
-        numbers = np.ascontiguousarray(rows, np.uint64)
-        if not numbers.flags.aligned:
-            numbers = numbers.copy()
+        numbers = np.require(rows, np.uint64, ("C", "A"))
         values = np.empty((len(numbers), self.shape[1]), np.float32)
         if values.size:
             self._check(self._ready.decode(values, rows=numbers, threads=threads))

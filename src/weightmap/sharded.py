@@ -297,6 +297,7 @@ class ShardedTensorFile(TensorFile):
 
     def settle(self) -> None:
         """Hold the index of every shard: see `TensorFile.settle`."""
+        self._check_open()
         if not self._settled:
             for shard in self._shards.values():
                 shard.settle()
