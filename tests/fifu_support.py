@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weightmap.strings import StringTable, Vocabulary
+from weightmap.index.strings import StringTable, Vocabulary
 
 
 class Parts(NamedTuple):

@@ -17,8 +17,8 @@ from tests.builders import amb, noise, normal
 import weightmap as wm
 from weightmap.formats import Options
 from weightmap.formats.amb import layout, records
+from weightmap.io.source import Source
 from weightmap.kernels import _amb
-from weightmap.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from tests.builders import amb, normal
 from tests.support import address, mappings
 
 import weightmap as wm
-from weightmap.quant import QuantizedTensor
+from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from pathlib import Path

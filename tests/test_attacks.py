@@ -20,7 +20,7 @@ from tests.attacks.table import MARK, between, lines
 from tests.support import exercise, run_child
 
 import weightmap as wm
-from weightmap import source as sources
+from weightmap.io import source as sources
 
 CASES = cases()
 REFUSED = [case for case in CASES if case.error]

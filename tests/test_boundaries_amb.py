@@ -14,7 +14,7 @@ import weightmap as wm
 from weightmap.dtypes import SCHEMES
 from weightmap.formats.amb import scales
 from weightmap.formats.amb.quantized import quantization
-from weightmap.table import Row
+from weightmap.index.table import Row
 
 BITS = {amb.INT4: 4, amb.INT5: 5, amb.INT4BLOCK: 4, amb.INT5BLOCK: 5}
 STEPS = {amb.INT4BLOCK: 2, amb.INT5BLOCK: 8, amb.ADAPTIVE: 8}

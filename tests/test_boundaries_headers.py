@@ -20,9 +20,9 @@ from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.dtypes import DTYPES
 from weightmap.formats import FORMATS, Options
-from weightmap.records import RecordTable
-from weightmap.source import Source
-from weightmap.table import Rules
+from weightmap.index.records import RecordTable
+from weightmap.index.table import Rules
+from weightmap.io.source import Source
 
 SCALAR = '{"dtype":"U8","shape":[],"data_offsets":[0,1]}'
 

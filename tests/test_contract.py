@@ -22,7 +22,7 @@ from tests import builders
 from tests.support import address, exercise, mappings, run_child, same, survives
 
 import weightmap as wm
-from weightmap import source as sources
+from weightmap.io import source as sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable

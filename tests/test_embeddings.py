@@ -17,13 +17,13 @@ from tests.word_files import ngrams
 from tests.word_support import WORDS, listed, unit_sum, vocabulary
 
 import weightmap as wm
-from weightmap import embeddings as module
 from weightmap import kernels
-from weightmap import rows as rows_module
 from weightmap._kernels import ffi, lib
-from weightmap.embeddings import Embeddings
-from weightmap.pq import ProductQuantized
-from weightmap.subwords import Subwords
+from weightmap.embeddings import embeddings as module
+from weightmap.embeddings import rows as rows_module
+from weightmap.embeddings.embeddings import Embeddings
+from weightmap.embeddings.subwords import Subwords
+from weightmap.quant.product import ProductQuantized
 
 OF_PYTHON = sorted(path.with_suffix(".fifu") for path in (DATA / "finalfusion").glob("*.json"))
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.

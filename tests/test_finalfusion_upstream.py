@@ -21,7 +21,7 @@ from tests.fifu_support import Parts, Words, explicit
 from tests.fuzz.mutate import mutant
 
 import weightmap as wm
-from weightmap.pq import ProductQuantized
+from weightmap.quant.product import ProductQuantized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,8 @@ from tests.builders import Tensor, embd
 from tests.support import address, mappings, run_child
 
 import weightmap as wm
-from weightmap import kernels, prefetching
+from weightmap import kernels
+from weightmap.io import prefetch as prefetching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,7 +312,7 @@ def test_a_file_that_became_shorter_is_no_crash(tmp_path: Path) -> None:
     code = """
 import os, sys, time
 import weightmap as wm
-from weightmap import prefetching
+from weightmap.io import prefetch as prefetching
 prefetching.PIECE = 1 << 16
 for path, delay in zip(sys.argv[1:], (None, 0, 1e-4, 1e-3)):
     f = wm.open(path, mode="mmap")
@@ -339,7 +340,8 @@ def test_a_process_ends_during_a_prefetch(path: Path) -> None:
     code = """
 import sys, time
 import weightmap as wm
-from weightmap import kernels, prefetching
+from weightmap import kernels
+from weightmap.io import prefetch as prefetching
 started = []
 def populate(*_, **__):
     started.append(1)
@@ -361,7 +363,8 @@ def test_a_child_of_fork_can_prefetch(path: Path) -> None:
     code = """
 import os, sys, time
 import weightmap as wm
-from weightmap import kernels, prefetching
+from weightmap import kernels
+from weightmap.io import prefetch as prefetching
 real, started = kernels.populate, []
 def populate(*_, **__):
     started.append(1)

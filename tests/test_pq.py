@@ -13,7 +13,7 @@ from tests.support import DATA
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.pq import ProductQuantized
+from weightmap.quant.product import ProductQuantized
 
 GROUND = sorted(path for path in (DATA / "finalfusion").glob("*.npz") if "__pq" in path.name or "_pq" in path.name)
 ARENAS = [Arena(1 << 20) for _ in range(5)]

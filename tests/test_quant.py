@@ -14,7 +14,7 @@ import pytest
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap.quant import QuantizedTensor
+from weightmap.quant.blocks import QuantizedTensor
 
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 SCALES = {"fp16": "<e", "fp32": "<f"}

@@ -16,7 +16,7 @@ from tests.builders import safetensors as st
 from tests.support import listing, run_child
 
 import weightmap as wm
-from weightmap import quantizing
+from weightmap.conversion import quantizer as quantizing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

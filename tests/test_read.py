@@ -16,7 +16,7 @@ from tests.builders import safetensors as st
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.source import Source
+from weightmap.io.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

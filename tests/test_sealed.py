@@ -17,7 +17,7 @@ import pytest
 from tests.support import SOURCES
 
 import weightmap as wm
-from weightmap import sealing
+from weightmap.io import sealed as sealing
 
 fcntl: Any = pytest.importorskip("fcntl")
 VALUES = np.arange(5000, dtype=np.float32)

@@ -17,7 +17,7 @@ from tests.builders import safetensors as st
 from tests.support import mappings, same
 
 import weightmap as wm
-from weightmap import sharded
+from weightmap.model import sharded
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}

@@ -11,10 +11,11 @@ import pytest
 from tests.word_support import vocabulary
 
 import weightmap as wm
-from weightmap import cli, similarity
-from weightmap.embeddings import Embeddings
-from weightmap.pq import ProductQuantized
-from weightmap.subwords import Subwords
+from weightmap import cli
+from weightmap.embeddings import search as similarity
+from weightmap.embeddings.embeddings import Embeddings
+from weightmap.embeddings.subwords import Subwords
+from weightmap.quant.product import ProductQuantized
 
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
 GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).parents[2] / "shared" / "groundtruth")

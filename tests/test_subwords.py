@@ -15,8 +15,8 @@ from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, table,
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.strings import StringTable
-from weightmap.subwords import Subwords
+from weightmap.embeddings.subwords import Subwords
+from weightmap.index.strings import StringTable
 
 TEXTS, ROWS = Arena(1 << 16), Arena(1 << 16)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too

@@ -13,12 +13,12 @@ from tests.attacks.embd import colliding_keys
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.columns import ColumnTable
 from weightmap.dtypes import DTYPES
-from weightmap.faults import table_error
+from weightmap.index.columns import ColumnTable
+from weightmap.index.messages import table_error
+from weightmap.index.records import RecordTable
+from weightmap.index.table import Rules
 from weightmap.kernels import _native
-from weightmap.records import RecordTable
-from weightmap.table import Rules
 
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])

@@ -13,7 +13,7 @@ from tests import word_files as wb
 
 import weightmap as wm
 from weightmap import words
-from weightmap.words import training
+from weightmap.conversion.converting import training
 
 if TYPE_CHECKING:
     from collections.abc import Callable

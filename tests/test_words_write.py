@@ -12,8 +12,8 @@ from tests import word_files as wb
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap.strings import Vocabulary
-from weightmap.subwords import Subwords
+from weightmap.embeddings.subwords import Subwords
+from weightmap.index.strings import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,7 +220,8 @@ def test_memory_stays_flat(put: Callable[..., Path], tmp_path: Path) -> None:
 import resource, sys
 import numpy as np
 import weightmap as wm
-from weightmap.words import converting, sources
+from weightmap.conversion.converting import words as converting
+from weightmap.importers import sources
 import io; np.loadtxt(io.BytesIO(b"1 2"))
 wm.convert(sys.argv[1] + ".small", sys.argv[2] + ".small.fifu")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.strings import StringTable, Vocabulary
+from weightmap.index.strings import StringTable, Vocabulary
 
 if TYPE_CHECKING:
-    from weightmap.subwords import Subwords
+    from weightmap.embeddings.subwords import Subwords
 
 # Characters of one to four bytes in UTF-8, of one to three bytes as code points; zero bytes; no characters at all.
 WORDS = [

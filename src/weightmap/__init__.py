@@ -30,21 +30,21 @@ from weightmap.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
-from weightmap.file import TensorFile
 from weightmap.formats import formats
 from weightmap.lazy import on_demand
-from weightmap.limits import Limits
-from weightmap.opening import load, open
+from weightmap.model.file import TensorFile
+from weightmap.model.opening import load, open
+from weightmap.options import Limits
 
 if TYPE_CHECKING:
-    from weightmap.comparison import DiffReport, TensorDiff, diff
-    from weightmap.conversion import ConvertReport, convert
-    from weightmap.embeddings import Embeddings
-    from weightmap.quant import QuantizedTensor
-    from weightmap.reports import TensorInfo, VerifyReport
-    from weightmap.saving import save
-    from weightmap.schemes import quantize
-    from weightmap.strings import Vocabulary
+    from weightmap.conversion.compare import DiffReport, TensorDiff, diff
+    from weightmap.conversion.converting import ConvertReport, convert
+    from weightmap.conversion.schemes import quantize
+    from weightmap.embeddings.embeddings import Embeddings
+    from weightmap.index.strings import Vocabulary
+    from weightmap.model.reports import TensorInfo, VerifyReport
+    from weightmap.model.saving import save
+    from weightmap.quant.blocks import QuantizedTensor
 
 __version__ = "0.1.0"
 
@@ -86,18 +86,18 @@ __all__ = [
 
 # Not needed to open a file, and so imported when first asked for: opening is what import time is for.
 _ON_DEMAND = {
-    "ConvertReport": "conversion",
-    "DiffReport": "comparison",
-    "Embeddings": "embeddings",
-    "QuantizedTensor": "quant",
-    "TensorDiff": "comparison",
-    "TensorInfo": "reports",
-    "VerifyReport": "reports",
-    "Vocabulary": "strings",
-    "convert": "conversion",
-    "diff": "comparison",
-    "quantize": "schemes",
-    "save": "saving",
+    "ConvertReport": "conversion.converting",
+    "DiffReport": "conversion.compare",
+    "Embeddings": "embeddings.embeddings",
+    "QuantizedTensor": "quant.blocks",
+    "TensorDiff": "conversion.compare",
+    "TensorInfo": "model.reports",
+    "VerifyReport": "model.reports",
+    "Vocabulary": "index.strings",
+    "convert": "conversion.converting",
+    "diff": "conversion.compare",
+    "quantize": "conversion.schemes",
+    "save": "model.saving",
 }
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
 

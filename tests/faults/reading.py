@@ -21,7 +21,7 @@ import numpy as np
 from injection import ERRORS, PARTIAL, SHORT, TRUNCATED, Shim, attempt, command, descriptors, prepare
 
 import weightmap as wm
-from weightmap import sharded
+from weightmap.model import sharded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

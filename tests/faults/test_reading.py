@@ -157,7 +157,7 @@ def test_a_file_that_changed_is_noticed_by_every_look_up(tmp_path: Path, suffix:
 # Whatever looks into the index, and what finds the file truncated right after it was seen to be unchanged.
 MAPPED = """
 import os, sys, weightmap as wm
-from weightmap.source import Source
+from weightmap.io.source import Source
 
 path, same = sys.argv[1:]
 USES = {

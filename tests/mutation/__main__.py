@@ -24,7 +24,13 @@ C_FILES = (
     *("table.c", "index.c", "json.c", "json.h", "safetensors.c", "bintensors.c", "amb.c", "cnn.c", "fifu.c", "scan.c"),
     *("utf8.c", "utf8.h"),
 )
-MODULES = ("weightmap.formats", "weightmap.table", "weightmap.records", "weightmap.strict_json", "weightmap.limits")
+MODULES = (
+    "weightmap.formats",
+    "weightmap.index.table",
+    "weightmap.index.records",
+    "weightmap.strict_json",
+    "weightmap.options",
+)
 # Those that look into files and at the functions that do; the first of them that notices decides.
 TESTS = (
     *("attacks", "kernel_bounds", "writer_bounds", "boundaries_headers", "boundaries_embd", "boundaries_amb"),

@@ -19,15 +19,15 @@ from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError
 from weightmap.formats import Plan
-from weightmap.opening import open_privately
-from weightmap.payload import pieces
-from weightmap.saving import write_plan
+from weightmap.model.opening import open_privately
+from weightmap.model.payload import pieces
+from weightmap.model.saving import write_plan
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from weightmap.saving import Sink
+    from weightmap.model.saving import Sink
 
 
 def convert(args: argparse.Namespace) -> int:

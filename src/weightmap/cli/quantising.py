@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, USAGE, reason
+from weightmap.conversion.quantizer import Quantizer
 from weightmap.errors import QuantError, TensorFileError
-from weightmap.opening import open_privately
-from weightmap.quantizing import Quantizer
+from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from weightmap.quantizing import QuantizedInfo
+    from weightmap.conversion.quantizer import QuantizedInfo
 
 _BLOCKED = ("int4_block", "int5_block", "adaptive")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, reason, status_of
 from weightmap.errors import ChecksumError, QuantError, TensorFileError
-from weightmap.opening import open_privately
+from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
     import argparse

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from weightmap.embeddings import Embeddings
+    from weightmap.embeddings.embeddings import Embeddings
 
 
 def similar(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap import kernels
-from weightmap.quant import QuantizedTensor
+from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,7 +26,7 @@ from weightmap.errors import TensorFileError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.quant import QuantizedTensor
+    from weightmap.quant.blocks import QuantizedTensor
 
     Tensors = dict[str, NDArray[np.float32] | QuantizedTensor]
 

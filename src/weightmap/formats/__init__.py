@@ -18,7 +18,7 @@ from weightmap.lazy import later, on_demand
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Parts, Payload, Plan, Request, refuse
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 __all__ = [
     "FORMATS",

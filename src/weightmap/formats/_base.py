@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from weightmap.errors import TensorFileError
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Plan, Request
-    from weightmap.limits import Limits
-    from weightmap.quant import QuantizedTensor
-    from weightmap.source import Source
-    from weightmap.strings import Vocabulary
-    from weightmap.table import Row, Table
+    from weightmap.index.strings import Vocabulary
+    from weightmap.index.table import Row, Table
+    from weightmap.io.source import Source
+    from weightmap.options import Limits
+    from weightmap.quant.blocks import QuantizedTensor
 
 __all__ = ["HEAD", "MAX_HEADER", "Content", "Format", "Options", "take", "trailing"]
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from weightmap.formats._base import Options
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Payload
-    from weightmap.saving import Sink
-    from weightmap.source import Source
-    from weightmap.table import Table
+    from weightmap.index.table import Table
+    from weightmap.io.source import Source
+    from weightmap.model.saving import Sink
 
 __all__ = ["LENGTH", "check_end", "read_header", "verifier", "writer"]
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from weightmap.errors import TensorFileError
     from weightmap.formats._base import Options
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 __all__ = ["Verification"]
 

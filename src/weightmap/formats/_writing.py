@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from weightmap.dtypes import DType
-    from weightmap.saving import Sink
+    from weightmap.model.saving import Sink
 
 __all__ = ["Parts", "Payload", "Plan", "Request", "encodable", "refuse"]
 

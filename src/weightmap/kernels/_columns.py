@@ -1,4 +1,4 @@
-"""Columns of a table of tensors, for C to fill and to check. Used by weightmap.table and the scans of formats."""
+"""Columns of a table of tensors, for C to fill and to check. Used by weightmap.index.table and the scans of formats."""
 
 from __future__ import annotations
 

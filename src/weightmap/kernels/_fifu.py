@@ -35,7 +35,7 @@ def fifu_ngrams(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDAr
     walked : int
         Bytes walked, or -1 - i when n-gram i does not fit.
     bounds : ndarray of uint32, shape (count + 1,)
-        As of `weightmap.strings.StringTable`, gap 12.
+        As of `weightmap.index.strings.StringTable`, gap 12.
     indices : ndarray of uint64, shape (count,)
     """
     buffer = as_input(data)

@@ -1,4 +1,4 @@
-"""Mapping files in C, looking at them, and noticing that they changed. Used by weightmap.source."""
+"""Mapping files in C, looking at them, and noticing that they changed. Used by weightmap.io.source."""
 
 from __future__ import annotations
 

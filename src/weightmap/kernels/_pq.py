@@ -1,4 +1,4 @@
-"""Product quantisation in C. Used by weightmap.pq."""
+"""Product quantisation in C. Used by weightmap.quant.product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""String tables in C: walks, UTF-8, hash index. Used by weightmap.strings."""
+"""String tables in C: walks, UTF-8, hash index. Used by weightmap.index.strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Character n-grams and sums of rows in C. Used by weightmap.subwords and weightmap.embeddings."""
+"""Character n-grams and sums of rows in C, for the room weightmap.embeddings."""
 
 from __future__ import annotations
 

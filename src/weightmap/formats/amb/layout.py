@@ -10,14 +10,14 @@ from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import trailing
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
-from weightmap.table import bits_of
+from weightmap.index.table import bits_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightmap.dtypes import DType
     from weightmap.formats._base import Options
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 VERSION = 1
 HEADER = struct.Struct("<5sBH3IQ")

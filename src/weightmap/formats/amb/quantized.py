@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightmap import kernels
 from weightmap.errors import QuantError
 from weightmap.formats.amb.layout import BY_BLOCKS, QUANT_HEADER, QUANT_TYPES, SCALE_SIZES, SCALE_TYPES
-from weightmap.quant import BITS, QuantizedTensor
+from weightmap.quant.blocks import BITS, QuantizedTensor
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.table import Row
+    from weightmap.index.table import Row
 
 
 class Quantization(NamedTuple):

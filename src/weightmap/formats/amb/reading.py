@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from weightmap.formats._base import Options
     from weightmap.formats._verifying import Verification
-    from weightmap.quant import QuantizedTensor
-    from weightmap.source import Source
-    from weightmap.table import Row
+    from weightmap.index.table import Row
+    from weightmap.io.source import Source
+    from weightmap.quant.blocks import QuantizedTensor
 
 
 class _Decoder:

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import kernels
-from weightmap.columns import ColumnTable
 from weightmap.dtypes import NUMPY_MAX_NDIM
 from weightmap.errors import (
     FormatError,
@@ -19,12 +18,13 @@ from weightmap.errors import (
     UnsupportedError,
 )
 from weightmap.formats.amb.layout import ALIGNMENT, BITS, DTYPE_NAMES, TYPES
-from weightmap.table import Rules
+from weightmap.index.columns import ColumnTable
+from weightmap.index.table import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._base import Options
     from weightmap.formats.amb.layout import Header
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 # What may lie between two tensors: padding, and the longest header of a record. The walk knows it exactly.
 _MAX_GAP = 7 + 2 + 65535 + 1 + 4 * NUMPY_MAX_NDIM + 1 + 8

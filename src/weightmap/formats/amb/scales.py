@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightmap.formats._verifying import Verification
     from weightmap.formats.amb.quantized import Quantization
-    from weightmap.table import Row
+    from weightmap.index.table import Row
 
 _PIECE = 1 << 20
 # Codes of the mask: what a block is stored as. 3 is none.

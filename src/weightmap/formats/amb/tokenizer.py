@@ -11,8 +11,8 @@ from weightmap.formats._base import take
 from weightmap.formats.amb.layout import TOKENIZER_LEAST, U16_MAX, U32_MAX
 
 if TYPE_CHECKING:
-    from weightmap.limits import Limits
-    from weightmap.source import Source
+    from weightmap.io.source import Source
+    from weightmap.options import Limits
 
 KINDS = ("BPE", "SentencePiece", "WordPiece", "custom")
 WORDPIECE = KINDS.index("WordPiece")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightmap.formats.amb.layout import Header
     from weightmap.formats.amb.records import Records
     from weightmap.formats.amb.tokenizer import Tokenizer
-    from weightmap.table import Table
+    from weightmap.index.table import Table
 
 # How the matrix of token embeddings is called in the models that people convert.
 _EMBEDDINGS = (

@@ -26,7 +26,7 @@ from weightmap.formats.amb.tokenizer import encode_tokenizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightmap.saving import Sink
+    from weightmap.model.saving import Sink
 
 _CODES = {name: code for code, name in enumerate(DENSE)}
 # The most that metadata is filled up with.

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap import kernels
-from weightmap.columns import ColumnTable
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
 from weightmap.formats._base import Content, Options
 from weightmap.formats._framed import LENGTH, check_end, read_header, verifier
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
-from weightmap.table import Rules, bits_of
+from weightmap.index.columns import ColumnTable
+from weightmap.index.table import Rules, bits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 _EITHER = 3
 

@@ -7,16 +7,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import kernels
-from weightmap.columns import ColumnTable
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Options, take, trailing
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD, RECORD_FIELDS
-from weightmap.table import Rules, bits_of
+from weightmap.index.columns import ColumnTable
+from weightmap.index.table import Rules, bits_of
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 
 class _Rules(Rules):

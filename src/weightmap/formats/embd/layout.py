@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError
 from weightmap.formats.embd import DTYPE_NAMES
-from weightmap.records import RecordTable
+from weightmap.index.records import RecordTable
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType

@@ -13,7 +13,7 @@ from weightmap.formats.embd.spec import parse_spec
 
 if TYPE_CHECKING:
     from weightmap.formats._base import Content, Options
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap import kernels
-from weightmap.columns import ColumnTable
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Options, trailing
 from weightmap.formats.embd import MAGIC
 from weightmap.formats.embd.layout import DTYPE_BITS, DTYPE_LIST, MAX_NDIM
 from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
-from weightmap.strings import Vocabulary
-from weightmap.table import Rules
+from weightmap.index.columns import ColumnTable
+from weightmap.index.strings import Vocabulary
+from weightmap.index.table import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 
 class _Rules(Rules):

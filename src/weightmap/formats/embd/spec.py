@@ -25,15 +25,15 @@ from weightmap.formats.embd.layout import (
 )
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
 from weightmap.formats.embd.vocabulary import vocabulary
-from weightmap.records import RecordTable
-from weightmap.table import Rules
+from weightmap.index.records import RecordTable
+from weightmap.index.table import Rules
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.formats._verifying import Verification
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 # A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each
 # record is copied and checked again when it is used.

@@ -18,8 +18,8 @@ from weightmap.formats.embd.layout import (
 from weightmap.formats.embd.metadata import load_metadata
 from weightmap.formats.embd.spec import check_table, record_rules
 from weightmap.formats.embd.vocabulary import verify_vocabulary, vocabulary
-from weightmap.records import RecordTable
-from weightmap.source import Source
+from weightmap.index.records import RecordTable
+from weightmap.io.source import Source
 
 if TYPE_CHECKING:
     from typing import Any

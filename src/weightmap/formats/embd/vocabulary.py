@@ -10,13 +10,13 @@ from weightmap import kernels
 from weightmap.errors import LayoutError, TruncatedError
 from weightmap.formats._base import take
 from weightmap.formats.embd.layout import NO_ID, SPECIAL, SPECIAL_NAMES, VOCAB_HEADER, Header, field_error
-from weightmap.strings import StringTable, Vocabulary
+from weightmap.index.strings import StringTable, Vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.formats._verifying import Verification
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 
 def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:

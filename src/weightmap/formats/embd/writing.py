@@ -30,7 +30,7 @@ from weightmap.formats.embd.layout import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightmap.saving import Sink
+    from weightmap.model.saving import Sink
 
 _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 

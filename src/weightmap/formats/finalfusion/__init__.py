@@ -59,9 +59,9 @@ Writing
 -------
 ``save(path, {"embeddings": matrix}, vocab=words)``, and optionally ``"norms"``, float32, one for each word. The
 matrix is a two-dimensional array, or a `QuantizedTensor` of scheme "pq". A vocabulary of subwords is told by an
-attribute ``subwords`` of `vocab`, as the `Vocabulary` of an opened file has it: a `weightmap.subwords.Subwords`, or
-anything with its attributes ``kind`` ("bucket", "fasttext" or "explicit"), ``min_n``, ``max_n``, ``size`` (rows of
-subwords) and, if explicit, ``ngrams``. `Vocabulary.of` makes one::
+attribute ``subwords`` of `vocab`, as the `Vocabulary` of an opened file has it: a
+`weightmap.embeddings.subwords.Subwords`, or anything with its attributes ``kind`` ("bucket", "fasttext" or "explicit"),
+``min_n``, ``max_n``, ``size`` (rows of subwords) and, if explicit, ``ngrams``. `Vocabulary.of` makes one::
 
     vocab = Vocabulary.of(["one", "two"], subwords=Subwords("bucket", 2, 3, 6, 2**10))
     save("words.fifu", {"embeddings": matrix}, vocab=vocab)  # of 2 + 1024 rows

@@ -21,7 +21,7 @@ from weightmap.formats.finalfusion.layout import (
 )
 
 if TYPE_CHECKING:
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 # One read of the walk.
 _PIECE = 1 << 20

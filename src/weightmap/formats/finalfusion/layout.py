@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.formats.finalfusion import TYPES
-from weightmap.table import bits_of
+from weightmap.index.table import bits_of
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.columns import ColumnTable
 from weightmap.formats._base import Content
 from weightmap.formats.finalfusion.layout import BITS, DTYPE_LIST, Block, Chunks
 from weightmap.formats.finalfusion.metadata import TomlDocument, load_metadata
 from weightmap.formats.finalfusion.storage import product_sizes
 from weightmap.formats.finalfusion.vocabulary import vocabulary
 from weightmap.formats.finalfusion.walk import walk
-from weightmap.table import Rules
+from weightmap.index.columns import ColumnTable
+from weightmap.index.table import Rules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.formats._base import Options
     from weightmap.formats._verifying import Verification
-    from weightmap.quant import QuantizedTensor
-    from weightmap.source import Source
-    from weightmap.table import Row
+    from weightmap.index.table import Row
+    from weightmap.io.source import Source
+    from weightmap.quant.blocks import QuantizedTensor
 
 _NAMES = ("embeddings", "norms")
 
@@ -89,7 +89,7 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
 
 def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> QuantizedTensor:
     """Return a matrix by product quantisation, over its bytes from projection to codes, of the file of this name."""
-    from weightmap.pq import ProductQuantized  # noqa: PLC0415 - needed by quantised matrices alone
+    from weightmap.quant.product import ProductQuantized  # noqa: PLC0415 - needed by quantised matrices alone
 
     product = storage.product
     assert product is not None  # noqa: S101 - its dtype has told

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap import kernels
+from weightmap.embeddings.subwords import Subwords
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError
 from weightmap.formats.finalfusion.chunk import check_count
 from weightmap.formats.finalfusion.layout import (
@@ -21,15 +22,14 @@ from weightmap.formats.finalfusion.layout import (
     Block,
     VocabChunk,
 )
-from weightmap.strings import StringTable, Vocabulary
-from weightmap.subwords import Subwords
+from weightmap.index.strings import StringTable, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 
 class Strings:

@@ -28,7 +28,7 @@ from weightmap.formats.finalfusion.storage import Placing, read_matrix, read_nor
 
 if TYPE_CHECKING:
     from weightmap.formats._base import Options
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 # A list of more chunk ids than this is no list of the chunks that are there.
 _LISTED_MOST = 64

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.saving import Sink
+    from weightmap.model.saving import Sink
 
 _IDS = {kind: id_ for id_, kind in KINDS.items()}
 # Strings that are put together before they are written.

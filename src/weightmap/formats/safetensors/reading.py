@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap import kernels, strict_json
-from weightmap.columns import ColumnTable
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
 from weightmap.formats._base import Content, Options
 from weightmap.formats._framed import LENGTH, check_end, read_header, verifier
 from weightmap.formats.safetensors import DTYPE_NAMES
-from weightmap.table import Rules, bits_of
+from weightmap.index.columns import ColumnTable
+from weightmap.index.table import Rules, bits_of
 
 if TYPE_CHECKING:
-    from weightmap.source import Source
+    from weightmap.io.source import Source
 
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
 # Metadata of at most this many bytes is worth remembering, and costs little memory.

@@ -1,0 +1,1 @@
+"""Converting, comparing and quantising whole models."""

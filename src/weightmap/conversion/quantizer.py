@@ -1,0 +1,216 @@
+"""Quantisation of tensors on their way from one file to another: which of them, how, and what it costs."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.dtypes import SCHEMES, numpy_dtype
+from weightmap.errors import QuantError
+from weightmap.formats import Payload
+from weightmap.quant.blocks import BITS, BLOCKED, quantize
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.model.reading import Located
+
+__all__ = ["FLOATING", "QuantizedInfo", "Quantizer", "matches"]
+
+FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+# Elements quantised at once: a MiB of float32.
+_PIECE = 1 << 18
+# Bytes of adaptive tensors that are kept from when their sizes are found until they are written. Beyond, memory stays
+# flat: the tensors are quantised a second time.
+_KEEP = 64 << 20
+
+
+class QuantizedInfo(NamedTuple):
+    """What became of one tensor.
+
+    Attributes
+    ----------
+    name : str
+    scheme : str
+    shape : tuple of int
+    nbytes_before, nbytes : int
+        Of its data, in the source and quantised.
+    bits_per_weight : float
+    rmse : float
+        Root of the mean squared error.
+    relative_error : float
+        The same divided by the root of the mean square of the values.
+    """
+
+    name: str
+    scheme: str
+    shape: tuple[int, ...]
+    nbytes_before: int
+    nbytes: int
+    bits_per_weight: float
+    rmse: float
+    relative_error: float
+
+
+def matches(name: str, globs: str | Sequence[str]) -> bool:
+    """Whether a name matches one of these globs, upper and lower case told apart."""
+    return any(fnmatch.fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs))
+
+
+class Quantizer:
+    """How tensors are to be quantised, and what it cost so far.
+
+    Parameters
+    ----------
+    scheme, block_size, scale_type, bits, threads
+        As of `weightmap.quantize`.
+    include, exclude : glob or sequence of globs, optional
+        Just the tensors whose names match `include` are quantised, whatever they are; when not given, those with two
+        dimensions or more that are no embeddings (by their names). Those that match `exclude` stay as they are.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        *,
+        block_size: int = 32,
+        scale_type: str = "fp16",
+        bits: float = 5.0,
+        threads: int = 1,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+    ) -> None:
+        self.scheme = scheme
+        self._options: dict[str, Any] = {
+            "block_size": block_size,
+            "scale_type": scale_type,
+            "bits": bits,
+            "threads": threads,
+        }
+        self._include, self._exclude = include, exclude
+        self.done: list[QuantizedInfo] = []
+        self._kept = 0
+        # What is wrong is told before anything is read.
+        trial = quantize(np.zeros(1, np.float32), scheme, **self._options)
+        self.block_size = trial.block_size
+
+    def wants(self, name: str, place: Located) -> bool:
+        """Whether this tensor is to be quantised."""
+        row = place.row
+        if row.dtype.quantized or row.dtype.name not in FLOATING or (self._exclude and matches(name, self._exclude)):
+            return False
+        if self._include is not None:
+            return matches(name, self._include)
+        return len(row.shape) >= 2 and "embed" not in name.lower()
+
+    def payload(self, name: str, place: Located, held: Collection[str]) -> Payload:
+        """Return what is to be written for a tensor, to a format that holds these schemes. It is read when written."""
+        row, scale_type = place.row, self._options["scale_type"]
+        size = math.prod(row.shape)
+        if self.scheme not in held:  # the writer will refuse it by its name, so nothing need be quantised
+            return Payload(name, SCHEMES[self.scheme], row.shape, 0, lambda: iter(()))
+        if self.scheme in BITS:
+            nbytes = kernels.blocks_size(
+                size, bits=BITS[self.scheme], block_size=self.block_size, scale_type=scale_type
+            )
+            write = self._by_blocks if self.scheme in BLOCKED else self._whole
+        else:  # only the choice of each block tells how many bytes it makes
+            found = self._quantized(name, place)
+            nbytes = len(found[0])
+            write = self._whole
+            if self._kept + nbytes <= _KEEP:
+                self._kept += nbytes
+                write = functools.partial(self._whole, found=found)
+        chunks = functools.partial(write, name, place, nbytes)
+        dtype = SCHEMES[self.scheme]
+        return Payload(name, dtype, row.shape, nbytes, chunks, block_size=self.block_size, scale_type=scale_type)
+
+    def _by_blocks(self, name: str, place: Located, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+        """Yield a tensor's blocks, some at a time."""
+        step = max(_PIECE // self.block_size, 1) * self.block_size
+        error = square = 0.0
+        start = 0
+        for values in _values(place, step):
+            octets, errors = self._encoded(name, values, start)
+            error += float(errors.sum())
+            square += _sum_of_squares(values)
+            start += len(values)
+            yield octets
+        self._note(name, place, nbytes, error, square)
+
+    def _encoded(self, name: str, values: NDArray[np.float32], start: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        options = self._options
+        try:
+            return kernels.encode_with_errors(
+                values,
+                bits=BITS[self.scheme],
+                block_size=self.block_size,
+                scale_type=options["scale_type"],
+                threads=options["threads"],
+            )
+        except QuantError as error:
+            raise _named(error, name, start, values) from None
+
+    def _whole(
+        self, name: str, place: Located, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield a tensor's bytes at once, which may have been found before."""
+        octets, error, square = self._quantized(name, place) if found is None else found
+        self._note(name, place, nbytes, error, square)
+        yield octets
+
+    def _quantized(self, name: str, place: Located) -> tuple[NDArray[np.uint8], float, float]:
+        """Return the bytes of a tensor that is quantised as a whole, and its sums of squared errors and of squares."""
+        values = next(_values(place, math.prod(place.row.shape)), np.empty(0, np.float32))
+        try:
+            tensor = quantize(values, self.scheme, **self._options)
+        except QuantError as error:
+            raise _named(error, name, 0, values) from None
+        wrong = 0.0
+        for at in range(0, len(values), _PIECE):
+            piece = values[at : at + _PIECE]
+            wrong += _sum_of_squares(piece - tensor.flat(at, at + len(piece)))
+        return tensor.payload, wrong, _sum_of_squares(values)
+
+    def _note(self, name: str, place: Located, nbytes: int, error: float, square: float) -> None:
+        row = place.row
+        size = math.prod(row.shape)
+        rmse = math.sqrt(error / size) if size else 0.0
+        relative = math.sqrt(error / square) if square else 0.0
+        bits = 8 * nbytes / size if size else 0.0
+        self.done.append(QuantizedInfo(name, self.scheme, row.shape, row.nbytes, nbytes, bits, rmse, relative))
+
+
+def _sum_of_squares(values: NDArray[np.float32]) -> float:
+    wide = values.astype(np.float64)
+    return float(wide @ wide)
+
+
+def _named(error: QuantError, name: str, start: int, values: NDArray[np.float32]) -> QuantError:
+    """Return the error with the tensor's name, and the index in the whole tensor of the element that is no number."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if not len(bad):
+        error.what = f"tensor {name!r}: {error.what}"
+        return error
+    at = int(bad[0])
+    return QuantError(
+        f"tensor {name!r}: element {start + at} of the flattened tensor",
+        actual=float(values[at]),
+        expected="a finite number",
+    )
+
+
+def _values(place: Located, count: int) -> Iterator[NDArray[np.float32]]:
+    """Yield a tensor as flat float32, `count` elements at a time."""
+    source, row, _ = place
+    stored = numpy_dtype(row.dtype)
+    for chunk in source.chunks(row.offset, row.nbytes, max(count, 1) * stored.itemsize):
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield np.frombuffer(chunk, stored).astype(np.float32)

@@ -1,0 +1,305 @@
+"""Product quantisation of a matrix: training, and encoding block by block.
+
+A row is cut into pieces of equal width; for the pieces of each place, k-means finds the vectors of a codebook, and a
+piece is stored as the number of the nearest one (Jégou, Douze and Schmid, "Product quantization for nearest neighbor
+search", 2011). With `projection` the rows are rotated first, so that each place has about the same share of the
+variance: along the eigenvectors of their covariance, each given to the place whose product of eigenvalues is least
+(Ge, He, Ke and Sun, "Optimized product quantization", 2013, the parametric solution). With `norms` the rows are made
+unit vectors first, and each row's norm is stored.
+
+The k-means is that of scipy (``pip install weightmap[pq]``).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.conversion.quantizer import QuantizedInfo
+from weightmap.dtypes import SCHEMES
+from weightmap.errors import MissingDependencyError, QuantError
+from weightmap.formats import Parts, Payload
+from weightmap.importers.words import l2_norms
+from weightmap.quant.product import ProductQuantized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Blocks = Callable[[], Iterator[NDArray[np.float32]]]
+
+__all__ = ["Options", "Trainer", "train_pq"]
+
+# Rows that training looks at: 64 for each of 256 centroids.
+SAMPLE = 1 << 14
+_ITERATIONS = 20
+# Of elements, so that sums of squares stay within float32.
+_LARGEST = 1e15
+# Rows that are encoded at once.
+_ROWS = 4096
+
+
+class Options(NamedTuple):
+    """How to quantise: see `train_pq`."""
+
+    n_subquantizers: int | None = None
+    n_bits: int = 8
+    projection: bool = False
+    norms: bool = True
+    sample: int = SAMPLE
+    iterations: int = _ITERATIONS
+    seed: int = 0
+
+
+def train_pq(
+    matrix: ArrayLike,
+    *,
+    n_subquantizers: int | None = None,
+    n_bits: int = 8,
+    projection: bool = False,
+    norms: bool = True,
+    sample: int = SAMPLE,
+    iterations: int = _ITERATIONS,
+    seed: int = 0,
+) -> ProductQuantized:
+    """Quantise a matrix by product quantisation.
+
+    Parameters
+    ----------
+    matrix : array_like of float, shape (n, d)
+        Finite numbers.
+    n_subquantizers : int, optional
+        Codes of a row, a divisor of d. By default the largest one up to d / 2: pieces of two numbers.
+    n_bits : int
+        1 to 8: of ``2 ** n_bits`` centroids a codebook, or as many as there are rows in the sample.
+    projection : bool
+        Rotate the rows first.
+    norms : bool
+        Quantise unit vectors, and store the norms.
+    sample : int
+        At most as many rows, chosen at random, are looked at in training.
+    iterations : int
+        Of k-means.
+    seed : int
+        The same seed gives the same result on the same machine.
+
+    Returns
+    -------
+    ProductQuantized
+        Of shape (n, d).
+
+    Raises
+    ------
+    QuantError
+        For options that do not fit the matrix, and for numbers that are not finite.
+    MissingDependencyError
+        When scipy is not installed.
+
+    Examples
+    --------
+    >>> train_pq(np.eye(4, dtype=np.float32), n_subquantizers=3)
+    Traceback (most recent call last):
+    weightmap.errors.QuantError: n_subquantizers is 3, expected a divisor of 4, the length of a row
+    """
+    dense = np.asarray(matrix, np.float32)
+    if dense.ndim != 2:
+        raise QuantError("number of dimensions of the matrix", actual=dense.ndim, expected=2)
+    if not np.isfinite(dense).all():
+        raise QuantError("an element of the matrix", actual="NaN or infinite", expected="a finite number")
+    options = Options(n_subquantizers, n_bits, projection, norms, sample, iterations, seed)
+    trainer = Trainer("matrix", dense.shape[0], dense.shape[1], lambda: _pieces(dense), options)
+    codes = np.concatenate([*trainer.codes(), np.empty((0, trainer.codebooks.shape[0]), np.uint8)])
+    return ProductQuantized(codes, trainer.codebooks, trainer.projection, trainer.norms)
+
+
+def _pieces(dense: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    for first in range(0, len(dense), _ROWS):
+        yield dense[first : first + _ROWS].copy()
+
+
+class Trainer:
+    """Codebooks trained on a sample of a matrix that is read in blocks, and the codes of its rows.
+
+    Parameters
+    ----------
+    name : str
+        Of the tensor.
+    rows, dims : int
+    blocks : callable
+        Returns an iterator over the rows in order; called twice, for training and for encoding.
+    options : Options
+
+    Attributes
+    ----------
+    codebooks : ndarray of float32, shape (m, c, d / m)
+    projection : ndarray of float32, shape (d, d), or None
+    norms : ndarray of float32, shape (rows,), or None
+    info : QuantizedInfo or None
+        What it costs, once all codes were made.
+    """
+
+    def __init__(self, name: str, rows: int, dims: int, blocks: Blocks, options: Options) -> None:
+        self.name = name
+        self.shape = (rows, dims)
+        self._blocks = blocks
+        self._options = options
+        self._check()
+        cluster = _scipy()
+        self.info: QuantizedInfo | None = None
+        self.norms: NDArray[np.float32] | None = np.empty(rows, np.float32) if options.norms else None
+        sample = self._sample()
+        self.projection = _rotation(sample, self._subquantizers) if options.projection else None
+        if self.projection is not None:
+            sample = sample @ self.projection
+        self.codebooks = self._train(sample, cluster)
+        self._cluster = cluster
+
+    def _check(self) -> None:
+        options, (rows, dims) = self._options, self.shape
+        if not rows or not dims:
+            raise QuantError("shape of the matrix", actual=self.shape, expected="a row and a column at least")
+        count = options.n_subquantizers
+        if count is None:
+            count = next(m for m in range(max(dims // 2, 1), 0, -1) if dims % m == 0)
+        elif not 1 <= count <= dims or dims % count:
+            expected = f"a divisor of {dims}, the length of a row"
+            raise QuantError("n_subquantizers", field="n_subquantizers", actual=count, expected=expected)
+        if not 1 <= options.n_bits <= 8:
+            raise QuantError("n_bits", field="n_bits", actual=options.n_bits, expected="1 to 8")
+        for field in ("sample", "iterations"):
+            if getattr(options, field) < 1:
+                raise QuantError(field, field=field, actual=getattr(options, field), expected="1 or more")
+        self._subquantizers = count
+
+    def _sample(self) -> NDArray[np.float32]:
+        """Read all rows once: return some of them, as they will be encoded, and note the norms of all."""
+        rows, dims = self.shape
+        random = np.random.default_rng(self._options.seed)
+        count = min(rows, self._options.sample)
+        chosen = np.sort(random.choice(rows, count, replace=False))
+        sample = np.empty((count, dims), np.float32)
+        at = taken = 0
+        for block in self._blocks():
+            largest = float(np.abs(block).max(initial=0))
+            if not largest <= _LARGEST:
+                raise QuantError("an element of the matrix", actual=largest, expected=f"at most {_LARGEST:g}")
+            if self.norms is not None:
+                self.norms[at : at + len(block)] = l2_norms(block)
+            stop = int(np.searchsorted(chosen, at + len(block)))
+            sample[taken:stop] = self._prepared(block, at)[chosen[taken:stop] - at]
+            taken = stop
+            at += len(block)
+        return sample
+
+    def _prepared(self, block: NDArray[np.float32], at: int) -> NDArray[np.float32]:
+        if self.norms is None:
+            return block
+        norms = self.norms[at : at + len(block)]
+        return (block / np.where(norms == 0, 1, norms)[:, None]).astype(np.float32, copy=False)
+
+    def _train(self, sample: NDArray[np.float32], cluster: Any) -> NDArray[np.float32]:
+        options = self._options
+        width = sample.shape[1] // self._subquantizers
+        centroids = min(1 << options.n_bits, len(sample))
+        books = np.empty((self._subquantizers, centroids, width), np.float32)
+        random = np.random.default_rng([options.seed, 1])
+        for j, book in enumerate(books):
+            points = np.ascontiguousarray(sample[:, j * width : (j + 1) * width])
+            start = points[np.sort(random.choice(len(points), centroids, replace=False))]
+            with warnings.catch_warnings():
+                # A cluster without points keeps its place, which is fine: its code is not used.
+                warnings.simplefilter("ignore")
+                book[:] = cluster.kmeans2(points, start, iter=options.iterations, minit="matrix")[0]
+        return books
+
+    def codes(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the codes of the rows, in blocks; sets `info` at the end."""
+        error = square = 0.0
+        at = 0
+        count, _, width = self.codebooks.shape
+        places = np.arange(count)
+        for block in self._blocks():
+            for first in range(0, len(block), _ROWS):
+                rows = block[first : first + _ROWS]
+                turned = self._prepared(rows, at)
+                if self.projection is not None:
+                    turned = turned @ self.projection
+                codes = np.empty((len(rows), count), np.uint8)
+                for j, book in enumerate(self.codebooks):
+                    points = np.ascontiguousarray(turned[:, j * width : (j + 1) * width])
+                    codes[:, j] = self._cluster.vq(points, book, check_finite=False)[0]
+                back = self.codebooks[places, codes].reshape(len(rows), -1)
+                if self.projection is not None:
+                    back = back @ self.projection.T
+                if self.norms is not None:
+                    back *= self.norms[at : at + len(rows), None]
+                error += float(np.square(rows - back, dtype=np.float64).sum())
+                square += float(np.square(rows, dtype=np.float64).sum())
+                at += len(rows)
+                yield codes
+        self._note(error, square)
+
+    def _note(self, error: float, square: float) -> None:
+        size = math.prod(self.shape)
+        self.info = QuantizedInfo(
+            self.name,
+            "pq",
+            self.shape,
+            4 * size,
+            self.nbytes,
+            8 * self.nbytes / size,
+            math.sqrt(error / size),
+            math.sqrt(error / square) if square else 0.0,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        parts = (self.codebooks, self.projection, self.norms)
+        nbytes: int = sum(part.nbytes for part in parts if part is not None)
+        return nbytes + self.shape[0] * len(self.codebooks)
+
+    def payload(self) -> Payload:
+        """Return what is to be written; the rows are read again, and encoded, when it is."""
+
+        def chunks() -> Iterator[Any]:
+            for part in (self.projection, self.codebooks, self.norms):
+                if part is not None:
+                    yield part.astype("<f4", copy=False).tobytes()
+            for codes in self.codes():
+                yield codes.tobytes()
+
+        count, centroids, _ = self.codebooks.shape
+        parts = Parts(count, centroids, self.projection is not None, self.norms is not None)
+        return Payload(self.name, SCHEMES["pq"], self.shape, self.nbytes, chunks, parts=parts)
+
+
+def _rotation(sample: NDArray[np.float32], places: int) -> NDArray[np.float32]:
+    """Return the rotation P, shape (d, d), of rows x to ``x @ P``: see the module."""
+    wide = sample.astype(np.float64)
+    wide -= wide.mean(axis=0)
+    values, vectors = np.linalg.eigh(wide.T @ wide / len(wide))
+    room = sample.shape[1] // places
+    # Sums of logarithms, which are to be positive: else the place that has most of them would get the next one.
+    logs = np.log(np.maximum(values, max(float(values[-1]), 1e-300) * 1e-12))
+    logs -= logs.min()
+    taken: list[list[int]] = [[] for _ in range(places)]
+    shares = [0.0] * places
+    for i in range(len(logs) - 1, -1, -1):
+        place = min((j for j in range(places) if len(taken[j]) < room), key=shares.__getitem__)
+        taken[place].append(i)
+        shares[place] += float(logs[i])
+    return np.ascontiguousarray(vectors[:, [i for place in taken for i in place]], np.float32)
+
+
+def _scipy() -> Any:
+    try:
+        import scipy.cluster.vq as cluster  # noqa: PLC0415 - optional
+    except ImportError:
+        msg = "product quantisation needs the k-means of scipy (pip install weightmap[pq])"
+        raise MissingDependencyError(msg) from None
+    return cluster

@@ -1,0 +1,1 @@
+"""Vocabularies and word vectors."""

@@ -1,0 +1,310 @@
+"""Word vectors: a vocabulary and the matrix whose rows belong to its tokens, and to n-grams of tokens that it lacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from weightmap.dtypes import SCHEMES
+from weightmap.embeddings.rows import gather, unit_sums
+from weightmap.embeddings.search import Search, unit
+from weightmap.quant.blocks import QuantizedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.index.strings import Vocabulary
+    from weightmap.model.file import TensorFile
+
+__all__ = ["Embeddings"]
+
+_KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
+_FLOAT32 = np.dtype(np.float32)
+# Words that are taken apart at once: their rows are a few hundred thousand numbers.
+_WORDS = 4096
+# A matrix without rows takes no bytes, so nothing else bounds the length of the vectors that it promises.
+_LONGEST_OF_NONE = 1 << 16
+
+
+class Embeddings:
+    """Vectors by word.
+
+    Obtained from `TensorFile.embeddings`. A word of the vocabulary has its row. Another one, where the vocabulary has
+    subwords, has the sum of the rows of its character n-grams divided by the L2 norm of that sum; where none of its
+    n-grams is known, or there are no subwords, it has no vector.
+
+    Parameters
+    ----------
+    vocab : Vocabulary
+        Of n words.
+    matrix : ndarray or QuantizedTensor, shape (m, d)
+        A view of the file, m >= n: the rows of the words, then those of n-grams.
+    norms : ndarray of float32, shape (n,), optional
+        Norms that the vectors of the words had before they were made unit vectors.
+
+    Notes
+    -----
+    The sum is made in float32, element by element in the order of `Vocabulary.ngram_indices`. Its norm is the root of
+    the sum of the squares in double precision, rounded to float32. A sum of zeros stays one.
+
+    ``word in e`` is true of words of the vocabulary alone, as in finalfusion: ``e.get(word)`` tells whether a word has
+    a vector.
+
+    Examples
+    --------
+    >>> import weightmap as wm
+    >>> wm.save("words.weights", {"e": np.eye(2, dtype=np.float32)}, vocab=["yes", "no"])
+    >>> e = wm.open("words.weights").embeddings
+    >>> e["no"]
+    array([0., 1.], dtype=float32)
+    >>> e.most_similar([1, 2], k=1)
+    [('no', 0.8944271802902222)]
+    """
+
+    def __init__(
+        self,
+        vocab: Vocabulary,
+        matrix: NDArray[Any] | QuantizedTensor,
+        norms: NDArray[Any] | None = None,
+    ) -> None:
+        self._vocab = vocab
+        self._matrix = matrix
+        self._norms = norms
+        self._search: Search | None = None
+
+    @classmethod
+    def of(cls, file: TensorFile) -> Embeddings | None:
+        """Return the embeddings of a file, or None when it has none.
+
+        Those of a finalfusion file are its "embeddings" and its "norms"; of another one, the only matrix, of floats or
+        quantised, that has a row for each token of its vocabulary. A matrix without rows is none when its vectors would
+        have more than 65,536 elements: a file of a few bytes can declare that, and `batch` would have to return them.
+        """
+        vocab = file.vocab
+        if vocab is None:
+            return None
+        count = len(vocab)
+        norms = None
+        if file.format == "finalfusion":
+            found = ["embeddings"] if "embeddings" in file and file.info("embeddings").shape[0] >= count else []
+            if "norms" in file and file.info("norms").shape == (count,):
+                norms = file["norms"]
+        else:
+            found = [
+                info.name
+                for info in file.infos()
+                if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _KINDS
+            ]
+        if len(found) != 1:
+            return None
+        rows, dims = file.info(found[0]).shape
+        return cls(vocab, file[found[0]], norms) if rows or dims <= _LONGEST_OF_NONE else None
+
+    @property
+    def vocab(self) -> Vocabulary:
+        """The words, by row."""
+        return self._vocab
+
+    @property
+    def matrix(self) -> NDArray[Any] | QuantizedTensor:
+        """The rows, of words first, then of n-grams."""
+        return self._matrix
+
+    @property
+    def norms(self) -> NDArray[Any] | None:
+        """Norms of the words, as the file has them; None where it has none."""
+        return self._norms
+
+    @property
+    def dims(self) -> int:
+        """Length of a vector."""
+        return int(self._matrix.shape[1])
+
+    # ------------------------------------------------------------------------------------------------ one word
+    def __contains__(self, word: object) -> bool:
+        return word in self._vocab
+
+    def __getitem__(self, word: str) -> NDArray[Any]:
+        vector = self.get(word)
+        if vector is None:
+            raise KeyError(word)
+        found: NDArray[Any] = vector
+        return found
+
+    @overload
+    def get(self, word: str) -> NDArray[Any] | None: ...
+    @overload
+    def get(self, word: str, default: Any) -> Any: ...
+    def get(self, word: str, default: Any = None) -> Any:
+        """Return the vector of `word`, shape (d,), or `default` when there is none.
+
+        Of a word of the vocabulary it is a view of the matrix, or decoded from a quantised one; of another one an array
+        of float32.
+        """
+        row = self._vocab.get(word)
+        if row is not None:
+            return self._matrix[row]
+        summed = self._summed(word)
+        return default if summed is None else summed[0]
+
+    def embedding(self, word: str, *, out: NDArray[Any] | None = None) -> NDArray[Any] | None:
+        """Return the vector of `word`, or None when there is none.
+
+        Parameters
+        ----------
+        word : str
+        out : ndarray, shape (d,), optional
+            Filled and returned; left alone when there is no vector.
+        """
+        vector = self.get(word)
+        if vector is None or out is None:
+            return vector
+        out[...] = vector
+        return out
+
+    def embedding_with_norm(self, word: str) -> tuple[NDArray[Any], float] | None:
+        """Return the vector of `word` and a norm, or None when there is none.
+
+        Returns
+        -------
+        vector : ndarray, shape (d,)
+            As `get` returns it.
+        norm : float
+            Of a word of the vocabulary: what the file says, or where it has no norms, the L2 norm of the vector. Of
+            another one: of the sum of the rows, before it was made a unit vector.
+        """
+        row = self._vocab.get(word)
+        if row is None:
+            return self._summed(word)
+        vector = self._matrix[row]
+        if self._norms is not None:
+            return vector, float(self._norms[row])
+        return vector, float(np.linalg.norm(vector.astype(np.float32)))
+
+    def _summed(self, word: str) -> tuple[NDArray[np.float32], float] | None:
+        """Return the vector of a word that the vocabulary does not have, and the norm of the sum."""
+        subwords = self._vocab.subwords
+        if subwords is None or not isinstance(word, str):
+            return None
+        rows, bounds = subwords.rows_of([word])
+        if not len(rows):
+            return None
+        out, norms = np.empty((1, self.dims), np.float32), np.empty(1, np.float32)
+        unit_sums(self._matrix, rows, bounds, out, norms=norms)
+        return out[0], float(norms[0])
+
+    # ----------------------------------------------------------------------------------------------- many words
+    def batch(self, words: Sequence[str], *, threads: int = 1) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the vectors of many words: looked up, hashed, gathered and summed in C.
+
+        Parameters
+        ----------
+        words : sequence of str, length k
+        threads : int
+            At most this many threads share the work that is worth dividing. The result does not depend on it.
+
+        Returns
+        -------
+        matrix : ndarray, shape (k, d)
+            Zeros where a word has no vector. Of the type of the matrix; of float32 when that is quantised, and of a
+            type that holds both when n-grams are summed.
+        found : ndarray of bool, shape (k,)
+        """
+        if isinstance(words, str):
+            raise TypeError("words is a str, expected a sequence of them")
+        words = words if isinstance(words, (list, tuple)) else list(words)
+        rows = self._vocab.table.find_many(words)
+        found = rows >= 0
+        subwords = self._vocab.subwords
+        dtype = _FLOAT32
+        if not isinstance(self._matrix, QuantizedTensor):
+            dtype = self._matrix.dtype if subwords is None else np.promote_types(self._matrix.dtype, _FLOAT32)
+        out = np.empty((len(rows), self.dims), dtype)
+        gather(self._matrix, rows, out, threads=threads)
+        if subwords is None:
+            return out, found
+        missing = np.flatnonzero(~found)
+        # Sums are float32 and go straight to where they belong, unless that is of another type.
+        direct = dtype == _FLOAT32
+        for first in range(0, len(missing), _WORDS):
+            places = missing[first : first + _WORDS]
+            ngrams, bounds = subwords.rows_of([words[i] for i in places.tolist()])
+            sums = out if direct else np.empty((len(places), self.dims), np.float32)
+            where = places.astype(np.uint64) if direct else None
+            unit_sums(self._matrix, ngrams, bounds, sums, places=where, threads=threads)
+            if not direct:
+                out[places] = sums
+            found[places] = bounds[1:] > bounds[:-1]
+        return out, found
+
+    # ---------------------------------------------------------------------------------------------- similar words
+    def most_similar(self, query: str | NDArray[Any] | Sequence[float], k: int = 10) -> list[tuple[str, float]]:
+        """Return the words whose vectors have the largest cosine with that of a word, or with a vector.
+
+        The search is exact and walks the whole matrix, in blocks of flat memory. The first one computes the norms of
+        the rows, which are kept. A matrix of scheme "pq" is not decoded: see `ProductQuantized.dots`.
+
+        Parameters
+        ----------
+        query : str or array_like, shape (d,)
+            A word, which is left out of the result; or a vector.
+        k : int
+            At most this many words.
+
+        Returns
+        -------
+        list of (str, float)
+            Word and cosine, the largest first; of equal ones the earlier word.
+
+        Raises
+        ------
+        KeyError
+            When the word has no vector.
+        ValueError
+            When the vector has another shape, or an element that is no finite number.
+        """
+        skip: set[int] = set()
+        if isinstance(query, str):
+            skip = self._known(query)
+            vector = self[query]
+        else:
+            vector = np.asarray(query)
+            if vector.shape != (self.dims,):
+                raise ValueError(f"a vector of shape {vector.shape}, expected ({self.dims},)")
+        return self._nearest(unit(vector), k, skip)
+
+    def analogy(self, a: str, b: str, c: str, k: int = 10) -> list[tuple[str, float]]:
+        """Return the words that are to `c` as `b` is to `a`: nearest to b - a + c, all three as unit vectors.
+
+        Parameters
+        ----------
+        a, b, c : str
+            Left out of the result.
+        k : int
+            At most this many words.
+
+        Returns
+        -------
+        list of (str, float)
+            As of `most_similar`, and so are the errors.
+        """
+        first, second, third = (unit(self[word]) for word in (a, b, c))
+        return self._nearest(unit(second - first + third), k, self._known(a, b, c))
+
+    def _known(self, *words: str) -> set[int]:
+        """Return the rows of those words that the vocabulary has."""
+        return {row for row in map(self._vocab.get, words) if row is not None}
+
+    def _nearest(self, query: NDArray[np.float32], k: int, skip: set[int]) -> list[tuple[str, float]]:
+        if k < 1:
+            raise ValueError(f"k is {k}, expected 1 or more")
+        search = self._search
+        if search is None:
+            search = self._search = Search(self._matrix, len(self._vocab))
+        return [(self._vocab[row], cosine) for row, cosine in search.nearest(query, k, skip)]
+
+    def __repr__(self) -> str:
+        return f"<Embeddings of {len(self._vocab)} words, {self.dims} dimensions>"

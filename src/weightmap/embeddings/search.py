@@ -1,0 +1,134 @@
+"""The rows of a matrix that point in the direction of a vector: exact search, by cosine.
+
+The matrix is walked in blocks, so that memory stays flat however many rows there are: a mapped matrix of float32 is
+read where it lies, others are converted or decoded block by block, and one of product quantisation is not decoded at
+all. The norms of the rows are computed by the first search and kept, four bytes a row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.quant.product import ProductQuantized
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.quant.blocks import QuantizedTensor
+
+__all__ = ["Search", "unit"]
+
+# Elements of a block: 4 MiB of float32; and 64 MiB where no copy is made, since each product may wait for threads.
+_BLOCK, _VIEW = 1 << 20, 1 << 24
+# Norms whose squares float32 holds well; others are computed again in double precision.
+_SMALL, _LARGE = 1e-15, 1e15
+
+
+def unit(vector: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a vector, divided by its L2 norm in double precision, as float32; zeros stay zeros.
+
+    Raises
+    ------
+    ValueError
+        When an element is NaN or infinite.
+    """
+    wide = np.asarray(vector).astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise ValueError("a vector with NaN or infinite elements has no direction")
+    largest = np.abs(wide).max(initial=0)
+    if largest:
+        wide /= largest  # so that no square overflows or vanishes
+        wide /= np.linalg.norm(wide)
+    return wide.astype(np.float32)
+
+
+class Search:
+    """Searches among the first rows of a matrix.
+
+    Parameters
+    ----------
+    matrix : ndarray or QuantizedTensor, shape (m, d)
+    count : int
+        Rows that are searched, at most m.
+    """
+
+    __slots__ = ("_count", "_matrix", "_norms", "_step")
+
+    def __init__(self, matrix: NDArray[Any] | QuantizedTensor, count: int) -> None:
+        self._matrix = matrix
+        self._count = count
+        self._norms: NDArray[np.float32] | None = None
+        flags = matrix.flags if isinstance(matrix, np.ndarray) and matrix.dtype == np.float32 else None
+        view = flags is not None and flags.c_contiguous and flags.aligned
+        self._step = max(1, (_VIEW if view else _BLOCK) // max(1, matrix.shape[1]))
+
+    def _block(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return rows as float32, of a matrix that is float32 a view where it may be."""
+        return np.require(self._matrix[start:stop], np.float32, ("A", "C"))
+
+    def _row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
+        if isinstance(self._matrix, ProductQuantized):
+            return self._matrix.row_norms(start, stop)
+        rows = self._block(start, stop)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            norms: NDArray[np.float32] = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+            odd = np.flatnonzero(~((norms > _SMALL) & (norms < _LARGE)))
+            if len(odd):
+                norms[odd] = np.linalg.norm(rows[odd].astype(np.float64), axis=1)
+        return norms
+
+    @property
+    def norms(self) -> NDArray[np.float32]:
+        """L2 norms of the rows, shape (count,); computed at the first use."""
+        norms = self._norms
+        if norms is None:
+            norms = np.empty(self._count, np.float32)
+            for start in range(0, self._count, self._step):
+                stop = min(start + self._step, self._count)
+                norms[start:stop] = self._row_norms(start, stop)
+            self._norms = norms
+        return norms
+
+    def _cosines(self, query: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:
+        """Return the cosines of rows and a unit vector; 0 for rows of zeros, NaN for rows that are no numbers."""
+        norms = self.norms[start:stop]
+        pq = isinstance(self._matrix, ProductQuantized)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+            dots = self._matrix.dots(query, start, stop) if pq else self._block(start, stop) @ query  # type: ignore[union-attr]
+            cosines: NDArray[np.float32] = np.where(norms == 0, np.float32(0), dots / norms)
+        return np.clip(cosines, -1, 1, out=cosines)
+
+    def nearest(self, query: NDArray[np.float32], k: int, skip: set[int]) -> list[tuple[int, float]]:
+        """Return the rows with the largest cosines.
+
+        Parameters
+        ----------
+        query : ndarray of float32, shape (d,)
+            A unit vector.
+        k : int
+            At most this many.
+        skip : set of int
+            Rows to leave out. So are rows that hold NaN.
+
+        Returns
+        -------
+        list of (int, float)
+            Row and cosine, the largest first; of equal ones the earlier row.
+        """
+        rows, best = np.empty(0, np.int64), np.empty(0, np.float32)
+        left_out = np.array(sorted(skip), np.int64)
+        for start in range(0, self._count, self._step):
+            stop = min(start + self._step, self._count)
+            cosines = self._cosines(query, start, stop)
+            cosines[np.isnan(cosines)] = -np.inf
+            cosines[left_out[(left_out >= start) & (left_out < stop)] - start] = -np.inf
+            bar = best[-1] if len(best) == k else -np.inf  # nothing at or below it gets in: earlier rows come first
+            if len(cosines) > k:
+                bar = max(bar, np.nextafter(np.partition(cosines, -k)[-k], np.float32(-np.inf)))
+            found = np.flatnonzero(cosines > bar)
+            rows, best = np.append(rows, found + start), np.append(best, cosines[found])
+            order = np.lexsort((rows, -best))[:k]
+            rows, best = rows[order], best[order]
+        return list(zip(rows.tolist(), best.tolist(), strict=True))

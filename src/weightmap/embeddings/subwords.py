@@ -1,0 +1,195 @@
+"""How a vocabulary takes apart words that it does not have: character n-grams, and their rows in the matrix.
+
+The n-grams of a word are those of ``<word>``, of `min_n` to `max_n` characters: from each character on, in turn, the
+longest first. A character is a code point, not a byte.
+
+========== ================================================================================================
+kind       the index of an n-gram
+========== ================================================================================================
+bucket     FNV-1a 64 over the number of characters (u64) and each character (u32), little-endian, modulo
+           `size`, a power of two
+fasttext   FNV-1a 32 over the UTF-8, in which a byte of 0x80 or more is sign-extended before the XOR, modulo
+           `size`
+explicit   listed; an n-gram that is not listed has none
+========== ================================================================================================
+
+Its row is the number of words plus the index: the rows of n-grams follow those of words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import LayoutError, LimitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.index.strings import StringTable
+
+__all__ = ["KINDS", "Subwords"]
+
+KINDS = ("bucket", "fasttext", "explicit")
+_LARGEST = {"bucket": 1 << 63, "fasttext": kernels.U32_MAX, "explicit": 1 << 63}
+
+
+class Subwords:
+    """The n-grams of a subword vocabulary.
+
+    Parameters
+    ----------
+    kind : str
+        "bucket", "fasttext" or "explicit".
+    n_words : int
+        Number of words, whose rows come first.
+    min_n, max_n : int
+        Shortest and longest n-grams, in characters.
+    size : int
+        Rows of n-grams: buckets, or distinct indices.
+    ngrams : callable, optional
+        Of an explicit vocabulary: returns the table of its n-grams and their indices, uint64; called at the first use.
+        An n-gram that stands there twice counts at its first place.
+
+    Attributes
+    ----------
+    kind, n_words, min_n, max_n, size, ngrams
+        As given.
+
+    Raises
+    ------
+    LayoutError
+        When a number lies outside of what the kind allows.
+
+    Examples
+    --------
+    >>> Subwords("bucket", n_words=0, min_n=6, max_n=6, size=1 << 21).indices("hallo")
+    [1321513, 136555]
+    """
+
+    __slots__ = ("_native", "kind", "max_n", "min_n", "n_words", "ngrams", "size")
+
+    def __init__(
+        self,
+        kind: str,
+        n_words: int,
+        min_n: int,
+        max_n: int,
+        size: int,
+        ngrams: Callable[[], tuple[StringTable, NDArray[np.uint64]]] | None = None,
+    ) -> None:
+        if kind not in KINDS or (ngrams is None) == (kind == "explicit"):
+            raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}; n-grams go with 'explicit' alone")
+        if not 1 <= min_n <= max_n <= kernels.U32_MAX:
+            expected = f"1 <= min_n <= max_n <= {kernels.U32_MAX}"
+            raise LayoutError("range of n-grams", field="min_n", actual=f"{min_n} to {max_n}", expected=expected)
+        whole = kind != "bucket" or size & (size - 1) == 0
+        if not (kind != "explicit") <= size <= _LARGEST[kind] or not whole:
+            expected = "a power of two" if kind == "bucket" else f"at most {_LARGEST[kind]}"
+            raise LayoutError(f"number of {kind} subwords", field="size", actual=size, expected=expected)
+        self.kind = kind
+        self.n_words = n_words
+        self.min_n = min_n
+        self.max_n = max_n
+        self.size = size
+        self.ngrams = ngrams
+        self._native: kernels.Ngrams | dict[str, int] | None = None
+
+    def indices(self, word: str) -> list[int]:
+        """Return the rows of the n-grams of `word`, in the order of the n-grams; a row may come repeatedly.
+
+        Parameters
+        ----------
+        word : str
+            Any text, also one that the vocabulary has. A lone surrogate counts as a character, which fastText's hash
+            takes as the three bytes that UTF-8 would have for it, and which no explicit n-gram contains.
+
+        Returns
+        -------
+        list of int
+            Empty when the word is too short for an n-gram, or when none of its n-grams is listed.
+
+        Raises
+        ------
+        LimitError
+            When there are more than 1,048,576 n-grams, with rows or without.
+        FormatError
+            When the n-grams of the file are damaged.
+        """
+        rows: list[int] = self.rows_of([word])[0].tolist()
+        return rows
+
+    def rows_of(self, words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the rows of the n-grams of many words.
+
+        Parameters
+        ----------
+        words : sequence of str
+            Some thousands of them: there are dozens of rows for each.
+
+        Returns
+        -------
+        rows : ndarray of uint64
+            Word after word, as `indices` has them.
+        bounds : ndarray of uint64, shape (len(words) + 1,)
+            Those of word i are ``rows[bounds[i]:bounds[i + 1]]``.
+        """
+        native = self._native
+        if native is None:
+            native = self._native = self._load()
+        if isinstance(native, dict):
+            return self._look_up(native, words)
+        packed = kernels.pack_texts(words, "<", ">")
+        if packed is None:
+            raise LimitError("UTF-8 of the words", actual="more", expected="at most 4 GiB")
+        found = native.rows(*packed)
+        if isinstance(found, int):
+            raise self._too_many(words[found])
+        return found
+
+    def _load(self) -> kernels.Ngrams | dict[str, int]:
+        if self.ngrams is None:
+            return kernels.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words)
+        table, numbers = self.ngrams()
+        if len(numbers) != len(table):
+            raise LayoutError("number of indices of n-grams", actual=len(numbers), expected=len(table))
+        index = table.index
+        if index is None:  # somebody made the hashes collide
+            rows: dict[str, int] = {}
+            for ngram, number in zip(table, numbers.tolist(), strict=True):
+                rows.setdefault(ngram, number + self.n_words)
+            return rows
+        return kernels.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words, (*index, numbers))
+
+    def _look_up(self, listed: dict[str, int], words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        rows: list[int] = []
+        bounds = [0]
+        for word in words:
+            text = f"<{word}>"
+            longest = min(self.max_n, len(text))
+            count = max(0, longest - self.min_n + 1)
+            if count * (len(text) + 1) - (self.min_n + longest) * count // 2 > kernels.NGRAMS_MOST:
+                raise self._too_many(word)
+            for start in range(len(text)):
+                for n in range(min(longest, len(text) - start), self.min_n - 1, -1):
+                    row = listed.get(text[start : start + n])
+                    if row is not None:
+                        rows.append(row)
+            bounds.append(len(rows))
+        return np.array(rows, np.uint64), np.array(bounds, np.uint64)
+
+    def _too_many(self, word: str) -> LimitError:
+        what = f"number of n-grams of {min_to_max(self)} characters of a word of {len(word)}"
+        return LimitError(what, actual=f"more than {kernels.NGRAMS_MOST}", expected=f"at most {kernels.NGRAMS_MOST}")
+
+    def __repr__(self) -> str:
+        return f"<Subwords {self.kind}, {min_to_max(self)} characters, {self.size} rows>"
+
+
+def min_to_max(subwords: Subwords) -> str:
+    """Return the lengths of n-grams, such as "3 to 6"."""
+    return f"{subwords.min_n} to {subwords.max_n}"

@@ -1,0 +1,243 @@
+"""What a Hugging Face model directory says beside its tensors: configuration and vocabulary."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from typing import Any
+
+from weightmap import strict_json
+from weightmap.errors import FormatError, TensorFileError
+from weightmap.importers.tokenizer import TokenizerParts, read_tokenizer
+from weightmap.io.source import Source
+from weightmap.options import Limits
+
+__all__ = ["ModelDirectory", "read_directory"]
+
+# Keys that the specification of EMBD requires, and where a configuration has them.
+_KEYS = {
+    "embedding_dim": "hidden_size",
+    "vocab_size": "vocab_size",
+    "num_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "max_position_emb": "max_position_embeddings",
+}
+# Ours: what else a program needs to run the model.
+_EXTRA = ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size")
+# What AMB's specification calls these, and where a configuration has them: models of the first years have names of
+# their own.
+_AMB_KEYS = {
+    "architecture": ("model_type",),
+    "n_vocab": ("vocab_size",),
+    "n_embd": ("hidden_size", "n_embd", "d_model", "dim"),
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "max_seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
+    "activation_fn": ("hidden_act", "activation_function", "hidden_activation", "activation"),
+}
+# Ours: what else a program needs to run the model, under the names that it has there.
+_AMB_EXTRA = (
+    "intermediate_size",
+    "layer_norm_eps",
+    "rms_norm_eps",
+    "head_dim",
+    "type_vocab_size",
+    "position_embedding_type",
+    "tie_word_embeddings",
+)
+_SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+
+
+class ModelDirectory:
+    """Configuration and vocabulary of a model directory.
+
+    Attributes
+    ----------
+    metadata : dict of str to str
+        The ten keys that EMBD's specification requires, as far as ``config.json`` tells them, and a few more.
+    vocab : list of str or None
+        Lines of ``vocab.txt``.
+    special_ids : dict of str to int or None
+        Ids of the special tokens, by ``special_tokens_map.json`` or by their usual names.
+    about : dict of str to str
+        What AMB's specification has in its metadata, as far as it is known: name, family, creator, created, version.
+    config : dict
+        The keys of AMB's configuration, as far as ``config.json`` tells them, and a few more.
+    """
+
+    __slots__ = ("_folder", "_json", "about", "config", "metadata", "special_ids", "vocab")
+
+    def __init__(
+        self,
+        folder: str,
+        config: dict[str, Any] | None,
+        metadata: dict[str, str],
+        vocab: list[str] | None,
+        special_ids: dict[str, int] | None,
+    ) -> None:
+        self._folder = folder
+        self._json = {} if config is None else config
+        self.metadata = metadata
+        self.vocab = vocab
+        self.special_ids = special_ids
+        self.about = {} if config is None else _about(config, metadata)
+        self.config = _amb_config(self._json)
+
+    def tokenizer(self) -> TokenizerParts | None:
+        """Return the tokenizer, or None when there is none. Not read before: some have ten megabytes.
+
+        Raises
+        ------
+        FormatError
+            When one of its files is damaged.
+        """
+        return read_tokenizer(self._folder, _read, self._json, self.vocab)
+
+
+def read_directory(folder: str, model: str) -> ModelDirectory:
+    """Read what lies beside the model file `model` in `folder`. Files that are not there say nothing.
+
+    Raises
+    ------
+    FormatError
+        When ``config.json``, ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
+    """
+    path = os.path.join(folder, "config.json")
+    config = _json(path)
+    metadata = {} if config is None else _metadata(config, folder, model)
+    vocab = _vocabulary(os.path.join(folder, "vocab.txt"))
+    special = None if vocab is None else _special(folder, vocab)
+    try:
+        return ModelDirectory(folder, config, metadata, vocab, special)
+    except TensorFileError as error:
+        raise error.located(path=path) from None
+
+
+def _read(path: str) -> bytes | None:
+    """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
+    try:
+        source = Source.from_path(path, "copy")
+    except FileNotFoundError:
+        return None
+    try:
+        Limits().check("max_header_bytes", source.size, "size of the file")
+        return source.pread(0, source.size)
+    except TensorFileError as error:
+        raise error.located(path=path) from None
+    finally:
+        source.close()
+
+
+def _json(path: str) -> dict[str, Any] | None:
+    try:
+        raw = _read(path)
+        return None if raw is None else strict_json.loads(raw, os.path.basename(path))
+    except TensorFileError as error:
+        raise error.located(path=path) from None
+
+
+def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]:
+    known: dict[str, Any] = {
+        # A directory has no better name for its model than where it came from, or its own.
+        "model_name": os.path.basename(str(config.get("_name_or_path") or "").rstrip("/"))
+        or os.path.basename(os.path.abspath(folder)),
+        "model_version": config.get("model_version", "1.0.0"),
+    }
+    known |= {key: config.get(theirs) for key, theirs in _KEYS.items()}
+    known["created_at"] = _created(model)
+    known |= {key: config.get(key) for key in _EXTRA}
+    return {key: str(value) for key, value in known.items() if isinstance(value, (str, int, float))}
+
+
+def _about(config: dict[str, Any], metadata: dict[str, str]) -> dict[str, str]:
+    """Return what the model is, without its numbers."""
+    owner, slash, _ = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")
+    known = {
+        "name": metadata["model_name"],
+        "family": config.get("model_type"),
+        # "owner/name" is a model of the hub; a longer path is somebody's folder.
+        "creator": owner if slash and owner and "/" not in owner and owner[0] not in ".~" else None,
+        "version": metadata.get("model_version"),
+        "created": metadata["created_at"],
+    }
+    return {key: value for key, value in known.items() if isinstance(value, str)}
+
+
+def _amb_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return AMB's configuration."""
+    scalar = (str, int, float)
+    known: dict[str, Any] = {
+        key: next((config[name] for name in names if isinstance(config.get(name), scalar)), None)
+        for key, names in _AMB_KEYS.items()
+    }
+    known |= {key: config.get(key) for key in _AMB_EXTRA}
+    # The latest configurations have one object for all that is about rotary embeddings.
+    nested = config.get("rope_parameters")
+    rope = {"rope_theta": config.get("rope_theta")} | (nested if isinstance(nested, dict) else {})
+    scaling = config.get("rope_scaling") or (nested if isinstance(nested, dict) else None)
+    if isinstance(rope["rope_theta"], (int, float)):
+        known |= {"is_rope": True, "rope_freq_base": _real(rope["rope_theta"]), "rope_scaling": _scaling(scaling)}
+    return {key: value for key, value in known.items() if isinstance(value, (*scalar, dict))}
+
+
+def _real(number: float) -> float:
+    """Return a number of the configuration as a float, for which an integer may be too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        msg = "a number about rotary embeddings (rope_theta, factor) is too large"
+        raise FormatError(msg, field="config.json") from None
+
+
+def _scaling(scaling: Any) -> float | dict[str, Any]:
+    """Return the factor by which positions are stretched; where that is not all there is to it, the whole object."""
+    if not isinstance(scaling, dict):
+        return 1.0
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return 1.0
+    factor = scaling.get("factor")
+    return _real(factor) if kind == "linear" and isinstance(factor, (int, float)) else scaling
+
+
+def _created(model: str) -> str:
+    """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    # Beyond the year 9999, or before year 1, there is no date; some file systems can say so all the same.
+    seconds = min(max(int(os.stat(model).st_mtime), -(10**10)), 10**11)
+    # Eleven digits reach the year 5138; a longer number is no time that anybody meant.
+    if epoch.isascii() and epoch.isdecimal() and len(epoch) <= 11:
+        seconds = int(epoch)
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _vocabulary(path: str) -> list[str] | None:
+    raw = _read(path)
+    if raw is None:
+        return None
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        msg = f"the vocabulary is not UTF-8 ({error.reason})"
+        raise FormatError(msg, path=path, offset=error.start) from None
+    # A token ends at a line feed alone: tokens may hold other characters that Python calls line ends.
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _special(folder: str, vocab: list[str]) -> dict[str, int]:
+    given = _json(os.path.join(folder, "special_tokens_map.json")) or {}
+    names = {}
+    for key, usual in _SPECIAL.items():
+        token = given.get(f"{key}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        names[key] = token if isinstance(token, str) else usual
+    ids: dict[str, int] = {}
+    wanted = {token: key for key, token in names.items()}
+    for i, token in enumerate(vocab):
+        if token in wanted:
+            ids.setdefault(wanted[token], i)
+    return {key: ids[key] for key in names if key in ids}

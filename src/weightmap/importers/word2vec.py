@@ -1,0 +1,126 @@
+"""word2vec's binary files.
+
+A line ``rows dims`` in ASCII, then for each word its bytes, a space, and `dims` little-endian float32. Some programs
+write a line feed behind each vector, some do not: one in front of a word is no part of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap.errors import FormatError, LayoutError, TruncatedError
+from weightmap.formats import Plan, refuse
+from weightmap.importers.words import BLOCK, Words, check_finite, rows_in_block, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.io.source import Source
+    from weightmap.model.saving import Sink
+
+# No word is longer, in bytes: so a file without spaces is refused before it is read as one word.
+LONGEST = 1 << 16
+
+
+def read_word2vec(source: Source, rows: int, dims: int, start: int, *, lossy: bool) -> Words:
+    """Find the words of a file whose first line, which ends at `start`, says how many there are.
+
+    The vectors are read when `Words.blocks` is iterated.
+    """
+    left = source.size - start
+    if rows > left // (1 + 4 * dims):
+        what = f"{rows} words of {dims} numbers need {rows * (1 + 4 * dims)} bytes, and {left} follow"
+        raise TruncatedError(what, field="rows", offset=0)
+    raws, starts = _scan(source, start, rows, 4 * dims)
+    offsets = [at - 1 - len(raw) for raw, at in zip(raws, starts, strict=True)]
+    table = table_of(raws, offsets, lossy=lossy)
+    return Words("word2vec", table, rows, dims, lambda: _vectors(source, starts, dims))
+
+
+def _scan(source: Source, start: int, rows: int, width: int) -> tuple[list[bytes], array[int]]:
+    """Return the words, and where the vector of each begins."""
+    raws: list[bytes] = []
+    starts = array("q")
+    base, window, position = start, b"", 0
+    while len(raws) < rows:
+        at = window.find(b" ", position)
+        if at < 0:
+            base += position
+            position = 0
+            window = source.pread(base, min(BLOCK, source.size - base)) if base < source.size else b""
+            at = window.find(b" ")
+            if at < 0 and len(window) > LONGEST:
+                at = LONGEST + 1
+            elif at < 0:
+                msg = f"word {len(raws)} of {rows}: the file ends before the space behind it"
+                raise TruncatedError(msg, field="word", offset=min(base, source.size))
+        raw = window[position:at].lstrip(b"\r\n")
+        if len(raw) > LONGEST:
+            expected = f"a space within {LONGEST} bytes"
+            raise FormatError(f"word {len(raws)} has no end", field="word", offset=base + position, expected=expected)
+        vector = base + at + 1
+        if width > source.size - vector:
+            what = f"the vector of word {len(raws)} of {rows}, {raw[:40]!r}, runs past the end of the file"
+            raise TruncatedError(what, field="vector", offset=vector, expected=f"at least {vector + width} bytes")
+        raws.append(raw)
+        starts.append(vector)
+        position = at + 1 + width
+        if position > len(window):  # skip what is left of the vector without reading it
+            base, window, position = base + position, b"", 0
+    end = base + position
+    tail = source.pread(end, min(source.size - end, 3))
+    if tail.strip(b"\r\n"):
+        what = "size of the file"
+        expected = f"{end}: {rows} words, and nothing behind them"
+        raise LayoutError(what, field="rows", offset=end, actual=source.size, expected=expected)
+    return raws, starts
+
+
+def _vectors(source: Source, starts: array[int], dims: int) -> Iterator[NDArray[np.float32]]:
+    """Yield the vectors in blocks."""
+    step = rows_in_block(dims)
+    for first in range(0, len(starts), step):
+        some = starts[first : first + step]
+        begin = some[0]
+        data = source.pread(begin, some[-1] + 4 * dims - begin)
+        block = np.empty((len(some), dims), np.float32)
+        for row, at in zip(block, some, strict=True):
+            row[:] = np.frombuffer(data, "<f4", dims, at - begin)
+        check_finite(block, first, starts.__getitem__)
+        yield block
+    source.check_unchanged()
+
+
+def plan_word2vec(words: Words) -> Plan:
+    """Lay out a file. Raises `EncodeError` for words that it has no place for."""
+    raws = [words.table.raw(i) for i in range(len(words.table))]
+    refuse_words("word2vec", raws, b" \n\r")
+    head = f"{len(raws)} {words.dims}\n".encode()
+    size = len(head) + sum(map(len, raws)) + (2 + 4 * words.dims) * len(raws)
+
+    def write(sink: Sink) -> None:
+        sink.write(head)
+        at = 0
+        for block in words.word_blocks():
+            little = block.astype("<f4", copy=False)
+            names = raws[at : at + len(block)]
+            sink.write(b"".join(b"%b %b\n" % (raw, row.tobytes()) for raw, row in zip(names, little, strict=True)))
+            at += len(block)
+
+    return Plan(size, write)
+
+
+def refuse_words(title: str, raws: list[bytes], forbidden: bytes, *, empty: bool = True) -> None:
+    """Raise one `EncodeError` that names the words with bytes that the format keeps for itself."""
+    bad = [
+        f"word {i}, {raw[:40].decode(errors='replace')!r}"
+        for i, raw in enumerate(raws)
+        if (len(raw.translate(None, forbidden)) != len(raw)) or (not raw and not empty)
+    ]
+    if bad:
+        refuse(title, [f"{what}: it has white space or a zero byte, or nothing" for what in bad])

@@ -1,0 +1,215 @@
+"""What every reader here makes and every writer takes: words, and their rows a block at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.errors import FormatError, UnsupportedError
+from weightmap.index.strings import StringTable, Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.embeddings.subwords import Subwords
+
+__all__ = ["BLOCK", "Words", "check_finite", "l2_norms", "normalised", "rows_in_block", "table_of", "unnormalised"]
+
+# Bytes of rows in a block, about.
+BLOCK = 4 << 20
+_MOST = (1 << 32) - 1
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class Words:
+    """Words and a matrix that is read block by block.
+
+    Attributes
+    ----------
+    format : str
+        What they were read from, for messages.
+    table : StringTable
+        The words, checked: UTF-8, each one once.
+    rows, dims : int
+        Of the matrix; the words have its first rows.
+    blocks : callable
+        Returns an iterator over all rows in order, as arrays of float32, shape (some, dims), finite and writable.
+    gather : callable or None
+        ``gather(rows)`` returns rows by number. Only those with subwords have it.
+    norms : ndarray of float32, shape (words,), or None
+        What the rows of the words were divided by.
+    subwords : Subwords or None
+    metadata : mapping
+    """
+
+    __slots__ = ("blocks", "dims", "format", "gather", "metadata", "norms", "rows", "subwords", "table")
+
+    def __init__(
+        self,
+        format: str,
+        table: StringTable,
+        rows: int,
+        dims: int,
+        blocks: Callable[[], Iterator[NDArray[np.float32]]],
+        *,
+        gather: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None,
+        norms: NDArray[np.float32] | None = None,
+        subwords: Subwords | None = None,
+        metadata: Any = None,
+    ) -> None:
+        self.format = format
+        self.table = table
+        self.rows = rows
+        self.dims = dims
+        self.blocks = blocks
+        self.gather = gather
+        self.norms = norms
+        self.subwords = subwords
+        self.metadata = {} if metadata is None else metadata
+
+    def replaced(self, **changes: Any) -> Words:
+        """Return the same words with other attributes."""
+        return Words(**{name: getattr(self, name) for name in self.__slots__} | changes)
+
+    @property
+    def vocab(self) -> Vocabulary:
+        """The words with their subwords, as `save` takes them."""
+        return Vocabulary(lambda: self.table, len(self.table), subwords=self.subwords)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix as float32."""
+        return 4 * self.rows * self.dims
+
+    def word_blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the rows of the words alone."""
+        left = len(self.table)
+        for block in self.blocks():
+            if not left:
+                return
+            yield block[:left]
+            left -= min(left, len(block))
+
+
+def rows_in_block(dims: int) -> int:
+    """Return how many rows make a block."""
+    return max(1, BLOCK // (4 * max(dims, 1)))
+
+
+def table_of(raws: Sequence[bytes], offsets: Sequence[int], *, lossy: bool, what: str = "word") -> StringTable:
+    """Return words as a table, and refuse what no vocabulary may hold.
+
+    Parameters
+    ----------
+    raws : sequence of bytes
+    offsets : sequence of int
+        Where in the file each one stands.
+    lossy : bool
+        Replace what is not UTF-8 by U+FFFD.
+    what : str
+        What a word is called, with its number behind it: "word", or "the word of line".
+
+    Raises
+    ------
+    FormatError
+        For a word that is not UTF-8, and for one that is there twice.
+    """
+    first = 1 if what != "word" else 0
+    table = _packed(raws)
+    bad = table.not_utf8()
+    replaced = bad >= 0 and lossy
+    if replaced:
+        table = _packed([raw.decode(errors="replace").encode() for raw in raws])
+    elif bad >= 0:
+        raise FormatError(
+            f"{what} {bad + first}, {raws[bad][:40]!r}, is not UTF-8",
+            field="word",
+            offset=offsets[bad],
+            expected="UTF-8; lossy=True replaces what is not",
+        )
+    count, second, original = table.duplicates()
+    if count:
+        more = f", and {count - 1} more are repeated" if count > 1 else ""
+        why = " once what is not UTF-8 is replaced" if replaced else ""
+        raise FormatError(
+            f"{what} {second + first} is {table[second][:80]!r}{why}, as {original + first} is{more}: words are to be "
+            "unique",
+            field="word",
+            offset=offsets[second],
+        )
+    return table
+
+
+def _packed(raws: Sequence[bytes]) -> StringTable:
+    ends = np.cumsum([0, *map(len, raws)], dtype=np.uint64)
+    if int(ends[-1]) > _MOST:
+        expected = f"at most {_MOST}, which this library can address"
+        raise UnsupportedError("bytes of words", field="word", actual=int(ends[-1]), expected=expected)
+    return StringTable(b"".join(raws), ends.astype(np.uint32), 0, "word")
+
+
+def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int], int] | None = None) -> None:
+    """Refuse numbers that are not finite; `first` is the number of the block's first row, `offset` where a row is."""
+    finite = np.isfinite(block)
+    if not finite.all():
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        value = float(block[row, column])
+        what = f"number {column} of row {first + row}"
+        at = None if offset is None else offset(first + row)
+        raise FormatError(what, field="vector", offset=at, actual=value, expected="a finite number")
+
+
+def normalised(words: Words) -> tuple[Callable[[], Iterator[NDArray[np.float32]]], NDArray[np.float32]]:
+    """Return blocks in which the rows of words are unit vectors, and their norms, which are there once those are read.
+
+    Returns
+    -------
+    blocks : callable
+    norms : ndarray of float32, shape (words,)
+    """
+    count = len(words.table)
+    norms = np.zeros(count, np.float32)
+
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        at = 0
+        for block in words.blocks():
+            part = block[: max(count - at, 0)]
+            if len(part):
+                found = l2_norms(part)
+                if not float(found.max()) <= _FLOAT32_MAX:
+                    what = f"norm of word {at + int(found.argmax())}"
+                    raise FormatError(what, field="vector", actual=float(found.max()), expected="one that float32 has")
+                norms[at : at + len(part)] = found
+                part /= np.where(found == 0, 1, found).astype(np.float32)[:, None]
+            at += len(block)
+            yield block
+
+    return blocks, norms
+
+
+def l2_norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the L2 norm of each row, shape (rows,), summed in double precision."""
+    norms: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    return norms
+
+
+def unnormalised(words: Words) -> Words:
+    """Return the same words with the rows that they had before they were divided by their norms."""
+    norms = words.norms
+    if norms is None:
+        return words
+
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        at = 0
+        for block in words.blocks():
+            part = block[: max(len(norms) - at, 0)]
+            with np.errstate(over="ignore", invalid="ignore"):
+                part *= norms[at : at + len(part), None]
+            check_finite(part, at)
+            at += len(block)
+            yield block
+
+    return words.replaced(blocks=blocks, norms=None)

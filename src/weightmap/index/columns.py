@@ -1,0 +1,103 @@
+"""A table of tensors in private columns, which a scan has filled."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.index.strings import StringTable
+from weightmap.index.table import INT64_MAX, Rules, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightmap.index.table import Place
+
+__all__ = ["ColumnTable"]
+
+
+class ColumnTable(Table):
+    """A table by private columns.
+
+    Parameters
+    ----------
+    columns : Columns
+    rules : Rules
+    utf8 : bool
+        Whether names are still to be checked for UTF-8.
+    locate : callable, optional
+        Returns where the entry of a row lies in the file, for messages; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        columns: kernels.Columns,
+        rules: Rules,
+        *,
+        utf8: bool,
+        locate: Callable[[int], int | None] | None = None,
+    ) -> None:
+        self.count = columns.count
+        self.rules = rules
+        self._columns = columns
+        self._utf8 = utf8
+        self._locate = locate
+
+    def position(self, row: int) -> int | None:
+        """Return where the entry of a row lies in the file, where the format says so."""
+        return self._locate(row) if self._locate is not None and row < self.count else None
+
+    def _scan(self, name: bytes) -> int:
+        return self._columns.find(name)
+
+    def _load_names(self) -> StringTable:
+        columns = self._columns
+        return StringTable(columns.text(), columns.array(columns.bounds, self.count + 1, "<u4"), 0, "tensor name")
+
+    def place(self, i: int) -> Place:
+        """Return dtype, shape, offset and bytes of row i, checked."""
+        code, shape, offset = self._columns.raw(i)
+        rules = self.rules
+        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
+        if dtype is None:
+            dtype = self._dtype(code, i)
+        nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
+        if offset > rules.data_size - nbytes or nbytes > INT64_MAX:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
+        if not nbytes or len(shape) > rules.max_ndim:
+            self._check_shape(i, shape, dtype)
+        return dtype, shape, rules.base + offset, nbytes
+
+    def _declared(self, i: int) -> int:
+        columns = self._columns
+        nbytes: int = columns.end[i] - columns.begin[i]
+        return nbytes
+
+    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
+        columns, count = self._columns, last - first
+        bounds = columns.array(columns.dim_bounds + first, count + 1, "<u4")
+        ndims = np.diff(bounds)
+        dims = np.zeros((count, int(ndims.max(initial=0))), np.uint64)
+        start, end = int(bounds[0]), int(bounds[-1])
+        dims[np.arange(dims.shape[1]) < ndims[:, None]] = columns.array(columns.dims + start, end - start, "<u8")
+        return (
+            columns.array(columns.dtype + first, count, "u1"),
+            ndims,
+            dims,
+            columns.array(columns.begin + first, count, "<u8"),
+        )
+
+    def check(self) -> None:
+        """Check every row, and that names are unique, by one call."""
+        rules = self.rules
+        fault = self._columns.check(
+            rules.bits, rules.min_ndim, rules.max_ndim, rules.data_size, rules.max_gap, lax=rules.lax, utf8=self._utf8
+        )
+        if fault is None:
+            return
+        if fault.kind != "NAME_FLOOD":
+            self.fail(fault)
+        self.check_names()

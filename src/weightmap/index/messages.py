@@ -1,0 +1,105 @@
+"""The words for what a scan in C found wrong with a table of tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightmap.dtypes import NUMPY_MAX_NDIM
+from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError, quoted
+
+if TYPE_CHECKING:
+    from weightmap import kernels
+    from weightmap.index.table import Rules, Table
+
+__all__ = ["table_error"]
+
+_INT64_MAX = (1 << 63) - 1
+# What messages call these fields where a format has no name of its own for them.
+_WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
+
+
+def table_error(table: Table, fault: kernels.Fault) -> FormatError:
+    """Return the error that a fault deserves, with the name of the tensor where that can be read.
+
+    The field is the one that the format calls it by, and the offset that of the field, where the format's rules say so.
+    """
+    error = _describe(table, fault)
+    named = table.rules.fields.get(error.field or "")
+    if named is not None:
+        error.field, within = named
+        error.offset = None if error.offset is None else error.offset + within
+    return error
+
+
+def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+    kind = fault.kind
+    rules, row = table.rules, fault.row
+    at = table.position(row)
+    if kind == "TABLE_HOLE" and row == len(table):
+        what = "the data section goes on after its last tensor: its size"
+        expected = f"{fault.expected}, the end of the last tensor"
+        return LayoutError(
+            what, field="data", offset=rules.base + fault.expected, actual=fault.actual, expected=expected
+        )
+    label = table.label(row) if not kind.startswith("NAME_") else f"tensor {row}"
+    if kind == "TABLE_DTYPE":
+        known = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(rules.dtypes) if dtype is not None)
+        return UnsupportedError(
+            f"{label}: dtype code", field="dtype", offset=at, actual=fault.actual, expected=f"one of {known}"
+        )
+    if kind == "TABLE_NDIM":
+        what, expected = f"{label}: number of dimensions", f"{rules.min_ndim} to {rules.max_ndim}"
+        error = LimitError if rules.max_ndim == NUMPY_MAX_NDIM else FormatError
+        return error(what, field="ndim", offset=at, actual=fault.actual, expected=expected)
+    if kind == "TABLE_UNUSED_DIM":
+        return FormatError(f"{label}: unused dimension", field="shape", offset=at, actual=fault.actual, expected=0)
+    if kind == "TABLE_OVERFLOW":
+        return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field="shape", offset=at)
+    # Offsets and sizes, in the words and units of the format.
+    actual, bound = fault.actual // rules.unit, fault.expected // rules.unit
+    offset_word, size_word = _words(rules)
+    if kind == "TABLE_RANGE":
+        what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
+        return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
+    if kind == "TABLE_ALIGN":
+        what, expected = f"{label}: {offset_word}", f"a multiple of {bound}"
+        return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
+    if kind in ("TABLE_OVERLAP", "TABLE_HOLE"):
+        problem = "overlaps the tensor before it" if kind == "TABLE_OVERLAP" else "leaves a hole"
+        what, expected = f"{label}: it {problem}: {offset_word}", f"{bound}, where the tensor before it ends"
+        return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
+    if kind == "TABLE_SIZE" and fault.actual > _INT64_MAX:
+        return LayoutError(f"{label}: its data ends before it begins", field="data_offset", offset=at)
+    if kind == "TABLE_SIZE":
+        what, expected = f"{label}: {size_word}", f"{bound} by its shape and dtype"
+        return LayoutError(what, field="data_size", offset=at, actual=actual, expected=expected)
+    if kind == "NAME_HASH":
+        what = f"{label}: stored FNV-1a hash of its name"
+        return ChecksumError(
+            what, field="name_hash", offset=at, actual=f"{fault.actual:#010x}", expected=f"{fault.expected:#010x}"
+        )
+    if kind == "NAME_DUPLICATE":
+        return LayoutError(
+            f"two tensors, {fault.expected} and {row}, are both called {_name(table, row)}", field="name", offset=at
+        )
+    if kind == "NAME_UTF8":
+        return FormatError(f"{label}: its name is not UTF-8", field="name", offset=at)
+    if kind == "NAME_RANGE":
+        whole = row == len(table)
+        what = "tensor names: the sum of their lengths" if whole else f"{label}: end of its name"
+        expected = f"{fault.expected}, the size of their section" if whole else f"at most {fault.expected}, that of all"
+        return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=expected)
+    return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
+
+
+def _words(rules: Rules) -> tuple[str, str]:
+    """Return what the format calls the offset and the size of a tensor's data."""
+    offset, size = (rules.fields.get(*pair)[0] for pair in _WORDS)
+    return offset, _WORDS[1][1][0] if size == offset else size  # one field for both is no word for the size
+
+
+def _name(table: Table, row: int) -> str:
+    try:
+        return quoted(table.names[row])
+    except (FormatError, IndexError, ValueError):
+        return f"the name of tensor {row}"

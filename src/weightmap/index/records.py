@@ -1,0 +1,147 @@
+"""The tensor index of EMBD as a table that stays where it lies."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.index.strings import StringTable
+from weightmap.index.table import Rules, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from weightmap.index.table import Place
+
+    Index = bytes | NDArray[np.uint8]
+
+__all__ = ["RecordTable"]
+
+
+class RecordTable(Table):
+    """A table of EMBD's fixed-size descriptors, left where they lie.
+
+    Parameters
+    ----------
+    load : callable
+        Returns the index, bytes or an array of uint8; called at the first use, and with ``private=True`` for one that
+        lies in no mapping. It holds `count` records of 32 bytes:
+        u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then the names, back to back in
+        the order of the records; and perhaps padding.
+    count : int
+    start : int
+        Where the index lies in the file, for messages.
+    rules : Rules
+    """
+
+    RECORD = struct.Struct("<I2BH4IQ")
+    _LENGTH_AT = 6
+    names_size = 0
+    _bytes: Index | None = None
+    is_mapped = True
+
+    def __init__(self, load: Callable[..., Index], count: int, start: int, rules: Rules) -> None:
+        self.count = count
+        self.rules = rules
+        self._load = load
+        self._start = start
+
+    @property
+    def _index(self) -> Index:
+        index = self._bytes
+        if index is None:
+            index = self._bytes = self._load()
+            self.is_mapped = type(index) is not bytes
+        return index
+
+    def settle(self) -> None:
+        """Replace a mapped index by one that is read; what was made of the mapped one is made anew."""
+        if self.is_mapped:
+            self._bytes = self._load(private=True)
+            self._names = None
+            self.__dict__.pop("find", None)
+            self.is_mapped = False
+
+    def _load_names(self) -> StringTable:
+        count, size = self.count, self.RECORD.size
+        bounds = np.zeros(count + 1, np.uint32)
+        if not count:  # no array has a stride over no memory
+            return StringTable(b"", bounds, 0, "tensor name")
+        index = self._index
+        lengths = np.ndarray((count,), "<u2", index, self._LENGTH_AT, (size,))
+        np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
+        names = index[count * size :]
+        if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
+            self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], count, 0, int(bounds[-1]), len(names)))
+        return StringTable(names, bounds, 0, "tensor name")
+
+    def _scan(self, name: bytes) -> int:
+        return kernels.records_find(self._index, self.count, name)
+
+    def place(self, i: int) -> Place:
+        """Return dtype, shape, offset and bytes of row i, checked."""
+        index = self._bytes
+        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index if index is None else index, i * 32)
+        rules = self.rules
+        # The usual cases, written out: this is most of what a look-up costs.
+        if ndim == 2:
+            shape: tuple[int, ...] = (a, b)
+            size = a * b
+        elif ndim == 1:
+            shape = (a,)
+            size = a
+        else:
+            shape = (a, b, c, d)[:ndim]
+            size = math.prod(shape)
+        if not 1 <= ndim <= 4:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, ndim, 0))
+        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
+        if dtype is None:
+            dtype = self._dtype(code, i)
+        if not size:
+            self._check_shape(i, shape, dtype)
+        size = size * dtype.bits >> 3
+        if offset > rules.data_size - size:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + size, rules.data_size))
+        return dtype, shape, rules.base + offset, size
+
+    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
+        size = self.RECORD.size
+        # A copy: what is checked is what is used.
+        copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
+        ndims = copied["ndim"]
+        bad = np.flatnonzero((ndims < self.rules.min_ndim) | (ndims > self.rules.max_ndim))
+        if len(bad):
+            i = int(bad[0])
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], first + i, 0, int(ndims[i]), 0))
+        return copied["dtype"], ndims, copied["dims"], copied["offset"]
+
+    def position(self, row: int) -> int | None:
+        """Return where the record lies in the file."""
+        return self._start + row * self.RECORD.size if row < self.count else None
+
+    def check(self) -> None:
+        """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
+        rules = self.rules
+        found = kernels.records_check(
+            self._index, self.count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
+        )
+        if isinstance(found, int):
+            self.names_size = found
+        elif found.kind == "NAME_FLOOD":
+            self.check_names()
+            self.names_size = self.names.nbytes
+        else:
+            self.fail(found)
+
+
+_RECORD_DTYPE = np.dtype(
+    [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")]
+)
+_unpack_record = RecordTable.RECORD.unpack_from

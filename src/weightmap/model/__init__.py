@@ -1,0 +1,1 @@
+"""Open model files: `TensorFile`, and what is done with one."""

@@ -1,0 +1,526 @@
+"""The handle of an open model file, `TensorFile`."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from weightmap.dtypes import numpy_dtype
+from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
+from weightmap.index.table import Row
+from weightmap.model.reading import Located, read
+from weightmap.model.reports import TensorInfo, VerifyReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from weightmap.embeddings.embeddings import Embeddings
+    from weightmap.formats import Content, Options
+    from weightmap.index.strings import Vocabulary
+    from weightmap.index.table import Table
+    from weightmap.io.source import Source
+    from weightmap.quant.blocks import QuantizedTensor
+
+__all__ = ["TensorFile"]
+
+# Fewer tensors than this are made one by one.
+_RUN = 4
+# Names of more characters than this get no suggestions when they are not found.
+_LONG = 400
+_OCTET = np.dtype(np.uint8)
+
+
+class TensorFile(Mapping[str, Any]):
+    """An open model file: a read-only mapping from tensor names to arrays that are views of the file.
+
+    Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive by themselves: they
+    remain valid after `close` and after the handle is gone. A handle may be read from many threads at once, and pickled
+    when it was opened by path (the copy opens the path again, and raises `FileChangedError` when the file is no longer
+    the same). In mode "sealed", as an argument of a process that `multiprocessing` starts, it takes its memory along
+    instead: nothing is opened and nothing copied there.
+
+    Attributes
+    ----------
+    format, layout : str
+        Such as "embd" and "spec".
+    path : str or None
+        As it was given; None for a descriptor or a buffer.
+    nbytes : int
+        Size of the file.
+
+    Notes
+    -----
+    Every look-up first asks whether the opened file still has its size and modification time, and raises
+    `FileChangedError` if not. A file that is truncated in place *after* that faults the process that touches its pages
+    (SIGBUS): replace model files by rename, as `save` does, or open with ``mode="copy"`` or, on Linux, "sealed".
+
+    A handle keeps the descriptor of its file, and so keeps to that file when the path gets another one. Arrays keep the
+    mapping and need no descriptor.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_content",
+        "_embeddings",
+        "_metadata",
+        "_options",
+        "_source",
+        "_table",
+        "format",
+        "layout",
+    )
+
+    def __init__(self, source: Source, format_: str, content: Content, options: Options) -> None:
+        self._source = source
+        self._content = content
+        self._table: Table = content.table
+        self._options = options
+        self._metadata: Mapping[str, Any] | None = None
+        self._embeddings: Embeddings | bool | None = False
+        self.format = format_
+        self.layout = content.layout
+
+    # ------------------------------------------------------------------------------------------------- mapping
+    def __getitem__(self, name: str) -> Any:
+        source = self._source
+        try:
+            source.check_unchanged()
+            table = self._table
+            i = table.find(name)
+            if i >= 0:
+                dtype, shape, offset, nbytes = table.place(i)
+                stored = dtype.numpy
+                if stored is None:
+                    if dtype.quantized:
+                        return self._quantized(Row(dtype, shape, offset, nbytes))
+                    stored = numpy_dtype(dtype)
+                return source.array(stored, shape, offset, nbytes)
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
+        raise self._not_found(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the tensor called `name`, or `default` when there is none."""
+        try:
+            found = name in self
+        except TypeError:  # not hashable, so no name
+            found = False
+        return self[name] if found else default
+
+    def __contains__(self, name: object) -> bool:
+        self._check_index()
+        return self._table.find(name) >= 0
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[str]:
+        self._check_index()
+        return iter(self._table.names)
+
+    def values(self) -> ValuesView[Any]:
+        """Return a view of all tensors, in file order."""
+        return _Values(self)
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return a view of all pairs of name and tensor, in file order."""
+        return _Items(self)
+
+    # What a model of several files does otherwise: see sharded.py.
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Device, inode, size and modification time of the opened file; empty for a buffer."""
+        return self._source.identity
+
+    @property
+    def name(self) -> str:
+        """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
+        return self._source.name
+
+    def settle(self) -> None:
+        """Hold all of the index in memory of our own: what is read from now on touches no mapping."""
+        self._check_index()
+        try:
+            self._table.settle()
+        except TensorFileError as error:
+            raise error.located(path=self._source.name, format=self.format) from None
+
+    def locate(self, name: str) -> Located:
+        """Return where a tensor lies."""
+        self._check_index()
+        i = self._table.find(name)
+        if i < 0:
+            raise self._not_found(name)
+        try:
+            return Located(self._source, self._table.row(i), self._content.quantized)
+        except TensorFileError as error:
+            raise error.located(path=self._source.name, format=self.format) from None
+
+    def located(self) -> Iterator[Located]:
+        """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
+        source, quantized = self._source, self._content.quantized
+        try:
+            for row in self._table.rows():
+                yield Located(source, row, quantized)
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
+
+    def _quantized(self, row: Row) -> QuantizedTensor:
+        """Return a quantised tensor over the mapped bytes."""
+        assert self._content.quantized is not None  # noqa: S101 - a format that has schemes has this
+        return self._content.quantized(row, self._source.array(_OCTET, (row.nbytes,), row.offset, row.nbytes))
+
+    def _arrays(self) -> Iterator[Any]:
+        """Yield all tensors."""
+        self.check_unchanged()
+        source = self._source
+        try:
+            for dtype, shape, offset, nbytes, count, step in self._table.runs():
+                if dtype.quantized:
+                    yield self._quantized(Row(dtype, shape, offset, nbytes))
+                    continue
+                stored = dtype.numpy or numpy_dtype(dtype)
+                if count >= _RUN and shape and nbytes:
+                    # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a
+                    # fifth. (Not of empty ones: the dimensions of all together may be more than numpy can count.)
+                    yield from source.array_of(count, step, stored, shape, offset, nbytes)
+                else:
+                    for k in range(count):
+                        yield source.array(stored, shape, offset + k * step, nbytes)
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
+
+    def _check_open(self) -> None:
+        if self._source.closed:
+            self._source.fail_closed()
+
+    def _check_index(self) -> None:
+        """Before the index is looked into: where that is mapped, a file that shrank is an exception and no fault."""
+        if self._source.closed:
+            self._source.fail_closed()
+        if self._table.is_mapped:
+            self.check_unchanged()
+
+    def _not_found(self, name: object) -> TensorNotFoundError:
+        import difflib  # noqa: PLC0415 - 3 ms, for messages only
+
+        text = str(name)
+        # Bounded: comparing with every one of a million names, or with long ones, would take minutes.
+        near = [other for other in self if abs(len(other) - len(text)) < 4][:1000] if len(text) <= _LONG else []
+        close = difflib.get_close_matches(text, near, n=3)
+        hint = f"; close: {', '.join(map(quoted, close))}" if close else ""
+        message = f"no tensor is called {quoted(name)} among {len(self)}{hint}"
+        return TensorNotFoundError(message, path=self._source.name, format=self.format)
+
+    # ----------------------------------------------------------------------------------------------- properties
+    @property
+    def path(self) -> str | None:
+        """The path as it was given; None for a descriptor or a buffer."""
+        return self._source.path
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file, in bytes."""
+        return self._source.size
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether nothing that happens to the file, or outside this process, can change the tensors or make them fault.
+
+        So it is of copies (modes "copy" and "sealed"), of descriptors of sealed memory, and of `bytes`; not of a mapped
+        file, nor of a buffer that somebody may write to.
+        """
+        self._check_open()
+        return self._source.is_stable
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the file: a read-only mapping, empty where there is none."""
+        metadata = self._metadata
+        if metadata is None:
+            try:
+                metadata = self._metadata = MappingProxyType(self._content.load_metadata())
+            except TensorFileError as error:
+                raise error.located(path=self._source.name, format=self.format) from None
+        return metadata
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the file has metadata, be it empty: safetensors and BinTensors tell that from none."""
+        return self._content.has_metadata
+
+    @property
+    def vocab(self) -> Vocabulary | None:
+        """The vocabulary, where the file has one. Nothing of it is read before it is used."""
+        self._check_open()
+        return self._content.vocab
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The configuration of the model (AMB), else None."""
+        return self._content.config
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer section (AMB), else None."""
+        return self._content.tokenizer
+
+    @property
+    def embeddings(self) -> Embeddings | None:
+        """Word vectors: of a file with a vocabulary and one matrix that has a row for each of its tokens; else None."""
+        self._check_open()
+        if self._embeddings is False:
+            from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
+
+            self._embeddings = Embeddings.of(self)
+        return self._embeddings  # type: ignore[return-value]
+
+    # ---------------------------------------------------------------------------------------------- information
+    def info(self, name: str) -> TensorInfo:
+        """Return name, dtype, shape, offset and bytes of a tensor, without touching its data.
+
+        Raises
+        ------
+        TensorNotFoundError
+        """
+        return _info(name, self.locate(name).row)
+
+    def infos(self) -> list[TensorInfo]:
+        """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
+        return [_info(name, row) for name, (_, row, _) in zip(self, self.located(), strict=True)]
+
+    # -------------------------------------------------------------------------------------------------- reading
+    def read(
+        self, name: str, dtype: DTypeLike = np.float32, *, out: NDArray[Any] | None = None, threads: int | None = None
+    ) -> NDArray[Any]:
+        """Return a tensor as a new dense array of the wanted dtype: widened, decoded or just copied.
+
+        Unlike ``f[name]`` this copies: it reads the file (never through the mapping, so a file that shrinks meanwhile
+        is an exception) and converts, piece by piece. What was written to arrays in mode "cow" does not show here.
+        float16 and bfloat16 become float32 as `weightmap.kernels.f16_to_f32` and `bf16_to_f32` say.
+
+        Parameters
+        ----------
+        name : str
+        dtype : dtype_like
+            Of the result; ignored when `out` is given. Values are converted as `numpy.ndarray.astype` converts them.
+        out : ndarray, optional
+            Filled in place and returned; of the tensor's shape, of any dtype and strides.
+        threads : int, optional
+            At most this many threads share the work of a large tensor; one when not given.
+
+        Raises
+        ------
+        TensorNotFoundError
+        FileChangedError
+            When the file is no longer the one that was opened.
+        LimitError
+            When the result is larger than `Limits.max_copy_bytes`, or than numpy can count.
+        ValueError
+            When `out` has another shape, or cannot be written.
+        TypeError
+            When `out` is no array.
+        """
+        self.settle()
+        place = self.locate(name)
+        try:
+            return read(place, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
+        except TensorFileError as error:
+            raise error.located(path=place.source.name, format=self.format) from None
+
+    def prefetch(self, names: str | Sequence[str] | None = None) -> None:
+        """Bring the pages of these tensors (default: all) into memory, in the background. Returns at once.
+
+        Touching them is then no page fault, or a cheap one. A thread that ends with its work does it, one for the
+        process; it stops when the handle is closed and no array is left. No effect on what is not mapped: buffers and
+        mode "copy".
+
+        Parameters
+        ----------
+        names : str or sequence of str, optional
+
+        Raises
+        ------
+        TensorNotFoundError
+        """
+        self._check_open()
+        if names is None:
+            self._prefetch_all()
+            return
+        wanted: dict[Source, list[tuple[int, int]]] = {}
+        for name in [names] if isinstance(names, str) else names:
+            source, row, _ = self.locate(name)
+            wanted.setdefault(source, []).append((row.offset, row.nbytes))
+        for source, ranges in wanted.items():
+            source.prefetch(ranges)
+
+    def _prefetch_all(self) -> None:
+        runs = self._table.runs()
+        self._source.prefetch((offset, nbytes + (count - 1) * step) for _, _, offset, nbytes, count, step in runs)
+
+    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Check everything that can be checked, reading each byte of the file once (by pread, with flat memory).
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called as ``progress(done, total)``, in bytes, from 0 to the size of the file.
+
+        Returns
+        -------
+        VerifyReport
+
+        Raises
+        ------
+        ChecksumError
+            When a checksum does not match.
+        FormatError
+            When anything else is wrong.
+        FileChangedError
+            When the file is no longer the one that was opened.
+        """
+        from weightmap.formats import Verification  # noqa: PLC0415 - opening needs none of it
+
+        self._check_open()
+        source = self._source
+        try:
+            source.check_unchanged()
+            self._table.settle()
+            run = Verification(source, self._options, progress)
+            if not self._options.checked:  # opening has not
+                self._table.check()
+            self._content.verify(run)
+            disorder = self._table.disorder()
+            if disorder is not None:
+                run.warn(str(disorder))
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=self.format) from None
+        if progress is not None and run.done != source.size:
+            progress(source.size, source.size)
+        warnings = (*self._content.warnings, *run.warnings)
+        return VerifyReport(source.path, self.format, self.layout, tuple(run.checks), warnings, run.done)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the sealed memory that the file was copied to, in mode "sealed".
+
+        Whoever has it or a duplicate of it, in this process or another one, opens the same memory by
+        ``weightmap.open(descriptor, mode="sealed")``: a forked child, a program started with ``pass_fds=``, a process
+        that it is sent to by `socket.send_fds`. It is closed with this handle, and the duplicates live on.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        io.UnsupportedOperation
+            In any other mode, and in a model of so many files that it keeps no descriptors.
+        ClosedError
+        """
+        self._check_open()
+        number = self._source.sealed
+        if number is None:
+            from io import UnsupportedOperation  # noqa: PLC0415 - for this message
+
+            msg = 'there is a descriptor to share only of one file that was opened with mode="sealed"'
+            raise UnsupportedOperation(msg)
+        return number
+
+    def park(self) -> None:
+        """Keep the mapping and no descriptor from now on: see `Source.park`."""
+        self._source.park()
+
+    def check_unchanged(self) -> None:
+        """Raise `FileChangedError` when the file no longer has the size and modification time it was opened with."""
+        self._check_open()
+        self._source.check_unchanged()
+
+    # -------------------------------------------------------------------------------------------------- closing
+    def close(self) -> None:
+        """Let go of the file. Idempotent; never raises; arrays obtained before remain valid."""
+        source = self._source
+        source.close()
+        # The table and the vocabulary look into the mapping too.
+        closed: Any = _Closed(source, self._table.count)
+        self._table = self._content = closed
+        self._embeddings = False
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        shared = self._source.to_child()
+        if shared is not None:
+            from weightmap.model.opening import receive  # noqa: PLC0415 - opening stands above
+
+            return receive, (shared, self._source.absolute, self._options.keywords(), self._source.identity)
+        if self._source.absolute is None:
+            msg = f"a handle on {self._source.name} cannot be pickled: only one opened by path can"
+            raise TypeError(msg)
+        from weightmap.model.opening import reopen  # noqa: PLC0415 - opening stands above
+
+        return reopen, (self._source.absolute, self._options.keywords(), self._source.identity)
+
+    def __repr__(self) -> str:
+        state = "closed " if self._source.closed else ""
+        count = f"{len(self)} tensor{'' if len(self) == 1 else 's'}"
+        return f"<{state}TensorFile {self._source.name!r}: {self.format}/{self.layout}, {count}, {self.nbytes} bytes>"
+
+    # Mapping defines these by comparing all values, which for arrays means nothing.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class _Closed:
+    """What a closed handle has for a table and a content: a `ClosedError` for everything but the length.
+
+    None would say that the file had no such thing.
+    """
+
+    __slots__ = ("_source", "count")
+
+    def __init__(self, source: Source, count: int) -> None:
+        self._source = source
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getattr__(self, _: str) -> NoReturn:
+        self._source.fail_closed()
+
+
+class _Values(ValuesView[Any]):
+    __slots__ = ()
+    _mapping: TensorFile
+
+    def __iter__(self) -> Iterator[Any]:
+        self._mapping._check_open()  # noqa: SLF001 - the same module
+        return self._mapping._arrays()  # noqa: SLF001
+
+
+class _Items(ItemsView[str, Any]):
+    __slots__ = ()
+    _mapping: TensorFile
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return zip(self._mapping, self._mapping._arrays(), strict=True)  # noqa: SLF001
+
+
+def _info(name: str, row: Row) -> TensorInfo:
+    return TensorInfo(name, row.dtype.name, row.shape, row.offset, row.nbytes)

@@ -1,0 +1,266 @@
+"""Opening a model file: `open`, and `load`, which opens one and returns all of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from weightmap.errors import FileChangedError, TensorFileError
+from weightmap.formats import HEAD, Options, by_name, identify, mistaken
+from weightmap.io.mapping import ADVICE
+from weightmap.io.source import MODES, Source
+from weightmap.model.file import TensorFile
+from weightmap.options import Limits
+
+__all__ = ["load", "open"]
+
+_VERIFY = ("none", "header", "full")
+_LIMITS = Limits()
+# `os.environ.get` encodes the name and raises and catches a KeyError: 3 us of the 30 that opening a file takes. The
+# dictionary behind it is the same one and always up to date; where there is none, or one of another kind, the public
+# one serves.
+_environment: Any = getattr(os.environ, "_data", None)
+_MODE_VARIABLE: Any = b"WEIGHTMAP_MODE"
+if type(_environment) is not dict or os.name == "nt":
+    _environment, _MODE_VARIABLE = os.environ, "WEIGHTMAP_MODE"
+
+
+def open(
+    source: Any,
+    *,
+    format: str | None = None,
+    mode: str | None = None,
+    verify: str = "header",
+    strict: bool = True,
+    limits: Limits | None = None,
+    advise: str | None = None,
+) -> TensorFile:
+    """Open a model file in place.
+
+    Parameters
+    ----------
+    source : str, bytes, os.PathLike, int, file object or buffer
+        A path; a file descriptor or a binary file object (not closed, its position not moved); or any contiguous
+        bytes-like object that holds a file. A `bytes` object is a path when a file of that name exists, or when it
+        could only be a path. A directory or an ``*.index.json`` opens a sharded model as one.
+    format : str, optional
+        One of `formats()`; by default the content tells.
+    mode : {"mmap", "cow", "copy", "sealed"}, optional
+        "mmap": arrays are read-only views of a shared mapping. "cow": of a private copy-on-write mapping, writable; the
+        file never changes. "copy": the file is read into memory. "sealed" (Linux): it is copied once into memory that
+        nobody can write to or shrink any more, and arrays are read-only views of that: whatever becomes of the file,
+        they neither change nor fault, and other processes can have the same memory, see `TensorFile.fileno`; a
+        descriptor of memory sealed so is used as it is, without a copy. Default: the environment variable
+        ``WEIGHTMAP_MODE``, else "mmap"; the default falls back to reading, with a log message, where the file system
+        cannot map.
+    verify : {"header", "full", "none"}
+        "header": the index is validated. "full": also all checksums, as by `TensorFile.verify`. "none": only what is
+        needed to find the index; each tensor is still checked when it is looked up.
+    strict : bool
+        False lets harmless defects pass (holes, overlaps, trailing bytes, reserved fields); `TensorFile.verify` lists
+        them.
+    limits : Limits, optional
+        Bounds on what the file may ask for. In modes "copy" and "sealed" they hold before the file is copied.
+    advise : {"random", "sequential", "normal"}, optional
+        How the tensors will be touched, for the read-ahead of the system: "random" where few rows of a large matrix on
+        a disk are wanted, "sequential" for one pass. Default: the system decides. It changes speed and nothing else,
+        and nothing at all with a buffer, in modes "copy" and "sealed", and where the system takes no such advice.
+
+    Returns
+    -------
+    TensorFile
+
+    Raises
+    ------
+    FormatError
+        When the file is damaged, unknown or unsupported: one of its subclasses.
+    NotRegularFileError
+        For a FIFO, socket or device.
+    OSError
+        As the system reports it: no such file, no permission.
+    FileChangedError
+        When the file was changed while it was being copied.
+    TypeError, ValueError
+        When an argument is not one of the above, or the mode is "sealed" where the system has no such memory.
+
+    Examples
+    --------
+    >>> import weightmap as wm
+    >>> wm.save("model.weights", {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
+    >>> with wm.open("model.weights") as f:
+    ...     w = f["w"]
+    >>> w[1]
+    array([3., 4., 5.], dtype=float32)
+    """
+    if verify not in _VERIFY:
+        msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
+        raise ValueError(msg)
+    if advise is not None and advise not in ADVICE:
+        msg = f"advise is {advise!r}, expected one of {', '.join(ADVICE)}"
+        raise ValueError(msg)
+    if format is not None:
+        by_name(format)
+    limits = _LIMITS if limits is None else limits
+    return open_with(source, Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise))
+
+
+def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
+    """Open a file of which no tensor is handed out: see `Source.private`."""
+    return open_with(source, Options(_LIMITS if limits is None else limits, strict=strict, private=True))
+
+
+def open_with(source: Any, options: Options) -> TensorFile:
+    """Do what `open` says, with options that are in order."""
+    mode = options.mode
+    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else _mode(mode)
+    path = source if type(source) is str else _as_path(source)
+    if path is not None and path.endswith(".index.json"):
+        return _open_sharded(path, options)
+    try:
+        opened = _source(source, path, chosen)
+    except IsADirectoryError:
+        if path is None:
+            raise
+        return _open_sharded(path, options)
+    return _open_source(opened, options)
+
+
+def _mode(mode: str | None) -> str:
+    """Return the mode to open in: as asked, else as the environment says."""
+    chosen = mode if mode is not None else _environment.get(_MODE_VARIABLE) or "mmap"
+    if type(chosen) is bytes:
+        chosen = os.fsdecode(chosen)
+    if chosen not in MODES:
+        msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
+        raise ValueError(msg)
+    if chosen == "sealed":
+        from weightmap.io.sealed import AVAILABLE  # noqa: PLC0415 - few handles need it
+
+        if not AVAILABLE:
+            msg = "mode is 'sealed', and this system has no memory that can be sealed: that takes Linux; use 'copy'"
+            raise ValueError(msg)
+    return chosen
+
+
+def _open_source(source: Source, options: Options) -> TensorFile:
+    """Recognise and parse what was opened."""
+    wanted, limits = options.format, options.limits
+    try:
+        if options.advise is not None:
+            source.advise(options.advise)
+        source.private = options.private
+        explicit = options.mode is not None
+        if explicit or limits is not _LIMITS or source.mode != "mmap":
+            source.prepare(explicit=explicit, limits=limits)
+        head = source.head(HEAD)
+        found = identify(source, head) if wanted is None or not head else by_name(wanted)
+        try:
+            content = found.parse(source, head, options)
+        except TensorFileError as error:
+            instead = mistaken(found, head) if wanted is None else None
+            raise instead or error.located(path=None, format=found.name) from None
+        content.table.belongs_to(source.name, found.name)
+        vocab = content.vocab
+        if vocab is not None:
+            vocab.path, vocab.format = source.name, found.name
+        file = TensorFile(source, found.name, content, options)
+        if options.verify == "full":
+            file.verify()
+    except TensorFileError as error:
+        source.close()
+        raise error.located(path=source.name) from None
+    except BaseException:
+        source.close()
+        raise
+    return file
+
+
+def _open_sharded(path: str, options: Options) -> TensorFile:
+    from weightmap.model.sharded import open_sharded  # noqa: PLC0415 - sharded models stand on files, not under them
+
+    return open_sharded(path, options)
+
+
+def _as_path(source: Any) -> str | None:
+    """Return the path that `source` is, or None when it is something else."""
+    if isinstance(source, bytes):
+        # Either a path or the content of a file. Every format has a zero byte among its first ones, and no path has
+        # any.
+        if b"\0" in source or not source or not (os.path.exists(source) or _like_path(source)):
+            return None
+        return os.fsdecode(source)
+    if isinstance(source, (str, os.PathLike)):
+        return os.fsdecode(os.fspath(source))
+    return None
+
+
+def _like_path(source: bytes) -> bool:
+    """Whether bytes that name no file are more likely a wrong path than the content of a damaged file."""
+    parent = os.path.dirname(source)
+    return bool(parent) and source.isascii() and os.path.isdir(parent)
+
+
+def _source(source: Any, path: str | None, mode: str) -> Source:
+    if path is not None:
+        return Source.from_path(path, mode)
+    if isinstance(source, int) and not isinstance(source, bool):
+        return Source.from_fd(source, mode)
+    if hasattr(source, "read") and not isinstance(source, memoryview) and not _is_mmap(source):
+        return Source.from_object(source, mode)
+    try:
+        return Source.from_buffer(source, mode)
+    except TypeError:
+        if not isinstance(source, (bytes, bytearray, memoryview, np.ndarray)):
+            expected = "a path, a file descriptor, a binary file object or a bytes-like object"
+            msg = f"source is a {type(source).__name__}, expected {expected}"
+            raise TypeError(msg) from None
+        raise
+
+
+def _is_mmap(source: Any) -> bool:
+    mmap = sys.modules.get("mmap")
+    return mmap is not None and isinstance(source, mmap.mmap)
+
+
+def load(source: Any, **open_options: Any) -> dict[str, Any]:
+    """Open a file and return all its tensors as a dictionary of views, in file order.
+
+    The views keep the mapping alive; nothing is copied (unless ``mode="copy"``).
+
+    Parameters
+    ----------
+    source, **open_options
+        As of `open`.
+
+    Examples
+    --------
+    >>> import weightmap as wm
+    >>> wm.save("model.safetensors", {"b": np.zeros(2, np.float32)})
+    >>> wm.load("model.safetensors")
+    {'b': array([0., 0.], dtype=float32)}
+    """
+    with open(source, **open_options) as file:
+        return dict(file.items())
+
+
+def reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
+    """Open a file for a pickled handle. Raises `FileChangedError` when it is no longer the same."""
+    return _open_source(source_of(path, _mode(options["mode"]), identity), Options(**options))
+
+
+def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
+    """Open sealed memory that the process which started this one has handed over."""
+    return _open_source(Source.from_parent(shared, path, identity), Options(**options))
+
+
+def source_of(path: str, mode: str, identity: tuple[int, ...]) -> Source:
+    """Open the file that had this `Source.identity`. Raises `FileChangedError` when another one is there now."""
+    source = Source.from_path(path, mode)
+    if source.identity != identity:
+        source.close()
+        msg = "the file is no longer the one that the pickled handle was opened on"
+        raise FileChangedError(msg, path=path)
+    return source

@@ -1,0 +1,131 @@
+"""Tensors on their way into a file: any array, of whatever strides and byte order, as row-major little-endian bytes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.dtypes import SCHEMES, dtype_of
+from weightmap.errors import EncodeError
+from weightmap.formats import Parts, Payload
+from weightmap.quant.blocks import QuantizedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["from_arrays", "from_quantized", "pieces"]
+
+# What is copied at once of an array whose elements do not lie as they are written: it fits into the L2 cache.
+PIECE = 1 << 20
+# An array of fewer bytes is copied: making `bytes` of it takes one call, a view of its bytes several.
+_SMALL = 1 << 14
+_BIG_ENDIAN_HOST = sys.byteorder == "big"
+
+
+def pieces(array: NDArray[Any]) -> Iterable[bytes | memoryview]:
+    """Return an iterable of the elements of `array` in row-major order as little-endian bytes.
+
+    A large contiguous array is one view and not copied. Any other comes in copies of about `PIECE` bytes, one at a
+    time, so memory stays flat.
+    """
+    swapped = _swapped(array.dtype)
+    if array.nbytes <= _SMALL and not swapped:
+        return (array.tobytes(),)
+    if array.flags.c_contiguous and not swapped:
+        # ml_dtypes have no buffer format, and a 0-d array no length: view both as bytes.
+        return (memoryview(array.reshape(-1).view(np.uint8)),)
+    return _copies(array, PIECE)
+
+
+def _copies(array: NDArray[Any], size: int) -> Iterator[memoryview]:
+    if array.nbytes == 0:
+        return
+    if array.nbytes <= size or array.ndim == 0:
+        little = (
+            array.astype(array.dtype.newbyteorder("<"), order="C")
+            if _swapped(array.dtype)
+            else np.ascontiguousarray(array)
+        )
+        yield memoryview(little.reshape(-1).view(np.uint8))
+        return
+    row = array.nbytes // len(array)
+    if row > size:
+        for part in array:
+            yield from _copies(part, size)
+        return
+    step = max(1, size // max(row, 1))
+    for start in range(0, len(array), step):
+        yield from _copies(array[start : start + step], max(size, step * row))
+
+
+def _swapped(dtype: np.dtype[Any]) -> bool:
+    return dtype.byteorder == ">" or (_BIG_ENDIAN_HOST and dtype.byteorder == "=")
+
+
+def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
+    """Return what is to be written for each tensor of a mapping.
+
+    Raises
+    ------
+    EncodeError
+        Naming every tensor that is no numeric array.
+    """
+    payloads, reasons = [], []
+    for name, value in tensors.items():
+        if isinstance(value, QuantizedTensor) and isinstance(name, str):
+            payloads.append(from_quantized(name, value))
+            continue
+        array = value if type(value) is np.ndarray else _asarray(value)
+        dtype = None if array is None else dtype_of(array.dtype)
+        if not isinstance(name, str):
+            reasons.append(f"tensor {name!r}: its name is no string")
+        elif array is None or dtype is None:
+            what = type(value).__name__ if array is None else f"dtype {array.dtype}"
+            reasons.append(f"tensor {name!r}: {what} is no type of element that files have")
+        else:
+            payloads.append(Payload(name, dtype, array.shape, array.nbytes, pieces, array))
+    if reasons:
+        msg = f"these cannot be written: {'; '.join(reasons)}"
+        raise EncodeError(msg)
+    return payloads
+
+
+def from_quantized(name: str, value: QuantizedTensor) -> Payload:
+    """Return what is to be written for a quantised tensor: its bytes as they are."""
+    if value.scheme == "pq":
+        return _from_product(name, value)
+    dtype, block_size, scale_type = SCHEMES[value.scheme], value.block_size, value.scale_type
+    octets = np.ascontiguousarray(value.payload)
+    chunks = functools.partial(pieces, octets)
+    return Payload(name, dtype, value.shape, value.nbytes, chunks, block_size=block_size, scale_type=scale_type)
+
+
+def _from_product(name: str, value: Any) -> Payload:
+    """Return what is to be written for a tensor by product quantisation: projection, codebooks, norms and codes."""
+    arrays = [part for part in (value.projection, value.codebooks, value.norms, value.codes) if part is not None]
+    quantized_len, n_centroids, _ = value.codebooks.shape
+    return Payload(
+        name,
+        SCHEMES["pq"],
+        value.shape,
+        sum(part.nbytes for part in arrays),
+        lambda: itertools.chain.from_iterable(map(pieces, arrays)),
+        parts=Parts(quantized_len, n_centroids, value.projection is not None, value.norms is not None),
+    )
+
+
+def _asarray(value: Any) -> NDArray[Any] | None:
+    """Return what numpy makes of a scalar, a list, or a CPU tensor of another library; None for anything else."""
+    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost without a word
+        return None
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return None if array.dtype.hasobject else array

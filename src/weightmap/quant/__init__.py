@@ -1,0 +1,1 @@
+"""Quantised tensors and their schemes."""

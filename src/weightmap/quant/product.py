@@ -1,0 +1,308 @@
+"""Product quantisation: a row is a few codes, each the number of a piece in a codebook.
+
+A row of R elements is cut into m pieces of equal width, and each piece is stored as the number of the nearest of the
+vectors in the codebook of its place. Row i is decoded in float32, as
+
+1. y = the pieces ``codebooks[j, codes[i, j]]`` one after another;
+2. with a projection, ``x = y @ projection.T``: the terms ``projection[:, k] * y[k]`` are added in the order of k, from
+   0 on, each product and each sum rounded by itself;
+3. with norms, ``x = x * norms[i]``.
+
+So the bits of a row depend neither on the CPU nor on what else is decoded with it. An implementation that adds in
+another order differs by rounding: an element by less than ``2 * R * 2**-24`` times the sum of the magnitudes of its
+terms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import QuantError
+from weightmap.quant.blocks import QuantizedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["ProductQuantized"]
+
+# Of a projection P, how far P Pt may be from the identity for P to count as a rotation, which changes no norm.
+_ROTATION = 1e-4
+
+
+class ProductQuantized(QuantizedTensor):
+    """A matrix stored by product quantisation, decoded when it is asked for, row by row.
+
+    Parameters
+    ----------
+    codes : ndarray of uint8, shape (n, m)
+        May be mapped, and may change underneath: every code is checked when it is used.
+    codebooks : ndarray of float32, shape (m, c, w)
+        Of each place, c vectors of w elements.
+    projection : ndarray of float32, shape (m * w, m * w), optional
+    norms : ndarray of float32, shape (n,), optional
+    origin : tuple of (str, str, int), optional
+        Path and format of the file that the codes lie in, and where they begin there: for messages.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (n, m * w).
+    scheme : str
+        "pq".
+    codes, codebooks, projection, norms : ndarray
+        Views of what was given; projection and norms may be None.
+
+    Raises
+    ------
+    QuantError
+        When shapes or types do not go together, and on decoding a code that is c or more; the message names its row and
+        its position there.
+
+    Examples
+    --------
+    >>> books = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    >>> q = ProductQuantized(np.array([[0, 1], [1, 0]], np.uint8), books)
+    >>> q.shape, q[1].tolist()
+    ((2, 4), [2.0, 3.0, 4.0, 5.0])
+    """
+
+    __slots__ = ("_codebooks", "_codes", "_native", "_norms", "_origin", "_projection")
+
+    _direct: ClassVar[tuple[np.dtype[Any], ...]] = (np.dtype(np.float32),)
+
+    def __init__(
+        self,
+        codes: NDArray[np.uint8],
+        codebooks: NDArray[np.float32],
+        projection: NDArray[np.float32] | None = None,
+        norms: NDArray[np.float32] | None = None,
+        *,
+        origin: tuple[str, str, int] | None = None,
+    ) -> None:
+        self._origin = origin
+        self._codes = _checked("codes", codes, np.dtype(np.uint8), (None, None))
+        self._codebooks = _checked("codebooks", codebooks, np.dtype(np.float32), (self._codes.shape[1], None, None))
+        rows, width = self._codes.shape[0], self._codebooks.shape[0] * self._codebooks.shape[2]
+        square, column = (width, width), (rows,)
+        float32 = np.dtype(np.float32)
+        self._projection = None if projection is None else _checked("projection", projection, float32, square)
+        self._norms = None if norms is None else _checked("norms", norms, float32, column)
+        self.scheme = "pq"
+        self.shape = (rows, width)
+        self.size = rows * width
+        self.block_size = 0
+        self.scale_type = ""
+        self._native: kernels.Codes | None = None
+
+    def _described(self) -> str:
+        pieces, centroids, width = self._codebooks.shape
+        extras = [name for name in ("projection", "norms") if getattr(self, name) is not None]
+        return f"{list(self.shape)}, {' and '.join([f'{pieces} codebooks of {centroids} x {width}', *extras])}"
+
+    # ------------------------------------------------------------------------------------------------- its parts
+    @property
+    def codes(self) -> NDArray[np.uint8]:
+        """The codes, uint8, shape (n, m): a view."""
+        return self._codes
+
+    @property
+    def codebooks(self) -> NDArray[np.float32]:
+        """The vectors that codes stand for, float32, shape (m, c, w): a view."""
+        return self._codebooks
+
+    @property
+    def projection(self) -> NDArray[np.float32] | None:
+        """The matrix that decoded rows are multiplied by, ``x = y @ projection.T``: a view; None without."""
+        return self._projection
+
+    @property
+    def norms(self) -> NDArray[np.float32] | None:
+        """What decoded rows are multiplied by, float32, shape (n,): a view; None without."""
+        return self._norms
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its parts."""
+        parts = (self._codes, self._codebooks, self._projection, self._norms)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def n_blocks(self) -> int:
+        """0: there are no blocks."""
+        return 0
+
+    @property
+    def payload(self) -> NDArray[np.uint8]:
+        """All its bytes, shape (nbytes,): a copy, since the parts may lie apart; in the order of finalfusion files."""
+        parts = (self._projection, self._codebooks, self._norms, self._codes)
+        return np.concatenate([np.frombuffer(part.tobytes(), np.uint8) for part in parts if part is not None])
+
+    @property
+    def scales(self) -> NoReturn:
+        """There are none: an AttributeError."""
+        raise AttributeError("a product-quantised tensor has codebooks, no scales")
+
+    @property
+    def mask(self) -> None:
+        """None."""
+        return
+
+    @property
+    def kinds(self) -> None:
+        """None."""
+        return
+
+    # -------------------------------------------------------------------------------------------------- decoding
+    def _check_scales(self) -> None:
+        for name, part in (("codebooks", self._codebooks), ("projection", self._projection), ("norms", self._norms)):
+            if part is not None and not np.isfinite(part).all():
+                raise QuantError(f"an element of the {name}", actual="NaN or infinite", expected="a finite number")
+
+    @property
+    def _ready(self) -> kernels.Codes:
+        native = self._native
+        if native is None:
+            turned = None if self._projection is None else np.ascontiguousarray(self._projection.T)
+            native = kernels.Codes(
+                np.require(self._codes, requirements="C"), _aligned(self._codebooks), turned, _aligned(self._norms)
+            )
+            self._native = native
+        return native
+
+    def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
+        if start == stop:
+            return
+        width, flat = self.shape[1], out.reshape(-1)
+        first, last = -(-start // width), stop // width  # the rows that are wanted whole
+        if first <= last:
+            head, tail = first * width - start, stop - last * width
+            self._check(self._ready.decode(flat[head : len(flat) - tail], first=first, threads=threads))
+            if head:
+                flat[:head] = self._row(first - 1)[width - head :]
+            if tail:
+                flat[len(flat) - tail :] = self._row(last)[:tail]
+        else:
+            row = start // width
+            flat[:] = self._row(row)[start - row * width : stop - row * width]
+
+    def _row(self, row: int) -> NDArray[np.float32]:
+        values = np.empty(self.shape[1], np.float32)
+        self._check(self._ready.decode(values, first=row))
+        return values
+
+    def _gather(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        return self.gather(rows)
+
+    def gather(self, rows: Sequence[int] | NDArray[Any], *, threads: int = 1) -> NDArray[np.float32]:
+        """Return the values of many rows.
+
+        Parameters
+        ----------
+        rows : sequence of int, length k
+            Row numbers, from 0 on.
+        threads : int
+            At most this many threads share the work.
+
+        Returns
+        -------
+        ndarray of float32, shape (k, m * w)
+
+        Raises
+        ------
+        IndexError
+            For a row that there is not.
+        """
+        numbers = np.require(rows, np.uint64, ("C", "A"))
+        values = np.empty((len(numbers), self.shape[1]), np.float32)
+        if values.size:
+            self._check(self._ready.decode(values, rows=numbers, threads=threads))
+        return values
+
+    def _check(self, bad: int) -> None:
+        if bad < 0:
+            return
+        row, position = divmod(bad, self._codes.shape[1])
+        path, format_, begin = self._origin or (None, None, None)
+        raise QuantError(
+            f"code {position} of row {row}",
+            path=path,
+            format=format_,
+            field="codes",
+            offset=None if begin is None else begin + bad,
+            actual=int(self._codes[row, position]),
+            expected=f"less than {self._codebooks.shape[1]}, the number of centroids",
+        )
+
+    # ------------------------------------------------------------------------------- without decoding: similarities
+    def dots(self, query: NDArray[np.float32], start: int, stop: int, *, threads: int = 1) -> NDArray[np.float32]:
+        """Return the dot products of a vector with rows `start` to `stop`, looked up in a table.
+
+        Parameters
+        ----------
+        query : ndarray of float32, shape (m * w,)
+        start, stop : int
+            0 <= start <= stop <= n.
+        threads : int
+            At most this many threads share the work.
+
+        Returns
+        -------
+        ndarray of float32, shape (stop - start,)
+            Equal to ``self[start:stop] @ query`` but for rounding.
+        """
+        pieces, _, width = self._codebooks.shape
+        turned = query if self._projection is None else query @ self._projection
+        table = np.einsum("jcw,jw->jc", self._codebooks, turned.reshape(pieces, width))
+        return self._sums(table, start, stop, threads)
+
+    def row_norms(self, start: int, stop: int, *, threads: int = 1) -> NDArray[np.float32]:
+        """Return the L2 norms of rows `start` to `stop`: by a table, or with a projection that is no rotation, decoded.
+
+        Returns
+        -------
+        ndarray of float32, shape (stop - start,)
+        """
+        projection = self._projection
+        if projection is not None:
+            off = projection @ projection.T
+            off[np.diag_indices_from(off)] -= 1
+            if not np.abs(off).max(initial=0) <= _ROTATION:
+                return np.linalg.norm(self._rows(start, stop), axis=1)  # type: ignore[no-any-return]
+        norms = np.sqrt(self._sums(np.einsum("jcw,jcw->jc", self._codebooks, self._codebooks), start, stop, threads, 1))
+        return norms if self._norms is None else norms * np.abs(self._norms[start:stop])
+
+    def _sums(self, table: NDArray[Any], start: int, stop: int, threads: int, plain: int = 0) -> NDArray[np.float32]:
+        sums = np.empty(stop - start, np.float32)
+        table = np.ascontiguousarray(table, np.float32)
+        self._check(self._ready.sums(table, sums, first=start, threads=threads))
+        return sums if plain or self._norms is None else sums * self._norms[start:stop]
+
+    # ------------------------------------------------------------------------------------------------- as an object
+    def __repr__(self) -> str:
+        return f"<ProductQuantized {self._described()}, {self.nbytes} bytes>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self._codes, self._codebooks, self._projection, self._norms)
+        return ProductQuantized, tuple(None if part is None else np.array(part) for part in parts)
+
+
+def _checked(name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> NDArray[Any]:
+    """Return a read-only view of an array of this type and shape, in which None stands for any length."""
+    array = np.asarray(array)
+    fits = array.ndim == len(shape) and all(wanted in {None, n} for n, wanted in zip(array.shape, shape, strict=True))
+    if array.dtype != dtype or not fits:
+        expected = f"{dtype} {tuple('any' if length is None else length for length in shape)}"
+        raise QuantError(f"type and shape of the {name}", actual=f"{array.dtype} {array.shape}", expected=expected)
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _aligned(array: NDArray[Any] | None) -> Any:
+    """Return an array as C takes it: a copy only where it is strided or lies askew."""
+    return None if array is None else np.require(array, np.float32, ("C", "A"))
