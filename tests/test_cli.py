@@ -299,6 +299,21 @@ def test_a_wrong_checksum_is_1(embd, run):
     assert run("inspect", embd)[0] == 0
 
 
+def test_verify_says_first_when_it_could_check_the_structure_only(write, embd, run, tmp_path):
+    """The line of a file without checksums says so, and so does JSON; the file that has them is not spoken of so."""
+    plain = write()
+    status, out, _ = run("verify", plain, embd)
+    assert status == 0
+    lines = [line for line in out.splitlines() if not line.startswith("  ")]
+    assert lines[0].startswith(f"{plain}: ok (")
+    assert lines[0].endswith(", structure only: safetensors has no checksums")
+    assert "structure" not in lines[1]
+    first, second = json.loads(run("verify", "--json", plain, embd)[1])["files"]
+    assert first["scope"] == "structure only: safetensors has no checksums"
+    assert first["structure_only"] == "safetensors has no checksums"
+    assert (second["scope"], second["structure_only"]) == ("structure and checksums", None)
+
+
 def test_verify_lists_its_checks_when_asked(write, run):
     """With -v each check has a line."""
     path = write()

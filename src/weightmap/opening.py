@@ -57,8 +57,8 @@ def open(
         ``WEIGHTMAP_MODE``, else "mmap"; the default falls back to reading, with a log message, where the file system
         cannot map.
     verify : {"header", "full", "none"}
-        "header": the index is validated. "full": also all checksums, as by `TensorFile.verify`. "none": only what is
-        needed to find the index; each tensor is still checked when it is looked up.
+        "header": the index is validated. "full": also what `TensorFile.verify` checks, checksums where the format
+        has them. "none": only what is needed to find the index; each tensor is still checked when it is looked up.
     strict : bool
         False lets harmless defects pass (holes, overlaps, trailing bytes, reserved fields); `TensorFile.verify` lists
         them.

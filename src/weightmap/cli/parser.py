@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
+_VERIFY = (
+    "Every file is tried and read to its end. A file without checksums can be checked for its structure only: changed "
+    "values in its tensors go unnoticed, and the first line about the file says so."
+)
 _EPILOG = """\
 exit status:
   0    fine
@@ -51,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_json(sub)
     _add_lenient(sub)
 
-    sub = command("verify", reading.verify, "check every byte of files", "Every file is tried.")
+    sub = command("verify", reading.verify, "check the structure of files, and their checksums", _VERIFY)
     sub.add_argument("files", metavar="FILE", nargs="+")
     sub.add_argument("-v", "--verbose", action="store_true", help="list what was checked")
     _add_json(sub)

@@ -179,12 +179,16 @@ def verify(args: argparse.Namespace) -> int:
                 "format": report.format,
                 "layout": report.layout,
                 "nbytes": report.nbytes,
+                "scope": report.scope,
+                "structure_only": report.structure_only,
                 "checks": report.checks,
                 "warnings": report.warnings,
             }
             took = show.seconds(time.perf_counter() - start)
             kind = show.kind(report.format, report.layout)
             line = f"{show.clean(path)}: ok ({kind}, {show.sizes(report.nbytes)}, {took})"
+            if report.structure_only is not None:
+                line += f", {show.clean(report.scope)}"
             notes = [f"  checked: {show.clean(check)}" for check in report.checks] if args.verbose else []
             notes += [f"  warning: {show.clean(warning)}" for warning in report.warnings]
         documents.append(document)
