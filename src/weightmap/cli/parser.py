@@ -6,9 +6,11 @@ Building the parser imports nothing heavy, so that ``--help`` and a mistyped opt
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.cli import commands, quantising, reading, show, words
+from weightmap.cli.outcome import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +33,7 @@ exit status:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; each command's function stands in ``args.run``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="weightmap",
         description="Look into, check, convert and compare files of tensors, opened in place.",
         epilog=_EPILOG,
@@ -170,11 +172,20 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help='print one JSON document, with "schema": 1')
+    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1), of an error too')
 
 
 def _add_lenient(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lenient", action="store_true", help="accept odd but harmless files, as strict=False does")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises an error where argparse would end the process. The parsers of the commands are such too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage, and raise the message as UsageError. It may quote an argument: printing it cleans that."""
+        show.emit(self.format_usage().rstrip(), stream=sys.stderr)
+        raise UsageError(message)
 
 
 class _Version(argparse.Action):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightmap.cli import show
-from weightmap.cli.outcome import DIFFERENT, OK, reason, status_of
+from weightmap.cli.outcome import DIFFERENT, OK, error_document, reason, status_of
 from weightmap.errors import ChecksumError, QuantError, TensorFileError
 from weightmap.opening import open_privately
 
@@ -170,7 +170,7 @@ def verify(args: argparse.Namespace) -> int:
         except (TensorFileError, OSError, MemoryError) as error:
             # Bytes that contradict their checksum are what this command looks for; the rest could not even be checked.
             worst = max(worst, DIFFERENT if isinstance(error, ChecksumError) else status_of(error))
-            document |= {"ok": False, "error": _error_document(error)}
+            document |= {"ok": False, "error": error_document(error)}
             line = f"{show.clean(path)}: failed: {reason(error).removeprefix(f'{show.clean(path)}: ')}"
             notes = []
         else:
@@ -197,13 +197,6 @@ def verify(args: argparse.Namespace) -> int:
     if args.json:
         show.emit_json({"command": "verify", "ok": worst == OK, "files": documents})
     return worst
-
-
-def _error_document(error: BaseException) -> dict[str, object]:
-    document: dict[str, object] = {"type": type(error).__name__, "message": reason(error)}
-    if isinstance(error, TensorFileError):
-        document |= {"field": error.field, "offset": error.offset}
-    return document
 
 
 def _ids_text(ids: Mapping[str, int]) -> str:
