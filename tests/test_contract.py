@@ -387,7 +387,6 @@ def _as_map(path: Path) -> Any:
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "str": str,
-    "bytes-path": os.fsencode,
     "PathLike": lambda path: path,
     "BytesIO": lambda path: io.BytesIO(path.read_bytes()),
     "bytes": lambda path: path.read_bytes(),
