@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from weightmap import cli
+from weightmap.cli import parser
 
 NASTY = {
     "escape": "red\x1b[31m",
@@ -70,6 +71,16 @@ def embd_bytes(values, tokens):
 
 
 WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
+
+
+# The commands that print a JSON document when asked.
+WITH_JSON = [
+    name
+    for action in parser.build_parser()._actions
+    if isinstance(action.choices, dict)
+    for name, command in action.choices.items()
+    if "--json" in command.format_usage()
+]
 
 
 @pytest.fixture
@@ -299,6 +310,21 @@ def test_a_wrong_checksum_is_1(embd, run):
     assert run("inspect", embd)[0] == 0
 
 
+def test_verify_says_first_when_it_could_check_the_structure_only(write, embd, run, tmp_path):
+    """The line of a file without checksums says so, and so does JSON; the file that has them is not spoken of so."""
+    plain = write()
+    status, out, _ = run("verify", plain, embd)
+    assert status == 0
+    lines = [line for line in out.splitlines() if not line.startswith("  ")]
+    assert lines[0].startswith(f"{plain}: ok (")
+    assert lines[0].endswith(", structure only: safetensors has no checksums")
+    assert "structure" not in lines[1]
+    first, second = json.loads(run("verify", "--json", plain, embd)[1])["files"]
+    assert first["scope"] == "structure only: safetensors has no checksums"
+    assert first["structure_only"] == "safetensors has no checksums"
+    assert (second["scope"], second["structure_only"]) == ("structure and checksums", None)
+
+
 def test_verify_lists_its_checks_when_asked(write, run):
     """With -v each check has a line."""
     path = write()
@@ -460,6 +486,66 @@ def test_exit_status_tells_missing_from_malformed(run, tmp_path, command, conten
     message = out if command == ["verify"] else err
     assert str(path) in message
     assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", WITH_JSON)
+@pytest.mark.parametrize("content", [None, b"<html>"], ids=["missing", "malformed"])
+def test_an_error_is_a_document_too(run, tmp_path, command, content):
+    """With --json, standard output is one JSON document also when a command fails; status and message are the same."""
+    path = tmp_path / "file\x1b[31m"
+    if content is not None:
+        path.write_bytes(content)
+    rest = {"convert": ["o.bt"], "quantize": ["o.amb", "--scheme", "int8"], "diff": [path], "analogy": ["a", "b", "c"]}
+    argv = [command, path, *rest.get(command, [] if command in {"inspect", "verify"} else ["word"])]
+    status, out, err = run(*argv)
+    got, document, complaint = run(*argv, "--json")
+    assert is_printable(document)
+    told = json.loads(document)
+    assert (got, complaint) == (status, err)
+    assert (told["schema"], told["command"]) == (1, command)
+    error = told["files"][0]["error"] if command == "verify" else told["error"]
+    assert error["type"] == ("FileNotFoundError" if content is None else "UnknownFormatError")
+    assert error["path"] == str(path)
+    assert error["message"].removeprefix(cli.show.clean(path)) in (out if command == "verify" else err)
+
+
+@pytest.mark.parametrize(
+    ("argv", "command", "said"),
+    [
+        (["--json"], None, "COMMAND"),
+        (["frobnicate", "--json"], "frobnicate", "frobnicate"),
+        (["inspect", "--json"], "inspect", "FILE"),
+        (["inspect", "--json", "f", "\x1b]0;t\x07"], "inspect", "\\x1b]0;t\\x07"),
+        (["similar", "f", "w", "-k", "0", "--json"], "similar", "-k"),
+        (["convert", "f", "g", "--block-size", "8", "--json"], "convert", "--quantize"),
+        (["export", "--json", "f", "n", "o"], "export", "--json"),
+    ],
+)
+def test_wrong_usage_is_a_document_too(run, argv, command, said):
+    """What the arguments have wrong is told in JSON where that was asked for, and on standard error as always."""
+    status, out, err = run(*argv)
+    document = json.loads(out)
+    assert (status, document["schema"], document["command"]) == (2, 1, command)
+    assert document["error"]["type"] == "UsageError"
+    assert said in document["error"]["message"]
+    assert err.endswith(f"weightmap: {document['error']['message']}\n")
+    assert is_printable(err)
+
+
+def test_json_behind_the_end_of_options_is_a_name(run):
+    """A file called --json, behind "--", asks for no document."""
+    assert run("inspect", "--", "--json") == (4, "", "weightmap: --json: No such file or directory\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("count", [1, 5000])
+def test_a_full_standard_output_is_told_once(write, count):
+    """Where nothing can be printed there is no document, no traceback, one line of trouble and status 4."""
+    path = write(tensors={f"tensor.{i}": floats(i) for i in range(count)})
+    for argv in (["inspect", path], ["inspect", path, "--json"], ["inspect", "missing", "--json"]):
+        with Path("/dev/full").open("wb") as full:
+            done = start(*argv, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        assert (done.returncode, len(done.stderr.splitlines())) == (4, 1), done.stderr
 
 
 def test_a_fifo_and_an_unreadable_place_are_input_errors(run, tmp_path):

@@ -387,7 +387,6 @@ def _as_map(path: Path) -> Any:
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "str": str,
-    "bytes-path": os.fsencode,
     "PathLike": lambda path: path,
     "BytesIO": lambda path: io.BytesIO(path.read_bytes()),
     "bytes": lambda path: path.read_bytes(),
@@ -590,6 +589,37 @@ def test_verify_reports_what_it_checked(example: builders.Example, path: Path) -
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     if seen:
         assert seen[-1][0] == seen[-1][1]
+
+
+@every_example
+def test_verify_says_whether_checksums_were_there_to_check(example: builders.Example, path: Path) -> None:
+    """A report says "structure only", and why, of a file that has no checksums of its tensors; of no other."""
+    with wm.open(path) as f:
+        report = f.verify()
+    assert (report.structure_only is None) == example.checksums
+    why = f"structure only: {report.structure_only}"
+    assert report.scope == ("structure and checksums" if example.checksums else why)
+    assert example.checksums or why.endswith(" has no checksums")
+
+
+@every_with_data
+def test_a_changed_tensor_fails_its_checksum_and_nothing_else(example: builders.Example, path: Path) -> None:
+    """What `verify` says it covers, it covers: a changed bit in any tensor is a ChecksumError where files have them."""
+    with wm.open(path) as f:
+        places = [info.offset for info in f.infos() if info.nbytes]
+    for offset in places:
+        data = bytearray(example.data)
+        data[offset] ^= 1
+        path.write_bytes(data)
+        try:
+            with wm.open(path) as f:
+                f.verify()
+        except wm.ChecksumError:
+            assert example.checksums
+        except wm.TensorFileError:  # such as a scale or a code that cannot be
+            assert not example.checksums
+        else:
+            assert not example.checksums
 
 
 @every_example

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from weightmap import cli
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "weightmap"
 MODULES = sorted(
@@ -46,6 +48,13 @@ def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     assert (q.scales.shape, q.codes.shape, names["rows"].shape) == ((6144,), (6144, 16), (3, 384))
     assert [info.name for info in names["report"].quantized] == ["bias"]
     names["f"].close()
+
+
+def test_nobody_is_promised_that_every_byte_is_checked(capsys):
+    """Neither README nor help says so of `verify`: most formats have no checksums."""
+    assert cli.main(["--help"]) == cli.main(["verify", "--help"]) == 0
+    for text in (capsys.readouterr().out, (ROOT / "README.md").read_text(encoding="utf-8")):
+        assert not re.search(r"every\s+byte", text)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

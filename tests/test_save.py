@@ -475,6 +475,17 @@ def test_an_existing_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     assert embd.parse(path.read_bytes()).tensors
 
 
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1644, 0o6711])
+def test_new_content_does_not_run_as_somebody_else(tmp_path: Path, mode: int) -> None:
+    """The setuid, setgid and sticky bits were given to the old content: the new one has the permissions alone."""
+    path = tmp_path / "out.weights"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    wm.save(path, {"a": BASE})
+    assert stat.S_IMODE(path.stat().st_mode) == mode & 0o777
+
+
 def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
     """Saving to a link replaces what it points at, in the directory where that lies, and leaves the link."""
     (tmp_path / "real").mkdir()
@@ -510,6 +521,88 @@ def test_targets_that_are_no_files(tmp_path: Path) -> None:
             wm.save(tmp_path / f"{name}.weights", {"a": BASE})
     assert listing(tmp_path) == before
     assert stat.S_ISFIFO((tmp_path / "fifo.weights").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["new/", "there/", "dir/", "dir/new/", "slash link", "."])
+def test_a_directory_is_not_taken_for_a_file(tmp_path: Path, name: str) -> None:
+    """A path that ends in a slash names a directory, as it does to `open`: nothing is written under the bare name."""
+    (tmp_path / "there").write_bytes(b"old")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "slash link").symlink_to("new/")
+    target = os.path.join(tmp_path, name)  # noqa: PTH118 - a Path has no slash at its end
+    with pytest.raises(IsADirectoryError) as caught:
+        wm.save(target, {"a": BASE}, format="embd")
+    assert caught.value.filename == target
+    with pytest.raises(IsADirectoryError):
+        open(target, "wb").close()  # noqa: PTH123
+    assert listing(tmp_path) == ["dir", "slash link", "there"]
+    assert (tmp_path / "there").read_bytes() == b"old"
+    assert listing(tmp_path / "dir") == []
+
+
+def test_a_path_without_a_name_is_no_file(tmp_path: Path) -> None:
+    """An empty path is no file, and a link that leads to itself is an error of the system."""
+    with pytest.raises(FileNotFoundError):
+        wm.save("", {"a": BASE}, format="embd")
+    (tmp_path / "loop.weights").symlink_to("loop.weights")
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        wm.save(tmp_path / "loop.weights", {"a": BASE})
+    assert caught.value.filename == str(tmp_path / "loop.weights")
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127, "n" + "é" * 127, "w.bt"])
+def test_the_longest_names(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file may be called can be saved, and the name of the temporary file is no longer, and is whole UTF-8."""
+    seen: list[bytes] = []
+    replace = os.replace
+
+    def watched(source: str, target: str, **options: Any) -> None:
+        seen.append(os.fsencode(source))
+        replace(source, target, **options)
+
+    monkeypatch.setattr(os, "replace", watched)
+    wm.save(tmp_path / name, {"a": BASE}, format="safetensors")
+    assert listing(tmp_path) == [name]
+    assert all(len(found) <= max(len(name.encode()), 64) and found.decode().startswith(".") for found in seen)
+
+
+@pytest.mark.parametrize("length", [4095, 4090, 4070])
+def test_paths_as_long_as_they_may_be(tmp_path: Path, length: int) -> None:
+    """A path of as many bytes as the system takes is written, however long the name of the temporary file is."""
+    folder = tmp_path
+    while (room := length - len(str(folder)) - len("//m.safetensors")) > 1:
+        folder /= "d" * min(room, 120)
+        folder.mkdir()
+    path = folder / "m.safetensors"
+    assert length - 2 < len(str(path)) <= length
+    for _ in range(2):
+        wm.save(path, {"a": BASE})
+    assert listing(folder) == [path.name]
+    assert st.parse(path.read_bytes())[0] == {"a": tensor(BASE)}
+
+
+DEEP = """
+import os, sys, numpy as np, weightmap as wm
+os.chdir(sys.argv[1])
+for _ in range(30):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+wm.save("m.safetensors", {"w": np.ones(2, "f4")})
+folder = os.open(".", os.O_RDONLY)
+
+def elsewhere(done, total):
+    os.chdir(sys.argv[1])
+
+wm.save("m.safetensors", {"w": np.ones(3, "f4")}, progress=elsewhere)
+print(os.listdir(sys.argv[1]) == ["d" * 200], os.listdir(folder))
+os.fchdir(folder)
+print(wm.open("m.safetensors")["w"].tolist())
+"""
+
+
+def test_the_working_directory_may_be_deep_and_change(tmp_path: Path) -> None:
+    """A relative path is that of the directory where the save began, also where no absolute path leads."""
+    assert run_child(DEEP, tmp_path).stdout.splitlines() == ["True ['m.safetensors']", "[1.0, 1.0, 1.0]"]
 
 
 def test_a_missing_parent_beats_nothing_written(tmp_path: Path) -> None:

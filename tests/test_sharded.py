@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import normal
+from tests.builders import embd, normal
 from tests.builders import safetensors as st
 from tests.support import mappings, same
 
@@ -56,6 +56,19 @@ def test_an_index_opens_as_one(index: Path) -> None:
         assert f.get("absent") is None
         with pytest.raises(wm.TensorNotFoundError, match=r"b\.weight"):
             f["b.wieght"]
+
+
+def test_verify_says_of_how_many_shards_it_could_check_the_structure_only(index: Path) -> None:
+    """Of a model whose shards all lack checksums, it says what it says of one; of others it counts those that do."""
+    with wm.open(index) as f:
+        assert f.verify().structure_only == "safetensors has no checksums"
+    (index.parent / TWO).write_bytes(embd.Draft(SECOND.items()).seal())
+    with wm.open(index) as f:
+        assert f.format == "mixed"
+        assert f.verify().structure_only == "safetensors has no checksums (1 of 2 shards)"
+    (index.parent / ONE).write_bytes(embd.Draft(FIRST.items()).seal())
+    with wm.open(index) as f:
+        assert f.verify().scope == "structure and checksums"
 
 
 def test_a_directory_opens_as_its_index(index: Path) -> None:

@@ -13,7 +13,7 @@ from tests import word_files as wb
 
 import weightmap as wm
 from weightmap import words
-from weightmap.conversion.converting import training
+from weightmap.conversion import training
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -220,7 +220,7 @@ def test_memory_stays_flat(put: Callable[..., Path], tmp_path: Path) -> None:
 import resource, sys
 import numpy as np
 import weightmap as wm
-from weightmap.conversion.converting import words as converting
+from weightmap.conversion import words as converting
 from weightmap.importers import sources
 import io; np.loadtxt(io.BytesIO(b"1 2"))
 wm.convert(sys.argv[1] + ".small", sys.argv[2] + ".small.fifu")

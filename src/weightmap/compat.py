@@ -54,7 +54,8 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     Parameters
     ----------
     filename : str or os.PathLike
-        A file of any format that weightmap reads, or a directory of shards.
+        A file of any format that weightmap reads, or a directory of shards; or what else `weightmap.open` takes, to
+        which bytes are content and never a path.
     framework : str
         ``"np"`` or ``"numpy"`` for arrays; ``"pt"`` or ``"torch"`` for tensors.
     device : str or int, default "cpu"

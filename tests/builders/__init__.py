@@ -51,7 +51,8 @@ class Example:
     """A file of some format and everything that a right reader says of it.
 
     `tensors` is in file order; `vocab` is None when the file has none, `special_ids` when the format leaves them open.
-    `prefixes` has the sizes of those of its beginnings that are valid files too.
+    `prefixes` has the sizes of those of its beginnings that are valid files too. `checksums` says whether one of them
+    covers the data of each tensor.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Example:
     special_ids: Mapping[str, int] | None = None
     layout: str | None = None
     prefixes: frozenset[int] = frozenset()
+    checksums: bool = False
 
 
 def noise(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:

@@ -390,7 +390,8 @@ def _spec(name: str, tensors: dict[str, Tensor], metadata: Mapping[str, str] = R
     draft = Draft(tensors.items(), metadata, **options)
     vocab = tuple(options["vocab"]) if options.get("vocab") is not None else None
     ids = None if vocab is None else dict(zip(SPECIAL_NAMES, options.get("ids", range(5)), strict=True))
-    return Example(f"spec-{name}", FORMAT, SUFFIX, draft.seal(), tensors, metadata, vocab, ids, "spec")
+    sums = draft.checksums
+    return Example(f"spec-{name}", FORMAT, SUFFIX, draft.seal(), tensors, metadata, vocab, ids, "spec", checksums=sums)
 
 
 def _simple(name: str, tensors: dict[str, Tensor], vocab: Sequence[str] = ()) -> Example:

@@ -126,6 +126,6 @@ def test_the_shim_misses_no_call(shim: Path, tmp_path: Path) -> None:
     text = trace.read_text(encoding="utf-8", errors="replace").split('"/begin"')[1].split('"/end"')[0]
     lines = [line for line in text.splitlines()[1:-1] if "(" in line and "MAP_ANONYMOUS" not in line]
     kernel = [name for name in (line.partition("(")[0] for line in lines) if name not in NO_FILES]
-    assert {"openat", "rename"} <= set(kernel)
+    assert {"openat", "renameat"} <= set(kernel)
     counted = done.stdout.split()
     assert [KERNEL_NAMES.get(name, name) for name in kernel] == [KERNEL_NAMES.get(name, name) for name in counted]

@@ -1,7 +1,8 @@
 """The command line: ``weightmap COMMAND …`` (also ``python -m weightmap``).
 
-Results go to standard output, trouble and progress to standard error. The exit status tells scripts what happened: see
-`main`. Nothing printed from a file carries control characters (`weightmap.cli.show`).
+Results go to standard output, trouble and progress to standard error. With ``--json``, standard output gets one
+document in every case, also when the command fails. The exit status tells scripts what happened: see `main`. Nothing
+printed from a file or an argument carries control characters (`weightmap.cli.show`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from weightmap.cli import show
-from weightmap.cli.outcome import INPUT_OUTPUT, reason, status_of
+from weightmap.cli.outcome import INPUT_OUTPUT, UsageError, error_document, reason, status_of
 from weightmap.cli.parser import build_parser
 from weightmap.errors import TensorFileError
 
@@ -44,20 +45,42 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write("weightmap: standard output is closed\n")
         return INPUT_OUTPUT
     try:
-        args = build_parser().parse_args(argv)
-        status: int = args.run(args)
-        sys.stdout.flush()
-    except SystemExit as leaving:  # argparse has printed its message: --help, --version or a usage error
-        return leaving.code if isinstance(leaving.code, int) else 2
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
         _silence_stdout()
         return _BROKEN_PIPE
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except (TensorFileError, OSError, MemoryError) as error:
+
+
+def _run(argv: list[str]) -> int:
+    """Run one command and tell of the error that ends it, if one does."""
+    try:
+        args = build_parser().parse_args(argv)
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except SystemExit as leaving:  # argparse has printed what --help or --version asks for
+        return leaving.code if isinstance(leaving.code, int) else 2
+    except BrokenPipeError:
+        raise
+    except (UsageError, TensorFileError, OSError, MemoryError) as error:
         show.complain(reason(error))
+        if "--json" in argv[: argv.index("--") if "--" in argv else None]:
+            _tell_in_json(argv, error)
         return status_of(error)
     return status
+
+
+def _tell_in_json(argv: list[str], error: BaseException) -> None:
+    """Print the document of a command that failed. It has printed none: that is the last thing that a command does."""
+    command = next((argument for argument in argv if not argument.startswith("-")), None)
+    try:
+        show.emit_json({"command": command, "error": error_document(error)})
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:  # the error may be that nothing can be printed
+        return
 
 
 def _silence_stdout() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 import weightmap as wm
 from weightmap.cli import quantising, show
-from weightmap.cli.outcome import DIFFERENT, OK, USAGE, reason
+from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError
 from weightmap.formats import Plan
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 def convert(args: argparse.Namespace) -> int:
     """Write a file in another format and say what went along."""
     start = time.perf_counter()
-    wrong = quantising.misused(args.quantize, args)
-    if wrong is not None:
-        show.complain(wrong)
-        return USAGE
+    quantising.check(args.quantize, args)
     try:
         with show.progress_bar(f"convert {Path(args.src).name}") as progress:
             report = wm.convert(
@@ -56,8 +53,7 @@ def convert(args: argparse.Namespace) -> int:
     except TensorFileError:
         raise
     except (TypeError, ValueError) as error:  # a format, layout or type that does not exist
-        show.complain(reason(error))
-        return USAGE
+        raise UsageError(reason(error)) from error
     took = time.perf_counter() - start
     if args.json:
         document = {
@@ -188,8 +184,7 @@ def lookup(args: argparse.Namespace) -> int:
     with wm.open(args.file) as file:
         embeddings = file.embeddings
         if embeddings is None:
-            show.complain(f"{show.clean(args.file)}: holds no vocabulary with one matrix of embeddings")
-            return USAGE
+            raise no_embeddings(args.file)
         for word in args.words:
             vector = embeddings.get(word)
             if vector is None:

@@ -8,9 +8,18 @@ from weightmap.errors import EncodeError, MissingDependencyError, TensorFileErro
 OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
 
 
+class UsageError(Exception):
+    """A command line that asks for something that does not exist or that does not go together."""
+
+
+def no_embeddings(path: str) -> UsageError:
+    """Return the error of a command for words that was given a file without them."""
+    return UsageError(f"{path}: holds no vocabulary with one matrix of embeddings")
+
+
 def status_of(error: BaseException) -> int:
     """Return the exit status for an error that ended a command."""
-    if isinstance(error, TensorNotFoundError | EncodeError):
+    if isinstance(error, UsageError | TensorNotFoundError | EncodeError):
         return USAGE
     if isinstance(error, OSError | MissingDependencyError | MemoryError):
         return INPUT_OUTPUT
@@ -27,6 +36,18 @@ def reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return show.clean(f"out of memory: {error}" if str(error) else "out of memory")
     return show.clean(error)
+
+
+def error_document(error: BaseException) -> dict[str, object]:
+    """Return what JSON documents say of an error: its class, its message, and what is known of the place."""
+    place = getattr(error, "path" if isinstance(error, TensorFileError) else "filename", None)
+    return {
+        "type": type(error).__name__,
+        "message": reason(error),
+        "path": None if place is None else _path_text(place),
+        "field": getattr(error, "field", None),
+        "offset": getattr(error, "offset", None),
+    }
 
 
 def _path_text(path: object) -> str:

@@ -6,14 +6,20 @@ Building the parser imports nothing heavy, so that ``--help`` and a mistyped opt
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.cli import commands, quantising, reading, show, words
+from weightmap.cli.outcome import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
+_VERIFY = (
+    "Every file is tried and read to its end. A file without checksums can be checked for its structure only: changed "
+    "values in its tensors go unnoticed, and the first line about the file says so."
+)
 _EPILOG = """\
 exit status:
   0    fine
@@ -27,7 +33,7 @@ exit status:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; each command's function stands in ``args.run``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="weightmap",
         description="Look into, check, convert and compare files of tensors, opened in place.",
         epilog=_EPILOG,
@@ -51,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_json(sub)
     _add_lenient(sub)
 
-    sub = command("verify", reading.verify, "check every byte of files", "Every file is tried.")
+    sub = command("verify", reading.verify, "check the structure of files, and their checksums", _VERIFY)
     sub.add_argument("files", metavar="FILE", nargs="+")
     sub.add_argument("-v", "--verbose", action="store_true", help="list what was checked")
     _add_json(sub)
@@ -166,11 +172,20 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help='print one JSON document, with "schema": 1')
+    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1), of an error too')
 
 
 def _add_lenient(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lenient", action="store_true", help="accept odd but harmless files, as strict=False does")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises an error where argparse would end the process. The parsers of the commands are such too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage, and raise the message as UsageError. It may quote an argument: printing it cleans that."""
+        show.emit(self.format_usage().rstrip(), stream=sys.stderr)
+        raise UsageError(message)
 
 
 class _Version(argparse.Action):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
 from weightmap.cli import show
-from weightmap.cli.outcome import OK, USAGE, reason
+from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.errors import QuantError, TensorFileError
 from weightmap.model.opening import open_privately
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 _BLOCKED = ("int4_block", "int5_block", "adaptive")
 
 
-def misused(scheme: str | None, args: argparse.Namespace) -> str | None:
+def check(scheme: str | None, args: argparse.Namespace) -> None:
+    """Raise UsageError for options of quantisation that do not go together."""
+    wrong = _misused(scheme, args)
+    if wrong is not None:
+        raise UsageError(wrong)
+
+
+def _misused(scheme: str | None, args: argparse.Namespace) -> str | None:
     """Say what is wrong with the options of quantisation; None when nothing is.
 
     Those of pq are of `convert` alone.
@@ -107,10 +114,7 @@ def _cpus() -> int:
 def quantize(args: argparse.Namespace) -> int:
     """Write a quantised copy of a model, and report size and error of every tensor."""
     start = time.perf_counter()
-    wrong = misused(args.scheme, args)
-    if wrong is not None:
-        show.complain(wrong)
-        return USAGE
+    check(args.scheme, args)
     try:
         with open_privately(args.src) as file:
             before = file.nbytes
@@ -127,8 +131,7 @@ def quantize(args: argparse.Namespace) -> int:
     except TensorFileError:
         raise
     except (TypeError, ValueError) as error:  # a suffix or a type that does not exist
-        show.complain(reason(error))
-        return USAGE
+        raise UsageError(reason(error)) from error
     took = time.perf_counter() - start
     after = report.nbytes
     if args.json:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightmap.cli import show
-from weightmap.cli.outcome import DIFFERENT, OK, reason, status_of
+from weightmap.cli.outcome import DIFFERENT, OK, error_document, reason, status_of
 from weightmap.errors import ChecksumError, QuantError, TensorFileError
 from weightmap.model.opening import open_privately
 
@@ -170,7 +170,7 @@ def verify(args: argparse.Namespace) -> int:
         except (TensorFileError, OSError, MemoryError) as error:
             # Bytes that contradict their checksum are what this command looks for; the rest could not even be checked.
             worst = max(worst, DIFFERENT if isinstance(error, ChecksumError) else status_of(error))
-            document |= {"ok": False, "error": _error_document(error)}
+            document |= {"ok": False, "error": error_document(error)}
             line = f"{show.clean(path)}: failed: {reason(error).removeprefix(f'{show.clean(path)}: ')}"
             notes = []
         else:
@@ -179,12 +179,16 @@ def verify(args: argparse.Namespace) -> int:
                 "format": report.format,
                 "layout": report.layout,
                 "nbytes": report.nbytes,
+                "scope": report.scope,
+                "structure_only": report.structure_only,
                 "checks": report.checks,
                 "warnings": report.warnings,
             }
             took = show.seconds(time.perf_counter() - start)
             kind = show.kind(report.format, report.layout)
             line = f"{show.clean(path)}: ok ({kind}, {show.sizes(report.nbytes)}, {took})"
+            if report.structure_only is not None:
+                line += f", {show.clean(report.scope)}"
             notes = [f"  checked: {show.clean(check)}" for check in report.checks] if args.verbose else []
             notes += [f"  warning: {show.clean(warning)}" for warning in report.warnings]
         documents.append(document)
@@ -193,13 +197,6 @@ def verify(args: argparse.Namespace) -> int:
     if args.json:
         show.emit_json({"command": "verify", "ok": worst == OK, "files": documents})
     return worst
-
-
-def _error_document(error: BaseException) -> dict[str, object]:
-    document: dict[str, object] = {"type": type(error).__name__, "message": reason(error)}
-    if isinstance(error, TensorFileError):
-        document |= {"field": error.field, "offset": error.offset}
-    return document
 
 
 def _ids_text(ids: Mapping[str, int]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import weightmap as wm
 from weightmap.cli import show
-from weightmap.cli.outcome import DIFFERENT, OK, USAGE
+from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings
 
 if TYPE_CHECKING:
     import argparse
@@ -33,13 +33,11 @@ def _search(
     search: Callable[[Embeddings], list[tuple[str, float]]],
 ) -> int:
     if args.k < 1:
-        show.complain(f"-k is {args.k}, expected 1 or more")
-        return USAGE
+        raise UsageError(f"-k is {args.k}, expected 1 or more")
     with wm.open(args.file) as file:
         embeddings = file.embeddings
         if embeddings is None:
-            show.complain(f"{show.clean(args.file)}: holds no vocabulary with one matrix of embeddings")
-            return USAGE
+            raise no_embeddings(args.file)
         missing = [word for word in dict.fromkeys(words.values()) if embeddings.get(word) is None]
         found = [] if missing else search(embeddings)
     if args.json:

@@ -82,7 +82,8 @@ def diff(a: Any, b: Any) -> DiffReport:
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
-        Of a model directory, what its tensor files hold is compared, not the configuration and vocabulary beside them.
+        Bytes are content, never a path. Of a model directory, what its tensor files hold is compared, not the
+        configuration and vocabulary beside them.
 
     Returns
     -------

@@ -17,6 +17,7 @@ from weightmap.formats import Format, Payload, Request
 from weightmap.importers import NAMES
 from weightmap.importers import huggingface as hub
 from weightmap.importers.sources import from_file, recognise
+from weightmap.io.source import path_of
 from weightmap.model.opening import open_privately
 from weightmap.model.payload import from_quantized
 from weightmap.model.reading import in_pieces
@@ -46,6 +47,7 @@ class ConvertReport(NamedTuple):
     Attributes
     ----------
     src, dst : str
+        As messages call them: the paths, or a word such as ``<bytes>`` for what was read from no path.
     format, layout : str
         What was written.
     tensors : int
@@ -72,7 +74,7 @@ class ConvertReport(NamedTuple):
 
 
 def convert(
-    src: str | bytes | os.PathLike[Any],
+    src: Any,
     dst: str | bytes | os.PathLike[Any],
     *,
     format: str | None = None,
@@ -102,13 +104,13 @@ def convert(
 
     Parameters
     ----------
-    src : path
-        Of a file, of an index of shards, or of a Hugging Face model directory, whose configuration (``config.json``)
-        and vocabulary (``vocab.txt``) go along where the target has a place for them. Or a file of word embeddings of
-        another program, recognised by its content: word2vec binary, text with or without a line of dimensions (GloVe),
-        a dense fastText model. See `weightmap.words`.
-    dst : path
-        Written as by `save`: there whole or not at all.
+    src : str, os.PathLike, or whatever else `open` takes
+        A path of a file, of an index of shards, or of a Hugging Face model directory, whose configuration
+        (``config.json``) and vocabulary (``vocab.txt``) go along where the target has a place for them; bytes are
+        content. Or a file of word embeddings of another program, recognised by its content: word2vec binary, text with
+        or without a line of dimensions (GloVe), a dense fastText model. See `weightmap.words`.
+    dst : str, bytes or os.PathLike
+        Always a path, written as by `save`: there whole or not at all.
     format, layout : str, optional
         Of the target; by default by its suffix. Besides those of `weightmap.open`: "word2vec", "text", "textdims" and
         "fasttext", for files with a vocabulary and a matrix of its rows.
@@ -156,10 +158,13 @@ def convert(
     FormatError, OSError
         As of `open` and `save`.
     """
-    source, target = os.fsdecode(os.fspath(src)), os.fsdecode(os.fspath(dst))
+    path, target = path_of(src), os.fsdecode(os.fspath(dst))
     limits = Limits() if limits is None else limits
-    model = find_model(source) if os.path.isdir(source) else source
-    directory = hub.read_directory(source, model) if os.path.isdir(source) else None
+    directory = None
+    model = src if path is None else path
+    if path is not None and os.path.isdir(path):
+        model = find_model(path)
+        directory = hub.read_directory(path, model)
     training = None
     if quantize == "pq":
         training = {
@@ -169,7 +174,8 @@ def convert(
             "norms": pq_norms,
             "seed": seed,
         }
-    kind = recognise(model)
+    kind, name = recognise(model)
+    source = name if path is None else path
     if kind is not None or format in NAMES or (training, subwords, normalize) != (None, None, None):
         if block_size is not None or (quantize is not None and training is None):
             raise ValueError("word embeddings are quantised by quantize='pq', which has no blocks")
@@ -203,7 +209,7 @@ def _quantizer(scheme: str | None, options: dict[str, Any], among: dict[str, Any
 
 
 def _convert_tensors(
-    paths: tuple[str, str, str],
+    paths: tuple[str, Any, str],
     directory: hub.ModelDirectory | None,
     format: str | None,
     layout: str | None,

@@ -67,10 +67,10 @@ class Written(NamedTuple):
 
 
 def convert_file(
-    path: str, kind: str, target: Target, limits: Limits, progress: Callable[[int, int], None] | None, *, lossy: bool
+    source: Any, kind: str, target: Target, limits: Limits, progress: Callable[[int, int], None] | None, *, lossy: bool
 ) -> Written:
     """Write a file of words, recognised as `kind`, to a file of any format."""
-    return convert_words(read_words(path, kind, lossy=lossy), target, limits, progress)
+    return convert_words(read_words(source, kind, lossy=lossy), target, limits, progress)
 
 
 def convert_words(words: Words, target: Target, limits: Limits, progress: Callable[[int, int], None] | None) -> Written:

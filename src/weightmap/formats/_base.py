@@ -103,6 +103,8 @@ class Content:
         None in formats that have none.
     verify : callable
         Checks all that opening left unchecked: see `Verification`.
+    checksums : bool
+        False where a file leaves out the checksums that its layout has a place for: see `Format.checksums`.
     quantized : callable or None
         ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
         bytes, an array of uint8 that may be a view of the mapping. Where tensors are of integers and scales it has a
@@ -114,6 +116,7 @@ class Content:
 
     # What few formats have; most of opening a file is attributes and calls.
     has_metadata = False
+    checksums = True
     vocab: Vocabulary | None = None
     config: Mapping[str, Any] | None = None
     tokenizer: Any = None
@@ -169,10 +172,14 @@ class Format:
     layout_for : callable or None
         ``layout_for(metadata)``: which layout the metadata calls for, where the caller asked for none; None for the
         first. Raises `EncodeError` for a layout that does not exist.
+    checksums : frozenset of str
+        The layouts whose files carry checksums of their tensors. Verifying a file of another layout finds damage to its
+        structure alone, and says so.
     """
 
     __slots__ = (
         "carries",
+        "checksums",
         "dtypes",
         "layout_for",
         "layouts",
@@ -205,6 +212,7 @@ class Format:
         metadata_keys: frozenset[str] | None = None,
         text_metadata: bool = False,
         layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None,
+        checksums: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.title = title
@@ -220,11 +228,18 @@ class Format:
         self.metadata_keys = metadata_keys
         self.text_metadata = text_metadata
         self.layout_for = layout_for
+        self.checksums = checksums
 
     def claims(self, head: bytes, size: int) -> bool:
         """Say whether a file that begins with the bytes `head` and has `size` bytes looks like one of this format."""
         sniff = self.sniff
         return sniff(head, size) if sniff is not None else self.magic != b"" and head.startswith(self.magic)
+
+    def structure_only(self, content: Content) -> str | None:
+        """Say why verification cannot find changed tensor data in a file; None where checksums cover all of it."""
+        if content.layout in self.checksums:
+            return None if content.checksums else "this file has no checksums"
+        return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
 
 
 def trailing(source: Source, end: int, options: Options, warnings: list[str]) -> None:

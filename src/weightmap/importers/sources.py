@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from weightmap.importers.text import read_text
 from weightmap.importers.word2vec import read_word2vec
 from weightmap.importers.words import Words, check_finite, rows_in_block
 from weightmap.index.strings import StringTable, Vocabulary
-from weightmap.io.source import Source
+from weightmap.io.source import Source, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,17 +36,28 @@ _TEXT = bytes([9, 10, 13, *range(0x20, 0x7F)])
 _MOST_DIMS = (1 << 31) - 1
 
 
-def recognise(path: str) -> str | None:
-    """Return which file of words a file is by its beginning, one of `weightmap.words.NAMES`; None for any other."""
-    with contextlib.suppress(IsADirectoryError, FileNotFoundError):  # `open` takes the one, and tells of the other
-        source = Source.from_path(path, "mmap")
-        try:
-            head = source.pread(0, min(source.size, _LOOK))
-        finally:
-            source.close()
-        if not any(format_.claims(head[:HEAD], source.size) for format_ in FORMATS.values()):
-            return _recognise(head)
-    return None
+def recognise(source: Any) -> tuple[str | None, str]:
+    """Look at the beginning of whatever `weightmap.open` takes.
+
+    Returns
+    -------
+    kind : str or None
+        Which file of words it is, one of `weightmap.words.NAMES`; None for any other.
+    name : str
+        What messages call it.
+    """
+    path = path_of(source)
+    try:
+        opened = Source.of(source, path, "mmap")
+    except (IsADirectoryError, FileNotFoundError):  # `open` takes the one, and tells of the other
+        return None, str(path)
+    try:
+        head = opened.pread(0, min(opened.size, _LOOK))
+    finally:
+        opened.close()
+    if any(format_.claims(head[:HEAD], opened.size) for format_ in FORMATS.values()):
+        return None, opened.name
+    return _recognise(head), opened.name
 
 
 def _recognise(head: bytes) -> str | None:
@@ -86,7 +96,7 @@ def _is_text(rest: bytes, dims: int) -> bool:
     return dims >= 4 and not vector.translate(None, _TEXT)
 
 
-def read_words(path: str, kind: str, *, lossy: bool) -> Words:
+def read_words(file: Any, kind: str, *, lossy: bool) -> Words:
     """Read a file of words that was recognised as `kind`. Its rows are read when they are asked for.
 
     Raises
@@ -94,7 +104,8 @@ def read_words(path: str, kind: str, *, lossy: bool) -> Words:
     FormatError
         With the file, the line or number of the word, and the byte.
     """
-    source = Source.from_path(path, "mmap")
+    source = Source.of(file, path_of(file), "mmap")
+    path = source.name
     try:
         if kind == "fasttext":
             words = read_fasttext(source, lossy=lossy)
@@ -162,7 +173,7 @@ def from_file(
     EncodeError
         When there is no vocabulary, no such matrix, or several: `include` chooses.
     """
-    path = file.path or "<file>"
+    path = file.name
     if vocab is None:
         raise EncodeError("there is no vocabulary, and embeddings are rows of words", path=path, format=file.format)
     subwords = getattr(vocab, "subwords", None)

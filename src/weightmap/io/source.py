@@ -17,6 +17,7 @@ import contextlib
 import errno
 import io
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +34,28 @@ if TYPE_CHECKING:
 
     from weightmap.options import Limits
 
-__all__ = ["MODES", "Source"]
+__all__ = ["MODES", "Source", "path_of"]
 
 MODES = ("mmap", "cow", "copy", "sealed")
 # What these hand out is no longer the file, so they get it before anything of it is looked at.
 _COPIES = ("copy", "sealed")
 # What mmap says on file systems that cannot, and for what has no pages.
 _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM)
+
+
+def path_of(source: Any) -> str | None:
+    """Return the path that `source` is, or None when it is something else. Bytes are content, whatever they spell."""
+    return os.fsdecode(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else None
+
+
+def _no_source(what: Any) -> TypeError:
+    expected = "a path, a file descriptor, a binary file object or a bytes-like object"
+    return TypeError(f"source is a {type(what).__name__}, expected {expected}")
+
+
+def _is_mmap(source: Any) -> bool:
+    mmap = sys.modules.get("mmap")
+    return mmap is not None and isinstance(source, mmap.mmap)
 
 
 class Source(Readable):
@@ -70,6 +86,22 @@ class Source(Readable):
     _advice: str | None = None
 
     # ------------------------------------------------------------------------------------------------- opening
+    @classmethod
+    def of(cls, source: Any, path: str | None, mode: str) -> Source:
+        """Use whatever `weightmap.open` takes for a source; `path` is what `path_of` says of it."""
+        if path is not None:
+            return cls.from_path(path, mode)
+        if isinstance(source, int) and not isinstance(source, bool):
+            return cls.from_fd(source, mode)
+        if hasattr(source, "read") and not isinstance(source, memoryview) and not _is_mmap(source):
+            return cls.from_object(source, mode)
+        try:
+            return cls.from_buffer(source, mode)
+        except TypeError:
+            if not isinstance(source, (bytes, bytearray, memoryview, np.ndarray)):
+                raise _no_source(source) from None
+            raise
+
     @classmethod
     def from_path(cls, path: str, mode: str) -> Source:
         """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
@@ -130,6 +162,8 @@ class Source(Readable):
         try:
             fd = file.fileno()
         except (AttributeError, OSError):
+            if not (hasattr(file, "tell") and hasattr(file, "seek")):
+                raise _no_source(file) from None
             position = file.tell()
             file.seek(0)
             data = file.read()

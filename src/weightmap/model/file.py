@@ -366,7 +366,10 @@ class TensorFile(Mapping[str, Any]):
         self._source.prefetch((offset, nbytes + (count - 1) * step) for _, _, offset, nbytes, count, step in runs)
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Check everything that can be checked, reading each byte of the file once (by pread, with flat memory).
+        """Read the whole file once (by pread, with flat memory); check its structure, and checksums where it has them.
+
+        Many formats have no checksums: a file of theirs that passes is well-formed, and nothing is known of the values
+        of its tensors. The report says so (`VerifyReport.structure_only`).
 
         Parameters
         ----------
@@ -386,7 +389,7 @@ class TensorFile(Mapping[str, Any]):
         FileChangedError
             When the file is no longer the one that was opened.
         """
-        from weightmap.formats import Verification  # noqa: PLC0415 - opening needs none of it
+        from weightmap.formats import Verification, by_name  # noqa: PLC0415 - opening needs none of it
 
         self._check_open()
         source = self._source
@@ -405,7 +408,8 @@ class TensorFile(Mapping[str, Any]):
         if progress is not None and run.done != source.size:
             progress(source.size, source.size)
         warnings = (*self._content.warnings, *run.warnings)
-        return VerifyReport(source.path, self.format, self.layout, tuple(run.checks), warnings, run.done)
+        why = by_name(self.format).structure_only(self._content)
+        return VerifyReport(source.path, self.format, self.layout, tuple(run.checks), warnings, run.done, why)
 
     def fileno(self) -> int:
         """Return the descriptor of the sealed memory that the file was copied to, in mode "sealed".

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
-import numpy as np
-
-from weightmap.errors import FileChangedError, TensorFileError
+from weightmap.errors import FileChangedError, TensorFileError, UnknownFormatError
 from weightmap.formats import HEAD, Options, by_name, identify, mistaken
 from weightmap.io.mapping import ADVICE
-from weightmap.io.source import MODES, Source
+from weightmap.io.source import MODES, Source, path_of
 from weightmap.model.file import TensorFile
 from weightmap.options import Limits
 
@@ -42,10 +39,10 @@ def open(
 
     Parameters
     ----------
-    source : str, bytes, os.PathLike, int, file object or buffer
-        A path; a file descriptor or a binary file object (not closed, its position not moved); or any contiguous
-        bytes-like object that holds a file. A `bytes` object is a path when a file of that name exists, or when it
-        could only be a path. A directory or an ``*.index.json`` opens a sharded model as one.
+    source : str, os.PathLike, int, file object or buffer
+        A path; a file descriptor or a binary file object (not closed, its position not moved); or the content of a
+        file, as `bytes` or any other contiguous bytes-like object. Bytes are never a path: `os.fsdecode` makes one of
+        them. A directory or an ``*.index.json`` opens a sharded model as one.
     format : str, optional
         One of `formats()`; by default the content tells.
     mode : {"mmap", "cow", "copy", "sealed"}, optional
@@ -57,8 +54,8 @@ def open(
         ``WEIGHTMAP_MODE``, else "mmap"; the default falls back to reading, with a log message, where the file system
         cannot map.
     verify : {"header", "full", "none"}
-        "header": the index is validated. "full": also all checksums, as by `TensorFile.verify`. "none": only what is
-        needed to find the index; each tensor is still checked when it is looked up.
+        "header": the index is validated. "full": also what `TensorFile.verify` checks, checksums where the format
+        has them. "none": only what is needed to find the index; each tensor is still checked when it is looked up.
     strict : bool
         False lets harmless defects pass (holes, overlaps, trailing bytes, reserved fields); `TensorFile.verify` lists
         them.
@@ -88,7 +85,7 @@ def open(
 
     Examples
     --------
-    >>> import weightmap as wm
+    >>> import numpy as np, weightmap as wm
     >>> wm.save("model.weights", {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
     >>> with wm.open("model.weights") as f:
     ...     w = f["w"]
@@ -116,16 +113,21 @@ def open_with(source: Any, options: Options) -> TensorFile:
     """Do what `open` says, with options that are in order."""
     mode = options.mode
     chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else _mode(mode)
-    path = source if type(source) is str else _as_path(source)
+    path = source if type(source) is str else path_of(source)
     if path is not None and path.endswith(".index.json"):
         return _open_sharded(path, options)
     try:
-        opened = _source(source, path, chosen)
+        opened = Source.of(source, path, chosen)
     except IsADirectoryError:
         if path is None:
             raise
         return _open_sharded(path, options)
-    return _open_source(opened, options)
+    try:
+        return _open_source(opened, options)
+    except UnknownFormatError as error:
+        if isinstance(source, bytes) and b"\0" not in source:
+            error.add_note("bytes are the content of a file: os.fsdecode makes a path of them")
+        raise
 
 
 def _mode(mode: str | None) -> str:
@@ -184,47 +186,6 @@ def _open_sharded(path: str, options: Options) -> TensorFile:
     return open_sharded(path, options)
 
 
-def _as_path(source: Any) -> str | None:
-    """Return the path that `source` is, or None when it is something else."""
-    if isinstance(source, bytes):
-        # Either a path or the content of a file. Every format has a zero byte among its first ones, and no path has
-        # any.
-        if b"\0" in source or not source or not (os.path.exists(source) or _like_path(source)):
-            return None
-        return os.fsdecode(source)
-    if isinstance(source, (str, os.PathLike)):
-        return os.fsdecode(os.fspath(source))
-    return None
-
-
-def _like_path(source: bytes) -> bool:
-    """Whether bytes that name no file are more likely a wrong path than the content of a damaged file."""
-    parent = os.path.dirname(source)
-    return bool(parent) and source.isascii() and os.path.isdir(parent)
-
-
-def _source(source: Any, path: str | None, mode: str) -> Source:
-    if path is not None:
-        return Source.from_path(path, mode)
-    if isinstance(source, int) and not isinstance(source, bool):
-        return Source.from_fd(source, mode)
-    if hasattr(source, "read") and not isinstance(source, memoryview) and not _is_mmap(source):
-        return Source.from_object(source, mode)
-    try:
-        return Source.from_buffer(source, mode)
-    except TypeError:
-        if not isinstance(source, (bytes, bytearray, memoryview, np.ndarray)):
-            expected = "a path, a file descriptor, a binary file object or a bytes-like object"
-            msg = f"source is a {type(source).__name__}, expected {expected}"
-            raise TypeError(msg) from None
-        raise
-
-
-def _is_mmap(source: Any) -> bool:
-    mmap = sys.modules.get("mmap")
-    return mmap is not None and isinstance(source, mmap.mmap)
-
-
 def load(source: Any, **open_options: Any) -> dict[str, Any]:
     """Open a file and return all its tensors as a dictionary of views, in file order.
 
@@ -237,7 +198,7 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
 
     Examples
     --------
-    >>> import weightmap as wm
+    >>> import numpy as np, weightmap as wm
     >>> wm.save("model.safetensors", {"b": np.zeros(2, np.float32)})
     >>> wm.load("model.safetensors")
     {'b': array([0., 0.], dtype=float32)}

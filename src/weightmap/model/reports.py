@@ -41,6 +41,9 @@ class VerifyReport(NamedTuple):
         What is odd but legal.
     nbytes : int
         Bytes read.
+    structure_only : str or None
+        Why changed tensor data could not be found, such as "safetensors has no checksums"; None where checksums cover
+        all of it. Bytes without a checksum are read, and that is all that can be said of them.
     """
 
     path: str | None
@@ -49,3 +52,9 @@ class VerifyReport(NamedTuple):
     checks: tuple[str, ...]
     warnings: tuple[str, ...]
     nbytes: int
+    structure_only: str | None = None
+
+    @property
+    def scope(self) -> str:
+        """What was checked, in a few words: "structure and checksums", or "structure only" and why."""
+        return "structure and checksums" if self.structure_only is None else f"structure only: {self.structure_only}"

@@ -21,6 +21,7 @@ from weightmap.model.payload import from_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Self
 
 __all__ = ["Sink", "save", "write_plan"]
 
@@ -29,6 +30,10 @@ __all__ = ["Sink", "save", "write_plan"]
 STAGE = 2 << 20
 # What is written at once without a copy: progress is told after each.
 _DIRECT = 16 << 20
+# What Linux follows at most.
+_MOST_LINKS = 40
+# A name of so many bytes is not too long for any file system, but those of old disks.
+_ANY_NAME = 64
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
@@ -164,37 +169,39 @@ def write_plan(
         As the system reports it; the old file is intact and nothing is left behind. Should the very last step fail, the
         flushing of the directory, then the new file is in place, and the error has a note that says so.
     """
-    try:
-        target = _resolved(path)
-        mode = _target_mode(target, path)
-        folder, name = os.path.split(target)
-        fd, temporary = _create(folder, name)
-    except TensorFileError:
-        raise
-    except OSError as error:
-        error.filename = path  # not the temporary name, or that of a directory above, which the caller did not give
-        raise
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            if mode is not None:
-                _keep_mode(fd, *mode)
-            if plan.exact:
-                _reserve(fd, plan.size)
-            sink = Sink(fd, plan.size, progress, exact=plan.exact)
-            plan.write(sink)
-            sink.finish()
-            if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        _name(error, path)
-        raise
-    if durable:
-        _flush_folder(folder, path)
+            target = _resolved(path)
+            mode = _target_mode(target, path)
+            at, name = os.path.split(target)
+            folder = stack.enter_context(_Folder(at))
+            fd, temporary = folder.create(name)
+        except TensorFileError:
+            raise
+        except OSError as error:
+            error.filename = path  # not the temporary name, or that of a directory above, which the caller did not give
+            raise
+        try:
+            try:
+                if mode is not None:
+                    _keep_mode(fd, *mode)
+                if plan.exact:
+                    _reserve(fd, plan.size)
+                sink = Sink(fd, plan.size, progress, exact=plan.exact)
+                plan.write(sink)
+                sink.finish()
+                if durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            folder.replace(temporary, name)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                folder.unlink(temporary)
+            _name(error, path)
+            raise
+        if durable:
+            _flush_folder(folder, path)
     if progress is not None:
         progress(plan.size, plan.size)
     return sink.offset
@@ -216,37 +223,106 @@ def _name(error: BaseException, path: str) -> None:
 
 
 def _resolved(path: str) -> str:
-    """Return the path of the file that `path` names, behind all links.
+    """Return the path of the file that `path` names, behind all links that stand in its last place.
 
-    Strictly where it can be: otherwise a link that could not be read just now would pass for a file, and be replaced.
+    Links on the way there are followed by whoever opens it. A link that cannot be read just now is an error: it would
+    pass for a file, and be replaced.
     """
-    try:
-        return os.path.realpath(path, strict=True)
-    except FileNotFoundError:  # not there yet
-        return os.path.realpath(path)
+    for _ in range(_MOST_LINKS):
+        if path and not os.path.basename(path):  # "new/" is a directory, be it there or not, as `open` has it, too
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        try:
+            link = os.readlink(path)
+        except FileNotFoundError:  # not there yet
+            return path
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # no link
+                return path
+            raise
+        path = os.path.join(os.path.dirname(path), link)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def _target_mode(target: str, path: str) -> tuple[int, int] | None:
-    """Return mode and group of the file to be replaced, or None when there is none."""
+    """Return permissions and group of the file to be replaced, or None when there is none.
+
+    The bits that let a program run as somebody else were given to the old content, and do not pass to another one.
+    """
     try:
         status = os.stat(target)
     except FileNotFoundError:
+        if not target:
+            raise
         return None
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(status.st_mode):
         msg = "this is a FIFO, socket or device: only a regular file can be replaced"
         raise NotRegularFileError(msg, path=path)
-    return stat.S_IMODE(status.st_mode), status.st_gid
+    return status.st_mode & 0o777, status.st_gid
 
 
-def _create(folder: str, name: str) -> tuple[int, str]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    while True:
-        # Cut to what a name may have at most; 0o666 less the umask, which the kernel applies.
-        temporary = os.path.join(folder, f".{os.fsdecode(os.fsencode(name)[:200])}.{os.urandom(6).hex()}.tmp")
-        with contextlib.suppress(FileExistsError):
-            return os.open(temporary, flags, 0o666), temporary
+class _Folder:
+    """The directory that a file is written in, held open.
+
+    What happens in it goes by names alone, so it does not matter how long its path is, and whether the working
+    directory becomes another one meanwhile. Where the system has no such calls (Windows) it goes by absolute paths.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd: int | None = None
+        self._path = ""
+        self.readable = True
+        if os.open not in os.supports_dir_fd:
+            self._path = os.path.abspath(path)
+            return
+        flags = os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            self._fd = os.open(path or os.curdir, os.O_RDONLY | flags)
+        except PermissionError:  # files may be made in a directory that may not be read
+            self._fd = os.open(path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
+            self.readable = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):  # nothing was written through it
+                os.close(self._fd)
+
+    def create(self, name: str) -> tuple[int, str]:
+        """Create a file of a name like this; return its descriptor and its name."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        while True:
+            temporary = _temporary(name)
+            with contextlib.suppress(FileExistsError):
+                # 0o666 less the umask, which the kernel applies.
+                return os.open(os.path.join(self._path, temporary), flags, 0o666, dir_fd=self._fd), temporary
+
+    def replace(self, name: str, target: str) -> None:
+        """Rename one file to the name of another, which it takes the place of."""
+        name, target = os.path.join(self._path, name), os.path.join(self._path, target)
+        os.replace(name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file."""
+        os.unlink(os.path.join(self._path, name), dir_fd=self._fd)
+
+    def flush(self) -> None:
+        """Flush the names of its files to the disk, where that can be done."""
+        if self._fd is not None and self.readable:
+            os.fsync(self._fd)
+
+
+def _temporary(name: str) -> str:
+    """Return a hidden name that tells of `name`: no longer than that, or than every file system takes."""
+    ending = f".{os.urandom(6).hex()}.tmp"
+    encoded = os.fsencode(name)
+    room = max(len(encoded), _ANY_NAME) - len(ending) - 1
+    # A character that is cut in two is left out: some file systems refuse what is no UTF-8.
+    stem = name if len(encoded) <= room else encoded[:room].decode("utf-8", "ignore")
+    return f".{stem}{ending}"
 
 
 def _keep_mode(fd: int, mode: int, group: int) -> None:
@@ -267,22 +343,11 @@ def _reserve(fd: int, size: int) -> None:
                 raise
 
 
-def _flush_folder(folder: str, path: str) -> None:
-    if os.name == "nt":
-        return
+def _flush_folder(folder: _Folder, path: str) -> None:
     try:
-        fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0))
-        try:
-            os.fsync(fd)
-        finally:
-            with contextlib.suppress(OSError):  # nothing was written through it
-                os.close(fd)
+        folder.flush()
     except OSError as error:
-        if error.errno in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-            errno.EACCES,
-        ):  # file systems without it; a folder we may not read
+        if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):  # file systems without it
             return
         error.filename = path
         error.add_note("the new file is in place; whether it would survive a power cut is not known")
@@ -365,7 +430,8 @@ def save(
     Parameters
     ----------
     path : str, bytes or os.PathLike
-        An existing file is replaced and keeps its mode; a symbolic link is followed.
+        An existing file is replaced and keeps its permissions, but not the setuid, setgid and sticky bits, which were
+        given to the old content; a symbolic link is followed.
     tensors : mapping of str to array_like or QuantizedTensor
         Arrays of any strides and byte order; written row-major and little-endian. The same tensors give the same bytes.
     format : str, optional

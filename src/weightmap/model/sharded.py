@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -308,6 +309,7 @@ class ShardedTensorFile(TensorFile):
         self._check_open()
         checks: list[str] = ["index of shards"]
         warnings = list(self._warnings)
+        reasons: list[str | None] = []
         done = 0
         for name, shard in self._shards.items():
             start = done
@@ -315,7 +317,9 @@ class ShardedTensorFile(TensorFile):
             done += shard.nbytes
             checks += [f"{name}: {check}" for check in report.checks]
             warnings += [f"{name}: {warning}" for warning in report.warnings]
-        return VerifyReport(self.path, self.format, self.layout, tuple(checks), tuple(warnings), done)
+            reasons.append(report.structure_only)
+        why = _in_common(reasons)
+        return VerifyReport(self.path, self.format, self.layout, tuple(checks), tuple(warnings), done, why)
 
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when a shard is no longer what it was when it was opened."""
@@ -340,6 +344,14 @@ class ShardedTensorFile(TensorFile):
         state = "closed " if self._closed else ""
         counts = f"{len(self._shards)} shards, {len(self)} tensors, {self._nbytes} bytes"
         return f"<{state}TensorFile {self._source.name!r}: {counts}>"
+
+
+def _in_common(reasons: list[str | None]) -> str | None:
+    """Say for a whole model why shards could be checked for their structure alone; where some could not, how many."""
+    counts = Counter(reason for reason in reasons if reason is not None)
+    if len(counts) == 1 and None not in reasons:
+        return next(iter(counts))
+    return "; ".join(f"{reason} ({count} of {len(reasons)} shards)" for reason, count in counts.items()) or None
 
 
 def _reopen(path: str, options: dict[str, Any], identities: Mapping[str, tuple[int, ...]]) -> TensorFile:

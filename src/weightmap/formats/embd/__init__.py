@@ -69,4 +69,5 @@ FORMAT = Format(
     carries={"spec": frozenset({"metadata", "vocab", "special_ids"}), "simple": frozenset({"vocab"})},
     magic=MAGIC,
     dtypes={"spec": frozenset(DTYPE_NAMES), "simple": frozenset({"float32"})},
+    checksums=frozenset({"spec"}),
 )

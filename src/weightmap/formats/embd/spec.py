@@ -10,6 +10,7 @@ from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedE
 from weightmap.formats._base import Content, Options, take
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
+    CHECKSUM_ENABLED,
     COMPRESSED,
     DESCRIPTOR,
     DTYPE_BITS,
@@ -82,6 +83,8 @@ def parse_spec(
 
     content = Content("spec", table, load, verify, warnings)
     content.vocab = vocab
+    if not flags & CHECKSUM_ENABLED:
+        content.checksums = False
     return content
 
 

@@ -1,0 +1,97 @@
+"""What a source is: bytes are the content of a file, wherever one is taken, and never a path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.support import listing
+
+import weightmap as wm
+from weightmap import compat
+from weightmap.model.opening import open_privately
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _Bytes(bytes):
+    """A subclass, as some libraries have it."""
+
+
+class _Named(os.PathLike[bytes]):
+    """A path as some libraries have it: `os.fspath` gives bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> bytes:
+        return os.fsencode(self.path)
+
+
+# What takes a source, each as a function of it; `tmp_path` is the working directory.
+TAKERS: dict[str, Callable[[Any], Any]] = {
+    "open": lambda source: list(wm.open(source)),
+    "open-privately": lambda source: list(open_privately(source)),
+    "load": lambda source: list(wm.load(source)),
+    "diff-a": lambda source: wm.diff(source, "other.safetensors").only_in_b,
+    "diff-b": lambda source: wm.diff("other.safetensors", source).only_in_a,
+    "convert": lambda source: wm.convert(source, "converted.safetensors").tensors,
+    "convert-words": lambda source: wm.convert(source, "words.txt", format="text").tensors,
+    "safe_open": lambda source: compat.safe_open(source, "np").keys(),
+    "load_file": lambda source: list(compat.load_file(source)),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("name", ["other.safetensors", ".", "model.safetensors.index.json", "absent.weights", "words"])
+@pytest.mark.parametrize("make", [bytes, _Bytes, bytearray], ids=lambda make: make.__name__)
+def test_bytes_are_content_whatever_they_spell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str, name: str, make: Callable[[bytes], Any]
+) -> None:
+    """Bytes that spell the name of a file, of a directory or of nothing are a file of a few letters."""
+    monkeypatch.chdir(tmp_path)
+    wm.save("other.safetensors", {"x": np.ones(2, np.float32)})
+    Path("model.safetensors.index.json").write_text('{"weight_map": {"x": "other.safetensors"}}', encoding="utf-8")
+    Path("words").write_text("a 1 2\nb 3 4\n", encoding="utf-8")
+    before = listing(tmp_path)
+    for spelt in (name, str(tmp_path / name)):
+        with pytest.raises(wm.errors.UnknownFormatError, match=r"^<\w+>: no format recognises") as caught:
+            TAKERS[taker](make(os.fsencode(spelt)))
+        assert any("os.fsdecode" in note for note in getattr(caught.value, "__notes__", [])) is (make is not bytearray)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("taker", [taker for taker in TAKERS if taker != "convert-words"])
+def test_bytes_are_content_wherever_a_source_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str
+) -> None:
+    """What opens a path opens the content of that file too, and the path again when `os.fsdecode` has made it."""
+    monkeypatch.chdir(tmp_path)
+    wm.save("other.safetensors", {"x": np.ones(2, np.float32)})
+    expected = TAKERS[taker]("other.safetensors")
+    assert TAKERS[taker](Path("other.safetensors").read_bytes()) == expected
+    assert TAKERS[taker](os.fsdecode(b"other.safetensors")) == expected
+    assert TAKERS[taker](_Named(Path("other.safetensors"))) == expected
+
+
+def test_words_are_converted_from_bytes(tmp_path: Path) -> None:
+    """A file of another program's word embeddings may be content too; what it is called is told."""
+    report = wm.convert(b"a 1 2\nb 3 4\n", tmp_path / "words.fifu")
+    assert (report.src, report.format) == ("<bytes>", "finalfusion")
+    with wm.open(tmp_path / "words.fifu") as f:
+        assert list(f.vocab or ()) == ["a", "b"]
+    with pytest.raises(wm.FormatError, match=r"^<bytes>: .*line 2"):
+        wm.convert(b"a 1 2\nb 3 x\n", tmp_path / "wrong.fifu")
+
+
+def test_a_handle_is_no_source(tmp_path: Path) -> None:
+    """An open file has `read`, and is no file object."""
+    wm.save(tmp_path / "x.weights", {"x": np.ones(2, np.float32)})
+    with wm.open(tmp_path / "x.weights") as f:
+        for take in (wm.open, lambda source: wm.convert(source, tmp_path / "y.weights")):
+            with pytest.raises(TypeError, match="source is a TensorFile, expected a path"):
+                take(f)
