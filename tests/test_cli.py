@@ -223,7 +223,12 @@ def test_a_directory_of_shards_is_one_model(write, run, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     status, out, _ = run("inspect", "--json", tmp_path)
     assert status == 0
-    assert [tensor["name"] for tensor in json.loads(out)["tensors"]] == ["a", "b"]
+    tensors = [(tensor["name"], tensor["shard"]) for tensor in json.loads(out)["tensors"]]
+    assert tensors == [("a", "one.safetensors"), ("b", "two.safetensors")]
+    rows = [line.split() for line in run("inspect", tmp_path)[1].splitlines()]
+    offset = str((tmp_path / "two.safetensors").stat().st_size - 4)
+    assert ["name", "dtype", "shape", "shard", "offset", "bytes"] in rows
+    assert ["b", "float32", "[1]", "two.safetensors", offset, "4"] in rows
     assert "total_size  12" in run("inspect", tmp_path)[1]
     assert run("verify", tmp_path)[0] == 0
     assert run("export", tmp_path, "b", tmp_path / "b.npy")[0] == 0
@@ -372,6 +377,25 @@ def test_diff_names_what_differs(write, run):
     assert document["only_in_b"] == ["right"]
     assert [change["name"] for change in document["changed"]] == ["changed"]
     assert document["metadata"] == [{"key": "k", "a": "one", "b": "two"}]
+
+
+def test_diff_after_convert_is_0(write, run, tmp_path):
+    """What convert leaves out or adds by itself is told and not counted; --tensors-only compares tensors alone."""
+    positions = ("I64", (3,), struct.pack("<3q", 0, 1, 2))
+    path = write("model.safetensors", {"w": floats(1), "position_ids": positions})
+    (tmp_path / "config.json").write_text('{"hidden_size": 1}')
+    target = tmp_path / "out" / "model.weights"
+    target.parent.mkdir()
+    assert run("convert", tmp_path, target)[0] == 0
+    status, out, _ = run("diff", tmp_path, target)
+    assert (status, out.splitlines()[0]) == (0, "no differences")
+    assert out.splitlines()[1].startswith("not counted: tensor 'position_ids' is in A only: ")
+    document = json.loads(run("diff", "--json", tmp_path, target)[1])
+    assert (document["equal"], len(document["notes"])) == (True, 1)
+    status, out, _ = run("diff", path, target)
+    assert status == 1
+    assert "hidden_size" in out
+    assert run("diff", "--tensors-only", path, target)[0] == 0
 
 
 # --- convert

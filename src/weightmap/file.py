@@ -252,6 +252,11 @@ class TensorFile(Mapping[str, Any]):
         return metadata
 
     @property
+    def shards(self) -> Mapping[str, TensorFile]:
+        """The files of a model in several files, by name; empty for a single file."""
+        return {}
+
+    @property
     def has_metadata(self) -> bool:
         """Whether the file has metadata, be it empty: safetensors and BinTensors tell that from none."""
         return self._content.has_metadata

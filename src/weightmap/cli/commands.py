@@ -85,7 +85,7 @@ def convert(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Compare two files; 0 if they hold the same, 1 if not."""
-    report = wm.diff(args.a, args.b)
+    report = wm.diff(args.a, args.b, tensors_only=args.tensors_only)
     if args.json:
         show.emit_json(
             {
@@ -98,12 +98,16 @@ def diff(args: argparse.Namespace) -> int:
                 "changed": [change._asdict() for change in report.changed],
                 "metadata": [{"key": key, "a": a, "b": b} for key, a, b in report.metadata],
                 "vocab": report.vocab,
+                "notes": report.notes,
             }
         )
-    elif report.equal:
+        return OK if report.equal else DIFFERENT
+    if report.equal:
         show.emit("no differences")
     else:
         _diff_text(args, report)
+    for note in report.notes:
+        show.emit(f"not counted: {show.clean(note)}")
     return OK if report.equal else DIFFERENT
 
 

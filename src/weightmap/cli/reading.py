@@ -65,6 +65,11 @@ def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any
         )
 
 
+def _shards(file: wm.TensorFile) -> dict[str, str]:
+    """Return the shard that each tensor lies in, and that its offset counts in; nothing for a single file."""
+    return {tensor: shard for shard, part in file.shards.items() for tensor in part}
+
+
 def _tokenizer_kind(number: int) -> str | None:
     from weightmap.formats.amb.tokenizer import KINDS
 
@@ -72,7 +77,7 @@ def _tokenizer_kind(number: int) -> str | None:
 
 
 def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
-    vocab, tokenizer = file.vocab, file.tokenizer
+    vocab, tokenizer, shards = file.vocab, file.tokenizer, _shards(file)
     return {
         "command": "inspect",
         "path": path,
@@ -96,6 +101,7 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
                 "shape": info.shape,
                 "offset": info.offset,
                 "nbytes": info.nbytes,
+                **({"shard": shards[info.name]} if shards else {}),
                 **({} if how is None else how),
             }
             for info, how in _storage(file)
@@ -137,12 +143,13 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
 
 def _tensor_table(file: wm.TensorFile) -> None:
     """Print a line for each tensor; columns of quantisation only where there is one."""
-    stored = list(_storage(file))
-    columns, rows = ["name", "dtype", "shape", "offset", "bytes"], []
+    stored, shards = list(_storage(file)), _shards(file)
+    columns, rows = ["name", "dtype", "shape", *(["shard"] if shards else []), "offset", "bytes"], []
     if any(how is not None for _, how in stored):
         columns += ["block", "scales", "bits"]
     for info, how in stored:
-        row = [info.name, info.dtype, show.shape(info.shape), info.offset, info.nbytes]
+        where = [shards[info.name]] if shards else []
+        row = [info.name, info.dtype, show.shape(info.shape), *where, info.offset, info.nbytes]
         if how is None:
             row += [""] * (len(columns) - len(row))
         elif "problem" in how:
