@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -50,17 +51,18 @@ def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any
             yield info, None
             continue
         try:
-            tensor = file[info.name]
+            scheme, block_size, scale_type, nbytes = place.storage()
         except QuantError as error:
             yield info, {"scheme": info.dtype, "problem": reason(error)}
             continue
+        size = math.prod(info.shape)
         yield (
             info,
             {
-                "scheme": tensor.scheme,
-                "block_size": tensor.block_size or None,
-                "scale_type": tensor.scale_type,
-                "bits_per_weight": tensor.bits_per_weight if tensor.size else None,
+                "scheme": scheme,
+                "block_size": block_size or None,
+                "scale_type": scale_type,
+                "bits_per_weight": 8 * nbytes / size if size else None,
             },
         )
 

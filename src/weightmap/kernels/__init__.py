@@ -43,7 +43,8 @@ from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
     from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
-    from weightmap.kernels._adaptive import adaptive_places as adaptive_places
+    from weightmap.kernels._adaptive import adaptive_mask as adaptive_mask
+    from weightmap.kernels._adaptive import adaptive_plan as adaptive_plan
     from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
     from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
     from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
@@ -92,7 +93,8 @@ __all__ = [
 _MODULES = {
     "_adaptive": (
         "adaptive_counts",
-        "adaptive_places",
+        "adaptive_mask",
+        "adaptive_plan",
         "decode_adaptive",
         "quantize_adaptive",
     ),
