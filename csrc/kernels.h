@@ -346,6 +346,10 @@ typedef struct {
 int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes,
                         const wm_columns *columns, wm_safetensors *out, wm_fault *fault);
 
+/* How deep objects and arrays lie within each other in text[0, len), JSON or not: of what is JSON up to some byte, this is never
+ * less than how deep a reader goes before it stops there. Brackets within strings do not count. */
+uint64_t wm_json_depth(const uint8_t *text, uint64_t len);
+
 /* ------------------------------------------------------------------------------------------------- BinTensors
  * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1 the specification's, 2 the current
  * one, 3: the first of them that fits) and turns it into columns, rows in the order of the file's list of

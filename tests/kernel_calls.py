@@ -427,6 +427,11 @@ def _wm_safetensors_scan(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_json_depth(p: Place, size: int) -> Any:
+    texts = (b"[{" * size, b'["' + b"\\" * size, b'["' + b"[" * size, b'"\\"[]"]' * size, noise(size))
+    return [lib.wm_json_depth(p.give(text[:end]), len(text[:end])) for text in texts for end in (size, len(text))]
+
+
 def _wm_bintensors_scan(p: Place, size: int) -> Any:
     found = []
     for layout in ("spec", "current"):

@@ -33,6 +33,7 @@ from weightmap.kernels._records import records_check as records_check
 from weightmap.kernels._records import records_find as records_find
 from weightmap.kernels._scans import bintensors_scan as bintensors_scan
 from weightmap.kernels._scans import cnn_layers as cnn_layers
+from weightmap.kernels._scans import json_depth as json_depth
 from weightmap.kernels._scans import safetensors_scan as safetensors_scan
 from weightmap.kernels._strings import index_build as index_build
 from weightmap.kernels._strings import index_find_many as index_find_many
