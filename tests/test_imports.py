@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "weightmap"
 
 # From the ground up: a module imports what stands below it, or beside it. A new module gets its place here.
 LAYERS = [
-    {"errors", "lazy", "limits"},
+    {"errors", "lazy", "limits", "spelling"},
     {"_kernels"},
     {"kernels"},
     {

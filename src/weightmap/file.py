@@ -12,6 +12,7 @@ from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
 from weightmap.reading import Located, read
 from weightmap.reports import TensorInfo, VerifyReport
+from weightmap.spelling import alike
 from weightmap.table import Row
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ __all__ = ["TensorFile"]
 
 # Fewer tensors than this are made one by one.
 _RUN = 4
-# Names of more characters than this get no suggestions when they are not found.
-_LONG = 400
 _OCTET = np.dtype(np.uint8)
 
 
@@ -209,12 +208,7 @@ class TensorFile(Mapping[str, Any]):
             self.check_unchanged()
 
     def _not_found(self, name: object) -> TensorNotFoundError:
-        import difflib  # noqa: PLC0415 - 3 ms, for messages only
-
-        text = str(name)
-        # Bounded: comparing with every one of a million names, or with long ones, would take minutes.
-        near = [other for other in self if abs(len(other) - len(text)) < 4][:1000] if len(text) <= _LONG else []
-        close = difflib.get_close_matches(text, near, n=3)
+        close = alike(str(name), self)
         hint = f"; close: {', '.join(map(quoted, close))}" if close else ""
         message = f"no tensor is called {quoted(name)} among {len(self)}{hint}"
         return TensorNotFoundError(message, path=self._source.name, format=self.format)
