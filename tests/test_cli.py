@@ -182,6 +182,49 @@ def test_inspect_shortens_long_metadata_in_text_only(write, run):
     assert json.loads(out)["metadata"]["tokenizer"] == value
 
 
+@pytest.mark.parametrize("length", [199, 200, 201, 60_000])
+def test_columns_are_bounded(write, run, tmp_path, length):
+    """One long name, key or value beside many short ones: every row is short, and says how much of it is not shown."""
+    long, many = "L" * length, 300
+    tensors = {f"n{i}": floats(i) for i in range(many)} | {long: floats(1)}
+    a = write("a.safetensors", tensors, {f"k{i}": "v" for i in range(many)} | {long: long})
+    b = write("b.safetensors", {f"m{i}": floats(i) for i in range(many)}, {})
+    c = write("c.safetensors", {name: ("F32", (1, 1), data) for name, (_, _, data) in tensors.items()}, {long: "other"})
+    for argv in (["inspect", a], ["diff", a, b], ["diff", a, c], ["verify", "-v", a]):
+        _, out, err = run(*argv)
+        assert 0 < max(map(len, out.splitlines())) < 500, argv
+        assert err == ""
+    for argv in (["quantize", c, tmp_path / "q.amb", "--scheme", "int8"], ["inspect", tmp_path / "q.amb"]):
+        _, out, _ = run(*argv)
+        assert 0 < max(map(len, out.splitlines())) < 500, argv
+    _, out, _ = run("inspect", a)
+    assert (f"{'L' * 199}… ({length:,} characters)" in out) is (length > 200)
+    assert (long in out) is (length <= 200)
+    assert long in (tensor["name"] for tensor in json.loads(run("inspect", "--json", a)[1])["tensors"])
+
+
+@pytest.mark.parametrize("length", [20, 21, 200])
+def test_a_cell_is_bounded_once_it_is_spelt_out(length):
+    """Escapes are ten times as long as what they stand for, and count."""
+    shown = cli.show.cell("\U000e0041" * length)
+    assert len(shown) <= 200
+    assert shown.endswith("…") is (length > 20)
+    assert "characters" not in shown
+
+
+def test_messages_about_long_names_are_short(write, run, tmp_path, embd):
+    """A name of 100,000 characters is cut in what a command says of it."""
+    path, long = write(tensors={"L" * 100_000: floats(1)}), "w" * 100_000
+    for argv in (
+        ["export", path, long, tmp_path / "out.npy"],
+        ["convert", path, tmp_path / "out.bin"],
+        ["convert", path, tmp_path / "out.weights"],
+        ["lookup", embd, long],
+    ):
+        _, out, err = run(*argv)
+        assert len(out + err) < 1000, argv
+
+
 def test_inspect_json_holds_everything(write, run):
     """The JSON document has schema 1 and each tensor's name, type, shape, offset and size."""
     path = write(metadata={"k": "v"})
@@ -656,7 +699,7 @@ def test_terminal_tables_survive_without_rich(write, run, monkeypatch):
 def test_columns_line_up_with_wide_and_combining_characters():
     """A Chinese character counts as two columns, a combining accent as none."""
     table = cli.show._plain_table(("name", "n"), [["重み", "1"], ["e\u0301", "2"], ["abcdef", "3"]], set())
-    assert table.splitlines() == ["name    n", "重み    1", "e\u0301       2", "abcdef  3"]
+    assert list(table) == ["name    n", "重み    1", "e\u0301       2", "abcdef  3"]
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def _vocabularies(
         return f"{len(a[0])} tokens and {len(b[0])} tokens"
     for i, (left, right) in enumerate(zip(a[0], b[0], strict=True)):
         if left != right:
-            return f"token {i} is {left!r} and {right!r}"
+            return f"token {i} is {quoted(left)} and {quoted(right)}"
     if a[1] != b[1]:
         return f"special ids are {a[1]} and {b[1]}"
     return None

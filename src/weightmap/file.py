@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
+from weightmap.errors import TensorFileError, TensorNotFoundError, escape, quoted
 from weightmap.reading import Located, read
 from weightmap.reports import TensorInfo, VerifyReport
 from weightmap.spelling import alike
@@ -480,7 +480,8 @@ class TensorFile(Mapping[str, Any]):
     def __repr__(self) -> str:
         state = "closed " if self._source.closed else ""
         count = f"{len(self)} tensor{'' if len(self) == 1 else 's'}"
-        return f"<{state}TensorFile {self._source.name!r}: {self.format}/{self.layout}, {count}, {self.nbytes} bytes>"
+        name = escape(repr(self._source.name))
+        return f"<{state}TensorFile {name}: {self.format}/{self.layout}, {count}, {self.nbytes} bytes>"
 
     # Mapping defines these by comparing all values, which for arrays means nothing.
     __hash__ = object.__hash__

@@ -17,7 +17,7 @@ import weightmap as wm
 from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError
+from weightmap.errors import TensorFileError, quoted
 from weightmap.formats import Plan
 from weightmap.opening import open_privately
 from weightmap.payload import pieces
@@ -158,7 +158,7 @@ def export(args: argparse.Namespace) -> int:
             dtype, chunks = np.dtype("<f4"), pieces(file.read(args.name, np.float32))
         size = _save_npy(args.out, dtype, row.shape, chunks)
     if not native:
-        what = f"{show.clean(repr(args.name))} is {row.dtype.name}, which .npy files lack"
+        what = f"{show.clean(quoted(args.name))} is {row.dtype.name}, which .npy files lack"
         show.emit(f"{what}: written as float32 values")
     show.emit(f"{show.clean(args.out)}: {dtype.name} {show.shape(row.shape)}, {show.sizes(size)}")
     return OK
@@ -201,7 +201,7 @@ def lookup(args: argparse.Namespace) -> int:
     if args.json:
         show.emit_json({"command": "lookup", "path": args.file, "embeddings": found})
     for word in missing:
-        show.complain(f"no embedding for {show.clean(repr(word))}")
+        show.complain(f"no embedding for {show.clean(quoted(word))}")
     return DIFFERENT if missing else OK
 
 

@@ -131,7 +131,7 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
     for title, mapping in (("metadata", file.metadata), ("config", file.config)):
         if mapping:
             show.emit(f"\n{title}")
-            show.emit_pairs((f"  {show.clean(k)}", show.shorten(show.value(v))) for k, v in mapping.items())
+            show.emit_pairs(((k, show.shorten(show.value(v))) for k, v in mapping.items()), indent="  ")
     if infos:
         show.emit("")
         _tensor_table(file)
