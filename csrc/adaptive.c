@@ -4,6 +4,10 @@
  * block's scale and codes lie follows from the kinds of all blocks before it. Those are counted once, 32 blocks in a step,
  * and the counts kept at every 1024th block, from where a range counts on. Within it, a variant decodes the whole blocks
  * (wm_mixed_fn); what it leaves, and parts of blocks, are decoded here, blocks of one kind in succession together.
+ *
+ * The data may lie in a file that somebody is changing. So the mask is copied before it is checked, and the copy, with the
+ * counts, is the plan by which blocks are found and decoded: sizes that were seen to be consistent stay so. What changes in
+ * scales and codes changes values, and never whether a value is written.
  */
 #include "intblock.h"
 
@@ -41,37 +45,48 @@ static int is_legal(int scale_type, uint64_t block_size, uint64_t n) {
     return block_size && wm_blocks_size(5, scale_type, block_size, n) >= 0;
 }
 
-/* Before every STEP-th block, and after the last one, how many blocks there were of int5 and of float16: so that where a block
- * lies is found by counting those of one step. */
-enum { STEP = 1024 };
+/* The parts of a plan: totals, then the counts before every STEP-th block, so that where a block lies is found by counting those
+ * of one step; then the mask. */
+enum { STEP = 1024, TOTALS = 2 };
 
-static uint64_t places_of(uint64_t blocks) { return 2 * (blocks / STEP + 2); }
+static uint64_t blocks_of(uint64_t block_size, uint64_t n) { return n / block_size + (n % block_size != 0); }
+static uint64_t mask_size(uint64_t blocks) { return blocks / 4 + (blocks % 4 != 0); }
+static uint64_t mask_at(uint64_t blocks) { return TOTALS + 2 * (blocks / STEP + 1); }
+static uint64_t plan_size(uint64_t blocks) { return mask_at(blocks) + mask_size(blocks) / 8 + (mask_size(blocks) % 8 != 0); }
+
+uint64_t wm_adaptive_plan_size(uint64_t block_size, uint64_t n) {
+    return plan_size(block_size ? blocks_of(block_size, n) : 0);
+}
 
 static uint64_t size_by_kinds(uint64_t blocks, const uint64_t counts[KINDS], int scale_type, uint64_t block_size) {
     const uint64_t scales = (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
-    return (blocks + 3) / 4 + scales + codes_size(counts, block_size);
+    return mask_size(blocks) + scales + codes_size(counts, block_size);
 }
 
-int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                      uint64_t *places, uint64_t n_places, wm_fault *fault) {
+int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n, uint64_t *plan,
+                      uint64_t n_plan, wm_fault *fault) {
     if (!is_legal(scale_type, block_size, n)) return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    const uint64_t blocks = n / block_size + (n % block_size != 0), mask = (blocks + 3) / 4;
-    uint64_t counts[KINDS] = {0};
-    if (n_places != places_of(blocks)) return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    if (size < mask) return wm_fail(fault, WM_FAULT_ADAPTIVE_SIZE, 0, 0, size, mask);
-    for (uint64_t b = 0, k = 0; k < n_places; k += 2) {
-        places[k] = counts[INT5], places[k + 1] = counts[HALF];
+    const uint64_t blocks = blocks_of(block_size, n), mask_len = mask_size(blocks);
+    uint64_t counts[KINDS] = {0}, *pair = plan + TOTALS;
+    if (n_plan != plan_size(blocks)) return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    if (size < mask_len) return wm_fail(fault, WM_FAULT_ADAPTIVE_SIZE, 0, 0, size, mask_len);
+    plan[n_plan - 1] = 0; /* the padding of the mask; without blocks, a count */
+    uint8_t *mask = (uint8_t *)(plan + mask_at(blocks));
+    if (mask_len) memcpy(mask, data, mask_len);
+    for (uint64_t b = 0; b <= blocks; pair += 2) {
+        pair[0] = counts[INT5], pair[1] = counts[HALF];
         const uint64_t to = blocks - b < STEP ? blocks : b + STEP;
-        count_kinds(data, b, to, counts);
-        b = to;
+        count_kinds(mask, b, to, counts);
+        b += STEP;
     }
+    plan[0] = counts[INT5], plan[1] = counts[HALF];
     if (counts[WRONG]) {
         uint64_t i = 0;
-        while (i + 1 < blocks && wm_kind_at(data, i) != WRONG) i++;
+        while (i + 1 < blocks && wm_kind_at(mask, i) != WRONG) i++;
         return wm_fail(fault, WM_FAULT_ADAPTIVE_MASK, i, i / 4, WRONG, 0);
     }
-    if (blocks % 4 && data[mask - 1] >> 2 * (blocks % 4))
-        return wm_fail(fault, WM_FAULT_ADAPTIVE_PADDING, blocks, mask - 1, data[mask - 1], 0);
+    if (blocks % 4 && mask[mask_len - 1] >> 2 * (blocks % 4))
+        return wm_fail(fault, WM_FAULT_ADAPTIVE_PADDING, blocks, mask_len - 1, mask[mask_len - 1], 0);
     const uint64_t expected = size_by_kinds(blocks, counts, scale_type, block_size);
     if (size != expected) return wm_fail(fault, WM_FAULT_ADAPTIVE_SIZE, 0, 0, size, expected);
     return 0;
@@ -79,11 +94,12 @@ int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64
 
 /* ------------------------------------------------------------------------------------------------ decoding */
 typedef struct {
-    const uint8_t *data, *scales, *codes, *end;
-    const uint64_t *places;
+    const uint8_t *mask, *scales, *codes, *end;
+    const uint64_t *pairs;
     uint8_t *out;
-    uint64_t block, blocks, first;
+    uint64_t block, first;
     int scale_type, half;
+    uint8_t failed[WM_MAX_PARTS]; /* of each part */
 } work;
 
 uint64_t mixed_portable(wm_mixed *blocks, void *out) {
@@ -100,68 +116,76 @@ static void put_halves(wm_sink *sink, const uint8_t *halves, uint64_t n) {
     }
 }
 
-static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
-    const work *w = context;
-    wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, 0};
-    uint64_t at = w->first + begin, stop = w->first + end, block = at / w->block;
-    const uint64_t step = block / STEP, five = w->places[2 * step], halves = w->places[2 * step + 1];
+/* Decodes elements [at, stop). Returns 1; or 0 where the plan leads out of the data, with some of them not written. */
+static int decode_elements(const work *w, uint64_t at, uint64_t stop, wm_sink *sink) {
+    uint64_t block = at / w->block;
+    const uint64_t step = block / STEP, five = w->pairs[2 * step], halves = w->pairs[2 * step + 1];
     uint64_t counts[KINDS] = {[INT4] = step * STEP - five - halves, [INT5] = five, [HALF] = halves};
-    (void)number;
-    if (five > step * STEP || halves > step * STEP - five) return; /* not places that the check made */
-    count_kinds(w->data, step * STEP, block, counts);
+    if (five > step * STEP || halves > step * STEP - five) return 0;
+    count_kinds(w->mask, step * STEP, block, counts);
     const uint8_t *scales = w->scales + (counts[INT4] + counts[INT5]) * scale_bytes(w->scale_type);
     const uint8_t *codes = w->codes + codes_size(counts, w->block);
     wm_mixed_fn *const decode = wm_variants_in_use()->mixed;
     while (at < stop) {
         if (at == block * w->block && stop / w->block > block) {
-            wm_mixed whole = {.mask = w->data, .scales = scales, .codes = codes, .scales_end = w->codes, .end = w->end,
+            wm_mixed whole = {.mask = w->mask, .scales = scales, .codes = codes, .scales_end = w->codes, .end = w->end,
                               .next = block, .last = stop / w->block, .len = w->block, .scale_type = w->scale_type,
                               .half = w->half};
-            const uint64_t done = decode(&whole, sink.next) * w->block;
-            sink.next += done * value_bytes(w->half);
+            const uint64_t done = decode(&whole, sink->next) * w->block;
+            sink->next += done * value_bytes(w->half);
             at += done, block = whole.next, scales = whole.scales, codes = whole.codes;
             if (at == stop) break;
         }
-        const int kind = wm_kind_at(w->data, block);
+        const int kind = wm_kind_at(w->mask, block);
         uint64_t next = block + 1;
-        while (next * w->block < stop && wm_kind_at(w->data, next) == kind) next++;
+        while (next * w->block < stop && wm_kind_at(w->mask, next) == kind) next++;
         const uint64_t origin = block * w->block, until = next * w->block < stop ? next * w->block : stop;
         const uint64_t size = (next - block) * (kind == HALF ? 2 * w->block : code_bytes(bits_of_kind[kind], w->block));
-        /* All this was checked; but the mask may lie in a file, which somebody may be changing just now. */
-        if (kind == WRONG || codes > w->end || size > (uint64_t)(w->end - codes)) return;
+        if (kind == WRONG || codes > w->end || size > (uint64_t)(w->end - codes)) return 0;
         if (kind == HALF) {
-            put_halves(&sink, codes + 2 * (at - origin), until - at);
+            put_halves(sink, codes + 2 * (at - origin), until - at);
         } else {
             const uint64_t used = (next - block) * scale_bytes(w->scale_type);
-            if (scales > w->codes || used > (uint64_t)(w->codes - scales)) return;
+            if (scales > w->codes || used > (uint64_t)(w->codes - scales)) return 0;
             wm_runs runs = {.scales = scales, .codes = codes, .end = w->end, .len = w->block,
                             .scale_stride = scale_bytes(w->scale_type), .stride = code_bytes(bits_of_kind[kind], w->block),
                             .scale_type = w->scale_type, .bits = bits_of_kind[kind]};
-            wm_decode_range(&sink, &runs, at - origin, until - origin);
+            wm_decode_range(sink, &runs, at - origin, until - origin);
             scales += used;
         }
         codes += size;
         at = until;
         block = next;
     }
+    return 1;
+}
+
+static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
+    work *w = context;
+    uint8_t *const last = w->out + end * value_bytes(w->half);
+    wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, 0};
+    w->failed[number] = !decode_elements(w, w->first + begin, w->first + end, &sink);
+    if (w->failed[number]) memset(sink.next, 0, (size_t)(last - sink.next)); /* what was in this memory is nobody's business */
 }
 
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                       const uint64_t *places, uint64_t n_places, uint64_t first, void *out, uint64_t count, int half,
+                       const uint64_t *plan, uint64_t n_plan, uint64_t first, void *out, uint64_t count, int half,
                        int threads) {
     if (!is_legal(scale_type, block_size, n) || first > n || count > n - first) return -1;
-    const uint64_t blocks = n / block_size + (n % block_size != 0);
-    if (n_places != places_of(blocks)) return -1;
-    const uint64_t five = places[n_places - 2], halves = places[n_places - 1];
+    const uint64_t blocks = blocks_of(block_size, n);
+    if (n_plan != plan_size(blocks)) return -1;
+    const uint64_t five = plan[0], halves = plan[1];
     if (five > blocks || halves > blocks - five) return -1;
     const uint64_t counts[KINDS] = {[INT4] = blocks - five - halves, [INT5] = five, [HALF] = halves};
     if (size != size_by_kinds(blocks, counts, scale_type, block_size)) return -1;
     if (count == 0) return 0;
     if (wm_overlap(data, size, out, count * value_bytes(half))) return -2;
-    work w = {.data = data, .scales = data + (blocks + 3) / 4, .end = data + size, .places = places, .out = out,
-              .block = block_size, .blocks = blocks, .first = first, .scale_type = scale_type, .half = half};
+    work w = {.mask = (const uint8_t *)(plan + mask_at(blocks)), .scales = data + mask_size(blocks), .end = data + size,
+              .pairs = plan + TOTALS, .out = out, .block = block_size, .first = first, .scale_type = scale_type, .half = half};
     w.codes = w.scales + (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
-    wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
+    const int parts = wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* of whole pages */
+    for (int i = 0; i < parts; i++)
+        if (w.failed[i]) return -1;
     return 0;
 }
 

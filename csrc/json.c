@@ -197,3 +197,21 @@ const uint8_t *wm_json_skip(const wm_json *json, const uint8_t *p, uint8_t *scra
         if (!(p = json_token(json, p, ','))) return NULL;
     }
 }
+
+uint64_t wm_json_depth(const uint8_t *text, uint64_t len) {
+    const uint8_t *p = text, *end = text + len;
+    uint64_t depth = 0, deepest = 0;
+    for (; p < end; p++) {
+        if (*p == '"') { /* up to the quote that ends it; a backslash takes the next byte along */
+            for (p++; p < end && *p != '"'; p++) {
+                if (*p == '\\' && ++p == end) return deepest;
+            }
+            if (p == end) return deepest;
+        } else if (*p == '[' || *p == '{') {
+            if (++depth > deepest) deepest = depth;
+        } else if ((*p == ']' || *p == '}') && depth) {
+            depth--;
+        }
+    }
+    return deepest;
+}

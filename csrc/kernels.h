@@ -284,15 +284,19 @@ enum {
  * in the lowest bits of byte 0 and 0 after the last: 0 int4, 1 int5, 2 float16. Scales are those of the int4 and int5 blocks
  * in their order; the codes of every block, 4, 5 or 16 bits an element, the last block whole, follow in the order of blocks.
  */
-/* Checks data[0, size) as n elements, and fills places[0, n_places), n_places = 2 * (blocks / 1024 + 2): pairs of the numbers
- * of int5 and of float16 blocks before every 1024th block, the last pair those of all. Returns 0, or -1 with *fault:
- * ADAPTIVE_SIZE, ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks, or not so many places. */
-int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                      uint64_t *places, uint64_t n_places, wm_fault *fault);
-/* As wm_blocks_decode, of such data that were checked. Returns 0, -1 when the sizes are not those by `places` or the range not
- * within the n elements, or -2 when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
+/* Numbers of a plan for n elements: what decoding has to know of all blocks, in memory of its own. First the numbers of int5 and
+ * of float16 blocks in all; then the same before every 1024th block, from block 0 on; then the mask, padded to whole numbers. */
+uint64_t wm_adaptive_plan_size(uint64_t block_size, uint64_t n);
+/* Checks data of `size` bytes as n elements, by their mask, which is all that is read, once; and fills plan[0, n_plan). So
+ * whatever becomes of the mask later, in a file that somebody writes to, the plan is consistent. Returns 0, or -1 with *fault:
+ * ADAPTIVE_SIZE, ADAPTIVE_MASK, ADAPTIVE_PADDING; NONE when there are no such blocks, or n_plan is not the size of their plan. */
+int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n, uint64_t *plan,
+                      uint64_t n_plan, wm_fault *fault);
+/* As wm_blocks_decode, of such data, by the plan that was made of them; their mask is not looked at. Returns 0, and then every
+ * element was written; -1 when the size is not that by the plan, the range not within the n elements, or the plan none that
+ * wm_adaptive_check made; or -2 when data and out overlap. A block of float16 is what wm_f16_to_f32 makes of it. */
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
-                       const uint64_t *places, uint64_t n_places, uint64_t first, void *out, uint64_t count, int half,
+                       const uint64_t *plan, uint64_t n_plan, uint64_t first, void *out, uint64_t count, int half,
                        int threads);
 /* Puts such data together from all blocks in each kind, as wm_blocks_encode made them: of block b that of kind kinds[b]. Returns
  * 0, or -1 when a kind or a size is not as it should be. */
@@ -341,6 +345,10 @@ typedef struct {
 } wm_safetensors;
 int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes,
                         const wm_columns *columns, wm_safetensors *out, wm_fault *fault);
+
+/* How deep objects and arrays lie within each other in text[0, len), JSON or not: of what is JSON up to some byte, this is never
+ * less than how deep a reader goes before it stops there. Brackets within strings do not count. */
+uint64_t wm_json_depth(const uint8_t *text, uint64_t len);
 
 /* ------------------------------------------------------------------------------------------------- BinTensors
  * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1 the specification's, 2 the current

@@ -320,18 +320,18 @@ static int take_bytes(PyObject *object, array *a, const uint8_t **bytes, uint64_
     return 0;
 }
 
-/* decode(data, n, bits, block_size, scale_type, start, stop, out, threads[, places]): with places, of adaptive blocks */
+/* decode(data, n, bits, block_size, scale_type, start, stop, out, threads[, plan]): with a plan, of adaptive blocks */
 static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     (void)module;
-    enum { DATA, N, BITS, BLOCK, SCALE, START, STOP, OUT, THREADS, N_ARGS, PLACES = N_ARGS };
-    array data, out, places = {0};
+    enum { DATA, N, BITS, BLOCK, SCALE, START, STOP, OUT, THREADS, N_ARGS, PLAN = N_ARGS };
+    array data, out, plan = {0};
     const uint8_t *bytes;
     uint64_t size;
     int done = 0;
     if (n_args < N_ARGS || n_args > N_ARGS + 1 || !PyUnicode_Check(args[SCALE])) Py_RETURN_FALSE;
     if (!take_bytes(args[DATA], &data, &bytes, &size)) Py_RETURN_FALSE;
-    const int adaptive = n_args > PLACES;
-    if (adaptive && !take_array(args[PLACES], CONTIGUOUS | ALIGNED | NATIVE, &places)) {
+    const int adaptive = n_args > PLAN;
+    if (adaptive && !take_array(args[PLAN], CONTIGUOUS | ALIGNED | NATIVE, &plan)) {
         Py_XDECREF(data.capsule);
         Py_RETURN_FALSE;
     }
@@ -343,12 +343,12 @@ static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
                           : PyUnicode_CompareWithASCIIString(args[SCALE], "fp32") == 0 ? 0
                                                                                        : -1;
         if (threads < 0) PyErr_Clear();
-        const int legal = adaptive ? is_of(&places, 'u', 8) : bits == 4 || bits == 5 || bits == 8;
+        const int legal = adaptive ? is_of(&plan, 'u', 8) : bits == 4 || bits == 5 || bits == 8;
         if (legal && n >= 0 && block >= 0 && start >= 0 && stop >= start && scale >= 0 && threads >= 0 &&
             (is_of(&out, 'f', 4) || is_of(&out, 'f', 2)) && out.size == (uint64_t)(stop - start)) {
             Py_BEGIN_ALLOW_THREADS
             if (adaptive)
-                done = wm_adaptive_decode(bytes, size, scale, (uint64_t)block, (uint64_t)n, places.is->data, places.size,
+                done = wm_adaptive_decode(bytes, size, scale, (uint64_t)block, (uint64_t)n, plan.is->data, plan.size,
                                           (uint64_t)start, out.is->data, out.size, half, threads) == 0;
             else
                 done = wm_blocks_decode(bytes, size, (int)bits, scale, (uint64_t)block, (uint64_t)n, (uint64_t)start,
@@ -357,7 +357,7 @@ static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
         }
         Py_DECREF(out.capsule);
     }
-    Py_XDECREF(places.capsule);
+    Py_XDECREF(plan.capsule);
     Py_XDECREF(data.capsule);
     return PyBool_FromLong(done);
 }
@@ -377,7 +377,7 @@ static PyMethodDef texts[] = {
 static PyMethodDef conversions[] = {
     {"widen", (PyCFunction)(void (*)(void))widen, METH_FASTCALL, "widen(kind, a, out, threads)"},
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL,
-     "decode(data, n, bits, block_size, scale_type, start, stop, out, threads[, places])"},
+     "decode(data, n, bits, block_size, scale_type, start, stop, out, threads[, plan])"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -34,6 +34,7 @@ TESTS = (
             "finalfusion_malformed",
             "safetensors",
             "sharded",
+            "nesting",
             "save",
             "words_write",
         )

@@ -207,19 +207,19 @@ def _wm_blocks_encode(p: Place, size: int) -> Any:
     return found
 
 
-def adaptive(size: int, scale: int) -> tuple[bytes, int, int]:
-    """Blocks of all kinds, so many elements: the data, the elements of a block, and the number of blocks."""
+def adaptive(size: int, scale: int) -> tuple[bytes, int]:
+    """Blocks of all kinds, so many elements: the data, and the elements of a block."""
     blocks = -(-size // 16)
     kinds = [(0, 2, 1, 1, 0)[b % 5] for b in range(blocks)]
     values = [range(-8, 8), range(-16, 0), [0.25] * 16]
-    return amb.pack_adaptive([(kind, 0.5, values[kind]) for kind in kinds], 16, scale), 16, blocks
+    return amb.pack_adaptive([(kind, 0.5, values[kind]) for kind in kinds], 16, scale), 16
 
 
 def _wm_adaptive_check(p: Place, size: int) -> Any:
     found = []
     for scale in (0, 1):
-        data, block, blocks = adaptive(size, scale)
-        n, fault = 2 * (blocks // 1024 + 2), p.struct("wm_fault")
+        data, block = adaptive(size, scale)
+        n, fault = lib.wm_adaptive_plan_size(block, size), p.struct("wm_fault")
         found.append(
             lib.wm_adaptive_check(p.give(data), len(data), scale, block, size, p.room(n, "uint64_t"), n, fault)
         )
@@ -229,10 +229,10 @@ def _wm_adaptive_check(p: Place, size: int) -> Any:
 def _wm_adaptive_decode(p: Place, size: int) -> Any:
     found = []
     for scale, half in ((0, 0), (1, 0), (0, 1), (1, 1)):
-        data, block, blocks = adaptive(size, scale)
-        places = np.zeros(2 * (blocks // 1024 + 2), np.uint64)
-        pointer = ffi.from_buffer("uint64_t[]", places)
-        assert lib.wm_adaptive_check(data, len(data), scale, block, size, pointer, len(places), ffi.NULL) == 0
+        data, block = adaptive(size, scale)
+        plan = np.zeros(lib.wm_adaptive_plan_size(block, size), np.uint64)
+        pointer = ffi.from_buffer("uint64_t[]", plan)
+        assert lib.wm_adaptive_check(data, len(data), scale, block, size, pointer, len(plan), ffi.NULL) == 0
         first = size // 3
         out = p.room(size - first, "uint16_t" if half else "float")
         args = (
@@ -241,8 +241,8 @@ def _wm_adaptive_decode(p: Place, size: int) -> Any:
             scale,
             block,
             size,
-            p.array(places),
-            len(places),
+            p.array(plan),
+            len(plan),
             first,
             out,
             size - first,
@@ -417,13 +417,19 @@ DTYPES = b"".join(name.ljust(16, b"\0") for name in (b"F32", b"F16", b"U8"))
 
 def _wm_safetensors_scan(p: Place, size: int) -> Any:
     found = []
-    header = safetensors.header_of(tensors(size), {"k": "v" * (size % 7)})[1]
+    data = safetensors.build(tensors(size), {"k": "v" * (size % 7)})
+    header = data[8 : 8 + struct.unpack_from("<Q", data)[0]]
     for text in (header, header[:-1], header[: size + 1]):
         columns = _columns(p, len(text) // 48 + 1, len(text) // 2, len(text))
         out, fault = p.struct("wm_safetensors"), p.struct("wm_fault")
         args = p.give(text), len(text), p.give(DTYPES), len(DTYPES) // 16
         found.append((lib.wm_safetensors_scan(*args, columns, out, fault), fields(out), fields(fault)))
     return found
+
+
+def _wm_json_depth(p: Place, size: int) -> Any:
+    texts = (b"[{" * size, b'["' + b"\\" * size, b'["' + b"[" * size, b'"\\"[]"]' * size, noise(size))
+    return [lib.wm_json_depth(p.give(text[:end]), len(text[:end])) for text in texts for end in (size, len(text))]
 
 
 def _wm_bintensors_scan(p: Place, size: int) -> Any:

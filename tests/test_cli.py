@@ -182,6 +182,49 @@ def test_inspect_shortens_long_metadata_in_text_only(write, run):
     assert json.loads(out)["metadata"]["tokenizer"] == value
 
 
+@pytest.mark.parametrize("length", [199, 200, 201, 60_000])
+def test_columns_are_bounded(write, run, tmp_path, length):
+    """One long name, key or value beside many short ones: every row is short, and says how much of it is not shown."""
+    long, many = "L" * length, 300
+    tensors = {f"n{i}": floats(i) for i in range(many)} | {long: floats(1)}
+    a = write("a.safetensors", tensors, {f"k{i}": "v" for i in range(many)} | {long: long})
+    b = write("b.safetensors", {f"m{i}": floats(i) for i in range(many)}, {})
+    c = write("c.safetensors", {name: ("F32", (1, 1), data) for name, (_, _, data) in tensors.items()}, {long: "other"})
+    for argv in (["inspect", a], ["diff", a, b], ["diff", a, c], ["verify", "-v", a]):
+        _, out, err = run(*argv)
+        assert 0 < max(map(len, out.splitlines())) < 500, argv
+        assert err == ""
+    for argv in (["quantize", c, tmp_path / "q.amb", "--scheme", "int8"], ["inspect", tmp_path / "q.amb"]):
+        _, out, _ = run(*argv)
+        assert 0 < max(map(len, out.splitlines())) < 500, argv
+    _, out, _ = run("inspect", a)
+    assert (f"{'L' * 199}… ({length:,} characters)" in out) is (length > 200)
+    assert (long in out) is (length <= 200)
+    assert long in (tensor["name"] for tensor in json.loads(run("inspect", "--json", a)[1])["tensors"])
+
+
+@pytest.mark.parametrize("length", [20, 21, 200])
+def test_a_cell_is_bounded_once_it_is_spelt_out(length):
+    """Escapes are ten times as long as what they stand for, and count."""
+    shown = cli.show.cell("\U000e0041" * length)
+    assert len(shown) <= 200
+    assert shown.endswith("…") is (length > 20)
+    assert "characters" not in shown
+
+
+def test_messages_about_long_names_are_short(write, run, tmp_path, embd):
+    """A name of 100,000 characters is cut in what a command says of it."""
+    path, long = write(tensors={"L" * 100_000: floats(1)}), "w" * 100_000
+    for argv in (
+        ["export", path, long, tmp_path / "out.npy"],
+        ["convert", path, tmp_path / "out.bin"],
+        ["convert", path, tmp_path / "out.weights"],
+        ["lookup", embd, long],
+    ):
+        _, out, err = run(*argv)
+        assert len(out + err) < 1000, argv
+
+
 def test_inspect_json_holds_everything(write, run):
     """The JSON document has schema 1 and each tensor's name, type, shape, offset and size."""
     path = write(metadata={"k": "v"})
@@ -223,7 +266,12 @@ def test_a_directory_of_shards_is_one_model(write, run, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     status, out, _ = run("inspect", "--json", tmp_path)
     assert status == 0
-    assert [tensor["name"] for tensor in json.loads(out)["tensors"]] == ["a", "b"]
+    tensors = [(tensor["name"], tensor["shard"]) for tensor in json.loads(out)["tensors"]]
+    assert tensors == [("a", "one.safetensors"), ("b", "two.safetensors")]
+    rows = [line.split() for line in run("inspect", tmp_path)[1].splitlines()]
+    offset = str((tmp_path / "two.safetensors").stat().st_size - 4)
+    assert ["name", "dtype", "shape", "shard", "offset", "bytes"] in rows
+    assert ["b", "float32", "[1]", "two.safetensors", offset, "4"] in rows
     assert "total_size  12" in run("inspect", tmp_path)[1]
     assert run("verify", tmp_path)[0] == 0
     assert run("export", tmp_path, "b", tmp_path / "b.npy")[0] == 0
@@ -372,6 +420,25 @@ def test_diff_names_what_differs(write, run):
     assert document["only_in_b"] == ["right"]
     assert [change["name"] for change in document["changed"]] == ["changed"]
     assert document["metadata"] == [{"key": "k", "a": "one", "b": "two"}]
+
+
+def test_diff_after_convert_is_0(write, run, tmp_path):
+    """What convert leaves out or adds by itself is told and not counted; --tensors-only compares tensors alone."""
+    positions = ("I64", (3,), struct.pack("<3q", 0, 1, 2))
+    path = write("model.safetensors", {"w": floats(1), "position_ids": positions})
+    (tmp_path / "config.json").write_text('{"hidden_size": 1}')
+    target = tmp_path / "out" / "model.weights"
+    target.parent.mkdir()
+    assert run("convert", tmp_path, target)[0] == 0
+    status, out, _ = run("diff", tmp_path, target)
+    assert (status, out.splitlines()[0]) == (0, "no differences")
+    assert out.splitlines()[1].startswith("not counted: tensor 'position_ids' is in A only: ")
+    document = json.loads(run("diff", "--json", tmp_path, target)[1])
+    assert (document["equal"], len(document["notes"])) == (True, 1)
+    status, out, _ = run("diff", path, target)
+    assert status == 1
+    assert "hidden_size" in out
+    assert run("diff", "--tensors-only", path, target)[0] == 0
 
 
 # --- convert
@@ -632,7 +699,7 @@ def test_terminal_tables_survive_without_rich(write, run, monkeypatch):
 def test_columns_line_up_with_wide_and_combining_characters():
     """A Chinese character counts as two columns, a combining accent as none."""
     table = cli.show._plain_table(("name", "n"), [["重み", "1"], ["e\u0301", "2"], ["abcdef", "3"]], set())
-    assert table.splitlines() == ["name    n", "重み    1", "e\u0301       2", "abcdef  3"]
+    assert list(table) == ["name    n", "重み    1", "e\u0301       2", "abcdef  3"]
 
 
 @pytest.mark.parametrize(

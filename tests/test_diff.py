@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import builders
 from tests.builders import Tensor, cnn_v2, embd, noise, normal
 from tests.builders import bintensors as bt
 from tests.builders import safetensors as st
 
 import weightmap as wm
+from weightmap.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +114,98 @@ def test_metadata_and_vocabulary(put: Callable[..., Path]) -> None:
     report = wm.diff(base, put(spec(TENSORS, {"k": "v", "same": "s"}), "d"))
     assert not report.equal
     assert report.vocab
+
+
+@pytest.mark.parametrize("example", builders.examples(), ids=lambda example: f"{example.format}-{example.name}")
+def test_a_file_and_what_convert_made_of_it_are_equal(example: builders.Example, put: Callable[..., Path]) -> None:
+    """Converted to any format that holds it, a file differs from the new one in what the report of that says, or not.
+
+    What a format states of itself in every file is told, and not counted.
+    """
+    source = put(example.data, f"source{example.suffix}")
+    for format_ in (found for found in FORMATS.values() if found.plan is not None):
+        target = source.with_name(f"target{format_.suffixes[0]}")
+        try:
+            report = wm.convert(source, target)
+        except wm.EncodeError:
+            continue
+        assert not report.dropped
+        left = any("left behind" in warning for warning in report.warnings)
+        for found in (wm.diff(source, target), wm.diff(target, source)):
+            assert found.equal or left, (format_.name, found)
+            assert all("states it" in note for note in found.notes)
+        assert wm.diff(source, target, tensors_only=True) == found._replace(
+            a=str(source), b=str(target), metadata=(), vocab=None, notes=()
+        )
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model directory: tensors, positions that need no storing, configuration and vocabulary."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    positions = Tensor("int64", (1, 4), struct.pack("<4q", *range(4)))
+    tensors = {"w": normal((2, 3), 1), "embeddings.position_ids": positions}
+    (folder / "model.safetensors").write_bytes(st.build(tensors, {"format": "pt"}))
+    config = {"_name_or_path": "owner/kind", "hidden_size": 3, "vocab_size": 2, "model_type": "bert"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "vocab.txt").write_text("[PAD]\nword\n")
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".weights", ".amb", ".bt", ".safetensors"])
+def test_a_model_directory_and_what_convert_made_of_it_are_equal(directory: Path, suffix: str) -> None:
+    """What convert takes from the files beside the tensors is known to diff, whichever side it is on, and compared."""
+    target = directory.parent / f"target{suffix}"
+    report = wm.convert(directory, target)
+    found = wm.diff(directory, target)
+    assert found.equal, found
+    assert [note.partition(" is in A only: ")[2] for note in found.notes] == [why for _, why in report.dropped]
+    assert wm.diff(target, directory).equal
+    (directory / "config.json").write_text('{"_name_or_path": "owner/other", "hidden_size": 3}')
+    found = wm.diff(directory, target)
+    assert found.metadata
+    assert ("other", "kind") in [(a, b) for _, a, b in found.metadata]
+    assert "hidden_size" not in [key for key, _, _ in found.metadata]
+    assert wm.diff(directory, target, tensors_only=True).equal
+
+
+def test_another_vocabulary_of_a_model_directory_is_told(directory: Path) -> None:
+    """The tokens of vocab.txt are compared with those of the file, and only where that has some."""
+    target = directory.parent / "target.weights"
+    wm.convert(directory, target)
+    (directory / "vocab.txt").write_text("[PAD]\nworld\n")
+    assert wm.diff(directory, target).vocab == "token 1 is 'world' and 'word'"
+    assert wm.diff(directory / "model.safetensors", target).vocab == "only B has one"
+
+
+def test_positions_that_do_not_count_up_are_a_difference(directory: Path) -> None:
+    """A tensor that convert would not leave out is missed, and so is one where the other format could hold it."""
+    target = directory.parent / "target.weights"
+    wm.convert(directory, target, exclude="*.position_ids")
+    assert wm.diff(directory, target).equal
+    same = directory.parent / "target.safetensors"
+    wm.convert(directory, same, exclude="*.position_ids")
+    assert wm.diff(directory, same).only_in_a == ("embeddings.position_ids",)
+    positions = Tensor("int64", (1, 4), struct.pack("<4q", 0, 1, 3, 2))
+    (directory / "model.safetensors").write_bytes(
+        st.build({"w": normal((2, 3), 1), "embeddings.position_ids": positions})
+    )
+    found = wm.diff(directory, target)
+    assert found.only_in_a == ("embeddings.position_ids",)
+    assert not found.notes
+
+
+@pytest.mark.parametrize("suffix", [".weights", ".amb", ".bt", ".safetensors"])
+def test_a_model_in_shards_and_what_convert_made_of_it_are_equal(tmp_path: Path, suffix: str) -> None:
+    """The size of all shards, which their index states, is none of the model's metadata."""
+    index = st.shard(tmp_path, {"one.safetensors": {"a": normal((2,), 1)}, "two.safetensors": {"b": normal((3,), 2)}})
+    target = tmp_path / "folder" / f"target{suffix}"
+    target.parent.mkdir()
+    wm.convert(index, target)
+    assert wm.diff(index, target) == wm.diff(index, target)._replace(metadata=(), notes=())
+    assert wm.diff(index, target).equal
+    assert wm.diff(target, tmp_path).equal
 
 
 def test_errors_are_those_of_opening(put: Callable[..., Path], tmp_path: Path) -> None:

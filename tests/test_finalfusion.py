@@ -335,7 +335,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no columns, quantised": ({"embeddings": product(1, 3, 0)}, {}, "rows without elements"),
     "2^32 columns": ({"embeddings": np.zeros((0, 2**32), np.float32)}, {"vocab": []}, "4294967296 columns"),
     "another scheme": ({"embeddings": wm.quantize(FINE, "int4")}, {}, "int4"),
-    "tables 101 deep": ({"embeddings": FINE}, {"metadata": nested(101)}, "nested more than 100 deep"),
+    "tables 129 deep": ({"embeddings": FINE}, {"metadata": nested(129)}, "nested more than 128 deep"),
     "None in metadata": ({"embeddings": FINE}, {"metadata": {"a": None}}, "metadata"),
     "surrogates in metadata": ({"embeddings": FINE}, {"metadata": {"a": "\udc00"}}, "metadata"),
     "special ids": ({"embeddings": FINE}, {"special_ids": {"pad": 0}}, "special_ids"),
@@ -353,12 +353,12 @@ def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case: str, t
 
 
 def test_what_is_as_large_as_it_may_be_is_written(tmp_path: Path) -> None:
-    """256 centroids, 2^32 - 1 columns and metadata nested 100 deep are written and read."""
+    """256 centroids, 2^32 - 1 columns and metadata nested 128 deep are written and read."""
     path = tmp_path / "t.fifu"
-    wm.save(path, {"embeddings": product(1, 256, 3)}, vocab=["a", "b"], metadata=nested(99))
+    wm.save(path, {"embeddings": product(1, 256, 3)}, vocab=["a", "b"], metadata=nested(127))
     with wm.open(path, verify="full") as f:
         assert f["embeddings"].codebooks.shape == (1, 256, 3)
-        assert dict(f.metadata) == nested(99)
+        assert dict(f.metadata) == nested(127)
     wm.save(path, {"embeddings": np.zeros((0, 2**32 - 1), np.float32)}, vocab=[])
     with wm.open(path, verify="full") as f:
         assert f["embeddings"].shape == (0, 2**32 - 1)

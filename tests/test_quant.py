@@ -207,6 +207,34 @@ def test_a_mapped_tensor_is_a_view_of_the_file(tmp_path: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- decoding
 
 
+@pytest.fixture(scope="module")
+def adaptive_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file with an adaptive tensor of as many elements as two threads share."""
+    path = tmp_path_factory.mktemp("adaptive") / "q.amb"
+    values = np.random.default_rng(1).standard_normal(1 << 21).astype(np.float32)
+    wm.save(path, {"w": wm.quantize(values, "adaptive")}, durable=False)
+    return path.read_bytes()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("value", [0x00, 0x55, 0xAA, 0xFF])
+def test_a_mask_that_is_overwritten_after_the_look_up(put: Any, adaptive_file: bytes, value: int) -> None:
+    """What an adaptive tensor decodes to is what its mask said when it was looked up, and all of it is written."""
+    path = put(adaptive_file, "q.amb")
+    with wm.open(path) as file:
+        offset, tensor = file.info("w").offset + 4, file["w"]
+        expected, kinds = tensor.dequantize(), tensor.kinds
+        with path.open("r+b") as writer:
+            writer.seek(offset)
+            writer.write(bytes([value]) * len(tensor.mask))
+        assert set(tensor.mask.tolist()) == {value}
+        for dtype, threads in itertools.product((np.float32, np.float16), (1, 2)):
+            found = tensor.dequantize(out=np.full(tensor.shape, 777, dtype), threads=threads)
+            assert np.array_equal(found, expected.astype(dtype))
+        assert np.array_equal(tensor[5:-7], expected[5:-7])
+        assert np.array_equal(tensor.kinds, kinds)
+
+
 @pytest.mark.parametrize(("scheme", "block_size"), KINDS)
 def test_decoding_to_other_types_is_astype(scheme: str, block_size: int) -> None:
     """float16, float64, bfloat16 and integers hold what numpy makes of the float32 values."""

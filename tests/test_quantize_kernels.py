@@ -295,15 +295,37 @@ def test_many_blocks_of_different_kinds(isa, size, scale_type):
     odd = {40, 41, 42, 1050, 1051, 3000, 4055, *rng.integers(0, 4100, 20).tolist()}
     data, values = assemble(kinds.tolist(), size, scale_type, odd=odd)
     options = {"scale_type": scale_type}
-    places = kernels.adaptive_places(data, len(values), size, **options)
-    for row, block in enumerate([0, 1024, 2048, 3072, 4096, 4100]):
-        assert places[row].tolist() == [np.count_nonzero(kinds[:block] == kind) for kind in (1, 2)]
+    plan = kernels.adaptive_plan(data, len(values), size, **options)
+    for row, block in enumerate([4100, 0, 1024, 2048, 3072, 4096]):
+        assert plan[2 * row : 2 * row + 2].tolist() == [np.count_nonzero(kinds[:block] == kind) for kind in (1, 2)]
+    assert bytes(kernels.adaptive_mask(plan, 4100)) == bytes(data)[:1025]
     n = len(values)
     for start, stop in [(0, n), (1, n - 1), *rng.integers(0, n, (40, 2)).tolist()]:
         if start <= stop:
-            for known in (None, places):
-                got = kernels.decode_adaptive(data, n, size, start=start, stop=stop, places=known, **options)
+            for known in (None, plan):
+                got = kernels.decode_adaptive(data, n, size, start=start, stop=stop, plan=known, **options)
                 assert got.tobytes() == values[start:stop].tobytes()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("at", ["pairs", "mask"])
+def test_a_plan_that_no_check_made(at, threads):
+    """Of data with another plan, QuantError; and the output holds values and zeros, nothing of what it held before."""
+    blocks, size = 1 << 17, 32
+    kinds = np.arange(blocks) % 2  # int4 and int5
+    mask = np.frombuffer(bytes([0b01000100]) * (blocks // 4), np.uint8)
+    data = np.concatenate([mask, np.ones(2 * blocks + int((16 + 4 * kinds).sum()), np.uint8)])
+    n = blocks * size
+    plan = kernels.adaptive_plan(data, n, size)
+    if at == "pairs":
+        plan[2:200] = 1 << 40
+    else:
+        kernels.adaptive_mask(plan, blocks)[4000:] = 0xFF
+    out = np.full(n, 777, np.float32)
+    with pytest.raises(wm.QuantError, match="data that were checked"):
+        kernels.decode_adaptive(data, n, size, plan=plan, out=out, threads=threads)
+    assert 777 not in out
 
 
 @pytest.mark.parametrize("size", [8, 32, 128])

@@ -174,10 +174,10 @@ def nested(depth: int, innermost: Any = 1) -> Any:
     return {"a": innermost}
 
 
-def test_texts_of_amb_are_nested_200_deep():
-    """What lies 200 deep is written, and what lies deeper is refused."""
-    assert planned("amb", tensor(), config=nested(199)) > 400
-    assert "nested more than 200 deep" in refused("amb", tensor(), config=nested(200))
+def test_texts_of_amb_are_nested_128_deep():
+    """What lies 128 deep is written, and what lies deeper is refused."""
+    assert planned("amb", tensor(), config=nested(127)) > 256
+    assert "nested more than 128 deep" in refused("amb", tensor(), config=nested(128))
 
 
 def test_reasons_name_the_outermost_key():

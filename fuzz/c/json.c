@@ -19,7 +19,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size && *data == '{') {
         end = wm_json_skip(&json, data, out);
         CHECK(!end || (end <= data + size && end[-1] == '}'));
+        CHECK(!end || wm_json_depth(data, (uint64_t)(end - data)) <= WM_JSON_DEPTH);
     }
+    CHECK(wm_json_depth(data, size) <= size);
     free(out);
     return 0;
 }

@@ -29,18 +29,26 @@ __all__ = [
     "quoted",
 ]
 
-# C0 and C1 controls, DEL, line and paragraph separators, the marks and overrides of bidirectional text, lone
-# surrogates: what a file must not be able to say to a terminal.
-_CONTROL = "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+# What a file must not be able to say to a terminal, and what nobody sees there, so that two names look the same: C0 and
+# C1 controls, DEL, separators of lines and paragraphs, lone surrogates, all characters of format (marks and overrides
+# of bidirectional text, soft hyphens, annotations, tags), and whatever else Unicode lets a terminal leave out, such as
+# fillers and selectors of variants (Default_Ignorable_Code_Point). Unassigned ones among the last are in it, too.
+_HIDDEN = (
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 def _escape_one(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def escape(text: str) -> str:
-    r"""Return `text` with every control character spelt out, safe to print on a terminal.
+    r"""Return `text` with every control character and every invisible one spelt out, safe to print on a terminal.
+
+    All text of files and of callers that the package shows, in messages and on the command line, passes through here.
 
     Parameters
     ----------
@@ -50,15 +58,17 @@ def escape(text: str) -> str:
     Returns
     -------
     str
-        The same text with C0 and C1 controls, DEL, bidirectional and invisible marks and lone surrogates written as
-        ``\xNN`` or ``\uNNNN``.
+        The same text with controls, characters of format, other invisible ones and lone surrogates written as
+        ``\xNN``, ``\uNNNN`` or ``\UNNNNNNNN``.
 
     Examples
     --------
     >>> print(escape("layer\x1b[31m.weight"))
     layer\x1b[31m.weight
     """
-    return re.sub(_CONTROL, _escape_one, text)
+    if text.isascii() and text.isprintable():
+        return text
+    return re.sub(_HIDDEN, _escape_one, text)
 
 
 # A name may have as many characters as a header has bytes.

@@ -21,7 +21,7 @@ __all__ = ["load_all"]
 # Programs and integrations, and what only conversions of word embeddings need.
 _APART = frozenset({"__main__", "cli", "compat", "demo", "importers", "torch", "words"})
 # Not `logging` and `concurrent.futures`, which are to be told of a fork themselves: from here that would come too late.
-_OTHERS = ("difflib", "ml_dtypes", "tomllib")
+_OTHERS = ("ml_dtypes", "tomllib")
 _loaded = False
 
 

@@ -10,7 +10,11 @@ from weightmap.errors import LimitError
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Limits"]
+__all__ = ["DEEPEST", "Limits"]
+
+# How deep objects, arrays and tables lie within each other, at most, in any text of a file. What goes through the
+# parsed content by recursion (to print, compare or copy it) goes so deep, whatever the interpreter allows.
+DEEPEST = 128
 
 
 class Limits(tuple[int, int, "int | None"]):

@@ -6,7 +6,9 @@ import json
 import math
 from typing import Any, NoReturn
 
+from weightmap import kernels
 from weightmap.errors import FormatError
+from weightmap.options import DEEPEST
 
 __all__ = ["kind_of", "loads"]
 
@@ -76,7 +78,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     ------
     FormatError
         For bytes that are not UTF-8, bad syntax, repeated keys, NaN and infinities (also by overflow), integers of
-        thousands of digits, lone surrogates, nesting so deep that it exhausts the stack, and a root that is no object.
+        thousands of digits, lone surrogates, nesting deeper than `DEEPEST`, and a root that is no object.
 
     Examples
     --------
@@ -96,6 +98,10 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
         text = raw.decode()
         if text.startswith("\ufeff"):
             fail("it begins with a byte order mark", 0)
+        # Before it is parsed: the parser goes as deep as the interpreter allows, which may be deeper than the stack.
+        # Texts of few brackets need no closer look.
+        if raw.count(b"{") + raw.count(b"[") > DEEPEST and kernels.json_depth(raw) > DEEPEST:
+            fail(f"it is nested more than {DEEPEST} deep")
         value = _decode(text)
         if b"\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()
@@ -111,7 +117,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
             len(error.doc[: error.pos].encode()),
         )
     except RecursionError:
-        fail("it is nested too deeply")
+        fail("it is nested deeper than what the caller has left of the stack")
     except FormatError:
         raise
     except ValueError:  # an integer of more digits than Python converts

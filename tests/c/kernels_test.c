@@ -372,19 +372,21 @@ static void test_quantize(void) {
         check(wm_blocks_encode(x, N, kind == 2 ? 16 : 4 + kind, 1, SIZE, out[kind], bytes, errors, BLOCKS, 1) == -1,
               "encode", bytes);
     }
-    uint64_t total = (BLOCKS + 3) / 4, places[2 * (BLOCKS / 1024 + 2)];
+    uint64_t total = (BLOCKS + 3) / 4, plan[64];
+    const uint64_t n_plan = wm_adaptive_plan_size(SIZE, N);
+    if (n_plan > sizeof plan / sizeof *plan) exit(2);
     for (int b = 0; b < BLOCKS; b++) {
         kinds[b] = (uint8_t)(next_random() % 3);
         total += kinds[b] == 2 ? 2 * SIZE : 2 + SIZE * (4u + kinds[b]) / 8;
     }
     check(wm_adaptive_encode(kinds, BLOCKS, 1, SIZE, out[0], BLOCKS * 22, out[1], BLOCKS * 27, out[2], BLOCKS * 2 * SIZE,
                              packed, total) == 0, "adaptive", total);
-    check(wm_adaptive_check(packed, total, 1, SIZE, N, places, sizeof places / sizeof *places, NULL) == 0, "adaptive", places[2]);
+    check(wm_adaptive_check(packed, total, 1, SIZE, N, plan, n_plan, NULL) == 0, "adaptive", plan[0]);
     uint8_t *exact = malloc(total);
     if (!exact) exit(2);
     memcpy(exact, packed, total);
     for (uint64_t first = 0; first < N; first += 1234)
-        check(wm_adaptive_decode(exact, total, 1, SIZE, N, places, sizeof places / sizeof *places, first, back, N - first,
+        check(wm_adaptive_decode(exact, total, 1, SIZE, N, plan, n_plan, first, back, N - first,
                                  first % 2 == 1, 2) == 0, "adaptive", first);
     for (int kind = 0; kind < 3; kind++) free(out[kind]);
     free(exact);

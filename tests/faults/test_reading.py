@@ -40,9 +40,9 @@ FILES = {
     "a.safetensors": CALLS,
     "a.bt": CALLS,
     "a.bin": CALLS,
-    "q.amb": CALLS,
+    "q.amb": (*CALLS, *COMMANDS),
     "words.fifu": CALLS,
-    "pq.fifu": CALLS,
+    "pq.fifu": (*CALLS, "command inspect"),
     "sharded": (
         *("open", "verify", "read", "copy", *SEALED, "convert", "diff"),
         *("read, no descriptors", "verify, no descriptors"),

@@ -17,7 +17,7 @@ import weightmap as wm
 from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError
+from weightmap.errors import TensorFileError, quoted
 from weightmap.formats import Plan
 from weightmap.model.opening import open_privately
 from weightmap.model.payload import pieces
@@ -85,7 +85,7 @@ def convert(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Compare two files; 0 if they hold the same, 1 if not."""
-    report = wm.diff(args.a, args.b)
+    report = wm.diff(args.a, args.b, tensors_only=args.tensors_only)
     if args.json:
         show.emit_json(
             {
@@ -98,12 +98,16 @@ def diff(args: argparse.Namespace) -> int:
                 "changed": [change._asdict() for change in report.changed],
                 "metadata": [{"key": key, "a": a, "b": b} for key, a, b in report.metadata],
                 "vocab": report.vocab,
+                "notes": report.notes,
             }
         )
-    elif report.equal:
+        return OK if report.equal else DIFFERENT
+    if report.equal:
         show.emit("no differences")
     else:
         _diff_text(args, report)
+    for note in report.notes:
+        show.emit(f"not counted: {show.clean(note)}")
     return OK if report.equal else DIFFERENT
 
 
@@ -154,7 +158,7 @@ def export(args: argparse.Namespace) -> int:
             dtype, chunks = np.dtype("<f4"), pieces(file.read(args.name, np.float32))
         size = _save_npy(args.out, dtype, row.shape, chunks)
     if not native:
-        what = f"{show.clean(repr(args.name))} is {row.dtype.name}, which .npy files lack"
+        what = f"{show.clean(quoted(args.name))} is {row.dtype.name}, which .npy files lack"
         show.emit(f"{what}: written as float32 values")
     show.emit(f"{show.clean(args.out)}: {dtype.name} {show.shape(row.shape)}, {show.sizes(size)}")
     return OK
@@ -197,7 +201,7 @@ def lookup(args: argparse.Namespace) -> int:
     if args.json:
         show.emit_json({"command": "lookup", "path": args.file, "embeddings": found})
     for word in missing:
-        show.complain(f"no embedding for {show.clean(repr(word))}")
+        show.complain(f"no embedding for {show.clean(quoted(word))}")
     return DIFFERENT if missing else OK
 
 

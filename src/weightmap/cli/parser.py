@@ -20,6 +20,11 @@ _VERIFY = (
     "Every file is tried and read to its end. A file without checksums can be checked for its structure only: changed "
     "values in its tensors go unnoticed, and the first line about the file says so."
 )
+_DIFF = (
+    "Tensors, metadata and vocabulary count, formats may differ. A file and what convert made of it do not differ, "
+    "unless convert was asked to change something, or said that it renamed something or left it behind. What convert "
+    "adds by itself, such as the metadata of a model directory's config.json, is not counted."
+)
 _EPILOG = """\
 exit status:
   0    fine
@@ -86,11 +91,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_quantize(sub)
 
-    sub = command(
-        "diff", commands.diff, "compare two files", "Tensors, metadata and vocabulary count, formats may differ."
-    )
-    sub.add_argument("a", metavar="A")
+    sub = command("diff", commands.diff, "compare two files", _DIFF)
+    sub.add_argument("a", metavar="A", help="a tensor file, a model directory or an *.index.json")
     sub.add_argument("b", metavar="B")
+    sub.add_argument("--tensors-only", action="store_true", help="compare neither metadata nor vocabulary")
     _add_json(sub)
 
     sub = command(

@@ -12,7 +12,7 @@ import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.conversion.quantizer import Quantizer
-from weightmap.errors import QuantError, TensorFileError
+from weightmap.errors import QuantError, TensorFileError, quoted
 from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _report(report: wm.ConvertReport) -> None:
 def emit_left_behind(report: wm.ConvertReport) -> None:
     """Print what did not go along with a conversion."""
     for name, why in report.dropped:
-        show.emit(f"dropped {show.clean(repr(name))}: {show.clean(why)}")
+        show.emit(f"dropped {show.clean(quoted(name))}: {show.clean(why)}")
     for warning in report.warnings:
         show.emit(f"warning: {show.clean(warning)}")
 

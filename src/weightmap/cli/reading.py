@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -50,19 +51,25 @@ def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any
             yield info, None
             continue
         try:
-            tensor = file[info.name]
+            scheme, block_size, scale_type, nbytes = place.storage()
         except QuantError as error:
             yield info, {"scheme": info.dtype, "problem": reason(error)}
             continue
+        size = math.prod(info.shape)
         yield (
             info,
             {
-                "scheme": tensor.scheme,
-                "block_size": tensor.block_size or None,
-                "scale_type": tensor.scale_type,
-                "bits_per_weight": tensor.bits_per_weight if tensor.size else None,
+                "scheme": scheme,
+                "block_size": block_size or None,
+                "scale_type": scale_type,
+                "bits_per_weight": 8 * nbytes / size if size else None,
             },
         )
+
+
+def _shards(file: wm.TensorFile) -> dict[str, str]:
+    """Return the shard that each tensor lies in, and that its offset counts in; nothing for a single file."""
+    return {tensor: shard for shard, part in file.shards.items() for tensor in part}
 
 
 def _tokenizer_kind(number: int) -> str | None:
@@ -72,7 +79,7 @@ def _tokenizer_kind(number: int) -> str | None:
 
 
 def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
-    vocab, tokenizer = file.vocab, file.tokenizer
+    vocab, tokenizer, shards = file.vocab, file.tokenizer, _shards(file)
     return {
         "command": "inspect",
         "path": path,
@@ -96,6 +103,7 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
                 "shape": info.shape,
                 "offset": info.offset,
                 "nbytes": info.nbytes,
+                **({"shard": shards[info.name]} if shards else {}),
                 **({} if how is None else how),
             }
             for info, how in _storage(file)
@@ -123,7 +131,7 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
     for title, mapping in (("metadata", file.metadata), ("config", file.config)):
         if mapping:
             show.emit(f"\n{title}")
-            show.emit_pairs((f"  {show.clean(k)}", show.shorten(show.value(v))) for k, v in mapping.items())
+            show.emit_pairs(((k, show.shorten(show.value(v))) for k, v in mapping.items()), indent="  ")
     if infos:
         show.emit("")
         _tensor_table(file)
@@ -137,12 +145,13 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
 
 def _tensor_table(file: wm.TensorFile) -> None:
     """Print a line for each tensor; columns of quantisation only where there is one."""
-    stored = list(_storage(file))
-    columns, rows = ["name", "dtype", "shape", "offset", "bytes"], []
+    stored, shards = list(_storage(file)), _shards(file)
+    columns, rows = ["name", "dtype", "shape", *(["shard"] if shards else []), "offset", "bytes"], []
     if any(how is not None for _, how in stored):
         columns += ["block", "scales", "bits"]
     for info, how in stored:
-        row = [info.name, info.dtype, show.shape(info.shape), info.offset, info.nbytes]
+        where = [shards[info.name]] if shards else []
+        row = [info.name, info.dtype, show.shape(info.shape), *where, info.offset, info.nbytes]
         if how is None:
             row += [""] * (len(columns) - len(row))
         elif "problem" in how:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _SCHEMA = 1
 
+# Characters of the widest column; names in messages are cut at the same length (`weightmap.errors.quoted`).
+_WIDEST = 200
+
 # rich measures and wraps every cell, which costs seconds on a file with 100,000 tensors.
 _MAX_RICH_ROWS = 2000
 
@@ -35,6 +38,18 @@ def clean(text: object) -> str:
 def shorten(text: str, width: int = 96) -> str:
     """Return `text` cut to `width` characters, the last one an ellipsis if anything was cut."""
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def cell(item: object) -> str:
+    """Return ``str(item)`` cleaned, and of a long text the beginning: columns are as wide as the longest text in them.
+
+    A name may have as many characters as a header has bytes; ``--json`` has the whole of it.
+    """
+    text = str(item)
+    shown = clean(text[: _WIDEST + 1])
+    if len(shown) <= _WIDEST:
+        return shown
+    return shorten(shown, _WIDEST) + (f" ({len(text):,} characters)" if len(text) > _WIDEST else "")
 
 
 def value(item: object) -> str:
@@ -96,9 +111,9 @@ def emit_json(value: Mapping[str, object]) -> None:
     emit(text.replace("\x7f", "\\u007f"))
 
 
-def emit_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print aligned ``label  value`` lines; values must be cleaned."""
-    rows = list(pairs)
+def emit_pairs(pairs: Iterable[tuple[str, str]], *, indent: str = "") -> None:
+    """Print aligned ``label  value`` lines; values must be cleaned, labels are cleaned here."""
+    rows = [(indent + cell(label), value) for label, value in pairs]
     width = max((len(label) for label, _ in rows), default=0)
     for label, value in rows:
         emit(f"{label:<{width}}  {value}".rstrip())
@@ -112,14 +127,18 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, righ
     columns
         The headings.
     rows
-        One cell a column; cells are turned to text and cleaned here.
+        One entry a column; it is turned to text, cleaned, and cut where it is long.
     right
         The headings of the columns to align to the right (numbers).
     """
-    cells = [[clean(cell) for cell in row] for row in rows]
+    cells = [[cell(entry) for entry in row] for row in rows]
     numeric = {index for index, column in enumerate(columns) if column in frozenset(right)}
     console = _console(sys.stdout) if len(cells) <= _MAX_RICH_ROWS else None
-    emit(_plain_table(columns, cells, numeric) if console is None else _rich_table(console, columns, cells, numeric))
+    if console is not None:
+        emit(_rich_table(console, columns, cells, numeric))
+        return
+    for line in _plain_table(columns, cells, numeric):
+        emit(line)
 
 
 @contextlib.contextmanager
@@ -174,23 +193,21 @@ def _rich_table(console: Console, columns: Sequence[str], cells: Sequence[Sequen
         # Folding keeps every character of a long name, where the default would put an ellipsis.
         table.add_column(Text(column), justify="right" if index in numeric else "left", overflow="fold")
     for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(table)
     return captured.get().rstrip("\n")
 
 
-def _plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: set[int]) -> str:
-    """Return the rows in columns two spaces apart."""
-    lines = [list(columns), *(list(row) for row in cells)]
-    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            " " * (width - _width(cell)) + cell if index in numeric else cell + " " * (width - _width(cell))
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+def _plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], numeric: set[int]) -> Iterator[str]:
+    """Yield the rows in columns two spaces apart."""
+    widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
+    for row in (columns, *cells):
+        parts = []
+        for index, (text, width) in enumerate(zip(row, widths, strict=True)):
+            blank = " " * (width - _width(text))
+            parts.append(blank + text if index in numeric else text + blank)
+        yield "  ".join(parts).rstrip()
 
 
 def _width(text: str) -> int:

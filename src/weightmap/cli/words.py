@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings
+from weightmap.errors import quoted
 
 if TYPE_CHECKING:
     import argparse
@@ -47,5 +48,5 @@ def _search(
         for word, similarity in found:
             show.emit(f"{show.clean(word)} {similarity:.6f}")
     for word in missing:
-        show.complain(f"no embedding for {show.clean(repr(word))}")
+        show.complain(f"no embedding for {show.clean(quoted(word))}")
     return DIFFERENT if missing else OK

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.conversion.converting import file_metadata, spared
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import UnsupportedError
+from weightmap.errors import UnsupportedError, quoted
+from weightmap.formats import FORMATS
+from weightmap.importers import huggingface as hub
+from weightmap.io.source import path_of
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
 from weightmap.model.reading import in_pieces
 
 if TYPE_CHECKING:
-    from weightmap.index.strings import Vocabulary
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
     from weightmap.index.table import Row
     from weightmap.model.reading import Located
 
@@ -60,6 +68,9 @@ class DiffReport(NamedTuple):
         None where a file does not have the key.
     vocab : str or None
         How the vocabularies differ; None when they do not.
+    notes : tuple of str
+        What one file has and the other has not, and what is no difference all the same, for `convert` adds it or leaves
+        it out by itself.
     """
 
     a: str
@@ -69,6 +80,7 @@ class DiffReport(NamedTuple):
     changed: tuple[TensorDiff, ...]
     metadata: tuple[tuple[str, Any, Any], ...]
     vocab: str | None
+    notes: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -76,14 +88,19 @@ class DiffReport(NamedTuple):
         return not (self.only_in_a or self.only_in_b or self.changed or self.metadata or self.vocab)
 
 
-def diff(a: Any, b: Any) -> DiffReport:
+def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
     """Compare two model files tensor by tensor, bit by bit, with flat memory.
+
+    A file and what `convert` made of it are equal, unless something was changed on request, renamed or left behind,
+    which the report of the conversion says. What `convert` adds by itself is no difference; see `DiffReport.notes`.
 
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
-        Bytes are content, never a path. Of a model directory, what its tensor files hold is compared, not the
-        configuration and vocabulary beside them.
+        Bytes are content, never a path. Of a model directory, the tensor files are compared; of its configuration and
+        vocabulary, what `convert` would take along and the other side has.
+    tensors_only : bool
+        Compare names, dtypes, shapes and values of tensors, and neither metadata nor vocabulary.
 
     Returns
     -------
@@ -97,27 +114,114 @@ def diff(a: Any, b: Any) -> DiffReport:
     >>> wm.diff("a.weights", "b.safetensors").changed[0].max_abs
     2.0
     """
-    if not isinstance(a, TensorFile):
-        with open_privately(a) as file:
-            return diff(file, b)
-    if not isinstance(b, TensorFile):
-        with open_privately(b) as file:
-            return diff(a, file)
-    for file in (a, b):
-        file.check_unchanged()
-        file.settle()
-    names_b = set(b)
-    only_in_a = tuple(name for name in a if name not in names_b)
-    names_a = set(a)
-    only_in_b = tuple(name for name in b if name not in names_a)
-    changed = tuple(found for name in a if name in names_b if (found := _compare(name, a.locate(name), b.locate(name))))
-    keys = {**a.metadata, **b.metadata}
-    metadata = tuple(
-        (key, a.metadata.get(key), b.metadata.get(key))
-        for key in keys
-        if not _alike(a.metadata.get(key), b.metadata.get(key))
-    )
-    return DiffReport(a.name, b.name, only_in_a, only_in_b, changed, metadata, _vocabularies(a.vocab, b.vocab))
+    with contextlib.ExitStack() as stack:
+        sides = [_side(source, stack) for source in (a, b)]
+        for side in sides:
+            side.file.check_unchanged()
+            side.file.settle()
+        return _diff(sides[0], sides[1], tensors_only=tensors_only)
+
+
+class _Side:
+    """One of two models that are compared: its file, and the directory that it was found in."""
+
+    def __init__(self, file: TensorFile, folder: str | None) -> None:
+        self.file = file
+        self._folder = folder
+        self.format = FORMATS.get(file.format)  # None for a model in files of several formats
+        self._names: set[str] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        if self._names is None:
+            self._names = set(self.file)
+        return name in self._names
+
+    @functools.cached_property
+    def directory(self) -> hub.ModelDirectory | None:
+        """Configuration and vocabulary of the directory; read when the other side has some."""
+        return None if self._folder is None else hub.read_directory(self._folder, self.file.path or "")
+
+    def metadata(self, wanted: Iterable[str]) -> dict[str, Any]:
+        """Return the metadata; of the keys that are `wanted` and not among it, what `convert` would have added."""
+        found = file_metadata(self.file)
+        lacking = [key for key in wanted if key not in found]
+        if lacking and self.directory is not None:
+            known = self.directory.metadata | self.directory.about
+            found |= {key: known[key] for key in lacking if key in known}
+        return found
+
+    def vocabulary(self, *, wanted: bool) -> tuple[Sequence[str], Mapping[str, int]] | None:
+        """Return tokens and special ids; those of the directory where a file has none and they are `wanted`."""
+        vocab = self.file.vocab
+        if vocab is not None:
+            return vocab, vocab.special_ids
+        if not wanted or self.directory is None or self.directory.vocab is None:
+            return None
+        return self.directory.vocab, self.directory.special_ids or {}
+
+    def states(self, key: str) -> bool:
+        """Say whether the format has a field for this key in every file, and no place for keys of other names."""
+        return self.format is not None and self.format.metadata_keys is not None and key in self.format.metadata_keys
+
+    def does_without(self, name: str, place: Located) -> str | None:
+        """Say why `convert` leaves a tensor of another file out of such a file; None when it does not."""
+        layout = self.file.layout
+        return (
+            None
+            if self.format is None or layout not in self.format.dtypes
+            else spared(name, place, self.format, layout)
+        )
+
+
+def _side(source: Any, stack: contextlib.ExitStack) -> _Side:
+    if isinstance(source, TensorFile):
+        return _Side(source, None)
+    path = path_of(source)
+    folder = path if path is not None and os.path.isdir(path) else None
+    return _Side(stack.enter_context(open_privately(source)), folder)
+
+
+def _diff(a: _Side, b: _Side, *, tensors_only: bool) -> DiffReport:
+    notes: list[str] = []
+    only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
+    common = (name for name in a.file if name in b)
+    changed = tuple(filter(None, (_compare(name, a.file.locate(name), b.file.locate(name)) for name in common)))
+    metadata: tuple[tuple[str, Any, Any], ...] = ()
+    vocab = None
+    if not tensors_only:
+        metadata = tuple(_metadata(a, b, notes))
+        vocab = _vocabularies(
+            a.vocabulary(wanted=b.file.vocab is not None), b.vocabulary(wanted=a.file.vocab is not None)
+        )
+    return DiffReport(a.file.name, b.file.name, only_in_a, only_in_b, changed, metadata, vocab, tuple(notes))
+
+
+def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:
+    """Return the names of tensors that only one side has; of those that `convert` leaves out, note that and why."""
+    names = []
+    for name in side.file:
+        if name in other:
+            continue
+        why = other.does_without(name, side.file.locate(name))
+        if why is None:
+            names.append(name)
+        else:
+            notes.append(f"tensor {quoted(name)} is in {where} only: {why}")
+    return tuple(names)
+
+
+def _metadata(a: _Side, b: _Side, notes: list[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what differs in the metadata; of what a format states in every file, note that only one side has it."""
+    left, right = a.metadata(b.file.metadata), b.metadata(a.file.metadata)
+    for key in left | right:
+        one, other = left.get(key), right.get(key)
+        if _alike(one, other):
+            continue
+        side, where = (a, "A") if key not in right else (b, "B")
+        if (key not in left or key not in right) and side.format is not None and side.states(key):
+            notes.append(f"metadata {quoted(key)} is in {where} only: every file of {side.format.title} states it")
+        else:
+            yield key, one, other
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -185,14 +289,17 @@ def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:
         return float(np.abs(left - right).max())
 
 
-def _vocabularies(a: Vocabulary | None, b: Vocabulary | None) -> str | None:
+def _vocabularies(
+    a: tuple[Sequence[str], Mapping[str, int]] | None, b: tuple[Sequence[str], Mapping[str, int]] | None
+) -> str | None:
+    """Say how two vocabularies, tokens and special ids, differ; None when they do not."""
     if a is None or b is None:
         return None if a is b else f"only {'B' if a is None else 'A'} has one"
-    if len(a) != len(b):
-        return f"{len(a)} tokens and {len(b)} tokens"
-    for i, (left, right) in enumerate(zip(a, b, strict=True)):
+    if len(a[0]) != len(b[0]):
+        return f"{len(a[0])} tokens and {len(b[0])} tokens"
+    for i, (left, right) in enumerate(zip(a[0], b[0], strict=True)):
         if left != right:
-            return f"token {i} is {left!r} and {right!r}"
-    if a.special_ids != b.special_ids:
-        return f"special ids are {a.special_ids} and {b.special_ids}"
+            return f"token {i} is {quoted(left)} and {quoted(right)}"
+    if a[1] != b[1]:
+        return f"special ids are {a[1]} and {b[1]}"
     return None

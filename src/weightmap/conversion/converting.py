@@ -238,13 +238,12 @@ def _convert_tensors(
         dropped: list[tuple[str, str]] = []
         payloads = []
         for name, place in zip(file, file.located(), strict=True):
-            at, row, _ = place
+            row = place.row
             if not _taken(name, include, exclude):
                 continue
-            if _position_ids(name, row) and "int64" not in found.dtypes[chosen] and _counts(at, row):
-                dropped.append(
-                    (name, f"{found.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}")
-                )
+            why = spared(name, place, found, chosen)
+            if why is not None:
+                dropped.append((name, why))
                 continue
             try:
                 if quantizer is None:
@@ -307,8 +306,13 @@ def _taken(name: str, include: str | Sequence[str] | None, exclude: str | Sequen
     return (not include or matches(name, include)) and not (exclude and matches(name, exclude))
 
 
-def _position_ids(name: str, row: Row) -> bool:
-    return name.rpartition(".")[2] == "position_ids" and row.dtype.name == "int64" and len(row.shape) > 0
+def spared(name: str, place: Located, format_: Format, layout: str) -> str | None:
+    """Say why files of a layout that cannot hold a tensor go without it, and miss nothing; None for other tensors."""
+    row = place.row
+    buffer = name.rpartition(".")[2] == "position_ids" and row.dtype.name == "int64" and len(row.shape) > 0
+    if not buffer or "int64" in format_.dtypes[layout] or not _counts(place.source, row):
+        return None
+    return f"{format_.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}"
 
 
 def _counts(source: Source, row: Row) -> bool:
@@ -379,14 +383,20 @@ def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
             yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))
 
 
+def file_metadata(file: TensorFile) -> dict[str, Any]:
+    """Return the metadata of a file as it goes along with its tensors."""
+    metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
+    if file.layout == "sharded":
+        metadata.pop("total_size", None)  # of the shards, not of what is written
+    return metadata
+
+
 def _metadata(file: TensorFile, directory: hub.ModelDirectory | None, found: Format) -> dict[str, Any]:
     """Return the metadata of a model: of its file, and of the directory that it lies in.
 
     A format that has a place for the configuration does not get its numbers here.
     """
-    metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
-    if file.layout == "sharded":
-        metadata.pop("total_size", None)  # of the shards, not of what is written
+    metadata = file_metadata(file)
     if directory is None:
         return metadata
     return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)

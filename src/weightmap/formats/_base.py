@@ -109,7 +109,8 @@ class Content:
         ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
         bytes, an array of uint8 that may be a view of the mapping. Where tensors are of integers and scales it has a
         method ``layout(row, head)``, which returns where the payload begins, block size and type of scales, by the
-        first four bytes. None in formats that have none.
+        first four bytes; and ``glance(row, source)``, which returns the same, reads no more than it takes to tell
+        whether the data is sound, and touches no mapping. None in formats that have none.
     warnings : list of str
         What is odd and was let pass.
     """

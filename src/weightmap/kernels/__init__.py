@@ -33,6 +33,7 @@ from weightmap.kernels._records import records_check as records_check
 from weightmap.kernels._records import records_find as records_find
 from weightmap.kernels._scans import bintensors_scan as bintensors_scan
 from weightmap.kernels._scans import cnn_layers as cnn_layers
+from weightmap.kernels._scans import json_depth as json_depth
 from weightmap.kernels._scans import safetensors_scan as safetensors_scan
 from weightmap.kernels._strings import index_build as index_build
 from weightmap.kernels._strings import index_find_many as index_find_many
@@ -43,7 +44,8 @@ from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
     from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
-    from weightmap.kernels._adaptive import adaptive_places as adaptive_places
+    from weightmap.kernels._adaptive import adaptive_mask as adaptive_mask
+    from weightmap.kernels._adaptive import adaptive_plan as adaptive_plan
     from weightmap.kernels._adaptive import decode_adaptive as decode_adaptive
     from weightmap.kernels._adaptive import quantize_adaptive as quantize_adaptive
     from weightmap.kernels._blocks import SCALE_TYPES as SCALE_TYPES
@@ -92,7 +94,8 @@ __all__ = [
 _MODULES = {
     "_adaptive": (
         "adaptive_counts",
-        "adaptive_places",
+        "adaptive_mask",
+        "adaptive_plan",
         "decode_adaptive",
         "quantize_adaptive",
     ),

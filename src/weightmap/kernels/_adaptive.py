@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._native import Buffer
 
-__all__ = ["adaptive_counts", "adaptive_places", "decode_adaptive", "quantize_adaptive"]
-
-# Blocks between two places.
-_STEP = 1024
+__all__ = ["adaptive_counts", "adaptive_mask", "adaptive_plan", "decode_adaptive", "quantize_adaptive"]
 
 
 def quantize_adaptive(
@@ -126,13 +123,24 @@ def _choose(errors: NDArray[np.float64], costs: NDArray[np.int64], budget: int) 
     return kinds
 
 
-def adaptive_places(data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16") -> NDArray[np.uint64]:
-    """Check data of `n` elements in blocks of different kinds, and return what finds a block in them.
+def adaptive_plan(
+    data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16", size: int | None = None
+) -> NDArray[np.uint64]:
+    """Check data of `n` elements in blocks of different kinds, and return the plan by which they are decoded.
+
+    The mask is copied, and then checked: what becomes of the one in `data` does not matter to the plan.
+
+    Parameters
+    ----------
+    data, n, block_size, scale_type
+        As of `decode_adaptive`; of the data just the mask is looked at.
+    size : int, optional
+        Bytes of all data, where `data` holds the first of them, the mask at least.
 
     Returns
     -------
-    ndarray of uint64, shape (p, 2)
-        How many blocks of int5 and of float16 there are before every 1024th block; in the last row, in all.
+    ndarray of uint64
+        See wm_adaptive_plan_size in kernels.h. Its first two elements are the numbers of int5 and of float16 blocks.
 
     Raises
     ------
@@ -140,21 +148,29 @@ def adaptive_places(data: Buffer, n: int, block_size: int, *, scale_type: str = 
         When the mask holds an unknown kind or goes on after the last block, or the size of the data is not what the
         mask says; for a block size or a scale type that does not exist.
     """
-    size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
+    block, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     buffer, fault = as_input(data), ffi.new("wm_fault *")
-    blocks = -(-n // size)
-    if len(buffer) < -(-blocks // 4):  # no such mask, and nothing is made that would be as long
-        raise QuantError("size of the data", actual=len(buffer), expected=f"{-(-blocks // 4)} by its mask")
-    places = np.empty((blocks // _STEP + 2, 2), np.uint64)
-    target = as_output(places, "uint64_t[]")
-    if lib.wm_adaptive_check(buffer, len(buffer), code, size, n, target, places.size, fault):
+    mask = (-(-n // block) + 3) // 4
+    if len(buffer) < mask:  # no such mask, and nothing is made that would be as long
+        raise QuantError("size of the data", actual=len(buffer), expected=f"{mask} by its mask")
+    plan = np.empty(lib.wm_adaptive_plan_size(block, n), np.uint64)
+    target, total = as_output(plan, "uint64_t[]"), len(buffer) if size is None else size
+    if lib.wm_adaptive_check(buffer, total, code, block, n, target, plan.size, fault):
         raise _error(fault)
-    return places
+    return plan
+
+
+def adaptive_mask(plan: NDArray[np.uint64], blocks: int) -> NDArray[np.uint8]:
+    """Return the mask of so many blocks that a plan holds: a view of it, shape (ceil(blocks / 4),)."""
+    size = (blocks + 3) // 4
+    begin = plan.size - (size + 7) // 8
+    octets: NDArray[np.uint8] = plan[begin:].view(np.uint8)[:size]
+    return octets
 
 
 def adaptive_counts(data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16") -> tuple[int, int, int]:
-    """Check data as `adaptive_places` does, and return how many blocks are int4, int5 and float16."""
-    five, half = adaptive_places(data, n, block_size, scale_type=scale_type)[-1].tolist()
+    """Check data as `adaptive_plan` does, and return how many blocks are int4, int5 and float16."""
+    five, half = adaptive_plan(data, n, block_size, scale_type=scale_type)[:2].tolist()
     return -(-n // block_size) - five - half, five, half
 
 
@@ -169,27 +185,28 @@ def decode_adaptive(
     dtype: Any = np.float32,
     out: NDArray[Any] | None = None,
     threads: int = 1,
-    places: NDArray[np.uint64] | None = None,
+    plan: NDArray[np.uint64] | None = None,
 ) -> NDArray[Any]:
     """Decode elements `start` to `stop` of the `n` that `data` holds in blocks of different kinds.
 
-    With `places`, which `adaptive_places` made of the same data, only the blocks that the elements lie in are read, and
-    a little of the mask; without, all the mask. The other parameters, the result and the errors are those of
-    `decode_blocks`, with the errors of `adaptive_places`. Blocks of float16 are what `f16_to_f32` makes of them.
+    With `plan`, which `adaptive_plan` made of the same data, only the blocks that the elements lie in are read, and the
+    mask not at all: it may have changed since. Without, a plan is made. The other parameters, the result and the errors
+    are those of `decode_blocks`, with the errors of `adaptive_plan`. Blocks of float16 are what `f16_to_f32` makes of
+    them.
     """
-    if places is None:
-        places = adaptive_places(data, n, block_size, scale_type=scale_type)
+    if plan is None:
+        plan = adaptive_plan(data, n, block_size, scale_type=scale_type)
     stop = n if stop is None else stop
-    if out is not None and decode_array(data, n, 0, block_size, scale_type, start, stop, out, threads, places):
+    if out is not None and decode_array(data, n, 0, block_size, scale_type, start, stop, out, threads, plan):
         return out
     size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     if not 0 <= start <= stop <= n:
         raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
-    buffer, found = as_input(data), from_buffer("uint64_t[]", places)
+    buffer, known = as_input(data), from_buffer("uint64_t[]", plan)
     values = take_out(out, stop - start, dtype)
     half, target, most = values.dtype == np.float16, as_output(values, "uint8_t[]"), thread_count(threads)
     done = lib.wm_adaptive_decode(
-        buffer, len(buffer), code, size, n, found, len(found), start, target, stop - start, half, most
+        buffer, len(buffer), code, size, n, known, len(known), start, target, stop - start, half, most
     )
     if done == -1:
         raise QuantError("size of the data", actual=len(buffer), expected="that of the data that were checked")

@@ -53,6 +53,15 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Co
     return columns, found
 
 
+def json_depth(text: bytes) -> int:
+    """Return how deep the objects and arrays of a JSON text lie within each other.
+
+    Of a text that is no JSON, at least how deep a parser goes before it finds out.
+    """
+    depth: int = lib.wm_json_depth(text, len(text))
+    return depth
+
+
 # Fewest bytes that one tensor takes in a header: an empty name, dtype, no dimensions, start, end.
 _BINTENSORS_ENTRY = 5
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
+from weightmap.errors import TensorFileError, TensorNotFoundError, escape, quoted
 from weightmap.index.table import Row
 from weightmap.model.reading import Located, read
 from weightmap.model.reports import TensorInfo, VerifyReport
+from weightmap.spelling import alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +33,6 @@ __all__ = ["TensorFile"]
 
 # Fewer tensors than this are made one by one.
 _RUN = 4
-# Names of more characters than this get no suggestions when they are not found.
-_LONG = 400
 _OCTET = np.dtype(np.uint8)
 
 
@@ -209,12 +208,7 @@ class TensorFile(Mapping[str, Any]):
             self.check_unchanged()
 
     def _not_found(self, name: object) -> TensorNotFoundError:
-        import difflib  # noqa: PLC0415 - 3 ms, for messages only
-
-        text = str(name)
-        # Bounded: comparing with every one of a million names, or with long ones, would take minutes.
-        near = [other for other in self if abs(len(other) - len(text)) < 4][:1000] if len(text) <= _LONG else []
-        close = difflib.get_close_matches(text, near, n=3)
+        close = alike(str(name), self)
         hint = f"; close: {', '.join(map(quoted, close))}" if close else ""
         message = f"no tensor is called {quoted(name)} among {len(self)}{hint}"
         return TensorNotFoundError(message, path=self._source.name, format=self.format)
@@ -250,6 +244,11 @@ class TensorFile(Mapping[str, Any]):
             except TensorFileError as error:
                 raise error.located(path=self._source.name, format=self.format) from None
         return metadata
+
+    @property
+    def shards(self) -> Mapping[str, TensorFile]:
+        """The files of a model in several files, by name; empty for a single file."""
+        return {}
 
     @property
     def has_metadata(self) -> bool:
@@ -481,7 +480,8 @@ class TensorFile(Mapping[str, Any]):
     def __repr__(self) -> str:
         state = "closed " if self._source.closed else ""
         count = f"{len(self)} tensor{'' if len(self) == 1 else 's'}"
-        return f"<{state}TensorFile {self._source.name!r}: {self.format}/{self.layout}, {count}, {self.nbytes} bytes>"
+        name = escape(repr(self._source.name))
+        return f"<{state}TensorFile {name}: {self.format}/{self.layout}, {count}, {self.nbytes} bytes>"
 
     # Mapping defines these by comparing all values, which for arrays means nothing.
     __hash__ = object.__hash__

@@ -72,6 +72,20 @@ class Located(NamedTuple):
             raise error.located(path=self.source.name) from None
         return start, block_size, scale_type
 
+    def storage(self) -> tuple[str, int, str, int]:
+        """Return how a quantised tensor is stored: its scheme, block size, type of scales, and bytes of its payload.
+
+        What tells whether it is sound, a header or a mask, is read from the file. Raises `QuantError` when it is not.
+        """
+        row, glance = self.row, getattr(self.quantized, "glance", None)
+        if glance is None:
+            return row.dtype.name, 0, "", row.nbytes
+        try:
+            start, block_size, scale_type = glance(row, self.source)
+        except TensorFileError as error:
+            raise error.located(path=self.source.name) from None
+        return row.dtype.name, block_size, scale_type, row.nbytes - start
+
 
 def in_pieces(place: Located) -> Iterator[QuantizedTensor]:
     """Yield a quantised tensor as one-dimensional ones, one after another, so that memory stays flat.

@@ -16,6 +16,7 @@ from weightmap.errors import (
     NotRegularFileError,
     TensorFileError,
     UnknownFormatError,
+    escape,
     quoted,
 )
 from weightmap.formats import FORMATS, Options
@@ -343,7 +344,7 @@ class ShardedTensorFile(TensorFile):
     def __repr__(self) -> str:
         state = "closed " if self._closed else ""
         counts = f"{len(self._shards)} shards, {len(self)} tensors, {self._nbytes} bytes"
-        return f"<{state}TensorFile {self._source.name!r}: {counts}>"
+        return f"<{state}TensorFile {escape(repr(self._source.name))}: {counts}>"
 
 
 def _in_common(reasons: list[str | None]) -> str | None:

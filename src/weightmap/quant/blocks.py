@@ -83,10 +83,10 @@ class QuantizedTensor(Decodable):
     ((32,), dtype('float32'))
     """
 
-    __slots__ = ("_octets", "_places", "scale_type", "scheme")
+    __slots__ = ("_octets", "_plan", "scale_type", "scheme")
 
-    # Of an adaptive tensor: what finds a block in it. See `kernels.adaptive_places`.
-    _places: NDArray[np.uint64]
+    # Of an adaptive tensor: a copy of its mask, and what finds a block by it. See `kernels.adaptive_plan`.
+    _plan: NDArray[np.uint64]
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class QuantizedTensor(Decodable):
         self._octets: NDArray[np.uint8] = octets.view()
         self._octets.flags.writeable = False
         if scheme == "adaptive":
-            self._places = kernels.adaptive_places(self._octets, self.size, self.block_size, scale_type=scale_type)
+            self._plan = kernels.adaptive_plan(self._octets, self.size, self.block_size, scale_type=scale_type)
             return
         wanted = kernels.blocks_size(self.size, bits=BITS[scheme], block_size=self.block_size, scale_type=scale_type)
         if len(octets) != wanted:
@@ -189,15 +189,19 @@ class QuantizedTensor(Decodable):
 
     @property
     def mask(self) -> NDArray[np.uint8] | None:
-        """The mask of an adaptive tensor, packed, shape (ceil(n_blocks / 4),): a view. None in other schemes."""
+        """The mask of an adaptive tensor, packed, shape (ceil(n_blocks / 4),): a view. None in other schemes.
+
+        Decoding goes by a copy, made with this object: a file whose mask is overwritten later decodes to other values,
+        but each of them is made of bytes of the file.
+        """
         return self._octets[: -(-self.n_blocks // 4)] if self.scheme == "adaptive" else None
 
     @property
     def kinds(self) -> NDArray[np.uint8] | None:
         """Of an adaptive tensor, what each block is: 0 INT4, 1 INT5, 2 FP16, shape (n_blocks,). None elsewhere."""
-        mask = self.mask
-        if mask is None:
+        if self.scheme != "adaptive":
             return None
+        mask = kernels.adaptive_mask(self._plan, self.n_blocks)
         pairs: NDArray[np.uint8] = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).astype(np.uint8)
         return pairs.reshape(-1)[: self.n_blocks]
 
@@ -207,7 +211,7 @@ class QuantizedTensor(Decodable):
     def _adaptive_parts(self) -> tuple[int, int]:
         """Return where the scales and where the codes of an adaptive tensor begin."""
         begin = -(-self.n_blocks // 4)
-        return begin, begin + (self.n_blocks - int(self._places[-1, 1])) * _SCALE[self.scale_type].itemsize
+        return begin, begin + (self.n_blocks - int(self._plan[1])) * _SCALE[self.scale_type].itemsize
 
     # -------------------------------------------------------------------------------------------------- decoding
     def _check_scales(self) -> None:
@@ -230,7 +234,7 @@ class QuantizedTensor(Decodable):
                 stop=stop,
                 out=out,
                 threads=threads,
-                places=self._places,
+                plan=self._plan,
             )
             return
         kernels.decode_blocks(

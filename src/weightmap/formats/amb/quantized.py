@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,10 +12,13 @@ from weightmap.formats.amb.layout import BY_BLOCKS, QUANT_HEADER, QUANT_TYPES, S
 from weightmap.quant.blocks import BITS, QuantizedTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.index.table import Row
+    from weightmap.io.source import Source
 
 
 class Quantization(NamedTuple):
@@ -83,10 +87,33 @@ def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None)
 
     The header is checked again, on a copy: the file may have changed since it was opened.
     """
-    start, block_size, scale_type = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
-    try:
+    how = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
+    start, block_size, scale_type = how
+    with _named(row, how):
         return QuantizedTensor(row.dtype.name, row.shape, octets[start:], block_size=block_size, scale_type=scale_type)
-    except QuantError as error:  # it does not know which of the tensors it is
+
+
+def glance(row: Row, source: Source, bare: tuple[int, int] | None) -> Quantization:
+    """Return how the tensor of a row is quantised, by what can be read of it quickly: its header, and a mask.
+
+    Raises the `QuantError` that `tensor_of` does.
+    """
+    how = quantization(row, source.pread(row.offset, min(QUANT_HEADER.size, row.nbytes)), bare)
+    if row.dtype.name == "adaptive":
+        start, block_size, scale_type = how
+        count, size = math.prod(row.shape), row.nbytes - start
+        mask = source.pread(row.offset + start, min(-(-count // (4 * block_size)), size))
+        with _named(row, how):
+            kernels.adaptive_plan(mask, count, block_size, scale_type=scale_type, size=size)
+    return how
+
+
+@contextlib.contextmanager
+def _named(row: Row, how: Quantization) -> Iterator[None]:
+    """Say in errors which of the tensors they are about."""
+    try:
+        yield
+    except QuantError as error:
         error.what = f"quantised data of scheme {row.dtype.name}: {error.what}"
-        error.offset = row.offset + start
+        error.offset = row.offset + how.start
         raise

@@ -39,6 +39,12 @@ class _Decoder:
 
         return quantization(row, head, self._bare)
 
+    def glance(self, row: Row, source: Source) -> tuple[int, int, str]:
+        """Return the same, read from the file together with what else tells whether the data is sound: a mask."""
+        from weightmap.formats.amb.quantized import glance  # noqa: PLC0415 - see `parse_amb`
+
+        return glance(row, source, self._bare)
+
 
 def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     """Check header, JSON sections and records, and return the content. No data is read, and no vocabulary."""

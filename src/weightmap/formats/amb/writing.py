@@ -22,6 +22,7 @@ from weightmap.formats.amb.layout import (
     VERSION,
 )
 from weightmap.formats.amb.tokenizer import encode_tokenizer
+from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,14 +133,13 @@ def _encode_json(what: str, value: Mapping[str, Any] | None, reasons: list[str])
     return b"{}"
 
 
-_DEEPEST = 200
 _LARGEST = 10**1000
 
 
 def _not_json(value: Any, depth: int) -> str | None:  # noqa: PLR0911 - one return for each kind of value
     """Say what keeps a value from being JSON, of texts and numbers that everybody reads; None for nothing."""
-    if depth > _DEEPEST:
-        return f"it is nested more than {_DEEPEST} deep"
+    if depth > DEEPEST:
+        return f"it is nested more than {DEEPEST} deep"
     if isinstance(value, str):
         try:
             value.encode()

@@ -53,7 +53,7 @@ Ours
 * ``strict=False`` lets pass, with warnings: trailing bytes, chunks of unknown ids, missing chunks, padding that is
   not zero, repeated strings.
 * Metadata is parsed when it is asked for. Written again unchanged it keeps its text to the byte. Nesting deeper than
-  100 is refused.
+  128 and more than 65,536 keys are refused.
 
 Writing
 -------

@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import FormatError, MissingDependencyError
+from weightmap.errors import FormatError, LimitError, MissingDependencyError
+from weightmap.formats.finalfusion import toml
+from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-# Of tables and arrays within each other. The parser survives more; what walks the result by recursion does not.
-_DEEPEST = 100
 
 
 class TomlDocument(dict[str, Any]):
@@ -42,43 +41,25 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
     Raises
     ------
     FormatError
-        For bytes that are not UTF-8, bad syntax, numbers of thousands of digits, and nesting deeper than 100.
+        For bytes that are not UTF-8, bad syntax, numbers of thousands of digits, and nesting deeper than 128.
+    LimitError
+        For more than 65,536 keys.
     """
-    import tomllib  # noqa: PLC0415 - 5 ms, needed by files with metadata only, and by them when it is asked for
 
     def fail(reason: str, at: int = 0) -> FormatError:
         return FormatError(f"the metadata is no TOML: {reason}", field="metadata", offset=offset + at)
 
     try:
         text = raw.decode()
-        content = tomllib.loads(text)
+        return TomlDocument(toml.loads(text), text)
     except UnicodeDecodeError as error:
         raise fail(f"it is not UTF-8 ({error.reason})", error.start) from None
-    except RecursionError:
-        raise fail("it is nested too deeply") from None
-    except tomllib.TOMLDecodeError as error:
-        raise fail(str(error)[:200]) from None
-    except ValueError as error:  # of int or datetime
+    except LimitError as error:
+        error.offset = offset
+        raise
+    except ValueError as error:  # of the parser, of int or of datetime
         reason = "a number has too many digits" if "digits" in str(error) else str(error)[:200]
         raise fail(reason) from None
-    if not _shallow(content):
-        raise fail(f"it is nested more than {_DEEPEST} deep")
-    return TomlDocument(content, text)
-
-
-def _shallow(content: Any) -> bool:
-    """Whether nothing is nested too deeply; without recursion."""
-    level = [content]
-    for _ in range(_DEEPEST):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return True
-    return False
 
 
 def encode_metadata(metadata: Mapping[str, Any], reasons: list[str]) -> bytes:
@@ -87,10 +68,8 @@ def encode_metadata(metadata: Mapping[str, Any], reasons: list[str]) -> bytes:
     What cannot be expressed is added to `reasons`. Raises `MissingDependencyError` when the text is new and the package
     tomli_w is not installed.
     """
-    import tomllib  # noqa: PLC0415 - as above
-
     document = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
-    if isinstance(document, TomlDocument) and tomllib.loads(document.text) == document:
+    if isinstance(document, TomlDocument) and _says(document):
         return document.text.encode()
     if not document:
         return b""
@@ -99,16 +78,27 @@ def encode_metadata(metadata: Mapping[str, Any], reasons: list[str]) -> bytes:
     except ImportError:
         msg = "new metadata of finalfusion files needs the package tomli_w (pip install tomli_w)"
         raise MissingDependencyError(msg) from None
+    if not toml.shallow(_plain(document)):
+        reasons.append(f"metadata nested more than {DEEPEST} deep")
+        return b""
     try:
-        if not _shallow(_plain(document)):
-            reasons.append(f"metadata nested more than {_DEEPEST} deep")
-            return b""
         text: str = tomli_w.dumps(document)
-        tomllib.loads(text)
+        toml.loads(text)
         return text.encode()
+    except LimitError as error:
+        reasons.append(str(error))
+        return b""
     except (TypeError, ValueError, RecursionError, AttributeError) as error:
         reasons.append(f"metadata that is not TOML: {str(error)[:200]}")
         return b""
+
+
+def _says(document: TomlDocument) -> bool:
+    """Whether the text of a document is that of its content, which somebody may have changed."""
+    try:
+        return toml.loads(document.text) == document
+    except (ValueError, RecursionError):
+        return False
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,334 @@
+"""How deep texts of files may be nested, and how many keys they may have: bounds of our own, whatever Python allows."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+import sys
+import tomllib
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import amb, normal
+from tests.builders import finalfusion as ff
+from tests.support import run_child
+
+import weightmap as wm
+from weightmap import kernels, strict_json
+from weightmap.cli import main
+from weightmap.formats.finalfusion import toml as toml_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DEEPEST = 128
+
+
+def lists(depth: int) -> bytes:
+    """An object with lists in it: so deep as a whole."""
+    return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+
+def objects(depth: int) -> bytes:
+    """Objects within each other; a few characters in each make no difference."""
+    return b'{"[{": {}, "a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+
+
+def amb_metadata(_: Path, text: bytes) -> Any:
+    """Metadata of AMB."""
+    return wm.open(amb.build(metadata=text)).metadata
+
+
+def amb_config(_: Path, text: bytes) -> Any:
+    """The configuration of AMB."""
+    return wm.open(amb.build(config=text)).config
+
+
+def index_of_shards(folder: Path, text: bytes) -> Any:
+    """The metadata of an index of shards."""
+    index = folder / "model.safetensors.index.json"
+    index.write_bytes(b'{"weight_map": {}, ' + text[1:])
+    return wm.open(index).metadata
+
+
+def beside_a_model(name: str, extra: bytes = b"{") -> Callable[[Path, bytes], Any]:
+    """A file of a model directory, read when that is converted."""
+
+    def convert(folder: Path, text: bytes) -> Any:
+        (folder / "config.json").write_bytes(b"{}")
+        (folder / "vocab.txt").write_bytes(b"a\nb\n")
+        (folder / name).write_bytes(extra + text[1:])
+        wm.save(folder / "model.safetensors", {"w": np.ones(1, np.float32)})
+        return wm.convert(folder, folder.parent / "out.amb")
+
+    return convert
+
+
+PLACES = {
+    "metadata of AMB": amb_metadata,
+    "configuration of AMB": amb_config,
+    "index of shards": index_of_shards,
+    "config.json": beside_a_model("config.json"),
+    "special_tokens_map.json": beside_a_model("special_tokens_map.json"),
+    "tokenizer.json": beside_a_model("tokenizer.json"),
+    "tokenizer_config.json": beside_a_model("tokenizer_config.json"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("make", [lists, objects])
+def test_json_is_nested_128_deep_at_most(place: str, make: Callable[[int], bytes], tmp_path: Path) -> None:
+    """Wherever JSON is read, 128 levels are fine and one more is a FormatError that says so."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    PLACES[place](folder, make(DEEPEST))
+    with pytest.raises(wm.FormatError, match="nested more than 128 deep"):
+        PLACES[place](folder, make(DEEPEST + 1))
+
+
+def test_brackets_in_strings_do_not_count() -> None:
+    """A thousand brackets within strings, behind escaped quotes among them, nest nothing."""
+    text = rb'{"a": "\"[[[\\", "b": "%s"}' % (b"[{" * 1000)
+    assert set(wm.open(amb.build(metadata=text)).metadata) == {"a", "b"}
+
+
+def plain_depth(text: bytes) -> int:
+    """Depth by its definition: character by character."""
+    deepest = depth = 0
+    within = escaped = False
+    for char in text.decode("latin-1"):
+        if within:
+            within, escaped = escaped or char != '"', not escaped and char == "\\"
+        elif char == '"':
+            within = True
+        elif char in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "]}":
+            depth = max(depth - 1, 0)
+    return deepest
+
+
+def test_depth_is_that_of_the_definition() -> None:
+    """In C and by the definition, of texts that are JSON and of texts that are not, the depth is the same."""
+    drawn = random.Random(5)
+    for length in range(60):
+        for _ in range(40):
+            text = bytes(drawn.choices(b'[{]}"\\a', k=length))
+            assert kernels.json_depth(text) == plain_depth(text), text
+
+
+DEEP = """
+import sys, weightmap as wm
+sys.setrecursionlimit(100_000)
+try:
+    wm.open(sys.argv[1])
+except wm.FormatError as error:
+    print(error)
+"""
+
+
+def test_the_recursion_limit_makes_no_difference(tmp_path: Path) -> None:
+    """Where Python is allowed more recursion than its stack has room for, 200,000 levels are an error and no signal."""
+    path = tmp_path / "deep.amb"
+    path.write_bytes(amb.build(metadata=lists(200_000)))
+    assert "nested more than 128 deep" in run_child(DEEP, path).stdout
+
+
+def at_depth(frames: int, call: Callable[[], Any]) -> Any:
+    """Call from so many frames further down."""
+    return call() if not frames else at_depth(frames - 1, call)
+
+
+READERS = {
+    "JSON": lambda: strict_json.loads(lists(100), "x"),
+    "TOML": lambda: toml_parser.loads("a = " + "[" * 99 + "]" * 99),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_caller_with_little_stack_left_gets_an_error_of_ours(kind: str) -> None:
+    """Near the end of the stack, a text of 100 levels that it has no room for is an error that says so."""
+    assert READERS[kind]()
+    refused = []
+    for frames in range(500, sys.getrecursionlimit(), 10):
+        try:
+            at_depth(frames, READERS[kind])
+        except RecursionError:  # there was not even room to come so far
+            break
+        except ValueError as error:
+            refused.append(str(error))
+    assert refused
+    assert all("nested" in message for message in refused)
+
+
+def nested_amb(path: Path) -> Path:
+    """A file whose metadata and configuration are as deep as they may be."""
+    path.write_bytes(amb.build([amb.dense("w", normal((2, 3)))], metadata=lists(DEEPEST), config=objects(DEEPEST)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect", "IN"],
+        ["inspect", "--json", "IN"],
+        ["verify", "IN"],
+        ["verify", "--json", "IN"],
+        ["diff", "IN", "OTHER"],
+        ["diff", "--json", "IN", "OTHER"],
+        ["convert", "IN", "OUT"],
+    ],
+    ids=" ".join,
+)
+def test_commands_take_what_is_as_deep_as_it_may_be(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What opens is printed, compared and written again, at the default limit of recursion."""
+    path, other = nested_amb(tmp_path / "in.amb"), tmp_path / "other.amb"
+    other.write_bytes(amb.build([amb.dense("w", normal((2, 3)))], metadata=lists(DEEPEST - 1)))
+    names = {"IN": str(path), "OTHER": str(other), "OUT": str(tmp_path / "out.amb")}
+    assert main([names.get(word, word) for word in command]) == (command[0] == "diff")
+    out = capsys.readouterr().out
+    assert out
+    if "--json" in command:
+        assert json.loads(out)["schema"] == 1
+
+
+def test_what_is_as_deep_as_it_may_be_is_copied_and_compared(tmp_path: Path) -> None:
+    """Metadata so deep can be pickled, copied, shown and compared, and so can a handle."""
+    with wm.open(nested_amb(tmp_path / "in.amb")) as f:
+        for found in (dict(f.metadata), dict(f.config)):
+            assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == found
+            assert repr(found)
+        with pickle.loads(pickle.dumps(f)) as twin:
+            assert twin.metadata == f.metadata
+        assert wm.diff(f, f).equal
+
+
+# ------------------------------------------------------------------------------------------------------------ TOML
+WORDS = [ff.simple(["a"]), ff.matrix(normal((1, 1)))]
+
+
+def toml(text: bytes) -> bytes:
+    """A file of finalfusion with this metadata."""
+    return ff.build([ff.metadata(text), *WORDS])
+
+
+def many(line: bytes, count: int) -> bytes:
+    """A line with a number in it, so often."""
+    return b"".join(line % i for i in range(count))
+
+
+TOO_MUCH: dict[str, tuple[bytes, str]] = {
+    "a key of 40,000 parts": (b"a." * 40_000 + b"a = 1", "deep"),
+    "a table of 40,000 parts": (b"[" + b"a." * 40_000 + b"a]", "deep"),
+    "tables of 40,000 parts": (b"[[" + b"a." * 40_000 + b"a]]\n", "deep"),
+    "a key in quotes of 40,000 parts": (b"""'a'."b\\"c".""" * 20_000 + b"a = 1", "deep"),
+    "a key in an inline table": (b"a = {" + b"b." * 40_000 + b"c = 1}", "deep"),
+    "a second key in one": (b"a = {b = [1, 2], " + b"b." * 40_000 + b"c = 1}", "deep"),
+    "a key behind a string": (b'a = """\n"""""\n' + b"b." * 40_000 + b"c = 1", "deep"),
+    "lists": (b"a = " + b"[" * 50_000, "deep"),
+    "inline tables": (b"a = " + b"{a = " * 50_000, "deep"),
+    "tables and lists": (b"a = " + b"[{a = " * 50_000, "deep"),
+    "100,000 tables": (many(b"[a%d]\n", 100_000), "keys"),
+    "100,000 keys": (many(b"a%d = 1\n", 100_000), "keys"),
+    "100,000 keys in an inline table": (b"a = {" + many(b"a%d = 1, ", 100_000) + b"b = 1}", "keys"),
+    "100,000 inline tables": (b"a = [\n" + b"{a = 1},\n" * 100_000 + b"]", "keys"),
+    "dotted keys under a long name": (b"[" + b"h." * 100 + b"h]\n" + many(b"a%d.b = 1\n", 100_000), "keys"),
+    "dotted keys of 100 parts": (many(b"a%d" + b".a" * 99 + b" = 1\n", 1000), "keys"),
+    "names of 100 parts": (many(b"[a%d" + b".a" * 99 + b"]\n", 1000), "keys"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MUCH)
+def test_toml_is_bounded_before_it_is_parsed(case: str) -> None:
+    """What would make the parser keep gibibytes is a FormatError, and takes a few times the text to find out."""
+    text, why = TOO_MUCH[case]
+    message = {"deep": "nested more than 128 deep", "keys": "number of keys .* at most 65536"}[why]
+    with wm.open(toml(text)) as f:
+        for ask in (lambda: f.metadata, f.verify):
+            tracemalloc.start()
+            try:
+                with pytest.raises(wm.LimitError if why == "keys" else wm.FormatError, match=message) as caught:
+                    ask()
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert (caught.value.field, caught.value.offset) == ("metadata", 36)
+            assert peak < 2**20 + 4 * len(text)
+
+
+def test_the_largest_toml_takes_bounded_memory() -> None:
+    """As many keys as there may be, as deep as they may be, take the parser less than 150 MiB."""
+    text = many(b"a%03d" + b".a" * 125 + b" = 1\n", 2**16 // 126)
+    tracemalloc.start()
+    try:
+        with wm.open(toml(text)) as f:
+            assert len(f.metadata) == 520
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 150 << 20
+
+
+FINE = {
+    "dots in numbers": b"a = [\n" + b"  1.5, # one. and = a [half\n" * 70_000 + b"]\nb.c = 2.5\n",
+    "signs in strings": b"a = \"%s\"\nb = '%s'\n" % (b"a.b = [{" * 70_000, b"a.b = [{" * 70_000),
+    "signs in long strings": b'a = """%s\n"" \\""""\n' % (b"a.b = [{\n" * 70_000)
+    + b"b = '''%s\n'' '''''\n" % (b"a.b = [{\n" * 70_000),
+    "lists of lists": b"a = [" + b"[[[{b = 1}], 2], 3],\n" * 10_000 + b"]\n",
+    "65,536 keys": many(b"[a%d]\nb.c.d = 1\n", 2**14),
+    "128 levels": b"[" + b"a." * 62 + b"a]\n" + b"b." * 63 + b"c = {}\n",
+    "names of tables": b"[ 'a.b' . \"c]\" ]\n[[d.e]]\nf = {g = [{}], h.i = 1}\n" + b"# [\n" * 200 + b"[j]",
+    "carriage returns": b"a = 1\r\n" * 1 + b"[b]\r\nc.d = [\r\n" + b"[],\r\n" * 200 + b"]\r\n",
+    "no end of line": b"[a]\n" * 0 + b"a = [" + b"{}," * 200 + b"]",
+}
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_toml_within_the_bounds_is_read(case: str) -> None:
+    """What looks like structure and is none, or is less than it may be, is parsed as ever."""
+    with wm.open(toml(FINE[case])) as f:
+        assert dict(f.metadata) == tomllib.loads(FINE[case].decode())
+
+
+BAD = {
+    "a string without an end": b'a = "' + b"[" * 200,
+    "a long string without an end": b'a = """' + b"[" * 200,
+    "a literal without an end": b"a = '" + b"[" * 200,
+    "a long literal without an end": b"a = '''" + b"[" * 200,
+    "brackets that were not opened": b"a = 1\n" + b"]}" * 200 + b"[[[[{" * 26 + b"[" * 30,
+    "a value behind a name": b"[a] b = 1\n" + b"[" * 200,
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_toml_that_is_none_stays_an_error(case: str) -> None:
+    """What the parser would refuse is a FormatError, whichever of the two finds out."""
+    with wm.open(toml(BAD[case])) as f, pytest.raises(wm.FormatError, match="the metadata is no TOML"):
+        f.metadata  # noqa: B018
+
+
+def test_toml_with_too_many_keys_is_not_written(tmp_path: Path) -> None:
+    """What could not be read back is an EncodeError."""
+    pytest.importorskip("tomli_w")
+    metadata = {f"a{i}": 1 for i in range(2**16 + 1)}
+    with pytest.raises(wm.EncodeError, match="number of keys in the metadata"):
+        wm.save(tmp_path / "x.fifu", {"embeddings": np.ones((1, 1), np.float32)}, vocab=["a"], metadata=metadata)
+
+
+def test_a_document_whose_text_is_none_is_written_anew(tmp_path: Path) -> None:
+    """Metadata that keeps a text which says something else, or nothing, is written by its content."""
+    pytest.importorskip("tomli_w")
+    with wm.open(toml(b"a = 1 # one")) as f:
+        document = f.metadata.copy()
+    document.text = "a ="
+    wm.save(tmp_path / "x.fifu", {"embeddings": np.ones((1, 1), np.float32)}, vocab=["a"], metadata=document)
+    with wm.open(tmp_path / "x.fifu") as f:
+        assert dict(f.metadata) == {"a": 1}

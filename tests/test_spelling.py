@@ -1,0 +1,121 @@
+"""Names that look like one that is not there: the right ones, and with little work whatever the names are."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap import spelling
+from weightmap.spelling import alike
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LAYERS = [
+    f"model.layers.{i}.{part}.weight"
+    for i in range(32)
+    for part in ("self_attn.q_proj", "mlp.up_proj", "mlp.gate_proj")
+] + ["lm_head.weight", "model.norm.weight"]
+MISTAKES = {
+    "layers.7.mlp.up_proj.weight": "model.layers.7.mlp.up_proj.weight",
+    "model.layers.7.mlp.up_prj.weight": "model.layers.7.mlp.up_proj.weight",
+    "model.layer.31.selfattn.q_proj.weight": "model.layers.31.self_attn.q_proj.weight",
+    "lmhead.weight": "lm_head.weight",
+    "LM_head.weight": "lm_head.weight",
+    "model.norm.wieght": "model.norm.weight",
+}
+
+
+@pytest.mark.parametrize("wanted", MISTAKES)
+def test_the_likest_name_comes_first(wanted: str) -> None:
+    """What was left out, exchanged or misspelt leads to the name that was meant."""
+    assert alike(wanted, LAYERS)[0] == MISTAKES[wanted]
+
+
+@pytest.mark.parametrize("wanted", ["", "foo", "embeddings", "w" * 401, "\udc80", "日本語"])
+def test_what_is_like_nothing_gets_nothing(wanted: str) -> None:
+    """No name is better than a wrong one."""
+    assert alike(wanted, [*LAYERS, "", "w" * 401]) == []
+
+
+def plain_common(a: str, b: str) -> int:
+    """The longest common subsequence, as textbooks have it."""
+    row = [0] * (len(b) + 1)
+    for x in a:
+        above = row
+        row = [0]
+        for j, y in enumerate(b):
+            row.append(above[j] + 1 if x == y else max(above[j + 1], row[j]))
+    return row[-1]
+
+
+def plain_ends(a: str, b: str) -> int:
+    """What two names begin and end with, character by character."""
+    start = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    end = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a[::-1], b[::-1], strict=False)))
+    return min(start + end, len(a), len(b))
+
+
+def test_the_counts_are_those_of_plain_loops() -> None:
+    """Both measures are what loops over characters say, also where all of one name stands in the other."""
+    draws = random.Random(5)
+    for _ in range(3000):
+        a, b = ("".join(draws.choices("abc", k=draws.randrange(12))) for _ in range(2))
+        assert spelling._Common(a).count(b) == plain_common(a, b), (a, b)
+        assert spelling._shared_ends(a, b) == plain_ends(a, b), (a, b)
+
+
+@pytest.mark.parametrize("length", [1, 199, 400])
+def test_the_work_is_bounded(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many names there are, and however long and alike: so much is listed, looked at and compared, no more."""
+    done = Counter[str]()
+    ends, count = spelling._shared_ends, spelling._Common.count
+
+    def watched_ends(a: str, b: str) -> int:
+        done["looked at"] += 1
+        return ends(a, b)
+
+    def watched_count(self: spelling._Common, other: str) -> int:
+        done["compared"] += len(other)
+        return count(self, other)
+
+    monkeypatch.setattr(spelling, "_shared_ends", watched_ends)
+    monkeypatch.setattr(spelling._Common, "count", watched_count)
+
+    def names() -> Iterator[str]:
+        while True:
+            done["listed"] += 1
+            yield "ab" * (length // 2) + "b" * (length % 2)
+
+    alike("ba" * (length // 2) + "a" * (length % 2), names())
+    assert 0 < done["listed"] <= 10_000
+    assert 0 < done["looked at"] <= 1_000
+    assert 0 < done["compared"] <= 10_000
+
+
+def test_get_looks_for_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A miss that is no error costs no search, in one file and in several; one that is an error has names."""
+    shards = tmp_path / "model"
+    shards.mkdir()
+    for name in ("a", "b"):
+        wm.save(shards / f"{name}.safetensors", {f"{name}.weight": np.ones(2, np.float32)})
+    index = {"weight_map": {f"{name}.weight": f"{name}.safetensors" for name in "ab"}}
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    for source in (shards, shards / "a.safetensors"):
+        with wm.open(source) as f:
+            with pytest.raises(wm.TensorNotFoundError, match=r"close: 'a\.weight'"):
+                f["a.wieght"]
+            with monkeypatch.context() as patch:
+                patch.setattr("weightmap.model.file.alike", None)
+                assert f.get("a.wieght") is None
+                assert f.get("a.wieght", 3) == 3
+                assert f.get([]) is None
+                assert "a.wieght" not in f
