@@ -27,6 +27,7 @@ from weightmap.kernels._files import populate as populate
 from weightmap.kernels._files import unchanged as unchanged
 from weightmap.kernels._files import will_need as will_need
 from weightmap.kernels._memory import empty as empty
+from weightmap.kernels._memory import given_array as given_array
 from weightmap.kernels._native import U32_MAX as U32_MAX
 from weightmap.kernels._records import pairs_check as pairs_check
 from weightmap.kernels._records import records_check as records_check

@@ -12,7 +12,7 @@ from weightmap.kernels._native import NULL, ffi, lib
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["empty"]
+__all__ = ["empty", "given_array"]
 
 # Up to this size glibc's malloc comes to use memory again, and numpy asks for huge pages; beyond, each array would be
 # made of fresh pages, which the system clears first.
@@ -41,3 +41,11 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         return np.empty(shape, kind)
     # The buffer keeps the pointer, and so the memory.
     return np.ndarray(shape, kind, ffi.buffer(ffi.gc(memory, lib.wm_memory_free), size))
+
+
+def given_array(out: object) -> NDArray[Any]:
+    """Return what somebody gave as `out`. Raises TypeError when it is no array."""
+    if not isinstance(out, np.ndarray):
+        msg = f"out must be an array, not {type(out).__name__}"
+        raise TypeError(msg)
+    return out
