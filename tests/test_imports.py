@@ -41,7 +41,7 @@ LAYERS = [
         "table",
     },
     {"formats"},
-    {"embeddings", "file", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded", "similarity"},
+    {"embeddings", "file", "foreign", "hub", "hub_tokenizer", "opening", "payload", "saving", "sharded", "similarity"},
     {"quantizing"},
     {"words"},
     {"comparison", "conversion", "forking", "schemes"},

@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.builders import safetensors as st
 from tests.support import mappings, same
 
 import weightmap as wm
-from weightmap import sharded
+from weightmap import compat, sharded
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}
@@ -217,6 +218,61 @@ def test_a_sharded_model_keeps_the_promises_of_a_mapping(tmp_path):
         for look_up in (f.__getitem__, f.info):
             with pytest.raises(wm.TensorNotFoundError):
                 look_up([])
+
+
+def _shards_that_say(folder: Path, *said: dict[str, str] | None, index: dict[str, Any] | None = None) -> None:
+    """Write a model of shards with this metadata, and an index with that of its own."""
+    where = {}
+    for number, metadata in enumerate(said):
+        name, tensor = f"model-{number}.safetensors", f"w{number}"
+        wm.save(folder / name, {tensor: np.full(2, number, np.float32)}, metadata=metadata)
+        where[tensor] = name
+    content = {"weight_map": where} | ({} if index is None else {"metadata": index})
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+def test_metadata_of_shards_are_those_of_the_model(tmp_path):
+    """What shards agree on, or one alone says, is the model's; what the index says goes before it."""
+    _shards_that_say(
+        tmp_path,
+        {"format": "pt", "author": "shard"},
+        {"format": "pt", "note": "second"},
+        None,
+        index={"total_size": 24, "author": "index"},
+    )
+    expected = {"format": "pt", "note": "second", "total_size": 24, "author": "index"}
+    with wm.open(tmp_path) as f:
+        assert f.metadata == expected
+        assert not f.verify().warnings
+    report = wm.convert(tmp_path, tmp_path / "one.safetensors")
+    assert not report.warnings
+    with wm.open(tmp_path / "one.safetensors") as f:
+        assert f.metadata == {"format": "pt", "note": "second", "author": "index"}
+    with compat.safe_open(tmp_path, "np") as f:
+        assert f.metadata()["format"] == "pt"
+
+
+def test_shards_that_disagree_on_metadata(tmp_path):
+    """An entry with two values is no entry of the model, and verifying and converting say so; the others stay."""
+    _shards_that_say(tmp_path, {"format": "pt", "a": "1"}, {"format": "tf", "a": "1"}, {"format": "np"})
+    told = "the shards disagree on the metadata entry 'format': 'pt' in 'model-0.safetensors' and 'tf' in "
+    told += "'model-1.safetensors'"
+    with wm.open(tmp_path) as f:
+        assert f.metadata == {"a": "1"}
+        assert f.verify().warnings == (told,)
+    report = wm.convert(tmp_path, tmp_path / "one.safetensors")
+    assert report.warnings == (f"{told}: left behind",)
+    with wm.open(tmp_path / "one.safetensors") as f:
+        assert f.metadata == {"a": "1"}
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, None), ({}, {}), ({"k": "v"}, {"k": "v"})])
+def test_a_model_of_shards_has_metadata_where_a_shard_has(tmp_path, said, expected):
+    """Metadata that are there and empty arrive as such; without an index's and a shard's there are none."""
+    _shards_that_say(tmp_path, said, None)
+    wm.convert(tmp_path, tmp_path / "one.safetensors")
+    with compat.safe_open(tmp_path / "one.safetensors", "np") as f, compat.safe_open(tmp_path, "np") as g:
+        assert f.metadata() == g.metadata() == expected
 
 
 # ------------------------------------------------------------------------------------------------- descriptors

@@ -432,8 +432,10 @@ def save(
     path : str, bytes or os.PathLike
         An existing file is replaced and keeps its permissions, but not the setuid, setgid and sticky bits, which were
         given to the old content; a symbolic link is followed.
-    tensors : mapping of str to array_like or QuantizedTensor
-        Arrays of any strides and byte order; written row-major and little-endian. The same tensors give the same bytes.
+    tensors : mapping of str to array_like, torch.Tensor, jax.Array or QuantizedTensor
+        Arrays of any strides and byte order; written row-major and little-endian. Tensors of torch on any device, with
+        or without gradient, in bfloat16 and float8 too; those that share memory are written each in full. The same
+        tensors give the same bytes.
     format : str, optional
         One of `formats()` that can be written; by default the suffix tells: ``.weights``, ``.safetensors``, ...
     layout : str, optional
