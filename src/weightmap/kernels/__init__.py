@@ -16,6 +16,7 @@ from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
 from weightmap.kernels._checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64
 from weightmap.kernels._columns import Columns as Columns
+from weightmap.kernels._columns import row_rules as row_rules
 from weightmap.kernels._faults import FAULTS as FAULTS
 from weightmap.kernels._faults import Fault as Fault
 from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams

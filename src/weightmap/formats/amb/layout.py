@@ -10,7 +10,6 @@ from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import trailing
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
-from weightmap.table import bits_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +31,6 @@ TYPES: tuple[DType, ...] = (
     *(SCHEMES[name] for name in SCHEME_CODES if name != "int8"),
     SCHEMES["int8"],
 )
-BITS: bytes = bits_of(TYPES)
 DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
 
 # Quantised data: codes of the schemes, and types of the scales with the bytes of one.

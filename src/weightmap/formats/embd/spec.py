@@ -13,7 +13,6 @@ from weightmap.formats.embd.layout import (
     CHECKSUM_ENABLED,
     COMPRESSED,
     DESCRIPTOR,
-    DTYPE_BITS,
     DTYPE_LIST,
     FOOTER,
     HEADER,
@@ -66,7 +65,7 @@ def parse_spec(
             return take(source, head, start, size)
         return source.octets[start:data]
 
-    table = RecordTable(index, count, start, record_rules(flags, data, fields[11], options))
+    table = RecordTable(index, count, start, record_rules(flags, data, fields[11], source.size, options))
     if options.verify == "full":
         table.settle()
     if options.checked:
@@ -170,8 +169,8 @@ def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoRet
 
 
 class _Rules(Rules):
+    __slots__ = ()
     dtypes = DTYPE_LIST
-    bits = DTYPE_BITS
     min_ndim, max_ndim = 1, MAX_NDIM
     # Where each field lies in a descriptor.
     fields = MappingProxyType(
@@ -186,13 +185,15 @@ class _Rules(Rules):
     )
 
 
-def record_rules(flags: int, base: int, size: int, options: Options) -> Rules:
+class _Aligned(_Rules):
+    __slots__ = ()
+    alignment, max_gap = ALIGNMENT, ALIGNMENT - 1
+
+
+def record_rules(flags: int, base: int, size: int, file_size: int, options: Options) -> Rules:
     """Return what is asked of every descriptor of a file whose data section has `size` bytes from `base` on."""
-    rules = _Rules(base, size)
-    if flags & TENSORS_ALIGNED:
-        rules.alignment, rules.max_gap = ALIGNMENT, ALIGNMENT - 1
-    rules.lax = not options.strict
-    return rules
+    kind = _Aligned if flags & TENSORS_ALIGNED else _Rules
+    return kind(base, file_size, size, lax=not options.strict)
 
 
 def check_table(table: RecordTable, start: int, data: int) -> None:

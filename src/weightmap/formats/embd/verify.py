@@ -47,7 +47,7 @@ def verify_spec(run: Verification, raw: bytes, footer: tuple[Any, ...]) -> None:
         run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
     run.checked("metadata")
     index = prefix[header.tensor_index_offset :]
-    rules = record_rules(header.flags, start, header.tensor_data_size, run.options)
+    rules = record_rules(header.flags, start, header.tensor_data_size, run.source.size, run.options)
     table = RecordTable(lambda: index, header.tensor_index_count, header.tensor_index_offset, rules)
     check_table(table, header.tensor_index_offset, start)
     if "" in table.names:
