@@ -50,6 +50,8 @@ int wm_python_functions(const char *const *docs);
 int wm_python_texts(void);
 /* widen and decode: see python.c. */
 int wm_python_arrays(void);
+/* Descriptor, own, map_file, new_memory and with_temporary: see owners.c. */
+int wm_python_owners(void);
 
 /* --------------------------------------------------------------------------------------------------- FNV-1a */
 uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len);

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, ffi, lib
+from weightmap.kernels._native import module
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -37,10 +37,9 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """
     kind = np.dtype(dtype)
     size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * kind.itemsize
-    if size < _LARGE or (memory := lib.wm_memory_new(size)) == NULL:
+    if size < _LARGE or (memory := module.new_memory(size)) is None:
         return np.empty(shape, kind)
-    # The buffer keeps the pointer, and so the memory.
-    return np.ndarray(shape, kind, ffi.buffer(ffi.gc(memory, lib.wm_memory_free), size))
+    return np.ndarray(shape, kind, memory)
 
 
 def given_array(out: object) -> NDArray[Any]:
