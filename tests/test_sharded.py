@@ -151,6 +151,62 @@ def test_linked_shards_are_followed(index: Path, tmp_path: Path) -> None:
         assert all(same(f[name], value) for name, value in ALL.items())
 
 
+@pytest.fixture
+def snapshot(index: Path, tmp_path: Path) -> Path:
+    """The same model as the cache of Hugging Face has it: every file a relative link to a blob without a suffix."""
+    (index.parent / "config.json").write_text('{"model_type": "none", "vocab_size": 3}')
+    cache = tmp_path / "models--org--name"
+    (cache / "blobs").mkdir(parents=True)
+    folder = cache / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    for number, path in enumerate(sorted(index.parent.iterdir())):
+        shutil.move(path, cache / "blobs" / f"{number:040x}")
+        (folder / path.name).symlink_to(f"../../blobs/{number:040x}")
+    return folder
+
+
+@pytest.mark.parametrize("by", ["directory", "index", "link to the directory", "working directory"])
+def test_a_model_in_the_cache_of_hugging_face(
+    snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Every file is a link to a blob: it works by whatever path it is opened."""
+    path = {"index": snapshot / "model.safetensors.index.json", "link to the directory": tmp_path / "main"}.get(
+        by, snapshot
+    )
+    (tmp_path / "main").symlink_to(snapshot)
+    if by == "working directory":
+        monkeypatch.chdir(snapshot)
+        path = Path()
+    with wm.open(path) as f:
+        assert all(same(f[name], value) for name, value in ALL.items())
+        assert all(np.array_equal(f.read(name), f[name].astype("f4")) for name in f)
+        assert f.verify().checks
+        with pickle.loads(pickle.dumps(f)) as g:
+            assert all(same(g[name], value) for name, value in ALL.items())
+    wm.convert(path, tmp_path / "one.weights")
+    with wm.open(tmp_path / "one.weights") as f:
+        assert all(same(f[name], value) for name, value in ALL.items())
+        # Of config.json, a link too; given the index alone, nothing beside it is read.
+        assert f.metadata.get("vocab_size") == (None if by == "index" else "3")
+
+
+def test_links_that_lead_nowhere_or_to_no_file(index: Path) -> None:
+    """A shard that is a link to nothing is missing; one to a FIFO, a directory or itself is an error at once."""
+    shard = index.parent / TWO
+    shard.unlink()
+    os.mkfifo(index.parent / "fifo")
+    for target, expected in (
+        ("nothing", wm.LayoutError),
+        ("fifo", wm.NotRegularFileError),
+        (".", wm.LayoutError),
+        (TWO, OSError),
+    ):
+        shard.symlink_to(target)
+        with pytest.raises(expected, match=TWO):
+            wm.open(index)
+        shard.unlink()
+
+
 def test_converting_a_sharded_model(index: Path, tmp_path: Path) -> None:
     """A sharded model converts into one file."""
     wm.convert(index, tmp_path / "one.safetensors")
@@ -194,6 +250,20 @@ def test_limits_count_all_shards(index: Path) -> None:
         assert len(f) == 4
     with pytest.raises(wm.LimitError):
         wm.open(index, limits=wm.Limits(max_tensors=3))
+
+
+def test_limits_count_shards(index: Path, tmp_path: Path) -> None:
+    """max_shards bounds the files of a model before any is opened: more are more mappings than a process can have."""
+    with wm.open(index, limits=wm.Limits(max_shards=2)) as f:
+        assert len(f.shards) == 2
+    with pytest.raises(wm.LimitError, match="number of shards is 2, expected at most 1"):
+        wm.open(index, limits=wm.Limits(max_shards=1))
+    many = tmp_path / "many.index.json"
+    for count, message in ((32_768, "missing"), (32_769, "number of shards is 32769, expected at most 32768")):
+        many.write_text(json.dumps({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(count)}}))
+        for open_it in (wm.open, wm.load, lambda path: wm.convert(path, tmp_path / "one.safetensors")):
+            with pytest.raises(wm.FormatError, match=message):
+                open_it(many)
 
 
 @pytest.mark.parametrize("names", [["model.index.json"], ["a.index.json", "model.index.json"], ["folder"]])

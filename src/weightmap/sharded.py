@@ -146,6 +146,7 @@ class ShardedTensorFile(TensorFile):
             raise FormatError(msg, field="metadata")
         folder = os.path.dirname(index.path or "")
         names = sorted({_shard_name(name) for name in where.values()})
+        options.limits.check("max_shards", len(names), "number of shards")
         self._shards: dict[str, TensorFile] = {}
         self._where: dict[str, str] = {}
         self._warnings: list[str] = []

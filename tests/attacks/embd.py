@@ -23,7 +23,7 @@ ROWS = {
     "E1": "EMBD's magic or the one of its footer is wrong: UnknownFormatError, or TruncatedError for the footer.",
     "E2": "Major version other than 1: UnsupportedError. A minor version: legal, and a warning.",
     "E3": "Reserved flags: UnsupportedError.",
-    "E4": "The header's checksum does not fit: ChecksumError at opening.",
+    "E4": "The header's checksum does not fit: ChecksumError at opening. None in a file without any: a warning.",
     "E5": "total_file_size is not the size of the file: TruncatedError or LayoutError.",
     "E6": "Section offsets within the header, out of order, overlapping, past the end: LayoutError.",
     "E7": "Metadata whose counts, lengths or keys lie: an error. Missing keys: a warning.",
@@ -97,6 +97,10 @@ def headers() -> Iterator[Case]:
     for bit in (3, 4, 5, 16, 31):
         yield header("E3", f"flag bit {bit}", "UnsupportedError", flags=7 | 1 << bit)
     yield header("E4", "header checksum 0", "ChecksumError", header_checksum=0)
+    bare = embd.Draft(TENSORS, vocab=WORDS, checksums=False)
+    yield case("E4", "no header checksum", bare.header(header_checksum=0), odd="header_checksum is 0")
+    wrong = embd.Draft(TENSORS, vocab=WORDS, checksums=False).header(header_checksum=1)
+    yield case("E4", "another header checksum", wrong, "ChecksumError", field="header_checksum", offset=56)
     damaged = embd.Draft(TENSORS, vocab=WORDS).seal()
     damaged = damaged[:6] + b"\1" + damaged[7:]
     yield case("E4", "one byte changed", damaged, "ChecksumError", field="header_checksum", offset=56)

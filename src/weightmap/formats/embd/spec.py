@@ -101,8 +101,10 @@ def _check_header(
         raise field_error(UnsupportedError, "version_major", major, 1)
     found = kernels.crc32(head[:56])
     if found != stored:
-        expected = f"{found:#010x}, the CRC-32 of bytes 0 to 55"
-        raise field_error(ChecksumError, "header_checksum", f"{stored:#010x}", expected)
+        if stored or flags & CHECKSUM_ENABLED:
+            expected = f"{found:#010x}, the CRC-32 of bytes 0 to 55"
+            raise field_error(ChecksumError, "header_checksum", f"{stored:#010x}", expected)
+        warnings.append("header_checksum is 0, and CHECKSUM_ENABLED is clear: the header has no checksum (at byte 56)")
     if flags >= COMPRESSED:
         expected = "no bits but 1, 2 and 4: COMPRESSED (8) and the others are reserved"
         raise field_error(UnsupportedError, "flags", f"{flags:#x}", expected)
