@@ -50,6 +50,8 @@ int wm_python_functions(const char *const *docs);
 int wm_python_texts(void);
 /* widen and decode: see python.c. */
 int wm_python_arrays(void);
+/* Descriptor, own, map_file, new_memory and with_temporary: see owners.c. */
+int wm_python_owners(void);
 
 /* --------------------------------------------------------------------------------------------------- FNV-1a */
 uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len);
@@ -234,11 +236,12 @@ enum {
     WM_FAULT_CAPACITY = 10,        /* more tensors (row) or dimensions than the arrays hold */
     WM_FAULT_DIMS = 11,            /* more than 255 dimensions; row, at */
     /* tables of tensors */
+    WM_FAULT_TABLE_TRUNCATED = 31, /* row, actual: end, expected: bytes of the file from where the data begins */
     WM_FAULT_TABLE_DTYPE = 32,     /* row, actual: the code */
     WM_FAULT_TABLE_NDIM = 33,      /* row, actual */
     WM_FAULT_TABLE_UNUSED_DIM = 34, /* row, actual: a dimension past ndim that is not 0 */
     WM_FAULT_TABLE_OVERFLOW = 35,  /* row: product of the shape, or its bytes, exceeds 2^63 - 1 */
-    WM_FAULT_TABLE_RANGE = 36,     /* row, actual: end, expected: size of the data */
+    WM_FAULT_TABLE_RANGE = 36,     /* row, actual: end, expected: size of the data section */
     WM_FAULT_TABLE_ALIGN = 37,     /* row, actual: offset, expected: alignment */
     WM_FAULT_TABLE_OVERLAP = 38,   /* row, actual: offset, expected: end of the tensor before it */
     WM_FAULT_TABLE_HOLE = 39,      /* row (n: after the last), actual: offset, expected: where the last one ended */
@@ -307,8 +310,8 @@ int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type
 /* ------------------------------------------------------------------------------------------------ columns
  * The columns of a table of tensors, for a scan to fill. Tensor i: its name is names[bounds[i], bounds[i+1]), dtype[i] an index
  * into the format's list of types, its dimensions are dims[dim_bounds[i], dim_bounds[i+1]), and its data lies from begin[i] to
- * end[i]. How much the columns hold: names_cap bytes of names, cap + 1 bounds and dim_bounds, cap of dtype, begin and end,
- * dims_cap dims.
+ * end[i]; `end` is NULL where the format declares none. How much the columns hold: names_cap bytes of names, cap + 1 bounds
+ * and dim_bounds, cap of dtype, begin and end, dims_cap dims.
  */
 typedef struct {
     uint64_t cap, dims_cap, names_cap;
@@ -458,25 +461,31 @@ uint64_t wm_fifu_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_
 int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds, uint64_t *indices);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
- * Checks of a whole index in one call. Of every row: dtype known, number of dimensions in bounds, unused dimensions 0, bytes
- * without overflow, range within the data, alignment, rising order without overlap, holes of at most max_gap bytes;
- * with `lax` not 0 order, overlap and holes are not looked at. `bits` has the bits of one element for each of n_dtypes
- * dtype codes, 0 for no such code, and WM_BITS_DECLARED where a tensor takes the bytes from its begin to its end, whatever
- * its shape: so do quantised ones.
+ * Checks of a whole index in one call, by the same rules whether it lies in columns or in records. Of every row: dtype known,
+ * number of dimensions in bounds, unused dimensions 0, bytes without overflow and, where an end is declared, as many as that
+ * says, range, alignment, rising order without overlap, holes of at most max_gap bytes; with `lax` not 0 order, overlap and holes
+ * are not looked at. A tensor that ends past `data_size`, the size of the data section from which offsets count, is TABLE_RANGE;
+ * 2^64 - 1 where the format declares none. One that ends past `room`, the bytes of the file from there on, is TABLE_TRUNCATED.
  */
+typedef struct {
+    uint64_t min_ndim, max_ndim;
+    uint64_t alignment; /* a power of two; every offset must be a multiple; 0 or 1 for none */
+    uint64_t max_gap;   /* bytes of padding allowed before a tensor and after the last: 0 back to back */
+    uint8_t bits[256];  /* by dtype code: bits of one element; 0: no such code; or WM_BITS_DECLARED */
+} wm_rules;
+/* For a dtype whose tensors take the bytes from their begin to their end, whatever their shape: so do quantised ones. */
 enum { WM_BITS_DECLARED = 255 };
 /* Checks the first n tensors of the columns, which have n_dims dimensions and names_len bytes of names together, and that the
- * names are unique and, with `utf8` not 0, UTF-8. Returns 0, or -1 with *fault filled. */
-int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, const uint8_t *bits,
-                     uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim, uint64_t data_size, uint64_t max_gap, int lax,
-                     int utf8, wm_fault *fault);
+ * names are unique and, with `utf8` not 0, UTF-8. columns->end may be NULL. Returns 0, or -1 with *fault filled. */
+int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8,
+                     const wm_rules *rules, uint64_t data_size, uint64_t room, int lax, wm_fault *fault);
 /* The first of n tensors that is called `name`, by one pass; or -1. */
 int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len);
 /* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
- * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Every offset is a multiple
- * of `alignment`, a power of two. Returns the bytes that the names take, or -1 with *fault filled. */
-int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
-                         uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, wm_fault *fault);
+ * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Returns the bytes that the
+ * names take, or -1 with *fault filled. */
+int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const wm_rules *rules, uint64_t data_size,
+                         uint64_t room, int lax, wm_fault *fault);
 /* The first record of such an index whose stored hash, length and name are those of `name`, by one pass; or -1. */
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
 /* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end

@@ -6,7 +6,7 @@
  *     dtype       is in the list                      ndim      lies within the format's bounds
  *     unused dims are 0                               bytes     product of the shape, times the bits of an element, rounded
  *                                                               up to bytes, below 2^63 at every step
- *     offset      a multiple of the alignment         range     offset + bytes <= size of the data
+ *     offset      a multiple of the alignment         range     ends within the data section, and within the file
  *     order       begins where the one before it ended, or at most max_gap bytes later: so two tensors never share a byte
  *
  * A dimension of 0 makes the tensor empty whatever the others are, but the product of the others must still be
@@ -37,13 +37,10 @@ typedef struct {
     const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
     column offset;              /* u64, relative to the data */
     column end;                 /* u64, declared end, relative to the data; data NULL when not declared */
-    const uint8_t *bits;        /* bits of one element for each dtype code; 0: no such code */
-    uint64_t n_dtypes;
-    uint64_t min_ndim, max_ndim;
-    uint64_t data_size;
-    uint64_t alignment; /* a power of two; every offset must be a multiple; 1 for none */
-    uint64_t max_gap;   /* bytes of padding allowed before a tensor and after the last: 0 back to back */
-    int lax;            /* not 0: order, overlap and holes are not looked at */
+    uint64_t dims_cap;          /* without dim_bounds: dimensions that a row has room for */
+    wm_rules rules;
+    uint64_t data_size, room;
+    int lax;
 } table;
 
 /* a * b for products that must stay below 2^63. Returns 0 when they do not. A division would say so too, and would be most
@@ -74,8 +71,8 @@ static inline uint64_t load_dim(const table *t, uint64_t row, uint64_t k, uint64
 /* Bytes of row's tensor by its shape and dtype. */
 static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault *fault) {
     uint8_t code = t->dtype.data[row * t->dtype.stride];
-    uint64_t bits = code < t->n_dtypes ? t->bits[code] : 0;
-    if (bits == 0) return wm_fail(fault, WM_FAULT_TABLE_DTYPE, row, 0, code, t->n_dtypes);
+    uint64_t bits = t->rules.bits[code];
+    if (bits == 0) return wm_fail(fault, WM_FAULT_TABLE_DTYPE, row, 0, code, 0);
 
     uint64_t first = 0, ndim;
     if (t->dim_bounds) {
@@ -86,7 +83,8 @@ static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault 
     } else {
         ndim = t->ndim.data[row * t->ndim.stride];
     }
-    if (ndim < t->min_ndim || ndim > t->max_ndim) return wm_fail(fault, WM_FAULT_TABLE_NDIM, row, 0, ndim, t->max_ndim);
+    if (ndim < t->rules.min_ndim || ndim > t->rules.max_ndim)
+        return wm_fail(fault, WM_FAULT_TABLE_NDIM, row, 0, ndim, t->rules.max_ndim);
 
     uint64_t count = 1;
     int empty = 0;
@@ -98,15 +96,16 @@ static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault 
             return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, dim, LIMIT);
     }
     if (!t->dim_bounds)
-        for (uint64_t k = ndim; k < t->max_ndim; k++) {
+        for (uint64_t k = ndim; k < t->dims_cap; k++) {
             uint64_t dim = load_dim(t, row, k, first);
             if (dim != 0) return wm_fail(fault, WM_FAULT_TABLE_UNUSED_DIM, row, 0, dim, 0);
         }
     uint64_t total;
-    if (bits == WM_BITS_DECLARED && t->end.data) { /* the shape is legal, and says nothing of the bytes */
+    if (bits == WM_BITS_DECLARED) { /* the shape is legal, and says nothing of the bytes */
+        if (!t->end.data) return wm_fail(fault, WM_FAULT_COLUMN, row, 0, code, 0);
         uint64_t offset = load_le64(t->offset.data + row * t->offset.stride);
         uint64_t end = load_le64(t->end.data + row * t->end.stride);
-        if (end < offset || end > LIMIT) return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
+        if (end < offset) return wm_fail(fault, WM_FAULT_TABLE_SIZE, row, 0, end - offset, 0);
         *nbytes = end - offset;
         return 0;
     }
@@ -124,29 +123,39 @@ static inline int simple_bytes(const table *t, uint64_t row, uint64_t *nbytes) {
     const uint8_t *p = t->dims.data + row * t->dims.stride;
     uint64_t ndim = t->ndim.data[row * t->ndim.stride], code = t->dtype.data[row * t->dtype.stride];
     uint64_t d0 = load_le32(p), d1 = load_le32(p + 4), d2 = load_le32(p + 8), d3 = load_le32(p + 12);
-    uint64_t bits = code < t->n_dtypes ? t->bits[code] : 0;
+    uint64_t bits = t->rules.bits[code];
     /* Unused dimensions must be 0, and count as 1. */
     if (ndim - 1 > 3 || (ndim < 2 && d1) || (ndim < 3 && d2) || (ndim < 4 && d3)) return 0;
     d1 = ndim < 2 ? 1 : d1;
     d2 = ndim < 3 ? 1 : d2;
     d3 = ndim < 4 ? 1 : d3;
     uint64_t count, total;
-    if (!bits || !d0 || !d1 || !d2 || !d3 || !mul(d0 * d1, d2 * d3, &count) || !mul(count, bits, &total)) return 0;
+    if (!bits || bits == WM_BITS_DECLARED || !d0 || !d1 || !d2 || !d3 || !mul(d0 * d1, d2 * d3, &count) || !mul(count, bits, &total)) return 0;
     *nbytes = (total + 7) / 8;
     return 1;
+}
+
+/* A tensor that ends at `end`, or the data section itself (row n), reaches past what there is. */
+static int out_of_range(const table *t, uint64_t row, uint64_t end, wm_fault *fault) {
+    if (end > t->data_size) return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
+    return wm_fail(fault, WM_FAULT_TABLE_TRUNCATED, row, 0, end, t->room);
 }
 
 /* Checks every row. Returns 0, or -1 with *fault filled. */
 static int check_table(const table *given, wm_fault *fault) {
     const table copy = *given, *t = &copy; /* the compiler sees that nothing changes it */
+    const wm_rules *rules = &t->rules;
     if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->end.data && !holds(&t->end, t->n, 8)) ||
-        (!t->dim_bounds && (t->max_ndim > 255 || !holds(&t->ndim, t->n, 1) ||
-                            !holds(&t->dims, t->n, t->max_ndim * (uint64_t)t->dims_width))))
+        (!t->dim_bounds && (rules->max_ndim > t->dims_cap || !holds(&t->ndim, t->n, 1) ||
+                            !holds(&t->dims, t->n, t->dims_cap * (uint64_t)t->dims_width))))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
     /* A remainder by a power of two is a mask; alignments are nothing else. */
-    const uint64_t low = t->alignment ? t->alignment - 1 : 0;
-    if (t->alignment & low) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, t->alignment, 0);
-    const int lax = t->lax, simple = !t->dim_bounds && t->dims_width == 4 && t->max_ndim == 4 && t->min_ndim == 1;
+    const uint64_t low = rules->alignment ? rules->alignment - 1 : 0;
+    if (rules->alignment & low) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, rules->alignment, 0);
+    uint64_t size = t->data_size < t->room ? t->data_size : t->room;
+    if (size > LIMIT) size = LIMIT;
+    const int lax = t->lax;
+    const int simple = !t->dim_bounds && t->dims_width == 4 && rules->max_ndim == 4 && rules->min_ndim == 1;
     uint64_t previous = 0; /* where the tensor before this one ended */
     for (uint64_t row = 0; row < t->n; row++) {
         uint64_t nbytes, offset = load_le64(t->offset.data + row * t->offset.stride);
@@ -155,17 +164,17 @@ static int check_table(const table *given, wm_fault *fault) {
             uint64_t declared = load_le64(t->end.data + row * t->end.stride) - offset;
             if (declared != nbytes) return wm_fail(fault, WM_FAULT_TABLE_SIZE, row, 0, declared, nbytes);
         }
-        if (nbytes > t->data_size || offset > t->data_size - nbytes) {
-            uint64_t end = offset > UINT64_MAX - nbytes ? UINT64_MAX : offset + nbytes;
-            return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
-        }
-        if (offset & low) return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, t->alignment);
+        if (nbytes > size || offset > size - nbytes)
+            return out_of_range(t, row, offset > UINT64_MAX - nbytes ? UINT64_MAX : offset + nbytes, fault);
+        if (offset & low) return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, rules->alignment);
         if (!lax && offset < previous) return wm_fail(fault, WM_FAULT_TABLE_OVERLAP, row, 0, offset, previous);
-        if (!lax && offset - previous > t->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, row, 0, offset, previous);
+        if (!lax && offset - previous > rules->max_gap)
+            return wm_fail(fault, WM_FAULT_TABLE_HOLE, row, 0, offset, previous);
         previous = offset + nbytes;
     }
-    if (!lax && t->data_size - previous > t->max_gap)
-        return wm_fail(fault, WM_FAULT_TABLE_HOLE, t->n, 0, t->data_size, previous);
+    if (t->data_size > t->room && t->data_size != UINT64_MAX) return out_of_range(t, t->n, t->data_size, fault);
+    if (!lax && size - previous > rules->max_gap)
+        return wm_fail(fault, WM_FAULT_TABLE_HOLE, t->n, 0, size, previous);
     return 0;
 }
 
@@ -289,9 +298,8 @@ int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words) {
     return 0;
 }
 
-int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, const uint8_t *bits,
-                     uint64_t n_dtypes, uint64_t min_ndim, uint64_t max_ndim, uint64_t data_size, uint64_t max_gap, int lax,
-                     int utf8, wm_fault *fault) {
+int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8,
+                     const wm_rules *rules, uint64_t data_size, uint64_t room, int lax, wm_fault *fault) {
     const wm_columns *c = columns;
     const uint32_t *bounds = c->bounds;
     if (n > c->cap || n_dims > c->dims_cap || names_len > c->names_cap)
@@ -304,13 +312,9 @@ int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uin
         .dim_bounds = c->dim_bounds,
         .offset = {(const uint8_t *)c->begin, 8 * n, 8},
         .end = {(const uint8_t *)c->end, 8 * n, 8},
-        .bits = bits,
-        .n_dtypes = n_dtypes,
-        .min_ndim = min_ndim,
-        .max_ndim = max_ndim,
+        .rules = *rules,
         .data_size = data_size,
-        .alignment = 1,
-        .max_gap = max_gap,
+        .room = room,
         .lax = lax,
     };
     if (check_table(&t, fault)) return -1;
@@ -354,8 +358,8 @@ static column field(const uint8_t *index, uint64_t n, uint64_t at) {
     return n ? (column){index + at, n * RECORD - at, RECORD} : (column){index, 0, RECORD};
 }
 
-int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *bits, uint64_t n_dtypes,
-                         uint64_t data_size, uint64_t alignment, uint64_t max_gap, int lax, wm_fault *fault) {
+int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const wm_rules *rules,
+                         uint64_t data_size, uint64_t room, int lax, wm_fault *fault) {
     uint64_t used;
     if (n > len / RECORD) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len / RECORD, n);
     table t = {
@@ -365,13 +369,10 @@ int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const u
         .dims = field(index, n, DIMS),
         .dims_width = 4,
         .offset = field(index, n, OFFSET),
-        .bits = bits,
-        .n_dtypes = n_dtypes,
-        .min_ndim = 1,
-        .max_ndim = MAX_NDIM,
+        .dims_cap = MAX_NDIM,
+        .rules = *rules,
         .data_size = data_size,
-        .alignment = alignment,
-        .max_gap = max_gap,
+        .room = room,
         .lax = lax,
     };
     if (check_table(&t, fault)) return -1;

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, safetensors
+from tests.table_support import rules
 
 from weightmap._kernels import ffi, lib
 
@@ -507,7 +508,8 @@ def _wm_columns_check(p: Place, size: int) -> Any:
     columns, n, data_size, _ = _table(p, size)
     numbers = n, columns.dims_cap, columns.names_cap
     fault = p.struct("wm_fault")
-    done = lib.wm_columns_check(columns, *numbers, p.give(BITS), len(BITS), 0, 8, data_size, 0, 0, 1, fault)
+    asked = p.give(ffi.buffer(rules(BITS, max_ndim=8)), "wm_rules *", 8)
+    done = lib.wm_columns_check(columns, *numbers, 1, asked, data_size, data_size, 0, fault)
     return done, done == 0 or fields(fault)
 
 
@@ -530,8 +532,8 @@ def _wm_records_check(p: Place, size: int) -> Any:
     index, n, data_size, _ = _records(size)
     for data in (index, index[:-1]):
         fault = p.struct("wm_fault")
-        args = p.give(data), len(data), n, p.give(BITS), len(BITS), data_size, 8, 0, 0, fault
-        found.append(lib.wm_records_check(*args))
+        asked = p.give(ffi.buffer(rules(BITS, min_ndim=1, max_ndim=4, alignment=8)), "wm_rules *", 8)
+        found.append(lib.wm_records_check(p.give(data), len(data), n, asked, data_size, data_size, 0, fault))
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.attacks import ROWS, TESTS, Case, cases, sound
+from tests.attacks import TESTS, Case, cases, rows, sound
 from tests.attacks.__main__ import OUTCOMES, write_all
 from tests.attacks.others import Child, table
 from tests.attacks.table import MARK, between, lines
@@ -50,9 +50,9 @@ def attack(case: Case, path: Path, **options: Any) -> wm.VerifyReport | None:
 def test_every_row_has_a_case() -> None:
     """Each row of the threat tables has a file that attacks by it, or a test by name; and no case has another row."""
     covered = {case.row for case in CASES}
-    assert covered <= set(ROWS)
-    assert set(TESTS) <= set(ROWS)
-    assert set(ROWS) - covered - set(TESTS) == set()
+    assert covered <= set(rows())
+    assert set(TESTS) <= set(rows())
+    assert set(rows()) - covered - set(TESTS) == set()
 
 
 def test_the_tests_that_rows_name_are_there() -> None:
@@ -195,7 +195,7 @@ def test_other_libraries_can_be_tried_on_the_attacks(tmp_path: Path) -> None:
         assert child.outcome(tmp_path / "missing") == "FileNotFoundError"
     finally:
         child.close()
-    counts = {"one": {row: Counter() for row in ROWS}, "two": {row: Counter() for row in ROWS}}
+    counts = {"one": {row: Counter() for row in rows()}, "two": {row: Counter() for row in rows()}}
     counts["one"]["C9"].update({"refused": 3})
     counts["two"]["C9"].update({"refused": 2, "accepted": 1})
     assert [line.split(" | ")[2:] for line in table(counts)][2:] == [["refuses all 3", "of 3: accepted 1 |"]]

@@ -614,15 +614,15 @@ def test_layers_that_columns_have_room_for():
 class FourDims(Rules):
     """Rules like those of EMBD."""
 
+    __slots__ = ()
     dtypes = (DTYPES["float32"], DTYPES["int8"])
-    bits = bytes([32, 8])
     min_ndim, max_ndim = 1, 4
 
 
 def record_table(*rows: tuple[Any, ...], size: int = 100, names: bytes = b"") -> RecordTable:
     """A table of records that nobody has checked: code, ndim, length of the name, four dimensions, offset."""
     index = b"".join(struct.pack("<IBBH4IQ", 0, *row) for row in rows) + names
-    return RecordTable(lambda: index, len(rows), 1000, FourDims(500, size))
+    return RecordTable(lambda: index, len(rows), 1000, FourDims(500, 2**40, size))
 
 
 @pytest.mark.parametrize("ndim", range(7))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from tests.builders import bintensors
+from tests.table_support import rules
 
 from weightmap._kernels import ffi, lib
 
@@ -39,7 +40,7 @@ def check(n: int = 2, n_dims: int = 3, names_len: int = 3, data_size: int = 40, 
     columns = SOUND | other
     arrays = [ffi.new(f"{kind}[]", values) for kind, values in zip(TYPES, columns.values(), strict=True)]
     given, fault = ffi.new("wm_columns *", (2, 3, 3, *arrays)), ffi.new("wm_fault *")
-    done = lib.wm_columns_check(given, n, n_dims, names_len, BITS, len(BITS), 0, 8, data_size, 0, 0, 1, fault)
+    done = lib.wm_columns_check(given, n, n_dims, names_len, 1, rules(BITS, max_ndim=8), data_size, 2**63, 0, fault)
     assert done == (0 if fault.code == lib.WM_FAULT_NONE else -1)
     return Verdict(fault.code, fault.row, fault.actual, fault.expected) if done else None
 
@@ -85,8 +86,11 @@ def test_an_end_that_is_not_where_it_should_be(begin: list[int], end: list[int])
 @pytest.mark.parametrize(("begin", "end"), [(32, 24), (24, 2**63), (24, 2**64 - 1)])
 def test_an_end_that_alone_tells_the_size(begin: int, end: int) -> None:
     """Of a type whose size only the file tells, an end before its begin or beyond 2**63 - 1 is refused."""
-    verdict = check(dtype=[0, 2], begin=[0, begin], end=[24, end], data_size=2**64 - 1)
-    assert verdict == (lib.WM_FAULT_TABLE_RANGE, 1, end, 2**64 - 1)
+    verdict = check(dtype=[0, 2], begin=[0, begin], end=[24, end], data_size=2**62)
+    if end < begin:
+        assert verdict == (lib.WM_FAULT_TABLE_SIZE, 1, end - begin + 2**64, 0)
+    else:
+        assert verdict == (lib.WM_FAULT_TABLE_RANGE, 1, end, 2**62)
     assert check(dtype=[0, 2], begin=[0, 24], end=[24, 31], data_size=31) is None
 
 
@@ -94,10 +98,19 @@ def test_an_end_that_alone_tells_the_size(begin: int, end: int) -> None:
 def test_an_alignment_that_is_no_power_of_two(alignment: int) -> None:
     """Offsets of records are compared with alignments by a mask, so that one of another kind is refused."""
     fault = ffi.new("wm_fault *")
-    assert lib.wm_records_check(bytes(8), 8, 0, BITS, len(BITS), 0, alignment, 0, 0, fault) == -1
+    four = {"min_ndim": 1, "max_ndim": 4}
+    assert lib.wm_records_check(bytes(8), 8, 0, rules(BITS, alignment=alignment, **four), 0, 0, 0, fault) == -1
     assert (fault.code, fault.actual) == (lib.WM_FAULT_COLUMN, alignment)
     for good in (0, 1, 64, 2**63):
-        assert lib.wm_records_check(bytes(8), 8, 0, BITS, len(BITS), 0, good, 0, 0, fault) == 0
+        assert lib.wm_records_check(bytes(8), 8, 0, rules(BITS, alignment=good, **four), 0, 0, 0, fault) == 0
+
+
+def test_more_dimensions_than_a_record_has_room_for() -> None:
+    """Rules that allow five dimensions are not those of records, which have room for four."""
+    fault = ffi.new("wm_fault *")
+    for most, code in ((3, 0), (4, 0), (5, lib.WM_FAULT_COLUMN), (2**64 - 1, lib.WM_FAULT_COLUMN)):
+        done = lib.wm_records_check(bytes(8), 8, 0, rules(BITS, max_ndim=most), 0, 0, 0, fault)
+        assert (done, fault.code) == ((-1 if code else 0), code)
 
 
 @pytest.mark.parametrize("sizes", [(2**32, 1, 1), (1, 2**32, 1), (1, 1, 2**32), (2**61, 0, 0), (0, 2**61, 0)])

@@ -123,11 +123,15 @@ def test_types_that_numpy_lacks(tmp_path, code):
         assert ours.get_slice("x")[2:5].tobytes() == values[2:5].tobytes()
 
 
-def test_metadata_is_none_without_any(tmp_path):
-    """A file without metadata gives None, as safetensors does."""
-    path = write(tmp_path / "x.safetensors", {"x": entry("I8", np.zeros(1, np.int8))})
+@pytest.mark.parametrize("metadata", [None, {}, {"k": "v"}])
+def test_metadata_that_is_empty_is_not_none(tmp_path, metadata):
+    """A file without metadata gives None, one with an empty map an empty map, as safetensors does."""
+    path = write(tmp_path / "x.safetensors", {"x": entry("I8", np.zeros(1, np.int8))}, metadata)
     with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
-        assert ours.metadata() is theirs.metadata() is None
+        assert ours.metadata() == theirs.metadata() == metadata
+    compat.save_file({"x": np.zeros(1, np.int8)}, path, metadata)
+    with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
+        assert ours.metadata() == theirs.metadata() == metadata
 
 
 SLICES = [
@@ -285,17 +289,60 @@ def test_what_safetensors_writes_load_file_reads(tmp_path):
         np.testing.assert_array_equal(read[name], array, strict=True)
 
 
-def test_the_suffix_chooses_the_format(tmp_path):
-    """.weights writes EMBD, an unknown suffix safetensors; the drop-in reads both."""
+@pytest.mark.parametrize("name", ["m.weights", "m.amb", "m.safetensors", "m.ckpt", "m"])
+def test_the_suffix_says_nothing(tmp_path, name):
+    """save_file writes safetensors whatever the suffix, as safetensors does."""
     arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
-    for name, expected in (("m.weights", "embd"), ("m.ckpt", "safetensors"), ("m", "safetensors")):
-        compat.save_file(arrays, tmp_path / name)
-        with wm.open(tmp_path / name) as file:
-            assert file.format == expected
-        with compat.safe_open(tmp_path / name, "np") as file:
-            assert file.keys() == ["a", "b"]
-            assert file.get_slice("a").get_dtype() == "I8"
-            np.testing.assert_array_equal(file.get_slice("b")[:, ::-1], arrays["b"][:, ::-1])
+    compat.save_file(arrays, tmp_path / name)
+    theirs_numpy.save_file(arrays, tmp_path / "theirs")
+    assert (tmp_path / name).read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_other_formats_are_read_as_well(tmp_path):
+    """What `weightmap.save` writes, the drop-in reads."""
+    arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
+    wm.save(tmp_path / "m.weights", arrays)
+    with compat.safe_open(tmp_path / "m.weights", "np") as file:
+        assert file.keys() == ["a", "b"]
+        assert file.get_slice("a").get_dtype() == "I8"
+        np.testing.assert_array_equal(file.get_slice("b")[:, ::-1], arrays["b"][:, ::-1])
+
+
+@pytest.mark.parametrize(("code", "nbytes"), [("F4", 16), ("F6_E2M3", 24), ("F6_E3M2", 24)])
+def test_types_below_a_byte_are_bytes(tmp_path, code, nbytes):
+    """Packed elements are listed as safetensors lists them, come as bytes, and spoil nothing beside them."""
+    data = bytes(range(nbytes))
+    path = write(tmp_path / "x.safetensors", {"x": (code, (4, 8), data), "y": entry("I8", np.arange(3, dtype=np.int8))})
+    with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
+        mine, other = ours.get_slice("x"), theirs.get_slice("x")
+        assert (mine.get_dtype(), mine.get_shape()) == (other.get_dtype(), other.get_shape()) == (code, [4, 8])
+        for array in (ours.get_tensor("x"), mine[...], mine[:], mine[:, :]):
+            assert (array.dtype, array.tobytes()) == (np.uint8, data)
+        for part in (np.s_[1:], np.s_[0], np.s_[:, ::2], np.array([True, False, True, False])):
+            with pytest.raises(wm.UnsupportedError, match="get_tensor gives their bytes"):
+                mine[part]
+    assert {name: array.tobytes() for name, array in compat.load_file(path).items()} == {"x": data, "y": b"\0\1\2"}
+
+
+@pytest.mark.parametrize("scheme", ["int4_block", "int8", "adaptive"])
+def test_slices_of_quantised_tensors(tmp_path, scheme):
+    """Parts of a quantised tensor are those of the decoded one."""
+    values = RNG.standard_normal((6, 64)).astype(np.float32)
+    wm.save(tmp_path / "q.amb", {"w": wm.quantize(values, scheme)})
+    with wm.open(tmp_path / "q.amb") as file:
+        expected = np.asarray(file["w"])
+    with compat.safe_open(tmp_path / "q.amb", "np") as file:
+        np.testing.assert_array_equal(file.get_tensor("w"), expected)
+        for index in (
+            np.s_[2:4, ::3],
+            np.s_[1],
+            np.s_[..., 5],
+            np.s_[::-2],
+            np.s_[[5, 0]],
+            np.s_[2, 3],
+            np.s_[None, 1],
+        ):
+            np.testing.assert_array_equal(file.get_slice("w")[index], expected[index], strict=True)
 
 
 def test_values_that_are_no_arrays_are_refused_before_writing(tmp_path):

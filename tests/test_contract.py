@@ -64,17 +64,17 @@ def first_with_data(example: builders.Example) -> str:
 
 
 def test_every_format_has_examples() -> None:
-    """A format that the package reads has a builder module with at least one example."""
-    known = builders.modules()
+    """A format that the package reads has a builder with at least one example."""
+    known = builders.known()
     missing = [name for name in wm.formats() if name not in known]
     assert not missing
-    for name, module in known.items():
-        assert module.examples(), name
+    for name, builder in known.items():
+        assert builder.examples(), name
 
 
 def test_builders_know_no_format_that_the_package_does_not() -> None:
-    """Every builder module belongs to a format that `weightmap.formats()` lists."""
-    assert set(builders.modules()) <= set(wm.formats())
+    """Every builder belongs to a format that `weightmap.formats()` lists."""
+    assert set(builders.known()) <= set(wm.formats())
 
 
 # ----------------------------------------------------------------------------------------------------- content

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import struct
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -285,13 +287,40 @@ def test_the_index_is_bounded_by_the_limits() -> None:
     assert caught.value.offset == 28
 
 
-def test_the_header_checksum_is_always_checked() -> None:
-    """A wrong header checksum is a ChecksumError at every level of `verify=`."""
-    data = draft().header(header_checksum=1).seal()
+@pytest.mark.parametrize(("checksums", "value"), [(True, 1), (True, 0), (False, 1), (False, 2**32 - 1)])
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_header_checksum_is_always_checked(checksums: bool, value: int, strict: bool) -> None:
+    """A wrong header checksum is a ChecksumError at every level of `verify=`, whatever CHECKSUM_ENABLED says."""
+    data = draft(checksums=checksums).header(header_checksum=value).seal()
     for level in ("header", "full", "none"):
         with pytest.raises(wm.ChecksumError) as caught:
-            wm.open(memoryview(data), verify=level)
+            wm.open(memoryview(data), verify=level, strict=strict)
         assert (caught.value.field, caught.value.offset) == ("header_checksum", 56)
+
+
+def test_a_header_without_a_checksum() -> None:
+    """Where CHECKSUM_ENABLED is clear, a header checksum of 0 is none: such a file is read, and `verify` warns."""
+    data = draft(checksums=False).header(header_checksum=0).seal()
+    with wm.open(draft(checksums=False).seal()) as sound:
+        wanted = {name: array.tobytes() for name, array in sound.items()}
+        assert "header checksum" in sound.verify().checks
+    for level in ("header", "full", "none"):
+        with wm.open(memoryview(data), verify=level) as f:
+            assert {name: array.tobytes() for name, array in f.items()} == wanted
+            report = f.verify()
+            assert [w for w in report.warnings if "header_checksum is 0" in w and "(at byte 56)" in w]
+            assert "header checksum" not in report.checks
+            assert "no header checksum: the file has none" in report.checks
+
+
+def test_a_header_checksum_that_is_right_is_written_and_checked_without_the_others(tmp_path: Path) -> None:
+    """`save` writes it with ``checksums=False`` too."""
+    path = tmp_path / "m.weights"
+    wm.save(path, {"a": np.ones(2, np.float32)}, checksums=False)
+    stored = struct.unpack_from("<I", path.read_bytes(), 56)[0]
+    assert stored == zlib.crc32(path.read_bytes()[:56])
+    with wm.open(path) as f:
+        assert "header checksum" in f.verify().checks
 
 
 def test_unaligned_tensors_are_views_all_the_same() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import embd, normal
 from tests.scan_support import Arena
 from tests.support import DATA
 from tests.word_files import ngrams
@@ -229,6 +230,24 @@ def test_files_of_other_formats_have_embeddings(tmp_path):
         assert np.array_equal(f.embeddings["b"], rows[1])
     with wm.open(tmp_path / "two.weights") as f:
         assert f.embeddings is None
+
+
+@pytest.mark.parametrize("layout", ["spec", "simple"])
+@pytest.mark.parametrize("other", [(3,), (1, 4), (2, 4), (5, 4), (3, 2, 2), (3, 4), (0,)])
+def test_a_name_that_is_there_twice(layout, other):
+    """Without a check such a file opens, and a look-up gives the first: embeddings are made of that one or of none."""
+    for shapes in ([other, (3, 4)], [(3, 4), other]):
+        tensors = [("e", normal(shape, i)) for i, shape in enumerate(shapes)]
+        words = ["a", "b", "c"]
+        data = embd.Draft(tensors, vocab=words).seal() if layout == "spec" else embd.simple(tensors, words)
+        with wm.open(data, verify="none") as f:
+            e = f.embeddings
+            if shapes[0] != (3, 4) or other == (3, 4):  # or there are two matrices
+                assert e is None
+                continue
+            assert np.array_equal(e.matrix, f["e"])
+            assert [e.get(word).shape for word in words] == [(4,)] * 3
+            check_batch(e, words)
 
 
 @pytest.mark.parametrize("suffix", ["fifu", "weights"])

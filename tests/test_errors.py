@@ -167,5 +167,5 @@ def test_errors_of_sources_without_a_path_name_the_source() -> None:
 def test_limits_show_their_values() -> None:
     """The repr of limits is the expression that makes them, and pickling keeps them."""
     limits = wm.Limits(max_tensors=10)
-    assert repr(limits) == "Limits(max_header_bytes=100000000, max_tensors=10, max_copy_bytes=None)"
+    assert repr(limits) == "Limits(max_header_bytes=100000000, max_tensors=10, max_copy_bytes=None, max_shards=32768)"
     assert pickle.loads(pickle.dumps(limits)) == limits

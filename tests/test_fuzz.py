@@ -8,26 +8,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests import builders
 from tests.fuzz import worker
 from tests.fuzz.__main__ import campaign
 from tests.fuzz.anatomy import TEXT, Edit
-from tests.fuzz.corpus import FORMATS, seeds
+from tests.fuzz.corpus import FORMATS, SHARDED, seeds
 from tests.fuzz.exercise import outcome
 from tests.fuzz.mutate import anatomies, mutant, sealed
 
 # Of each format. Continuous integration tries 100,000, and `make fuzz` millions.
 COUNT = int(os.environ.get("WEIGHTMAP_FUZZ", "5000"))
-# How many different errors (class and field) a campaign has to come to, at least, and one of 100,000 mutants: a mutator
-# that only ever breaks the first bytes would find nothing.
-ERRORS = {
-    "embd": (50, 57),
-    "amb": (26, 30),
-    "cnn_v2": (14, 15),
-    "bintensors": (21, 24),
-    "finalfusion": (33, 39),
-    "safetensors": (10, 12),
-    "sharded": (11, 16),
-}
+# How many different errors (class and field) a campaign on a model in a directory has to come to, at least, and one of
+# 100,000 mutants: a mutator that only ever breaks the first bytes would find nothing. Builders say so of their formats.
+ERRORS = {SHARDED: (11, 16)} | {builder.format: builder.errors for builder in builders.known().values()}
 # Where the tests themselves run in several processes, each has one for its mutants.
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(os.cpu_count() or 1, 4)
 every_format = pytest.mark.parametrize("format", FORMATS)
@@ -91,15 +84,15 @@ def test_files_are_taken_apart_and_put_together(format: str) -> None:
         assert all(0 <= begin <= end <= len(data) for begin, end, _ in (*anatomy.fields, *anatomy.items))
 
 
-@pytest.mark.parametrize("format", ["embd", "amb", "bintensors", "finalfusion"])
+@pytest.mark.parametrize("format", [name for name in FORMATS if any(TEXT in found.alike for found in anatomies(name))])
 def test_lengths_follow(format: str) -> None:
     """With any text made longer, and lengths, offsets and checksums made to fit, a file is nearly always sound."""
     sound = tried = 0
     for anatomy in anatomies(format):
         for begin, _, kind in anatomy.fields:
             if kind == TEXT:
-                data = sealed(anatomy.apply([Edit(begin, begin, b"xyz")], follow=True))
+                data = sealed(format, anatomy.apply([Edit(begin, begin, b"xyz")], follow=True))
                 found = outcome(memoryview(data), data, format=format, strict=False)
                 tried += 1
                 sound += not found
-    assert sound > 0.9 * tried > 20
+    assert sound > 0.9 * tried > 5

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tracemalloc
@@ -16,102 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.builders import Tensor, amb, embd
-from tests.builders import bintensors as bt
-from tests.builders import cnn_v2 as cnn
-from tests.builders import finalfusion as ff
-from tests.builders import safetensors as st
+from tests import builders
 from tests.support import SOURCES, run_child
 
 import weightmap as wm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-# --------------------------------------------------------------------------------------------- files of many tensors
-
-
-def of_embd(count: int) -> bytes:
-    """EMBD: fixed-size records, checked with all their names and hashes."""
-    digits = np.arange(count)[:, None] // 10 ** np.arange(6, -1, -1) % 10
-    names = (digits + ord("0")).astype(np.uint8)
-    hashes = np.full(count, 0x811C9DC5, np.uint32)
-    for column in names.T:
-        hashes = (hashes ^ column) * np.uint32(0x01000193)
-    fields = [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("shape", "<u4", 4), ("at", "<u8")]
-    index = np.zeros(count, fields)
-    index["hash"], index["dtype"], index["ndim"], index["length"] = hashes, embd.CODES["uint8"], 1, 7
-    index["shape"][:, 0], index["at"] = 1, np.arange(count)
-    draft = embd.Draft([], aligned=False, checksums=False)
-    start = draft.index_offset + len(index.tobytes()) + names.size
-    draft.header(tensor_index_count=count, tensor_data_offset=start, tensor_data_size=count)
-    data = draft.header(total_file_size=start + count + 16).seal()
-    return data[: draft.index_offset] + index.tobytes() + names.tobytes() + bytes(count) + data[-16:]
-
-
-def of_embd_simple(count: int) -> bytes:
-    """The other layout of EMBD: heads and data in turn."""
-    rest = struct.pack("<2I", 1, 1) + bytes(4)
-    body = b"".join(b"\7\0\0\0%07d" % i + rest for i in range(count))
-    return struct.pack("<4s2I", b"EMBD", 1, count) + body + bytes(4)
-
-
-def of_amb(count: int) -> bytes:
-    """AMB: heads and data in turn; such a record has 24 bytes, so none needs padding."""
-    record = struct.Struct("<H7sBIBQx").pack
-    body = b"".join(record(7, b"%07d" % i, 1, 1, amb.CODES["int8"], 1) for i in range(count))
-    return amb.build(body, b"{}  ")
-
-
-def of_cnn_v2(count: int) -> bytes:
-    """CNN v2: records of five numbers."""
-    records = np.ones((count, 5), "<u4")
-    records[:, 3] = np.arange(count)
-    return cnn.header(count, count) + records.tobytes() + bytes(2 * (count + count % 2))
-
-
-def of_bintensors(count: int, layout: str = "current") -> bytes:
-    """BinTensors: integers of one to five bytes, names with the tensors or in a map behind them."""
-    numbers = [bt.varint(i) for i in range(count + 1)]
-    begin = b"\0" + bt.varint(count)
-    if layout == "current":
-        parts = [b"\7%07d\1\1\1" % i + numbers[i] + numbers[i + 1] for i in range(count)]
-    else:
-        parts = [b"\1\1\1" + numbers[i] + numbers[i + 1] for i in range(count)]
-        parts += [bt.varint(count), *(b"\7%07d" % i + numbers[i] for i in range(count))]
-    return bt.raw(bt.padded(begin + b"".join(parts)), bytes(count))
-
-
-def of_safetensors(count: int) -> bytes:
-    """The header of safetensors is JSON."""
-    entry = '"%07d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'
-    return st.raw(b"{" + ",".join([entry % (i, i, i + 1) for i in range(count)]).encode() + b"}", bytes(count))
-
-
-def of_finalfusion(count: int) -> bytes:
-    """The words of finalfusion: it has one matrix, and as many words as rows."""
-    words = [b"%07d" % i for i in range(count)]
-    return ff.build([ff.simple(words), ff.matrix(Tensor("float32", (count, 1), bytes(4 * count)))])
-
-
-FILES: dict[str, Callable[[int], bytes]] = {
-    "embd": of_embd,
-    "embd-simple": of_embd_simple,
-    "amb": of_amb,
-    "cnn_v2": of_cnn_v2,
-    "bintensors-current": of_bintensors,
-    "bintensors-spec": lambda count: of_bintensors(count, "spec"),
-    "safetensors": of_safetensors,
-    "finalfusion": of_finalfusion,
-}
+# By kind.
+FILES = {kind: make for builder in builders.known().values() for kind, make in builder.growing.items()}
 every_file = pytest.mark.parametrize("kind", FILES)
 
 # --------------------------------------------------------------------------------------------- a million
 
 MILLION = 10**6
-# Seconds of processor time. The simple layout of EMBD has heads between its data and is read by Python.
-SECONDS = dict.fromkeys(FILES, 10) | {"embd-simple": 30}
+# Seconds of processor time.
+SECONDS = dict.fromkeys(FILES, 10)
+for known in builders.known().values():
+    SECONDS |= known.seconds
 OPEN = """
 import resource, sys, weightmap as wm
 path, small, count, seconds = *sys.argv[1:3], *map(int, sys.argv[3:])

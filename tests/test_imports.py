@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "weightmap"
 
 # From the ground up: a module imports what stands below it, or beside it in its own room.
 LAYERS = [
-    {"errors", "lazy", "options", "dtypes", "strict_json", "forking"},
+    {"errors", "lazy", "options", "dtypes", "forking"},
     {"_kernels"},
     {"kernels"},
     {"io"},

@@ -11,6 +11,7 @@ import pytest
 from tests import guard
 from tests.builders import amb, normal
 from tests.kernel_calls import Place
+from tests.table_support import U64, rules
 
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
@@ -81,9 +82,14 @@ def columns_of(names, shapes, spans, codes=None):
     )
 
 
-def check(columns, data_size, *, max_gap=0, min_ndim=0, max_ndim=255, lax=False):
-    """What C says of them."""
-    return word(columns.check(BITS, min_ndim, max_ndim, data_size, max_gap, lax=lax, utf8=True))
+def fault_of(columns, data_size, *, lax=False, **asked):
+    """What C says of them: a fault, or None."""
+    return columns.check(rules(BITS, **asked), data_size, MOST, lax=lax, utf8=True)
+
+
+def check(columns, data_size, **asked):
+    """The same in a word."""
+    return word(fault_of(columns, data_size, **asked))
 
 
 def test_columns_never_have_more_than_they_have_room_for():
@@ -92,7 +98,7 @@ def test_columns_never_have_more_than_they_have_room_for():
     fault = ffi.new("wm_fault *")
     for more in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         n, dims, names = (a + b for a, b in zip((2, 3, 3), more, strict=True))
-        args = n, dims, names, BITS, len(BITS), 0, 255, 7, 0, 0, 1, fault
+        args = n, dims, names, 1, rules(BITS), 7, 7, 0, fault
         assert lib.wm_columns_check(columns.native, *args) == (-1 if any(more) else 0)
         assert fault.code == kernels.FAULTS["COLUMN" if any(more) else "NONE"]
 
@@ -142,43 +148,32 @@ def test_the_largest_product_that_can_be_counted():
 
 @pytest.mark.parametrize(
     ("begin", "end", "found"),
-    [(5, 5, None), (5, 6, None), (5, 4, "TABLE_RANGE"), (5, MOST, "TABLE_RANGE"), (5, MOST + 1, "TABLE_RANGE")],
+    [(5, 5, None), (5, 6, None), (5, 4, "TABLE_SIZE"), (5, MOST, "TABLE_RANGE"), (5, MOST + 1, "TABLE_RANGE")],
 )
 def test_declared_bytes(begin, end, found):
     """Where a tensor takes the bytes that it says, its end does not lie before its beginning, and within the data."""
     columns = columns_of([b"a"], [(7,)], [(begin, end)], [DECLARED])
-    fault = columns.check(BITS, 0, 9, 10, 10, lax=False, utf8=True)
+    fault = fault_of(columns, 10, max_gap=10)
     assert word(fault) == found
-    # Past 2^63 it is no number of bytes at all, and no end is computed from it.
-    assert found is None or fault.actual == end
+    # Of an end before its beginning no number of bytes is made.
+    assert found is None or fault.actual == (end if end > begin else U64)
 
 
 def test_declared_bytes_up_to_the_most():
     """A tensor may end at 2^63 - 1, and not one byte later."""
-    for end, found in ((MOST, None), (MOST + 1, "TABLE_RANGE")):
+    for end, found in ((MOST, None), (MOST + 1, "TABLE_TRUNCATED")):
         columns = columns_of([b"a"], [(7,)], [(5, end)], [DECLARED])
-        assert check(columns, 2**64 - 1, max_gap=2**64 - 1) == found
+        for room in (MOST, U64):
+            assert word(columns.check(rules(BITS, max_gap=5), U64, room, lax=False, utf8=True)) == found
 
 
-@pytest.mark.parametrize("code", range(len(BITS) + 2))
+@pytest.mark.parametrize("code", [*range(len(BITS) + 2), 255])
 def test_dtype_codes_end_with_their_list(code):
     """The last code of the list is known, and the one after it is not."""
     columns = columns_of([b"a"], [()], [(0, BITS[code] // 8 if code < DECLARED else 1)], [code])
-    found = columns.check(BITS, 0, 9, 4, 9, lax=False, utf8=True)
-    assert word(found) == (None if code < len(BITS) else "TABLE_DTYPE")
-
-
-@pytest.mark.parametrize("code", [2, 3, 4])
-def test_the_list_of_dtypes_is_not_read_past_its_end(code):
-    """The bits of a dtype are looked up in the list that is given, and not behind it."""
-    bits = Place(PAGES).give(b"\x20\x10\x08")
-    fault = ffi.new("wm_fault *")
-    columns = columns_of([b"a"], [(1,)], [(0, 1)], [code])
-    done = lib.wm_columns_check(columns.native, 1, 1, 1, bits, 3, 0, 9, 1, 0, 0, 1, fault)
-    assert (done, fault.code) == ((0, 0) if code < 3 else (-1, kernels.FAULTS["TABLE_DTYPE"]))
-    index = index_of([(b"a", code, (1,), 0)])
-    done = lib.wm_records_check(index, len(index), 1, bits, 3, 1, 1, 0, 0, fault)
-    assert (done, fault.code) == ((1, 0) if code < 3 else (-1, kernels.FAULTS["TABLE_DTYPE"]))
+    assert check(columns, 4, max_gap=9) == (None if code < len(BITS) else "TABLE_DTYPE")
+    last = columns_of([b"a"], [()], [(0, 1)], [255])
+    assert word(last.check(rules(bytes(255) + b"\x08"), 1, 1, lax=False, utf8=True)) is None
 
 
 @pytest.mark.parametrize("lax", [False, True])
@@ -188,7 +183,7 @@ def test_data_ends_with_the_section(end, lax):
     expected = None if end <= 10 else "TABLE_RANGE"
     assert check(columns_of([b"a"], [(6,)], [(end - 6, end)]), 10, max_gap=9, lax=lax) == expected
     index = index_of([(b"a", 2, (6,), end - 6)])
-    found = kernels.records_check(index, 1, BITS[:3], 10, 1, 9, lax=lax)
+    found = kernels.records_check(index, 1, rules(BITS[:3], max_ndim=4, max_gap=9), 10, 99, lax=lax)
     assert word(found) == expected
 
 
@@ -231,9 +226,14 @@ def index_of(rows):
     return b"".join(packed) + names
 
 
-def records(rows, data_size, *, alignment=1, max_gap=0):
+FOUR = {"min_ndim": 1, "max_ndim": 4}
+
+
+def records(rows, data_size, **asked):
     """What C says of them."""
-    return kernels.records_check(index_of(rows), len(rows), BITS[:3], data_size, alignment, max_gap, lax=False)
+    return kernels.records_check(
+        index_of(rows), len(rows), rules(BITS[:3], **FOUR, **asked), data_size, MOST, lax=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_records_end_with_their_bytes(missing):
     index = index_of([(b"", 2, (1,), 0), (b"", 2, (1,), 1)])
     pointer = Place(PAGES).give(index[:-missing])
     fault = ffi.new("wm_fault *")
-    assert lib.wm_records_check(pointer, 64 - missing, 2, BITS, 3, 2, 1, 0, 0, fault) == -1
+    assert lib.wm_records_check(pointer, 64 - missing, 2, rules(BITS[:3], **FOUR), 2, 2, 0, fault) == -1
     assert fault.code == kernels.FAULTS["COLUMN"]
     assert lib.wm_records_find(pointer, 64 - missing, 2, b"x", 1) == -1
 
@@ -287,7 +287,7 @@ def test_names_of_records_end_with_their_bytes():
     for cut in range(4):
         pointer = Place(PAGES).give(index[: len(index) - cut])
         fault = ffi.new("wm_fault *")
-        done = lib.wm_records_check(pointer, len(index) - cut, 2, BITS, 3, 2, 1, 0, 0, fault)
+        done = lib.wm_records_check(pointer, len(index) - cut, 2, rules(BITS[:3], **FOUR), 2, 2, 0, fault)
         assert (done, fault.row) == ((5, 0) if cut == 0 else (-1, 1))
         assert fault.code == kernels.FAULTS["NAME_RANGE" if cut else "NONE"]
         assert lib.wm_records_find(pointer, len(index) - cut, 2, b"cde", 3) == (-1 if cut else 1)
@@ -593,7 +593,7 @@ def test_as_many_names_as_fit_the_stack(count):
     assert lib.wm_pairs_check(Place(PAGES).give(pairs), len(pairs), count, ffi.NULL) == 0
     if count > 1:
         twice = [*names[:-1], names[0]]
-        fault = columns_of(twice, shapes, spans).check(BITS, 0, 9, count, 0, lax=False, utf8=True)
+        fault = fault_of(columns_of(twice, shapes, spans), count)
         assert (fault.kind, fault.row, fault.expected) == ("NAME_DUPLICATE", count - 1, 0)
         fault = records([(name, 2, (1,), i) for i, name in enumerate(twice)], count)
         assert (fault.kind, fault.row, fault.expected) == ("NAME_DUPLICATE", count - 1, 0)

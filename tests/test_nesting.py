@@ -18,9 +18,10 @@ from tests.builders import finalfusion as ff
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap import kernels, strict_json
+from weightmap import kernels
 from weightmap.cli import main
 from weightmap.formats.finalfusion import toml as toml_parser
+from weightmap.io import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

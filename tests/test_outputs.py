@@ -1,10 +1,14 @@
 """No byte of a result is ever what the memory held before: of no kernel, and of no reader, whatever the file becomes.
 
-Results are made twice, in memory that was filled with one value and with another. A byte that nobody wrote differs.
+Results are made twice, in memory that was filled with one value and with another. A byte that nobody wrote differs. And
+of the same files, wherever they lie, kernels get numbers only where C may load them.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +18,16 @@ from tests.kernel_calls import CALLS, Place
 from tests.support import DATA
 
 import weightmap as wm
+from weightmap import kernels
+from weightmap._kernels import ffi
+from weightmap.embeddings.embeddings import Embeddings
+from weightmap.index.strings import Vocabulary
 from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.product import ProductQuantized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 FILLS = (0xA5, 0x5A)
 # Kernels that leave some of their outputs alone, with what tells the caller how much is there.
@@ -73,7 +83,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     found |= {path.name: path.read_bytes() for path in sorted((DATA / "finalfusion").glob("*.fifu"))}
     path = tmp_path_factory.mktemp("corpus") / "q.amb"
     wm.save(path, {scheme: wm.quantize(MATRIX, scheme) for scheme in SCHEMES}, durable=False)
-    return found | {path.name: path.read_bytes()}
+    # Of a single element, no copy is made by what makes arrays contiguous, wherever it lies.
+    of_one = ProductQuantized(np.uint8([[0], [1]]), np.float32([[[2], [3]]]), np.float32([[-1]]), np.float32([4, 5]))
+    words = path.with_name("one.fifu")
+    wm.save(words, {"embeddings": of_one}, vocab=["a", "b"], durable=False)
+    return found | {path.name: path.read_bytes() for path in (path, words)}
 
 
 def poisoned(fill: int) -> Callable[..., np.ndarray[Any, Any]]:
@@ -147,3 +161,100 @@ def test_results_hold_nothing_of_what_memory_held(
         assert found[0] == found[1], name
         count += len(found[0])
     assert count > 1000
+
+
+@pytest.mark.parametrize("shift", [1, 2, 4, 7])
+def test_kernels_get_aligned_numbers(monkeypatch: pytest.MonkeyPatch, corpus: dict[str, bytes], shift: int) -> None:
+    """Whatever a file begins at, and its parts, no kernel gets a pointer to numbers that are not aligned."""
+    askew, count = [], 0
+
+    def checked(ctype: str, *args: Any, **options: Any) -> Any:
+        nonlocal count
+        pointer = ffi.from_buffer(ctype, *args, **options)
+        width = ffi.sizeof(ffi.typeof(ctype).item)
+        if width > 1:
+            count += 1
+            if int(ffi.cast("uintptr_t", pointer)) % width:
+                askew.append(ctype)
+        return pointer
+
+    for found in pkgutil.iter_modules(kernels.__path__, "weightmap.kernels."):
+        monkeypatch.setattr(importlib.import_module(found.name), "from_buffer", checked, raising=False)
+    for data in corpus.values():
+        memory = memoryview(bytes(64 + shift) + data)[64 + shift :]
+        with wm.open(memory) as f, np.errstate(all="ignore"):
+            for reading in readings(f):
+                outcome(reading)
+    assert askew == []
+    assert count > 1000
+
+
+# ------------------------------------------------------------------------------------------------------ given outputs
+HALVES = np.arange(8, dtype=np.float16)
+OF_CODES = ProductQuantized(np.zeros((2, 1), np.uint8), np.ones((1, 1, 4), np.float32))
+# What takes `out=` and writes eight numbers.
+TAKING: dict[str, Callable[[Any, wm.TensorFile], Any]] = {
+    "fnv1a32_many": lambda out, _: kernels.fnv1a32_many(b"a" * 8, [1] * 8, out=out),
+    "dequantize_int4": lambda out, _: kernels.dequantize_int4(bytes(6), 8, 8, out=out),
+    "dequantize_int5": lambda out, _: kernels.dequantize_int5(bytes(7), 8, 8, out=out),
+    "decode_blocks": lambda out, _: kernels.decode_blocks(bytes(10), 8, bits=8, block_size=0, out=out),
+    "decode_adaptive": lambda out, _: kernels.decode_adaptive(bytes(7), 8, 8, out=out),
+    "f16_to_f32": lambda out, _: kernels.f16_to_f32(HALVES, out=out),
+    "f16_to_f32 of bytes": lambda out, _: kernels.f16_to_f32(HALVES.tobytes(), out=out),
+    "bf16_to_f32": lambda out, _: kernels.bf16_to_f32(HALVES.view(np.uint16), out=out),
+    "unpack_f16_pairs": lambda out, _: kernels.unpack_f16_pairs(HALVES.view(np.uint32), out=out),
+    "read": lambda out, f: f.read("w", out=out),
+    "read quantised": lambda out, f: f.read("q", out=out),
+    "dequantize": lambda out, f: f["q"].dequantize(out=out),
+    "dequantize pq": lambda out, _: OF_CODES.dequantize(out=out),
+    "embedding": lambda out, _: Embeddings(Vocabulary.of(["a"]), MATRIX[:1, :8]).embedding("a", out=out),
+}
+NO_ARRAYS = {
+    **{type(value).__name__: value for value in (b"", bytearray(32), memoryview(bytearray(32)), [0.0] * 8, (), "out")},
+    **{repr(value): value for value in (0, 1.5, False, NotImplemented, np.ndarray)},
+    "array.array": array("f", [0] * 8),
+    "a scalar of numpy": np.float32(1),
+}
+READ_ONLY = np.zeros(8, np.float32)
+READ_ONLY.flags.writeable = False
+WRONG_ARRAYS = {"short": np.zeros(7, np.float32), "empty": np.zeros(0, np.float32), "read-only": READ_ONLY}
+
+
+@pytest.fixture
+def eight(tmp_path: Path) -> Iterator[wm.TensorFile]:
+    """A file of eight numbers, dense and quantised."""
+    wm.save(tmp_path / "m.amb", {"w": HALVES, "q": wm.quantize(HALVES, "int8")}, durable=False)
+    with wm.open(tmp_path / "m.amb") as f:
+        yield f
+
+
+@pytest.mark.parametrize("taking", TAKING)
+@pytest.mark.parametrize("given", NO_ARRAYS)
+def test_what_is_no_array_is_no_output(eight: wm.TensorFile, taking: str, given: str) -> None:
+    """Bytes, lists, numbers, even scalars of numpy and what exports a buffer: TypeError, the same everywhere."""
+    with pytest.raises(TypeError, match=r"out must be an array, not \w+$"):
+        TAKING[taking](NO_ARRAYS[given], eight)
+
+
+@pytest.mark.parametrize("taking", TAKING)
+@pytest.mark.parametrize("given", WRONG_ARRAYS)
+def test_an_array_that_does_not_fit_is_no_output(eight: wm.TensorFile, taking: str, given: str) -> None:
+    """Too short, or not to be written: ValueError, and nothing is written."""
+    before = WRONG_ARRAYS[given].tobytes()
+    with pytest.raises(ValueError, match=r"out|broadcast|read-only"):
+        TAKING[taking](WRONG_ARRAYS[given], eight)
+    assert WRONG_ARRAYS[given].tobytes() == before
+
+
+def test_everything_that_takes_an_output_is_tried() -> None:
+    """No public function with a parameter `out` is missing above."""
+    owners = (kernels, wm.TensorFile, QuantizedTensor, Embeddings)
+    public = kernels.__all__, *(dir(owner) for owner in owners[1:])
+    taking = {
+        name
+        for owner, names in zip(owners, public, strict=True)
+        for name in names
+        if not name.startswith("_") and "out" in (getattr(getattr(owner, name), "__kwdefaults__", None) or {})
+    }
+    assert taking <= {name.split()[0] for name in TAKING}
+    assert len(taking) == 9

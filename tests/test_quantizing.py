@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import pickle
 import struct
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from tests.builders import safetensors as st
 from tests.support import listing, run_child
 
 import weightmap as wm
+from weightmap import cli, kernels
 from weightmap.conversion import quantizer as quantizing
 
 if TYPE_CHECKING:
@@ -509,3 +511,27 @@ def test_empty_and_single_tensors(tmp_path: Path) -> None:
         with wm.open(tmp_path / "q.amb") as file:
             assert all(np.array_equal(np.asarray(file[name]), value) for name, value in values.items())
             file.verify()
+
+
+@pytest.mark.parametrize("how", ["convert", "command"])
+def test_threads_are_as_many_as_cpus_when_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The function and the command line use the same number of threads: that of the CPUs that the process may use."""
+    wm.save(tmp_path / "m.safetensors", {"w": np.ones((4, 32), np.float32)})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5, 7}, raising=False)
+    used = []
+
+    def encode(*args: Any, threads: int, **options: Any) -> Any:
+        used.append(threads)
+        return original(*args, threads=threads, **options)
+
+    original = kernels.encode_with_errors
+    monkeypatch.setattr(kernels, "encode_with_errors", encode)
+    for given in (None, 3):
+        if how == "convert":
+            options = {} if given is None else {"threads": given}
+            wm.convert(tmp_path / "m.safetensors", tmp_path / "q.amb", quantize="int4_block", **options)
+        else:
+            arguments = [] if given is None else ["--threads", str(given)]
+            paths = [str(tmp_path / "m.safetensors"), str(tmp_path / "q.amb")]
+            assert cli.main(["convert", *paths, "--quantize", "int4_block", *arguments]) == 0
+    assert used == [5, 3]

@@ -135,15 +135,30 @@ def test_a_header_of_many_small_errors_is_quick() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
-def test_dtypes_below_a_byte_are_listed_but_have_no_view(dtype: str, nbytes: int, put: Callable[..., Path]) -> None:
-    """Packed types of four and six bits open and are listed with their true size; a look-up is an UnsupportedError."""
-    header = {"a": st.entry(dtype, [8], 0, nbytes), "b": st.entry("U8", [1], nbytes, nbytes + 1)}
-    path = put(st.raw(dumps(header), bytes(nbytes) + b"\5"), "m.safetensors")
+def test_dtypes_below_a_byte_come_as_their_bytes(dtype: str, nbytes: int, put: Callable[..., Path]) -> None:
+    """Packed types of four and six bits are listed with their own type and size, and are views of their bytes."""
+    # Six in a row of one shape, for these are handed out together, and one of another.
+    header = {f"a{i}": st.entry(dtype, [2, 4], i * nbytes, (i + 1) * nbytes) for i in range(6)}
+    header["b"] = st.entry("U8", [1], 6 * nbytes, 6 * nbytes + 1)
+    header["c"] = st.entry(dtype, [8, 0], 6 * nbytes + 1, 6 * nbytes + 1)
+    data = bytes(range(6 * nbytes + 1))
+    path = put(st.raw(dumps(header), data), "m.safetensors")
+    named = {"F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn"}[dtype]
     with wm.open(path) as f:
-        assert (f.info("a").shape, f.info("a").nbytes) == ((8,), nbytes)
-        with pytest.raises(wm.UnsupportedError, match=r"m\.safetensors: .*bits"):
-            f["a"]
-        assert f["b"].tolist() == [5]
+        assert (f.info("a1").dtype, f.info("a1").shape, f.info("a1").nbytes) == (named, (2, 4), nbytes)
+        everything = dict(f.items())
+        for i in range(6):
+            for array in (f[f"a{i}"], everything[f"a{i}"]):
+                assert (array.dtype, array.shape) == (np.uint8, (nbytes,))
+                assert array.tobytes() == data[i * nbytes : (i + 1) * nbytes]
+                assert not array.flags.writeable
+                assert np.shares_memory(array, f[f"a{i}"])
+        assert f["c"].shape == everything["c"].shape == (0,)
+        assert f["b"].tolist() == [6 * nbytes]
+        with pytest.raises(wm.UnsupportedError, match=r"m\.safetensors: .*f\[name\] gives their bytes"):
+            f.read("a0")
+    assert list(wm.load(path)) == list(header)
+    assert wm.load(path, mode="copy")["a2"].tobytes() == data[2 * nbytes : 3 * nbytes]
 
 
 def test_escaped_names_are_one_with_their_text() -> None:

@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.builders import safetensors as st
 from tests.support import mappings, same
 
 import weightmap as wm
+from weightmap import compat
 from weightmap.model import sharded
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -150,6 +152,62 @@ def test_linked_shards_are_followed(index: Path, tmp_path: Path) -> None:
         assert all(same(f[name], value) for name, value in ALL.items())
 
 
+@pytest.fixture
+def snapshot(index: Path, tmp_path: Path) -> Path:
+    """The same model as the cache of Hugging Face has it: every file a relative link to a blob without a suffix."""
+    (index.parent / "config.json").write_text('{"model_type": "none", "vocab_size": 3}')
+    cache = tmp_path / "models--org--name"
+    (cache / "blobs").mkdir(parents=True)
+    folder = cache / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    for number, path in enumerate(sorted(index.parent.iterdir())):
+        shutil.move(path, cache / "blobs" / f"{number:040x}")
+        (folder / path.name).symlink_to(f"../../blobs/{number:040x}")
+    return folder
+
+
+@pytest.mark.parametrize("by", ["directory", "index", "link to the directory", "working directory"])
+def test_a_model_in_the_cache_of_hugging_face(
+    snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Every file is a link to a blob: it works by whatever path it is opened."""
+    path = {"index": snapshot / "model.safetensors.index.json", "link to the directory": tmp_path / "main"}.get(
+        by, snapshot
+    )
+    (tmp_path / "main").symlink_to(snapshot)
+    if by == "working directory":
+        monkeypatch.chdir(snapshot)
+        path = Path()
+    with wm.open(path) as f:
+        assert all(same(f[name], value) for name, value in ALL.items())
+        assert all(np.array_equal(f.read(name), f[name].astype("f4")) for name in f)
+        assert f.verify().checks
+        with pickle.loads(pickle.dumps(f)) as g:
+            assert all(same(g[name], value) for name, value in ALL.items())
+    wm.convert(path, tmp_path / "one.weights")
+    with wm.open(tmp_path / "one.weights") as f:
+        assert all(same(f[name], value) for name, value in ALL.items())
+        # Of config.json, a link too; given the index alone, nothing beside it is read.
+        assert f.metadata.get("vocab_size") == (None if by == "index" else "3")
+
+
+def test_links_that_lead_nowhere_or_to_no_file(index: Path) -> None:
+    """A shard that is a link to nothing is missing; one to a FIFO, a directory or itself is an error at once."""
+    shard = index.parent / TWO
+    shard.unlink()
+    os.mkfifo(index.parent / "fifo")
+    for target, expected in (
+        ("nothing", wm.LayoutError),
+        ("fifo", wm.NotRegularFileError),
+        (".", wm.LayoutError),
+        (TWO, OSError),
+    ):
+        shard.symlink_to(target)
+        with pytest.raises(expected, match=TWO):
+            wm.open(index)
+        shard.unlink()
+
+
 def test_converting_a_sharded_model(index: Path, tmp_path: Path) -> None:
     """A sharded model converts into one file."""
     wm.convert(index, tmp_path / "one.safetensors")
@@ -195,6 +253,20 @@ def test_limits_count_all_shards(index: Path) -> None:
         wm.open(index, limits=wm.Limits(max_tensors=3))
 
 
+def test_limits_count_shards(index: Path, tmp_path: Path) -> None:
+    """max_shards bounds the files of a model before any is opened: more are more mappings than a process can have."""
+    with wm.open(index, limits=wm.Limits(max_shards=2)) as f:
+        assert len(f.shards) == 2
+    with pytest.raises(wm.LimitError, match="number of shards is 2, expected at most 1"):
+        wm.open(index, limits=wm.Limits(max_shards=1))
+    many = tmp_path / "many.index.json"
+    for count, message in ((32_768, "missing"), (32_769, "number of shards is 32769, expected at most 32768")):
+        many.write_text(json.dumps({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(count)}}))
+        for open_it in (wm.open, wm.load, lambda path: wm.convert(path, tmp_path / "one.safetensors")):
+            with pytest.raises(wm.FormatError, match=message):
+                open_it(many)
+
+
 @pytest.mark.parametrize("names", [["model.index.json"], ["a.index.json", "model.index.json"], ["folder"]])
 def test_an_index_or_a_directory_is_no_shard(tmp_path, names):
     """An index that names itself, another index or a directory as a shard is a LayoutError, never a recursion."""
@@ -217,6 +289,61 @@ def test_a_sharded_model_keeps_the_promises_of_a_mapping(tmp_path):
         for look_up in (f.__getitem__, f.info):
             with pytest.raises(wm.TensorNotFoundError):
                 look_up([])
+
+
+def _shards_that_say(folder: Path, *said: dict[str, str] | None, index: dict[str, Any] | None = None) -> None:
+    """Write a model of shards with this metadata, and an index with that of its own."""
+    where = {}
+    for number, metadata in enumerate(said):
+        name, tensor = f"model-{number}.safetensors", f"w{number}"
+        wm.save(folder / name, {tensor: np.full(2, number, np.float32)}, metadata=metadata)
+        where[tensor] = name
+    content = {"weight_map": where} | ({} if index is None else {"metadata": index})
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+def test_metadata_of_shards_are_those_of_the_model(tmp_path):
+    """What shards agree on, or one alone says, is the model's; what the index says goes before it."""
+    _shards_that_say(
+        tmp_path,
+        {"format": "pt", "author": "shard"},
+        {"format": "pt", "note": "second"},
+        None,
+        index={"total_size": 24, "author": "index"},
+    )
+    expected = {"format": "pt", "note": "second", "total_size": 24, "author": "index"}
+    with wm.open(tmp_path) as f:
+        assert f.metadata == expected
+        assert not f.verify().warnings
+    report = wm.convert(tmp_path, tmp_path / "one.safetensors")
+    assert not report.warnings
+    with wm.open(tmp_path / "one.safetensors") as f:
+        assert f.metadata == {"format": "pt", "note": "second", "author": "index"}
+    with compat.safe_open(tmp_path, "np") as f:
+        assert f.metadata()["format"] == "pt"
+
+
+def test_shards_that_disagree_on_metadata(tmp_path):
+    """An entry with two values is no entry of the model, and verifying and converting say so; the others stay."""
+    _shards_that_say(tmp_path, {"format": "pt", "a": "1"}, {"format": "tf", "a": "1"}, {"format": "np"})
+    told = "the shards disagree on the metadata entry 'format': 'pt' in 'model-0.safetensors' and 'tf' in "
+    told += "'model-1.safetensors'"
+    with wm.open(tmp_path) as f:
+        assert f.metadata == {"a": "1"}
+        assert f.verify().warnings == (told,)
+    report = wm.convert(tmp_path, tmp_path / "one.safetensors")
+    assert report.warnings == (f"{told}: left behind",)
+    with wm.open(tmp_path / "one.safetensors") as f:
+        assert f.metadata == {"a": "1"}
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, None), ({}, {}), ({"k": "v"}, {"k": "v"})])
+def test_a_model_of_shards_has_metadata_where_a_shard_has(tmp_path, said, expected):
+    """Metadata that are there and empty arrive as such; without an index's and a shard's there are none."""
+    _shards_that_say(tmp_path, said, None)
+    wm.convert(tmp_path, tmp_path / "one.safetensors")
+    with compat.safe_open(tmp_path / "one.safetensors", "np") as f, compat.safe_open(tmp_path, "np") as g:
+        assert f.metadata() == g.metadata() == expected
 
 
 # ------------------------------------------------------------------------------------------------- descriptors

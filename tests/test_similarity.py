@@ -262,3 +262,20 @@ def test_files_without_words_are_a_usage_error(tmp_path, capsys):
     wm.save(tmp_path / "m.weights", {"e": np.eye(2, dtype=np.float32)})
     assert cli.main(["similar", str(tmp_path / "m.weights"), "east"]) == 2
     assert "vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_word_whose_vector_has_no_direction(tmp_path, capsys, value):
+    """An element that is no finite number is an error that names file and word, of the library and of the commands."""
+    path = str(tmp_path / "w.weights")
+    wm.save(path, {"e": np.array([[1, value], [0, 1]], np.float32)}, vocab=["bad\x1b[2J", "good"])
+    with wm.open(path) as f:
+        for ask in (lambda e: e.most_similar("bad\x1b[2J"), lambda e: e.analogy("good", "bad\x1b[2J", "good")):
+            with pytest.raises(wm.FormatError, match=r"w\.weights: an element of the vector of 'bad.*no direction"):
+                ask(f.embeddings)
+    for command in (["similar", path, "bad\x1b[2J"], ["analogy", path, "good", "good", "bad\x1b[2J"]):
+        assert cli.main(command) == 3
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
+        assert "NaN or infinite" in err
+    assert cli.main(["similar", path, "good"]) == 0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap import spelling
-from weightmap.spelling import alike
+from weightmap.index import spelling
+from weightmap.index.spelling import alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

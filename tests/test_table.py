@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import struct
 
 import numpy as np
 import pytest
 from tests.attacks.embd import colliding_keys
+from tests.table_support import rules
 
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.dtypes import DTYPES
+from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.index.columns import ColumnTable
 from weightmap.index.messages import table_error
 from weightmap.index.records import RecordTable
@@ -87,7 +89,8 @@ def verdict(rows, names, data_size, alignment, max_gap, lax):
 def check(rows, names, data_size, alignment=64, max_gap=63, *, lax=False):
     """What the C code says of the same table."""
     records = b"".join(RECORD.pack(*row) for row in rows)
-    found = kernels.records_check(records + names, len(rows), BITS, data_size, alignment, max_gap, lax=lax)
+    asked = rules(BITS, min_ndim=1, max_ndim=4, alignment=alignment, max_gap=max_gap)
+    found = kernels.records_check(records + names, len(rows), asked, data_size, LIMIT, lax=lax)
     if isinstance(found, int):
         assert found == sum(row[3] for row in rows)
         return None
@@ -202,7 +205,7 @@ def test_duplicates_among_many_names():
 
 def test_records_shorter_than_declared_are_refused():
     """A count that the bytes do not hold is a fault, not a read past the end."""
-    fault = kernels.records_check(b"\0" * 63, 2, BITS, 0, 1, 0, lax=False)
+    fault = kernels.records_check(b"\0" * 63, 2, rules(BITS, max_ndim=4), 0, 0, lax=False)
     assert fault is not None
     assert fault.code == kernels.FAULTS["COLUMN"]
 
@@ -278,22 +281,22 @@ TYPES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "
 class Four(Rules):
     """The rules of a format of these types and of one to four dimensions, packed tightly."""
 
+    __slots__ = ()
     dtypes = tuple(DTYPES[name] for name in TYPES)
-    bits = BITS
     min_ndim, max_ndim = 1, 4
 
 
-def records(rows, names, data_size):
-    """A table of records, unchecked."""
+def records(rows, names, asked):
+    """A table of records, unchecked; `asked` are the rules, or the size of a file of data alone."""
     index = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
-    return RecordTable(lambda: index, len(rows), 0, Four(0, data_size))
+    return RecordTable(lambda: index, len(rows), 0, Four(0, asked) if isinstance(asked, int) else asked)
 
 
-def in_columns(rows, names, data_size):
-    """The same table in columns, unchecked."""
+def in_columns(rows, names, asked, *, ends=True):
+    """The same table in columns, unchecked, with ends that are declared or without."""
     dims = [row[4 : 4 + min(row[2], 4)] for row in rows]
     bits = dict(enumerate(BITS))
-    ends = [row[8] + math.prod(shape) * bits.get(row[1], 8) // 8 for row, shape in zip(rows, dims, strict=True)]
+    stops = [row[8] + math.prod(shape) * bits.get(row[1], 8) // 8 for row, shape in zip(rows, dims, strict=True)]
     columns = kernels.Columns(
         b"".join(names),
         np.cumsum([0, *map(len, names)], dtype=np.uint32),
@@ -301,12 +304,17 @@ def in_columns(rows, names, data_size):
         np.array([dim for row in dims for dim in row], np.uint64),
         np.cumsum([0, *map(len, dims)], dtype=np.uint32),
         np.array([row[8] for row in rows], np.uint64),
-        np.array([end % 2**64 for end in ends], np.uint64),
+        np.array([end % 2**64 for end in stops], np.uint64) if ends else None,
     )
-    return ColumnTable(columns, Four(0, data_size), utf8=True)
+    return ColumnTable(columns, Four(0, asked) if isinstance(asked, int) else asked, utf8=True)
 
 
-every_kind = pytest.mark.parametrize("make", [records, in_columns])
+def without_ends(rows, names, asked):
+    """The same in columns of a format that declares no ends."""
+    return in_columns(rows, names, asked, ends=False)
+
+
+every_kind = pytest.mark.parametrize("make", [records, in_columns, without_ends])
 
 
 def three():
@@ -314,28 +322,114 @@ def three():
     return [[fnv(b"abc"[i : i + 1]), 0, 2, 1, 2, 3, 0, 0, 24 * i] for i in range(3)]
 
 
+# Each case: what is asked of three tensors of 24 bytes, at 0, 24 and 48; a lie about the second, by the number of the
+# field in its record; the error and its message. Of CONTRACT the row that lies is refused by itself too.
+TIGHT, ALIGNED, WIDE = Four, Four.varied(alignment=8), Four.varied(alignment=32, max_gap=31)
+OVERFLOW = {2: 4, 4: 2**31, 5: 2**31, 6: 2, 7: 1}
+CONTRACT = [
+    ("sound", TIGHT(0, 72), {}, None, ""),
+    ("sound, in a section", TIGHT(0, 100, 72), {}, None, ""),
+    ("sound, aligned", ALIGNED(0, 72), {}, None, ""),
+    ("dtype after the last", TIGHT(0, 72), {1: 9}, wm.UnsupportedError, "'b': dtype code is 9"),
+    ("dtype 255", TIGHT(0, 72), {1: 255}, wm.UnsupportedError, "'b': dtype code is 255"),
+    ("overflow", TIGHT(0, 72), OVERFLOW, wm.FormatError, "'b'"),
+    ("a byte past the file", TIGHT(0, 72), {8: 49}, wm.TruncatedError, "ends before tensor 'b' does"),
+    ("at the end of u64", TIGHT(0, 72), {8: 2**64 - 1}, wm.TruncatedError, "ends before tensor 'b' does"),
+    ("empty, past the file", TIGHT(0, 72), {4: 0, 8: 73}, wm.TruncatedError, "ends before tensor 'b' does"),
+    ("a byte past the section", TIGHT(0, 99, 72), {8: 49}, wm.LayoutError, "'b': end of its data is 73"),
+    ("past section and file", TIGHT(0, 99, 72), {8: 2**63}, wm.LayoutError, "'b': end of its data is 92233"),
+    (
+        "past the file in the section",
+        TIGHT(0, 72, 99),
+        {8: 49},
+        wm.TruncatedError,
+        "ends before tensor 'b' does",
+    ),
+    (
+        "too few dimensions",
+        Four.varied(min_ndim=2)(0, 72),
+        {2: 1, 5: 0},
+        wm.FormatError,
+        "'b': number of dimensions is 1",
+    ),
+    (
+        "too many dimensions",
+        Four.varied(max_ndim=2)(0, 72),
+        {2: 3, 6: 1},
+        wm.FormatError,
+        "'b': number of dimensions is 3",
+    ),
+]
+ONLY_TOGETHER = [
+    ("not aligned", WIDE(0, 96), {8: 25}, wm.LayoutError, "'b': data offset is 25, expected a multiple of 32"),
+    (
+        "not aligned, lax",
+        WIDE(0, 96, lax=True),
+        {8: 25},
+        wm.LayoutError,
+        "'b': data offset is 25, expected a multiple of 32",
+    ),
+    ("an overlap", TIGHT(0, 72), {8: 23}, wm.LayoutError, "'b': it overlaps the tensor before it"),
+    ("an overlap, lax", TIGHT(0, 72, lax=True), {8: 23}, None, ""),
+    ("a hole", TIGHT(0, 72), {8: 25}, wm.LayoutError, "'b': it leaves a hole"),
+    ("bytes behind the last", TIGHT(0, 73), {}, wm.LayoutError, "the data section goes on after its last tensor"),
+    ("bytes behind the last, lax", TIGHT(0, 73, lax=True), {}, None, ""),
+    (
+        "the section cut off",
+        Four.varied(max_gap=63)(0, 72, 80),
+        {},
+        wm.TruncatedError,
+        "the file ends before the data section does",
+    ),
+]
+
+
 @every_kind
 @pytest.mark.parametrize(
-    ("lie", "error"),
-    [
-        ({1: 9}, wm.UnsupportedError),
-        ({1: 255}, wm.UnsupportedError),
-        ({8: 49}, wm.LayoutError),
-        ({8: 2**64 - 1}, wm.LayoutError),
-        ({4: 0, 8: 73}, wm.LayoutError),
-    ],
-    ids=str,
+    ("name", "asked", "lie", "error", "message"),
+    CONTRACT + ONLY_TOGETHER,
+    ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_a_row_is_checked_whenever_it_is_used(make, lie, error):
-    """In a table that nobody checked, or that changed since, a row that lies is an error, and no other row is."""
+def test_every_kind_of_table_keeps_the_contract(make, name, asked, lie, error, message):
+    """What rules ask is asked of records and columns alike, and again of a row whenever that is used."""
     rows = three()
     for field, value in lie.items():
         rows[1][field] = value
-    table = make(rows, [b"a", b"b", b"c"], 72)
-    assert [table.row(i).offset for i in (0, 2)] == [0, 48]
-    for use in (lambda: table.row(1), lambda: list(table.rows()), table.check):
-        with pytest.raises(error):
+    table = make(rows, [b"a", b"b", b"c"], asked)
+    uses = [lambda: table.row(1), lambda: list(table.rows())] * any(name == case[0] for case in CONTRACT)
+    for use in (*uses, table.check):
+        if error is None:
             use()
+        else:
+            with pytest.raises(error, match=re.escape(message)):
+                use()
+    assert [table.row(i).offset for i in (0, 2)] == [0, 48]
+
+
+def test_what_one_file_asks_is_not_without_effect():
+    """Rules are those of a class, which C gets once: for one file they are not changed, but other ones are made."""
+    with pytest.raises(AttributeError):
+        Four(0, 72).alignment = 32
+    with pytest.raises(TypeError, match="__slots__"):
+        type("Forgetful", (Rules,), {})
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [(None, wm.FormatError), (23, wm.LayoutError), (73, wm.TruncatedError), (40, None)]
+)
+def test_data_whose_size_only_its_end_tells(end, error):
+    """Of quantised data an end must be declared, behind its begin and within the file."""
+    rules_of_blocks = type("Blocks", (Rules,), {"__slots__": (), "dtypes": (SCHEMES["int4"],), "max_gap": 99})
+    arrays = [np.array(v, t) for v, t in (([0, 1], "<u4"), ([0], "u1"), ([8], "<u8"), ([0, 1], "<u4"), ([24], "<u8"))]
+    columns = kernels.Columns(b"q", *arrays, None if end is None else np.array([end], np.uint64))
+    table = ColumnTable(columns, rules_of_blocks(0, 72), utf8=True)
+    for use in (lambda: table.row(0), lambda: list(table.rows()), table.check):
+        if error is None:
+            use()
+        else:
+            with pytest.raises(error):
+                use()
+    assert error or table.row(0).nbytes == end - 24
 
 
 @pytest.mark.parametrize("ndim", [0, 5, 255])

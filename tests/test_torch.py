@@ -1,16 +1,25 @@
 """Tensors of PyTorch over the mapped file. Skipped where torch is not installed."""
 
+import json
+import os
+import signal
+import struct
+import tracemalloc
 import warnings
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from tests import sanitised
+from tests.support import run_child
 
 torch = pytest.importorskip("torch")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
-from weightmap.torch import from_torch, to_torch  # noqa: E402
+from weightmap import torch as bridge  # noqa: E402
+from weightmap.torch import from_torch, to_device, to_torch  # noqa: E402
 
 theirs = pytest.importorskip("safetensors")
 theirs_torch = pytest.importorskip("safetensors.torch")
@@ -107,15 +116,288 @@ def test_save_file_writes_tensors(tmp_path, model):
         assert bits(read[name]) == bits(tensor.detach())
 
 
-def test_read_only_arrays_are_copied_or_refused(model):
-    """Over a read-only map to_torch copies, unless told not to."""
-    with wm.open(model[0], mode="mmap") as file:
+@pytest.mark.parametrize("mode", ["mmap", "sealed"])
+def test_read_only_arrays_are_copied_or_refused(model, mode):
+    """Over a read-only map to_torch copies; told not to, it refuses, and names the mode whose arrays it can share."""
+    with wm.open(model[0], mode=mode) as file:
         array = file["float32"]
         tensor = to_torch(array)
         tensor[0, 0] = 5
         assert array[0, 0] == 0
-        with pytest.raises(ValueError, match="read-only"):
-            to_torch(array, copy=False)
+        for part in (array, array[1:], array[::-1], array.reshape(-1)[:0]):
+            with pytest.raises(ValueError, match=r'read-only.*mode="cow"'):
+                to_torch(part, copy=False)
+    with wm.open(model[0], mode="cow") as file:
+        array = file["float32"]
+        to_torch(array, copy=False)[0, 0] = 5
+        assert array[0, 0] == 5
+
+
+# Writes into every tensor that a function of ours makes of the files named, in every mode.
+_WRITE = """
+import os, sys, weightmap as wm
+from weightmap import compat
+from weightmap.torch import to_device, to_torch
+made = []
+for path in sys.argv[1:]:
+    data, file = open(path, "rb").read(), open(path, "rb")
+    for mode in ("mmap", "cow", "copy", "sealed"):
+        os.environ["WEIGHTMAP_MODE"] = mode
+        for value in wm.load(path).values():
+            made += [to_torch(value), to_torch(value, copy=True), to_device(value, "cpu")]
+        for source in (path, data, memoryview(data), file, file.fileno()):
+            for backend in ("mmap", "pread"):
+                made += compat.load_file(source, framework="pt", backend=backend).values()
+                with compat.safe_open(source, "pt", backend=backend) as handle:
+                    slices = [handle.get_slice(name) for name in handle.keys()]
+                    made += [part[...] for part in slices] + [part[:1] for part in slices if part.get_shape()]
+for tensor in made:
+    tensor.zero_()
+print(len(made))
+"""
+
+
+def test_every_tensor_of_ours_can_be_written_to(model, tmp_path):
+    """Whatever function makes a tensor, of whatever source, in whatever mode: it can be written into."""
+    values = np.ones((4, 64), np.float32)
+    quantised = tmp_path / "m.amb"
+    wm.save(quantised, {"q": wm.quantize(values, "int4_block"), "a": wm.quantize(values, "adaptive"), "d": values})
+    paths = (model[0], quantised)
+    before = [path.read_bytes() for path in paths]
+    assert int(run_child(_WRITE, *paths).stdout) > 1000
+    assert [path.read_bytes() for path in paths] == before
+
+
+@pytest.mark.skipif(sanitised.ACTIVE, reason="the sanitiser has a handler of its own for this signal")
+@pytest.mark.parametrize(("mode", "status"), [("mmap", -signal.SIGSEGV), ("cow", 0)])
+def test_what_the_readme_says_of_torch_and_read_only_memory(model, mode, status):
+    """torch itself writes into a read-only map, and ends; mode "cow" is the remedy. So says the mapping contract."""
+    code = "import sys, torch, weightmap as wm; f = wm.open(sys.argv[1], mode=sys.argv[2])\n"
+    code += "torch.from_numpy(f['float32'])[0, 0] = 1"
+    assert run_child(code, model[0], mode, check=False).returncode == status
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    contract = readme[readme.index("### The memory-mapping contract") :]
+    contract = contract[: contract.index("\n## ")]
+    for word in ("torch.from_numpy", "SIGSEGV", 'mode="cow"', "to_torch"):
+        assert word in contract
+
+
+@pytest.mark.parametrize("scheme", ["int4_block", "int8", "adaptive"])
+def test_a_quantised_tensor_is_decoded(tmp_path, scheme):
+    """to_torch and to_device decode to float32; without a copy that cannot be."""
+    q = wm.quantize(np.random.default_rng(1).standard_normal((6, 64)).astype(np.float32), scheme)
+    for tensor in (to_torch(q), to_torch(q, copy=True), to_device(q, "cpu")):
+        assert tensor.dtype == torch.float32
+        np.testing.assert_array_equal(tensor.numpy(), np.asarray(q))
+    with pytest.raises(ValueError, match="decoded into a new array"):
+        to_torch(q, copy=False)
+
+
+# ------------------------------------------------------------------------------------------------- other devices
+
+
+ELSEWHERE = ["meta", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def permissions(path):
+    """How this process has `path` mapped: such as "r--s" for a read-only, shared mapping."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
+    return {parts[1] for parts in lines if len(parts) == 6 and parts[5] == os.path.realpath(path)}
+
+
+def model_of(folder):
+    """A small file, quantised tensors in it."""
+    path = folder / "small.amb"
+    wm.save(path, {"d": np.ones(3, np.float32), "q": wm.quantize(np.ones((2, 32), np.float32), "int4_block")})
+    return path
+
+
+class _Copies(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the bytes of every copy that torch makes, and of every tensor that it makes on the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.copied, self.made = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.copy_.default:
+            self.copied.append(args[1].nbytes)
+        elif isinstance(result, torch.Tensor) and result.device.type == "cpu" and not result._is_view():
+            self.made.append(result.nbytes)
+        return result
+
+
+@pytest.mark.parametrize("device", ELSEWHERE)
+def test_another_device_gets_staged_copies_of_a_read_only_map(tmp_path, device):
+    """The file is mapped read-only and shared; what is copied at once, and all memory of ours, is a few MiB."""
+    path = tmp_path / "big.safetensors"
+    big = {"a": np.arange(6 << 20, dtype=np.float32).reshape(1024, -1), "b": np.ones(1 << 22, ml_dtypes.bfloat16)}
+    wm.save(path, big)
+    with _Copies():  # what torch imports for it is not to be counted
+        compat.load_file(model_of(tmp_path), device, framework="pt")
+    with compat.safe_open(path, "pt", device=device) as file, _Copies() as copies:
+        tracemalloc.start()
+        tensors = file.get_tensors() | {"part": file.get_slice("a")[:, ::-2]}
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert permissions(path) == {"r--s"}
+    expected = big | {"part": big["a"][:, ::-2]}
+    for name, tensor in tensors.items():
+        assert tensor.device.type == device
+        assert (tuple(tensor.shape), str(tensor.dtype)) == (expected[name].shape, f"torch.{expected[name].dtype.name}")
+        if device != "meta":
+            assert bits(tensor.cpu()) == np.ascontiguousarray(expected[name]).tobytes()
+    assert sum(copies.copied) == sum(array.nbytes for array in expected.values())
+    assert max(copies.copied) <= bridge.STAGE
+    assert max(copies.made, default=0) <= bridge.STAGE
+    assert peak < bridge.STAGE + (1 << 20)
+
+
+@pytest.mark.parametrize("device", ELSEWHERE)
+def test_another_device_gets_quantised_tensors_piece_by_piece(tmp_path, device):
+    """They are decoded into the same few MiB."""
+    path = tmp_path / "q.amb"
+    values = np.random.default_rng(2).standard_normal((4096, 1024)).astype(np.float32)
+    wm.save(path, {"q": wm.quantize(values, "int4_block")})
+    with _Copies():  # what torch imports for it is not to be counted
+        compat.load_file(model_of(tmp_path), device, framework="pt")
+    with compat.safe_open(path, "pt", device=device) as file, _Copies() as copies:
+        tracemalloc.start()
+        tensor = file.get_tensor("q")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (tensor.device.type, tensor.shape, tensor.dtype) == (device, values.shape, torch.float32)
+    assert sum(copies.copied) == values.nbytes
+    assert max(copies.copied) <= bridge.STAGE
+    assert peak < 2 * bridge.STAGE + (1 << 20)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("stage", [16, 48, 1 << 20])
+def test_staging_keeps_every_bit(monkeypatch, name, stage):
+    """Arrays of every type and of any strides arrive whole, however little is copied at once."""
+    monkeypatch.setattr(bridge, "STAGE", stage)
+    base = np.arange(4 * 5 * 6).reshape(4, 5, 6).astype(np.float32).astype(getattr(ml_dtypes, name, name))
+    for array in (
+        base, base[::-1, 1:, ::-2], base.T, base[:, :1], base[1, 2, 3], base[:0], base[..., :0], base[1, 2],
+        np.broadcast_to(base[:, :1], base.shape), base.astype(base.dtype.newbyteorder(">")),
+    ):  # fmt: skip
+        tensor = to_device(np.asarray(array), "cpu")
+        assert (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{name}", np.shape(array))
+        assert bits(tensor) == np.asarray(array).astype(base.dtype).tobytes()
+
+
+def test_staging_refuses_what_torch_lacks():
+    """A dtype or a device that torch does not know is an error of ours."""
+    with pytest.raises(wm.UnsupportedError, match="datetime64"):
+        to_device(np.zeros(2, "M8[s]"), "cpu")
+    with pytest.raises(wm.UnsupportedError, match="device"):
+        to_device(np.zeros(2), "abacus")
+
+
+# ------------------------------------------------------------------------------------------------- below a byte
+
+
+def test_pairs_of_float4_are_those_of_safetensors(tmp_path):
+    """F4 arrives as with safetensors, with an odd row as bytes, and is written as safetensors writes it."""
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no float4")
+    pairs = torch.arange(32, dtype=torch.uint8).reshape(4, 8).view(torch.float4_e2m1fn_x2)
+    theirs_torch.save_file({"x": pairs}, tmp_path / "theirs.safetensors")
+    compat.save_file({"x": pairs}, tmp_path / "ours.safetensors")
+    assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
+    expected = theirs_torch.load_file(tmp_path / "theirs.safetensors")["x"]
+    got = compat.load_file(tmp_path / "theirs.safetensors", framework="pt")["x"]
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    assert bits(got.view(torch.uint8)) == bits(expected.view(torch.uint8)) == bytes(range(32))
+    header = json.dumps({"x": {"dtype": "F4", "shape": [2, 3], "data_offsets": [0, 3]}}).encode()
+    (tmp_path / "odd.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"abc")
+    odd = compat.load_file(tmp_path / "odd.safetensors", framework="pt")["x"]
+    assert (odd.dtype, bits(odd)) == (torch.uint8, b"abc")
+
+
+# ------------------------------------------------------------------------------------------------- saving
+
+
+class _Elsewhere(torch.Tensor):
+    """A tensor that says that it is on another device, and counts how often it was copied from there."""
+
+    copies: list[int]
+
+    @property
+    def device(self):
+        return torch.device("cuda")
+
+    def cpu(self):
+        self.copies.append(self.nbytes)
+        return self.as_subclass(torch.Tensor)
+
+
+def _elsewhere(tensor, copies):
+    moved = tensor.detach().as_subclass(_Elsewhere)
+    moved.copies = copies
+    moved.detach = lambda: moved
+    return moved
+
+
+def test_save_takes_tensors_as_they_are(tmp_path, model):
+    """Tensors of every type, parameters, views and conjugates are written as what they are, by `weightmap.save`."""
+    _, tensors = model
+    tensors = tensors | {
+        "parameter": torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).to(torch.bfloat16)),
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "tied": tensors["float32"],
+        "conjugate": torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj(),
+        "negative": torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag,
+        "module": torch.nn.Linear(3, 2).weight,
+    }
+    wm.save(tmp_path / "ours.safetensors", tensors)
+    read = theirs_torch.load_file(tmp_path / "ours.safetensors")
+    assert set(read) == set(tensors)
+    for name, tensor in tensors.items():
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        assert (read[name].dtype, read[name].shape) == (plain.dtype, plain.shape)
+        assert bits(read[name]) == bits(plain)
+    wm.save(tmp_path / "ours.weights", {"w": tensors["parameter"], "i": torch.arange(3, dtype=torch.int32)[::2]})
+    with wm.open(tmp_path / "ours.weights") as file:
+        assert file["w"].dtype == ml_dtypes.bfloat16
+        assert file["i"].tolist() == [0, 2]
+
+
+def test_tensors_on_another_device_are_copied_one_after_another(tmp_path, monkeypatch):
+    """A tensor leaves its device when it is written, so that a model is never there twice; what is refused is not."""
+    copies = []
+    tensors = {f"w{i}": _elsewhere(torch.full((4, 4), float(i), dtype=torch.bfloat16), copies) for i in range(3)}
+    seen = []
+    wm.save(tmp_path / "m.safetensors", tensors, progress=lambda done, total: seen.append((done, len(copies))))
+    assert seen[0] == (0, 0)
+    assert copies == [32, 32, 32]
+    read = theirs_torch.load_file(tmp_path / "m.safetensors")
+    assert [read[name][0, 0].item() for name in tensors] == [0.0, 1.0, 2.0]
+    with pytest.raises(wm.EncodeError, match="'bad'"):
+        wm.save(tmp_path / "n.safetensors", tensors | {"bad": object()})
+    assert len(copies) == 3
+
+
+def test_tensors_that_cannot_be_written_are_named_together(tmp_path):
+    """Sparse, nested, empty of data, not initialised, of a type that files lack: one error, and no file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype, and say so
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    bad = {
+        "sparse": torch.eye(2).to_sparse(),
+        "nested": nested,
+        "meta": torch.zeros(2, device="meta"),
+        "raw": torch.nn.parameter.UninitializedParameter(),
+        "wide": torch.zeros(2, dtype=torch.complex128),
+    }
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.save(tmp_path / "m.safetensors", bad | {"good": torch.ones(2)})
+    for name in bad:
+        assert f"tensor '{name}':" in str(caught.value)
+    assert "good" not in str(caught.value)
+    assert not list(tmp_path.glob("m*"))
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -11,28 +11,32 @@ Change the import, keep the code::
 What differs from safetensors 0.8:
 
 - Tensors are views of the mapped file where safetensors copies. With ``framework="np"`` they are read-only (copy what
-  you want to change); with ``framework="pt"`` they can be written to, and the file stays as it was.
+  you want to change); with ``framework="pt"`` they can be written to, and the file stays as it was. For another device
+  than the CPU the file is mapped read-only, and goes there through a buffer of a few MiB.
 - Slices follow numpy in everything: negative steps, bounds past the end, ``None``, lists and masks (the last two copy).
 - bfloat16 and float8 work with ``framework="np"`` too, as types of ml_dtypes.
-- Quantised tensors come as float32, decoded.
+- Quantised tensors come as float32, decoded. F4 comes as safetensors has it in torch, and as packed bytes to numpy; so
+  does F6 to both. Of these there are no slices.
 - Errors are those of weightmap, `SafetensorError` being a name for their root, and a numpy index out of bounds is an
   IndexError.
-- `save_file` writes non-contiguous tensors right, writes atomically, and takes the format from the suffix.
+- `save_file` writes non-contiguous tensors right, and atomically. It writes safetensors, whatever the suffix;
+  `weightmap.save` is for other formats.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 import weightmap as wm
+from weightmap.dtypes import DTYPES
 from weightmap.errors import ClosedError, EncodeError, TensorFileError, UnsupportedError
-from weightmap.formats import by_suffix
+from weightmap.foreign import PAIRS, is_torch
 from weightmap.formats.safetensors import DTYPE_NAMES
+from weightmap.model.reading import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,7 +98,8 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
             self._device = torch_device(device)
         mode = None if backend == "mmap" else "copy"
-        if mode is None and kind == "pt":  # torch has no read-only tensors
+        # torch has no read-only tensors. What goes to another device is copied there, and never written to here.
+        if mode is None and self._device is not None and self._device.type == "cpu":
             mode = "copy" if os.environ.get("WEIGHTMAP_MODE") in {"copy", "sealed"} else "cow"
         self._file = wm.open(filename, mode=mode)
         self._closed = False
@@ -123,12 +128,13 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return [info.name for info in infos]
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the metadata as strings, None when there are none; values of other types as JSON."""
-        metadata = self._open_file().metadata
-        return {
+        """Return the metadata as strings, values of other types as JSON; None when the file has none."""
+        file = self._open_file()
+        metadata = {
             str(key): value if isinstance(value, str) else json.dumps(value, default=str)
-            for key, value in metadata.items()
-        } or None
+            for key, value in file.metadata.items()
+        }
+        return metadata if metadata or file.has_metadata else None
 
     def get_tensor(self, name: str) -> Any:
         """Return a tensor.
@@ -148,7 +154,16 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         TensorNotFoundError
             The file has no such tensor.
         """
-        return self._deliver(_dense(self._open_file(), name))
+        file = self._open_file()
+        value = file[name]
+        if self._device is None:
+            return _dense(file, name, value)
+        from weightmap.torch import STAGE, staged
+
+        if not isinstance(value, np.ndarray) and self._device.type != "cpu":
+            runs = (run for tensor in in_pieces(file.locate(name)) for run in tensor.in_runs(STAGE // 4))
+            return staged(runs, value.shape, np.dtype(np.float32), self._device)
+        return _paired(self._deliver(_dense(file, name, value)), file.info(name))
 
     def get_tensors(self) -> dict[str, Any]:
         """Return every tensor, in the order of `offset_keys`."""
@@ -163,7 +178,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
             The file has no such tensor.
         """
         self._open_file().info(name)  # raises if there is none
-        return SafeSlice(self._open_file, name, self._deliver)
+        return SafeSlice(self._open_file, name, self.get_tensor, self._deliver)
 
     def _open_file(self) -> wm.TensorFile:
         if self._closed:
@@ -171,21 +186,27 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return self._file
 
     def _deliver(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return an array as what was asked for: itself, or a tensor on the device."""
         if self._device is None:
             return array
-        from weightmap.torch import to_torch
+        from weightmap.torch import to_device, to_torch
 
-        return to_torch(array).to(self._device)
+        return to_torch(array) if self._device.type == "cpu" else to_device(array, self._device)
 
 
 class SafeSlice:
     """Part of a tensor on demand: ``handle.get_slice(name)[2:5, ::-1]``."""
 
     def __init__(
-        self, file: Callable[[], wm.TensorFile], name: str, deliver: Callable[[np.ndarray[Any, Any]], Any]
+        self,
+        file: Callable[[], wm.TensorFile],
+        name: str,
+        get_tensor: Callable[[str], Any],
+        deliver: Callable[[np.ndarray[Any, Any]], Any],
     ) -> None:
         self._file = file
         self._name = name
+        self._get_tensor = get_tensor
         self._deliver = deliver
 
     def get_shape(self) -> list[int]:
@@ -203,11 +224,23 @@ class SafeSlice:
         ------
         IndexError
             As numpy: too many indices, or an integer out of bounds.
+        UnsupportedError
+            For a part of a tensor whose elements are packed below the byte.
         """
         parts = index if isinstance(index, tuple) else (index,)
+        dtype = self._file().info(self._name).dtype
+        if dtype in DTYPES and DTYPES[dtype].packed:
+            if all(part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in parts):
+                return self._get_tensor(self._name)
+            what = f"tensor {self._name!r} packs elements of {DTYPES[dtype].bits} bits, which cannot be sliced"
+            raise UnsupportedError(f"{what}: get_tensor gives their bytes")
         if not any(part is Ellipsis for part in parts):
             parts = (*parts, Ellipsis)  # keeps a single element an array, a view, instead of a scalar
-        return self._deliver(_dense(self._file(), self._name)[parts])
+        file = self._file()
+        value = file[self._name]
+        # What is decoded is read, as by `TensorFile.read`, and not taken from the mapping.
+        whole = value if isinstance(value, np.ndarray) else file.locate(self._name).decoder()
+        return self._deliver(whole[parts])
 
 
 def load_file(
@@ -234,48 +267,39 @@ def load_file(
 def save_file(
     tensor_dict: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors to a file, atomically.
+    """Write tensors to a safetensors file, atomically.
 
     Parameters
     ----------
     tensor_dict : mapping of str to np.ndarray or torch.Tensor
         Any strides and byte order. Tensors of torch that share memory are written each in full.
     filename : str or os.PathLike
-        The suffix tells the format as for `weightmap.save`; any suffix that it does not know means safetensors.
+        Of any suffix: it says nothing here.
     metadata : mapping of str to str, optional
         Free text to keep in the file.
 
     Raises
     ------
     EncodeError
-        The format cannot express some of the tensors; nothing is written.
+        safetensors cannot express some of the tensors; nothing is written.
     OSError
         The file cannot be written.
     """
-    arrays = {name: _array(name, value) for name, value in tensor_dict.items()}
-    wm.save(filename, arrays, format=_format_for(filename), metadata=metadata)
+    for name, value in tensor_dict.items():
+        if not is_torch(value) and not (hasattr(value, "dtype") and hasattr(value, "shape")):
+            raise EncodeError(f"tensor {name!r}", expected="an array or a tensor", actual=f"a {type(value).__name__}")
+    wm.save(filename, tensor_dict, format="safetensors", metadata=metadata)
 
 
-def _format_for(filename: str | os.PathLike[str]) -> str:
-    """Return the format of the suffix; a drop-in for safetensors writes that where `weightmap.save` would ask."""
-    try:
-        return by_suffix(os.fspath(filename)).name
-    except EncodeError:
-        return "safetensors"
-
-
-def _array(name: str, value: Any) -> Any:
-    """Return a torch tensor as an array and anything else as it is; torch is not imported for that."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        from weightmap.torch import from_torch
-
-        return from_torch(value)
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        raise EncodeError(f"tensor {name!r}", expected="an array or a tensor", actual=f"a {type(value).__name__}")
-    return value
-
-
-def _dense(file: wm.TensorFile, name: str) -> np.ndarray[Any, Any]:
-    value = file[name]
+def _dense(file: wm.TensorFile, name: str, value: Any) -> np.ndarray[Any, Any]:
     return value if isinstance(value, np.ndarray) else file.read(name, np.float32)
+
+
+def _paired(tensor: Any, info: wm.TensorInfo) -> Any:
+    """Return the bytes of F4 as safetensors has them in torch: as pairs, where torch has these; else as they are."""
+    import torch
+
+    pairs = getattr(torch, PAIRS, None)
+    if info.dtype != "float4_e2m1fn" or pairs is None or not info.shape or info.shape[-1] % 2:
+        return tensor
+    return tensor.view(pairs).reshape(*info.shape[:-1], info.shape[-1] // 2)

@@ -33,9 +33,11 @@ class DType:
         The numpy dtype, where numpy itself has it.
     quantized : bool
         Whether this is a scheme.
+    packed : bool
+        Whether elements take less than a byte, or no whole number of bytes: arrays of them are their bytes, as uint8.
     """
 
-    __slots__ = ("bits", "name", "numpy", "quantized")
+    __slots__ = ("bits", "name", "numpy", "packed", "quantized")
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class DType:
         self.bits = bits
         self.numpy = numpy
         self.quantized = quantized
+        self.packed = not quantized and bits % 8 != 0
 
 
 # More than any element has; kernels.h knows this number too.
@@ -82,7 +85,7 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8,
 }
-# Packed below the byte: numpy has no such arrays, so these can be listed, copied between files and not viewed.
+# Packed below the byte: numpy has no such arrays, so these are listed, copied between files, and handed out as bytes.
 _PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 DTYPES: dict[str, DType] = {
@@ -105,7 +108,7 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     Raises
     ------
     UnsupportedError
-        For types of less than a byte, which numpy cannot view.
+        For packed types, which numpy does not have.
     MissingDependencyError
         When ml_dtypes is not installed.
     """
@@ -122,7 +125,7 @@ def _load(dtype: DType) -> np.dtype[Any]:
         msg = f"dtype {dtype.name} is a scheme of quantisation, which numpy cannot view"
         raise UnsupportedError(msg, field="dtype")
     if dtype.name not in _ML_DTYPES:
-        msg = f"dtype {dtype.name} packs elements of {dtype.bits} bits, which numpy cannot view"
+        msg = f"dtype {dtype.name} packs elements of {dtype.bits} bits, which numpy lacks; f[name] gives their bytes"
         raise UnsupportedError(msg, field="dtype")
     try:
         import ml_dtypes  # noqa: PLC0415 - costs 10 ms, needed by few files

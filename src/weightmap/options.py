@@ -17,7 +17,7 @@ __all__ = ["DEEPEST", "Limits"]
 DEEPEST = 128
 
 
-class Limits(tuple[int, int, "int | None"]):
+class Limits(tuple[int, int, "int | None", int]):
     """Bounds on what an opened file may ask for, enforced before reading.
 
     Parameters
@@ -29,6 +29,9 @@ class Limits(tuple[int, int, "int | None"]):
     max_copy_bytes : int, optional
         Largest amount, in bytes, that ``mode="copy"``, `convert`, `load` and `read` copy; None for no bound. Set it
         where files come from strangers: a sparse file of a terabyte costs its author nothing.
+    max_shards : int
+        Largest number of files of a sharded model. Each is mapped, and Linux lets a process have 65,530 mappings, those
+        of its own memory among them: the default leaves half.
 
     Examples
     --------
@@ -41,19 +44,24 @@ class Limits(tuple[int, int, "int | None"]):
 
     # A named tuple, written out: making the class takes a tenth of the time of `NamedTuple`, and every import makes it.
     def __new__(  # noqa: D102 - documented by the class
-        cls, max_header_bytes: int = 100_000_000, max_tensors: int = 1_000_000, max_copy_bytes: int | None = None
+        cls,
+        max_header_bytes: int = 100_000_000,
+        max_tensors: int = 1_000_000,
+        max_copy_bytes: int | None = None,
+        max_shards: int = 32_768,
     ) -> Self:
-        return tuple.__new__(cls, (max_header_bytes, max_tensors, max_copy_bytes))
+        return tuple.__new__(cls, (max_header_bytes, max_tensors, max_copy_bytes, max_shards))
 
     max_header_bytes: int = property(itemgetter(0))  # type: ignore[assignment]
     max_tensors: int = property(itemgetter(1))  # type: ignore[assignment]
     max_copy_bytes: int | None = property(itemgetter(2))  # type: ignore[assignment]
+    max_shards: int = property(itemgetter(3))  # type: ignore[assignment]
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)
 
     def __repr__(self) -> str:
-        return "Limits(max_header_bytes={}, max_tensors={}, max_copy_bytes={})".format(*self)
+        return "Limits(max_header_bytes={}, max_tensors={}, max_copy_bytes={}, max_shards={})".format(*self)
 
     def check(self, name: str, value: int, what: str, *, offset: int | None = None) -> None:
         """Raise `LimitError` when `value`, described by `what`, exceeds the bound called `name`."""

@@ -6,30 +6,31 @@ tried on them as well. ``python -m tests.attacks FOLDER`` writes them all, with 
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tests import builders
+
 from .case import Case
-from .rows import ROWS, TESTS
+from .rows import TESTS, parts, rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ROWS", "TESTS", "Case", "cases", "sound"]
-
-MODULES = ("embd", "embd_simple", "amb", "cnn_v2", "bintensors", "safetensors", "finalfusion", "sharded", "anything")
+__all__ = ["TESTS", "Case", "cases", "parts", "rows", "sound"]
 
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """Every attack."""
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in MODULES]
-    return tuple(case for module in modules for case in module.cases())
+    """Every attack: of each format, on models in a directory, and those that are the same for all formats."""
+    from . import anything, sharded
+
+    modules = [module for builder in builders.known().values() for module in builder.damaging]
+    return tuple(case for module in (*modules, sharded, anything) for case in module.cases())
 
 
 @cache
 def sound() -> Mapping[str, bytes]:
-    """The files that the lies are told about, without a lie, by format and layout."""
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in MODULES]
-    return {kind: data for module in modules for kind, data in getattr(module, "SOUND", {}).items()}
+    """The files that the lies are told about, without a lie, by kind."""
+    modules = [module for builder in builders.known().values() for module in builder.damaging]
+    return {kind: data for module in modules for kind, data in module.SOUND.items()}

@@ -7,7 +7,7 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import ROWS, cases
+from . import cases, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +47,7 @@ def write_all(folder: Path, chosen: Iterable[Case]) -> int:
             path = case.write(folder).relative_to(folder)
             when = "" if not case.error else "verify" if case.late else "open"
             offset = "" if case.offset is None else case.offset
-            says = ROWS[case.row]
+            says = rows()[case.row]
             row = (
                 case.id,
                 case.row,

@@ -22,6 +22,21 @@ TOKENS = amb.tokenizer(2, (0, 1, 2, amb.NO_ID, amb.NO_ID), b"a\nb\nc\n")
 START = 28 + len(METADATA) + len(CONFIG) + len(TOKENS)
 NDIM = START + 2 + 5
 SHAPE, DTYPE, SIZE, DATA = NDIM + 1, NDIM + 9, NDIM + 10, NDIM + 18
+# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+ROWS = {
+    "A1": "AMB of another version or with flags: UnsupportedError.",
+    "A2": "Sections that do not add up to the file: TruncatedError or LayoutError.",
+    "A3": "Texts that are no JSON objects: FormatError. No text: legal.",
+    "A4": "A tokenizer of an unknown type or too short: an error. Ids beyond the vocabulary: a warning.",
+    "A5": "A record whose name, dimensions or dtype go too far: TruncatedError, LimitError, UnsupportedError.",
+    "A6": "data_size that is not that of shape and dtype: LayoutError.",
+    "A7": "data_size of 2^60: TruncatedError.",
+    "A8": "Padding that is not zero, or missing at the end: LayoutError, a warning if not strict.",
+    "A9": "Block sizes, scale types and counts of quantised data that cannot be: QuantError.",
+    "A10": "Scales that are NaN, infinite, negative or denormal: legal; NaN and infinity are told by verify.",
+    "A11": "A mask of adaptive data with bits too many, an unknown code, another size: QuantError.",
+    "A12": "A configuration that contradicts the tensors: a warning.",
+}
 
 
 def build(*records: amb.Record, **options: Any) -> bytes:

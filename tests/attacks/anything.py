@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import amb, bintensors, cnn_v2, embd, embd_simple, finalfusion, safetensors
+from tests import builders
+
+from . import sound
 from .case import Case, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODULES = (amb, bintensors, cnn_v2, embd, embd_simple, finalfusion, safetensors)
-SOUNDS = {kind: data for module in MODULES for kind, data in module.SOUND.items()}
 # The end of an empty ZIP archive: with it, a file is a ZIP archive to those who read them from their end.
 ZIP = b"PK\5\6" + bytes(18)
 PDF = b"\n%%EOF\n"
@@ -43,15 +43,17 @@ def cases() -> Iterator[Case]:
     """Every attack."""
     for name, data in OTHERS.items():
         yield Case("C3", "any", name, data, "UnknownFormatError", None, 0)
-    for kind in ("embd", "amb", "cnn_v2-v2", "finalfusion"):
-        for at in range(4):
-            data = put(SOUNDS[kind], at, bytes([SOUNDS[kind][at] ^ 0x20]))  # another case of the letter
-            row = "E1" if kind == "embd" else "C3"
-            yield Case(row, "any", f"{kind} with letter {at} of another case", data, "UnknownFormatError", None, 0)
+    for builder in builders.known().values():
+        data = next(iter(builder.damaging[0].SOUND.values()))
+        for at in range(len(builder.magic[:4])):
+            wrong = put(data, at, bytes([data[at] ^ 0x20]))  # another case of the letter
+            name = f"{builder.format} with letter {at} of another case"
+            yield Case("C3", "any", name, wrong, "UnknownFormatError", None, 0)
     yield Case("C3", "any", "one zero byte", b"\0", "UnknownFormatError", None, 0)
     yield Case("C20", "any", "nothing at all", b"", "TruncatedError", None, 0)
-    for kind, data in SOUNDS.items():
-        family = kind.partition("-")[0]
+    for kind, data in sound().items():
+        builder = builders.format_of(kind)
+        assert builder is not None
         for name, tail in (
             ("a NUL behind the end", b"\0"),
             ("a newline behind the end", b"\n"),
@@ -60,20 +62,5 @@ def cases() -> Iterator[Case]:
             ("64 zeros behind the end", bytes(64)),
             ("a second file behind the end", data),
         ):
-            field, offset = TRAILING.get(kind) or TRAILING.get(family) or ("size", len(data))
-            if offset < 0:
-                offset += 1 + len(data)
-            odd = None if kind == "embd" else "trailing"
-            error = "LayoutError"
-            if family == "finalfusion" and tail == ZIP:  # as it reads, that is an unknown chunk
-                error, field = "UnsupportedError", "chunk_id"
+            error, field, offset, odd = builder.trailing(kind, data, tail)
             yield Case("C2", kind, name, data + tail, error, field, offset, odd=odd)
-
-
-# The field that tells of bytes behind the end, and where; -1 is the end.
-TRAILING = {
-    "embd": ("total_file_size", 48),
-    "embd-simple": ("size", -1),
-    "bintensors": ("data_offsets", -1),
-    "safetensors": ("data_offsets", -1),
-}

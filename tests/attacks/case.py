@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests import builders
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -20,7 +22,7 @@ class Case:
     Attributes
     ----------
     row : str
-        The row, as `rows.ROWS` has it.
+        The row, as `tests.attacks.rows` has it.
     kind : str
         Format and layout, such as "embd-simple"; "any" where no format is to recognise the file.
     name : str
@@ -59,13 +61,14 @@ class Case:
     @property
     def format(self) -> str | None:
         """The format as `weightmap.formats()` calls it; None where the content alone has to tell."""
-        name = self.kind.partition("-")[0]
-        return None if name in {"any", "sharded"} else name
+        builder = builders.format_of(self.kind)
+        return None if builder is None else builder.format
 
     @property
     def file(self) -> str:
         """The name of the file, without its folder."""
-        return f"{self.id}{SUFFIXES.get(self.kind.partition('-')[0], '.bin')}"
+        builder = builders.format_of(self.kind)
+        return f"{self.id}{'.bin' if builder is None else builder.suffix}"
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder and return the path to open."""
@@ -80,17 +83,6 @@ class Case:
         for name, data in self.data.items():
             (target / name).write_bytes(data)
         return target / INDEX
-
-
-SUFFIXES = {
-    "embd": ".weights",
-    "amb": ".amb",
-    "cnn_v2": ".bin",
-    "bintensors": ".bt",
-    "finalfusion": ".fifu",
-    "safetensors": ".safetensors",
-    "sharded": "",
-}
 
 
 def put(data: bytes, at: int, new: bytes) -> bytes:

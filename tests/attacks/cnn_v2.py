@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 SHAPES = ((3, 12, 4), (3, 12, 4), (1, 4, 2))  # kernel, in, out: 432, 432 and 8 weights
 TOTAL = 872
+# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+ROWS = {
+    "N1": "CNN v2 of another version: UnsupportedError.",
+    "N2": "More layers than the file has room for: TruncatedError, without memory for them.",
+    "N3": "total_weights that is not the size of the file: TruncatedError or LayoutError. Odd: legal.",
+    "N4": "mip_level above 3: a warning.",
+    "N5": "A kernel or channels of 0: LayoutError. An even kernel, more than 8 outputs: a warning.",
+    "N6": "weight_count that is not that of the shape, also modulo 2^32: LayoutError.",
+    "N7": "weight_offset that is not the sum of the counts before: LayoutError.",
+    "N8": "A layer at an odd half: legal, a view.",
+}
 
 
 def lie(layer: int = 0, version: int = 2, **changes: Any) -> bytes:

@@ -18,6 +18,23 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "zwölf"]
 TENSORS = [("a", normal((2, 3))), ("b", noise("int8", (5,))), ("c", noise("float16", (2, 2)))]
 PAIRS = [("model_name", "m"), ("key", "value")]
 AUTO: Any = object()
+# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+ROWS = {
+    "E1": "EMBD's magic or the one of its footer is wrong: UnknownFormatError, or TruncatedError for the footer.",
+    "E2": "Major version other than 1: UnsupportedError. A minor version: legal, and a warning.",
+    "E3": "Reserved flags: UnsupportedError.",
+    "E4": "The header's checksum does not fit: ChecksumError at opening. None in a file without any: a warning.",
+    "E5": "total_file_size is not the size of the file: TruncatedError or LayoutError.",
+    "E6": "Section offsets within the header, out of order, overlapping, past the end: LayoutError.",
+    "E7": "Metadata whose counts, lengths or keys lie: an error. Missing keys: a warning.",
+    "E8": "A vocabulary whose counts, lengths or ids lie: an error. Repeated tokens, ids too large: a warning.",
+    "E9": "The flag of a vocabulary and its size disagree: LayoutError.",
+    "E10": "More descriptors or names than there is room for: TruncatedError or LayoutError.",
+    "E11": "A hash that is not that of its name: ChecksumError of name_hash.",
+    "E12": "A number of dimensions outside 1 to 4, an unused dimension that is not 0: FormatError.",
+    "E13": "Data outside its section, overlapping, unaligned, with padding that is not zero: LayoutError.",
+    "E14": "A checksum of data or file that does not fit: ChecksumError from verify.",
+}
 
 
 def draft(**options: Any) -> embd.Draft:
@@ -80,6 +97,10 @@ def headers() -> Iterator[Case]:
     for bit in (3, 4, 5, 16, 31):
         yield header("E3", f"flag bit {bit}", "UnsupportedError", flags=7 | 1 << bit)
     yield header("E4", "header checksum 0", "ChecksumError", header_checksum=0)
+    bare = embd.Draft(TENSORS, vocab=WORDS, checksums=False)
+    yield case("E4", "no header checksum", bare.header(header_checksum=0), odd="header_checksum is 0")
+    wrong = embd.Draft(TENSORS, vocab=WORDS, checksums=False).header(header_checksum=1)
+    yield case("E4", "another header checksum", wrong, "ChecksumError", field="header_checksum", offset=56)
     damaged = embd.Draft(TENSORS, vocab=WORDS).seal()
     damaged = damaged[:6] + b"\1" + damaged[7:]
     yield case("E4", "one byte changed", damaged, "ChecksumError", field="header_checksum", offset=56)

@@ -21,6 +21,32 @@ VOCAB, STORAGE, NORMS = ff.simple(WORDS), ff.matrix(MATRIX), ff.norms(LENGTHS)
 TEXT = ff.metadata("a = 1")
 PARTS = ff.quantised(N, 2, 3, 2)
 UNKNOWN = ff.Chunk(9, bytes(30))
+# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+ROWS = {
+    "F1": "finalfusion's number of chunks is 0 or 2^32 - 1: an error without memory for them.",
+    "F2": "A list of chunks that is not that of the file: a warning.",
+    "F3": "An unknown chunk: UnsupportedError, stepped over if not strict.",
+    "F4": "A chunk that is there twice: LayoutError.",
+    "F5": "Lengths of chunks that are wrong: an error where it matters, else a warning.",
+    "F6": "Padding that is not zero or of another length: LayoutError.",
+    "F7": "More or longer words than there is room for: TruncatedError.",
+    "F8": "A word that is there twice: LayoutError, a warning if not strict.",
+    "F9": "A bucket exponent above 63 or rows that are not words and buckets: an error.",
+    "F10": "No buckets: FormatError.",
+    "F11": "min_n of 0 or above max_n: FormatError.",
+    "F12": "Indices of n-grams that are too large or leave gaps: LayoutError.",
+    "F13": "Rows times columns times bytes beyond 2^63: LayoutError.",
+    "F14": "Element types that there are not, or that numpy lacks: UnsupportedError.",
+    "F15": "quantized_len of 0, too large, or no divisor: FormatError.",
+    "F16": "No centroids, or more than codes can name: FormatError.",
+    "F17": "A code that names no centroid: QuantError, when it is read.",
+    "F18": "A flag that is neither 0 nor 1: FormatError.",
+    "F19": "A projection of 2^40 bytes and more: TruncatedError or LayoutError.",
+    "F20": "Norms that are not as many as words: LayoutError.",
+    "F21": "Norms that are NaN: a warning.",
+    "F22": "Norms before the matrix, chunks out of order: LayoutError.",
+    "F23": "Metadata that is no TOML: FormatError.",
+}
 
 
 def start_of(chunks: list[ff.Chunk], number: int) -> int:

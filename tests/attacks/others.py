@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import ROWS, cases, sound
+from . import cases, rows, sound
 from .table import put_between
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def table(found: Mapping[str, Mapping[str, Counter[str]]]) -> Iterator[str]:
     libraries = list(found)
     yield "| row | attack | " + " | ".join(libraries) + " |"
     yield "|---|---|" + "---|" * len(libraries)
-    for row, sentence in ROWS.items():
+    for row, sentence in rows().items():
         cells = [cell(found[library][row]) for library in libraries]
         if any("refuses all" not in text for text in cells if text):
             yield f"| {row} | {sentence} | " + " | ".join(cells) + " |"

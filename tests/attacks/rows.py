@@ -1,13 +1,17 @@
 """The rows of the threat tables, each with a sentence: what is wrong with the file, and what has to come of it.
 
-C rows hold for every format they apply to; E are EMBD's own, A those of AMB, N of CNN v2, B of BinTensors, F of
-finalfusion, T of safetensors, D of a model in a directory. S rows are about saving and L rows about what a format can
-hold at most: these attack the writer, so their cases are tests and not files.
+C rows hold for every format they apply to, D rows for a model in a directory. S rows are about saving and L rows about
+what a format can hold at most: these attack the writer, so their cases are tests and not files. A format's own rows
+stand with its attacks (`tests.builders.Builder.damage`).
 """
 
 from __future__ import annotations
 
-ROWS = {
+from functools import cache
+
+from tests import builders
+
+COMMON = {
     "C1": "Cut off at every byte: TruncatedError or UnknownFormatError, an empty file is told as such.",
     "C2": "Bytes behind the end, a second file, the tail of a ZIP archive: LayoutError, and a warning if not strict.",
     "C3": "Another kind of file (swapped magic, LFS pointer, HTML, gzip, zip, pickle, zeros): told with a hint.",
@@ -40,75 +44,8 @@ ROWS = {
     "C30": "An index whose shards lie elsewhere, are missing or disagree: an error, and nothing else is opened.",
     "C31": "A big-endian host: every number is read and written little-endian.",
     "C32": "Formats of others: none is imported by itself.",
-    "E1": "EMBD's magic or the one of its footer is wrong: UnknownFormatError, or TruncatedError for the footer.",
-    "E2": "Major version other than 1: UnsupportedError. A minor version: legal, and a warning.",
-    "E3": "Reserved flags: UnsupportedError.",
-    "E4": "The header's checksum does not fit: ChecksumError at opening.",
-    "E5": "total_file_size is not the size of the file: TruncatedError or LayoutError.",
-    "E6": "Section offsets within the header, out of order, overlapping, past the end: LayoutError.",
-    "E7": "Metadata whose counts, lengths or keys lie: an error. Missing keys: a warning.",
-    "E8": "A vocabulary whose counts, lengths or ids lie: an error. Repeated tokens, ids too large: a warning.",
-    "E9": "The flag of a vocabulary and its size disagree: LayoutError.",
-    "E10": "More descriptors or names than there is room for: TruncatedError or LayoutError.",
-    "E11": "A hash that is not that of its name: ChecksumError of name_hash.",
-    "E12": "A number of dimensions outside 1 to 4, an unused dimension that is not 0: FormatError.",
-    "E13": "Data outside its section, overlapping, unaligned, with padding that is not zero: LayoutError.",
-    "E14": "A checksum of data or file that does not fit: ChecksumError from verify.",
-    "A1": "AMB of another version or with flags: UnsupportedError.",
-    "A2": "Sections that do not add up to the file: TruncatedError or LayoutError.",
-    "A3": "Texts that are no JSON objects: FormatError. No text: legal.",
-    "A4": "A tokenizer of an unknown type or too short: an error. Ids beyond the vocabulary: a warning.",
-    "A5": "A record whose name, dimensions or dtype go too far: TruncatedError, LimitError, UnsupportedError.",
-    "A6": "data_size that is not that of shape and dtype: LayoutError.",
-    "A7": "data_size of 2^60: TruncatedError.",
-    "A8": "Padding that is not zero, or missing at the end: LayoutError, a warning if not strict.",
-    "A9": "Block sizes, scale types and counts of quantised data that cannot be: QuantError.",
-    "A10": "Scales that are NaN, infinite, negative or denormal: legal; NaN and infinity are told by verify.",
-    "A11": "A mask of adaptive data with bits too many, an unknown code, another size: QuantError.",
-    "A12": "A configuration that contradicts the tensors: a warning.",
-    "N1": "CNN v2 of another version: UnsupportedError.",
-    "N2": "More layers than the file has room for: TruncatedError, without memory for them.",
-    "N3": "total_weights that is not the size of the file: TruncatedError or LayoutError. Odd: legal.",
-    "N4": "mip_level above 3: a warning.",
-    "N5": "A kernel or channels of 0: LayoutError. An even kernel, more than 8 outputs: a warning.",
-    "N6": "weight_count that is not that of the shape, also modulo 2^32: LayoutError.",
-    "N7": "weight_offset that is not the sum of the counts before: LayoutError.",
-    "N8": "A layer at an odd half: legal, a view.",
-    "B1": "BinTensors' header length of 0, beyond the file, beyond 100,000,000: an error. No multiple of 8: a warning.",
-    "B2": "Bytes other than a few spaces behind the header's last entry: LayoutError, a warning if not strict.",
-    "B3": "The tag of an optional value above 1: FormatError.",
-    "B4": "Integers beginning with 254 or 255, or cut off: an error. Longer than they need be: a warning.",
-    "B5": "Lengths of strings and lists larger than what is left: TruncatedError.",
-    "B6": "A dtype above 14: UnsupportedError.",
-    "B7": "Data offsets that do not follow one another, or do not end with the file: LayoutError or TruncatedError.",
-    "B8": "A map of names that is no bijection: LayoutError.",
-    "B9": "A metadata key that is there twice: LayoutError, a warning if not strict.",
-    "B10": "A file that is valid in both layouts: the specification's, always.",
-    "F1": "finalfusion's number of chunks is 0 or 2^32 - 1: an error without memory for them.",
-    "F2": "A list of chunks that is not that of the file: a warning.",
-    "F3": "An unknown chunk: UnsupportedError, stepped over if not strict.",
-    "F4": "A chunk that is there twice: LayoutError.",
-    "F5": "Lengths of chunks that are wrong: an error where it matters, else a warning.",
-    "F6": "Padding that is not zero or of another length: LayoutError.",
-    "F7": "More or longer words than there is room for: TruncatedError.",
-    "F8": "A word that is there twice: LayoutError, a warning if not strict.",
-    "F9": "A bucket exponent above 63 or rows that are not words and buckets: an error.",
-    "F10": "No buckets: FormatError.",
-    "F11": "min_n of 0 or above max_n: FormatError.",
-    "F12": "Indices of n-grams that are too large or leave gaps: LayoutError.",
-    "F13": "Rows times columns times bytes beyond 2^63: LayoutError.",
-    "F14": "Element types that there are not, or that numpy lacks: UnsupportedError.",
-    "F15": "quantized_len of 0, too large, or no divisor: FormatError.",
-    "F16": "No centroids, or more than codes can name: FormatError.",
-    "F17": "A code that names no centroid: QuantError, when it is read.",
-    "F18": "A flag that is neither 0 nor 1: FormatError.",
-    "F19": "A projection of 2^40 bytes and more: TruncatedError or LayoutError.",
-    "F20": "Norms that are not as many as words: LayoutError.",
-    "F21": "Norms that are NaN: a warning.",
-    "F22": "Norms before the matrix, chunks out of order: LayoutError.",
-    "F23": "Metadata that is no TOML: FormatError.",
-    "T1": "A safetensors header whose entries lack something or have too much, or values of a wrong type: FormatError.",
-    "T2": "A safetensors header length beyond the file or the limit: TruncatedError or LimitError.",
+}
+OTHER = {
     "D1": "An index of shards that is no JSON object with a map of texts: FormatError.",
     "S1": "A write fails for want of space or permission: OSError, the old file stays, no other is left.",
     "S2": "fsync fails: OSError, the old file stays; of the directory: the new one is in place.",
@@ -125,6 +62,26 @@ ROWS = {
     "L4": "BinTensors' header holds 100,000,000 bytes, and no more are written.",
     "L5": "finalfusion holds what its fields can say, and no more is written.",
 }
+
+
+@cache
+def parts() -> dict[str, dict[str, str]]:
+    """The parts of the threat tables, by what they are about: rows, each with its sentence."""
+    found = {"Every format": COMMON}
+    for builder in builders.known().values():
+        own = {row: text for module in builder.damaging for row, text in getattr(module, "ROWS", {}).items()}
+        if own:
+            found[builder.title] = own
+    for title, letter in (("Models in a directory", "D"), ("Saving", "S"), ("What a format holds at most", "L")):
+        found[title] = {row: text for row, text in OTHER.items() if row[0] == letter}
+    return found
+
+
+@cache
+def rows() -> dict[str, str]:
+    """Every row of the threat tables, with its sentence."""
+    return {row: text for part in parts().values() for row, text in part.items()}
+
 
 # Of rows that attack a process, a file system or a writer, and of those of which files cannot show all: the tests
 # by name, wherever they stand.

@@ -18,6 +18,11 @@ KIND = "safetensors"
 E = st.entry
 GOOD = {"a": E("F32", [2], 0, 8), "b": E("U8", [3], 8, 11)}
 DEEP = 100_000
+# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+ROWS = {
+    "T1": "A safetensors header whose entries lack something or have too much, or values of a wrong type: FormatError.",
+    "T2": "A safetensors header length beyond the file or the limit: TruncatedError or LimitError.",
+}
 
 
 def dumps(header: Any) -> bytes:

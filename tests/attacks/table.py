@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import ROWS, TESTS, cases
+from . import TESTS, cases, parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,32 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["between", "lines", "put_between"]
 
 MARK = "tests.attacks.table"
-# What the rows of a letter are about.
-PARTS = {
-    "C": "Every format",
-    "E": "EMBD",
-    "A": "AMB",
-    "N": "CNN v2",
-    "B": "BinTensors",
-    "F": "finalfusion",
-    "T": "safetensors",
-    "D": "Models in a directory",
-    "S": "Saving",
-    "L": "What a format holds at most",
-}
 
 
 def lines() -> Iterator[str]:
     """Return the table in Markdown, line by line."""
     files = {case.row for case in cases()}
-    part = ""
-    for row, sentence in ROWS.items():
-        if row[0] != part:
-            part = row[0]
-            yield from ("", f"**{PARTS[part]}**", "", "| | attack: outcome | shown by |", "|---|---|---|")
-        shown = ["files"] if row in files else []
-        shown += [f"`{name}`" for name in TESTS.get(row, ())]
-        yield f"| {row} | {sentence} | {', '.join(shown)} |"
+    for title, rows in parts().items():
+        yield from ("", f"**{title}**", "", "| | attack: outcome | shown by |", "|---|---|---|")
+        for row, sentence in rows.items():
+            shown = ["files"] if row in files else []
+            shown += [f"`{name}`" for name in TESTS.get(row, ())]
+            yield f"| {row} | {sentence} | {', '.join(shown)} |"
 
 
 def _marks(name: str) -> tuple[str, str]:

@@ -3,7 +3,8 @@
 One module per format, found by directory. A builder module knows its format from the specification alone: it uses
 `struct`, `json` and `zlib`, and never the package under test, so that a mistake made there cannot repeat itself here.
 
-A builder module offers `FORMAT`, the name that `weightmap.formats()` uses, and `examples()`, a list of `Example`.
+Each defines `BUILDER`, a record of what the tests have to know of the format. Whatever goes through all formats (the
+contract, the attacks, the fuzzer, the tables in the documents) finds them by `known`: there is no other list of them.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import importlib
 import math
 import pkgutil
 from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import ModuleType
+
+    from tests.fuzz.anatomy import Anatomy
 
 EXTENDED = {
     name: np.dtype(getattr(ml_dtypes, name))
@@ -68,6 +73,78 @@ class Example:
     checksums: bool = False
 
 
+def plain_trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
+    """What comes of bytes behind the end of a sound file, as in most formats: class, field and byte of the error.
+
+    And words of the warning that is left of it with ``strict=False``, or None where it stays an error.
+    """
+    del kind, tail
+    return "LayoutError", "size", len(data), "trailing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder:
+    """What the tests know of one format.
+
+    A kind is a format and a layout or a part of it, such as "embd-simple": the name of the format, and whatever is
+    behind a hyphen.
+
+    Attributes
+    ----------
+    format : str
+        Its name, as `weightmap.formats()` has it.
+    title : str
+        What documents call it.
+    suffix : str
+        What its files are called.
+    holds : str
+        What the table of formats in the README says of it.
+    examples : callable
+        Returns a list of `Example`: sound files, and everything that a right reader finds in them.
+    damage : tuple of str
+        The names of the modules that damage files, each with one lie: `SOUND`, by kind the file that lies are told
+        about; `cases()`, every `tests.attacks.Case`; and, where the tables in docs/reliability.md have a part for the
+        format, `ROWS`.
+    growing : mapping of str to callable
+        By kind, what returns a file of as many tensors as it is asked for, the last of zeros; or, where the format has
+        one matrix only, of as many words.
+    anatomy : callable
+        Takes a sound file apart for the fuzzer: see `tests.fuzz.anatomy`.
+    errors : tuple of int and int
+        More different errors than this (class and field) have to come of 5,000 mutants, and of 100,000.
+    magic : bytes
+        What every file begins with; empty where there is no such thing.
+    seconds : mapping of str to int
+        By kind, the processor time in which a million tensors open, where that is more than ten seconds.
+    small : callable, optional
+        Returns, by kind, small sound files to be fuzzed, besides the examples and those that are damaged.
+    sealed : callable, optional
+        Returns a damaged file with the checksums that its bytes have.
+    trailing : callable
+        ``trailing(kind, data, tail)``: see `plain_trailing`.
+    """
+
+    format: str
+    title: str
+    suffix: str
+    holds: str
+    examples: Callable[[], list[Example]]
+    damage: tuple[str, ...]
+    growing: Mapping[str, Callable[[int], bytes]]
+    anatomy: Callable[[bytes], Anatomy]
+    errors: tuple[int, int]
+    magic: bytes = b""
+    seconds: Mapping[str, int] = field(default_factory=dict)
+    small: Callable[[], Mapping[str, bytes]] = dict
+    sealed: Callable[[bytes], bytes] | None = None
+    trailing: Callable[[str, bytes, bytes], tuple[str, str, int, str | None]] = plain_trailing
+
+    @property
+    def damaging(self) -> list[ModuleType]:
+        """The modules of `damage`; imported when asked for, since they stand on the builders."""
+        return [importlib.import_module(name) for name in self.damage]
+
+
 def noise(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     """A tensor of arbitrary bits: NaN payloads, infinities and denormals included, but truth values for bool."""
     size = math.prod(shape) * numpy_dtype(dtype).itemsize
@@ -87,12 +164,18 @@ def tensor(array: np.ndarray[Any, Any]) -> Tensor:
     return Tensor(name, array.shape, np.array(array, numpy_dtype(name), order="C").tobytes())
 
 
-def modules() -> dict[str, ModuleType]:
-    """Format name → builder module, for every module in this directory."""
+@cache
+def known() -> Mapping[str, Builder]:
+    """Every format, by its name: the builder of each module in this directory."""
     found = [importlib.import_module(f"{__name__}.{entry.name}") for entry in pkgutil.iter_modules(__path__)]
-    return {module.FORMAT: module for module in found}
+    return MappingProxyType({module.BUILDER.format: module.BUILDER for module in found})
+
+
+def format_of(kind: str) -> Builder | None:
+    """The builder of the format that a kind is of; None where it is of none."""
+    return known().get(kind.partition("-")[0])
 
 
 def examples() -> list[Example]:
-    """Every example of every builder module."""
-    return [example for module in modules().values() for example in module.examples()]
+    """Every example of every format."""
+    return [example for builder in known().values() for example in builder.examples()]

@@ -8,7 +8,9 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import Example, Tensor, noise, normal
+from tests.fuzz.anatomy import TEXT, Anatomy, Walk
+
+from . import Builder, Example, Tensor, noise, normal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -223,3 +225,86 @@ def examples() -> list[Example]:
         example("spaces", mixed, metadata, text(config) + b"\n", space=b" \t\r\n"),
         example("tokenizer-only", {}, None, b"", tokenizer(0, (NO_ID,) * 5)),
     ]
+
+
+def many(count: int) -> bytes:
+    """AMB: heads and data in turn; such a record has 24 bytes, so none needs padding."""
+    record = struct.Struct("<H7sBIBQx").pack
+    body = b"".join(record(7, b"%07d" % i, 1, 1, CODES["int8"], 1) for i in range(count))
+    return build(body, b"{}  ")
+
+
+def every_scheme() -> bytes:
+    """An AMB file with a tensor of every scheme."""
+    blocks = [(0.5, range(-4, 4)), (-1.0, range(8)), (6e-8, [7, -8, 1])]
+    mixed = [(0, 0.5, range(-8, 8)), (2, 0.0, [0.25] * 16), (1, -2.0, range(-16, 0))]
+    records = [
+        quantised("int8", (3, 4), INT8, pack_scale(0.5, 1) + bytes(range(12)), 0, 1),
+        quantised("int4", (7,), INT4, pack_scale(2.0, 0) + pack(range(-4, 3), 4), 0, 0),
+        quantised("int5", (3,), INT5, pack_scale(2.0, 1) + pack([1, -16, 15], 5), 0, 1),
+        quantised("int4_block", (19,), INT4BLOCK, pack_blocks(blocks, 4, 8, 1), 8, 1),
+        quantised("int5_block", (19,), INT5BLOCK, pack_blocks(blocks, 5, 8, 0), 8, 0),
+        Record("bare", (3, 8), INT4BLOCK, pack_blocks(blocks, 4, 8, 0)),
+        quantised("adaptive", (3, 16), ADAPTIVE, pack_adaptive(mixed, 16, 1), 16, 1),
+    ]
+    config = text({"quant": {"block_size": 8, "scale_type": "fp32"}})
+    return build(records, b'{"n": 1}', config, tokenizer(0, (0, 1, 2, 3, 4), b"ab"))
+
+
+def empty_schemes() -> bytes:
+    """An AMB file with quantised tensors of no elements, and a scalar."""
+    records = [
+        quantised("empty", (0, 3), ADAPTIVE, b"", 8, 1),
+        quantised("long", (2**32 - 1, 0), INT4BLOCK, b"", 8, 1),
+        quantised("scalar", (), INT8, pack_scale(0.5, 1) + b"\5", 0, 1),
+    ]
+    return build(records)
+
+
+def anatomy(data: bytes) -> Anatomy:
+    """AMB."""
+    walk = Walk(data)
+    *_, metadata, config, tokens, weights = walk.numbers(5, 1, 2, 4, 4, 4, 8)
+    for section in (metadata, config):
+        end = walk.at + walk.value(section)
+        walk.span(section, walk.at, end)
+        walk.json(end)
+    end = walk.at + walk.value(tokens)
+    walk.span(tokens, walk.at, end)
+    if end > walk.at:
+        walk.numbers(1, 2, 2, 2, 2, 2)
+        walk.field(end - walk.at, TEXT)
+    walk.at = end
+    walk.span(weights, end, len(data))
+    while walk.at < len(data):
+        begin = walk.at
+        walk.string(2)
+        ndim = walk.field(1)
+        walk.numbers(*[4] * walk.value(ndim))
+        code, size = walk.numbers(1, 8)
+        end = walk.at + walk.value(size)
+        walk.span(size, walk.at, end)
+        if walk.value(code) >= 3 and end - walk.at >= 8:  # block header, mask or scale
+            walk.numbers(1, 2, 1, 2, 2)
+        # Data may be padded to a multiple of eight from the start of the file or of the section.
+        steps = (-end % 8, -(end - weights.end) % 8)
+        pad = next((k for k in steps if not any(data[end : end + k])), 0)
+        walk.at = min(end + pad, len(data))
+        walk.found.pads.append((end, walk.at, 8))
+        walk.found.items.append((begin, walk.at, None))
+    return walk.anatomy
+
+
+BUILDER = Builder(
+    format=FORMAT,
+    title="AMB",
+    suffix=SUFFIX,
+    holds="configuration, tokenizer, tensors quantised to 4, 5 and 8 bits",
+    examples=examples,
+    damage=("tests.attacks.amb",),
+    growing={"amb": many},
+    anatomy=anatomy,
+    errors=(26, 30),
+    magic=b"AMBEE",
+    small=lambda: {"amb-quantised": every_scheme(), "amb-empty": empty_schemes()},
+)

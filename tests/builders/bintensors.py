@@ -11,7 +11,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import Example, Tensor, noise, normal, numpy_dtype
+from tests.fuzz.anatomy import Anatomy, Walk
+
+from . import Builder, Example, Tensor, noise, normal, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -368,3 +370,71 @@ def examples() -> list[Example]:
         example("unsorted-unpadded", "current", backwards, pad=False),
         example("valid-in-both", "spec", {"x\x0b\1\0\0": Tensor("float16", (0,), b"")}, data=BOTH),
     ]
+
+
+def many(count: int, layout: str = "current") -> bytes:
+    """BinTensors: integers of one to five bytes, names with the tensors or in a map behind them."""
+    numbers = [varint(i) for i in range(count + 1)]
+    begin = b"\0" + varint(count)
+    if layout == "current":
+        parts = [b"\7%07d\1\1\1" % i + numbers[i] + numbers[i + 1] for i in range(count)]
+    else:
+        parts = [b"\1\1\1" + numbers[i] + numbers[i + 1] for i in range(count)]
+        parts += [varint(count), *(b"\7%07d" % i + numbers[i] for i in range(count))]
+    return raw(padded(begin + b"".join(parts)), bytes(count))
+
+
+def anatomy(data: bytes) -> Anatomy:
+    """BinTensors, in the layout in which the whole header makes sense."""
+    for current in (True, False):
+        walk = Walk(data)
+        try:
+            _bincode(walk, current=current)
+        except IndexError:
+            continue
+        end = 8 + int.from_bytes(data[:8], "little")
+        if walk.at <= end and not data[walk.at : end].strip(b" "):
+            break
+    return walk.anatomy
+
+
+def _bincode(walk: Walk, *, current: bool) -> None:
+    length = walk.field(8)
+    walk.span(length, 8, 8 + walk.value(length))
+    if walk.value(walk.field(1)):
+        for _ in walk.items(walk.varint()):
+            walk.string()
+            walk.string()
+    count = walk.varint()
+    for _ in walk.items(count):
+        if current:
+            walk.string()
+        walk.varint()
+        ndim = walk.varint()
+        for _ in range(walk.value(ndim)):
+            walk.varint()
+        walk.varint()
+        walk.varint()
+    if not current:
+        for _ in walk.items(walk.varint()):
+            walk.string()
+            walk.varint()
+
+
+def trailing(_: str, data: bytes, __: bytes) -> tuple[str, str, int, str | None]:
+    """The last tensor ends where the file does."""
+    return "LayoutError", "data_offsets", len(data), "trailing"
+
+
+BUILDER = Builder(
+    format=FORMAT,
+    title="BinTensors",
+    suffix=SUFFIX,
+    holds="both header layouts",
+    examples=examples,
+    damage=("tests.attacks.bintensors",),
+    growing={"bintensors-current": many, "bintensors-spec": lambda count: many(count, "spec")},
+    anatomy=anatomy,
+    errors=(21, 24),
+    trailing=trailing,
+)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from . import Example, Tensor, noise, normal
+import numpy as np
+from tests.fuzz.anatomy import Anatomy, Walk
+
+from . import Builder, Example, Tensor, noise, normal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,3 +108,42 @@ def examples() -> list[Example]:
         example("any-bits", bits, mip_level=1),
         example("eleven-layers", [layer(1, 1, 1, seed) for seed in range(11)]),
     ]
+
+
+def many(count: int) -> bytes:
+    """CNN v2: records of five numbers."""
+    records = np.ones((count, 5), "<u4")
+    records[:, 3] = np.arange(count)
+    return header(count, count) + records.tobytes() + bytes(2 * (count + count % 2))
+
+
+def anatomy(data: bytes) -> Anatomy:
+    """CNN v2 and v1."""
+    walk = Walk(data)
+    _, version, layers, _ = walk.numbers(4, 4, 4, 4)
+    if walk.value(version) == 2:
+        walk.field(4)
+    for _ in walk.items(layers):
+        walk.numbers(4, 4, 4, 4, 4)
+    return walk.anatomy
+
+
+def small() -> dict[str, bytes]:
+    """A file of each version whose data is smaller than its records."""
+    found = {example.name: example.data for example in examples()}
+    return {"cnn_v2-v1": next(e.data for e in examples() if e.layout == "v1"), "cnn_v2-v2": found["odd-padded"]}
+
+
+BUILDER = Builder(
+    format=FORMAT,
+    title="CNN v2",
+    suffix=SUFFIX,
+    holds="versions 1 and 2",
+    examples=examples,
+    damage=("tests.attacks.cnn_v2",),
+    growing={"cnn_v2": many},
+    anatomy=anatomy,
+    errors=(14, 15),
+    magic=b"CNN2",
+    small=small,
+)

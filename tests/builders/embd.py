@@ -11,7 +11,10 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import Example, Tensor, noise, normal, numpy_dtype
+import numpy as np
+from tests.fuzz.anatomy import Anatomy, Field, Walk
+
+from . import Builder, Example, Tensor, noise, normal, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -436,3 +439,156 @@ def examples() -> list[Example]:
         ),
         _simple("no-vocabulary", {"m": normal((3, 5), 9)}),
     ]
+
+
+def many(count: int) -> bytes:
+    """EMBD: fixed-size records, checked with all their names and hashes."""
+    digits = np.arange(count)[:, None] // 10 ** np.arange(6, -1, -1) % 10
+    names = (digits + ord("0")).astype(np.uint8)
+    hashes = np.full(count, 0x811C9DC5, np.uint32)
+    for column in names.T:
+        hashes = (hashes ^ column) * np.uint32(0x01000193)
+    fields = [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("shape", "<u4", 4), ("at", "<u8")]
+    index = np.zeros(count, fields)
+    index["hash"], index["dtype"], index["ndim"], index["length"] = hashes, CODES["uint8"], 1, 7
+    index["shape"][:, 0], index["at"] = 1, np.arange(count)
+    draft = Draft([], aligned=False, checksums=False)
+    start = draft.index_offset + len(index.tobytes()) + names.size
+    draft.header(tensor_index_count=count, tensor_data_offset=start, tensor_data_size=count)
+    data = draft.header(total_file_size=start + count + 16).seal()
+    return data[: draft.index_offset] + index.tobytes() + names.tobytes() + bytes(count) + data[-16:]
+
+
+def many_simple(count: int) -> bytes:
+    """The other layout of EMBD: heads and data in turn."""
+    rest = struct.pack("<2I", 1, 1) + bytes(4)
+    body = b"".join(b"\7\0\0\0%07d" % i + rest for i in range(count))
+    return struct.pack("<4s2I", b"EMBD", 1, count) + body + bytes(4)
+
+
+def anatomy(data: bytes) -> Anatomy:
+    """EMBD, either layout."""
+    return _anatomy_spec(data) if len(data) > 64 and data[-8:-4] == b"DBME" else _anatomy_simple(data)
+
+
+def _anatomy_simple(data: bytes) -> Anatomy:
+    walk = Walk(data)
+    *_, count = walk.numbers(4, 4, 4)
+    for _ in walk.items(count):
+        walk.string(4)
+        ndim = walk.field(4)
+        size = 4
+        for number in walk.numbers(*[4] * walk.value(ndim)):
+            size *= walk.value(number)
+        walk.at += size
+    words = walk.field(4)
+    for _ in walk.items(words):
+        walk.string(4)
+    return walk.anatomy
+
+
+def _anatomy_spec(data: bytes) -> Anatomy:
+    walk = Walk(data)
+    head: dict[str, Field] = {}
+    for name, (place, code) in HEADER_FIELDS.items():
+        walk.at = place
+        head[name] = walk.field({"H": 2, "I": 4, "Q": 8, "4s": 4}[code])
+    at = {name: walk.value(number) for name, number in head.items()}
+    for name, number in head.items():
+        if name.endswith("_offset"):
+            walk.span(number, 0, at[name])
+    walk.span(head["metadata_size"], 64, 64 + at["metadata_size"])
+    walk.span(head["vocab_size"], at["vocab_offset"], at["vocab_offset"] + at["vocab_size"])
+    start = at["tensor_data_offset"]
+    walk.span(head["tensor_data_size"], start, start + at["tensor_data_size"])
+    walk.span(head["total_file_size"], 0, len(data))
+    walk.at = 64
+    count, total = walk.numbers(4, 4)
+    walk.span(total, walk.at, 64 + at["metadata_size"])
+    for _ in walk.items(count):
+        key, value = walk.numbers(2, 2)
+        walk.text(key)
+        walk.text(value)
+    if at["vocab_size"]:
+        _anatomy_vocabulary(walk, at["vocab_offset"])
+    walk.at = at["tensor_index_offset"]
+    lengths = []
+    for _ in walk.items(head["tensor_index_count"]):
+        lengths.append(walk.numbers(4, 1, 1, 2)[3])
+        place = walk.numbers(4, 4, 4, 4, 8)[4]
+        walk.span(place, start, start + walk.value(place))
+    for length in lengths:
+        walk.text(length)
+    walk.at = len(data) - 16
+    walk.numbers(4, 4, 4, 4)
+    return walk.anatomy
+
+
+def _anatomy_vocabulary(walk: Walk, begin: int) -> None:
+    walk.at = begin
+    count, total, special = walk.numbers(4, 4, 4)
+    ids = walk.value(special)
+    if ids < begin + 12:  # counted from the start of the section
+        ids += begin
+        walk.span(special, begin, ids)
+    else:
+        walk.span(special, 0, ids)
+    if ids == walk.at:
+        walk.numbers(4, 4, 4, 4, 4)
+    first = walk.at
+    for _ in walk.items(count):
+        walk.string(2)
+    walk.span(total, first, walk.at)
+    walk.at = ids
+    walk.numbers(4, 4, 4, 4, 4)
+
+
+def sealed(data: bytes) -> bytes:
+    """A file of the layout with checksums, with the hashes and checksums that its bytes have; another one as it is."""
+    if len(data) < 80 or data[:4] != b"EMBD":
+        return data
+    out = bytearray(data)
+    head = fields_of(data)
+    index, count = head["tensor_index_offset"], head["tensor_index_count"]
+    place = index + 32 * count
+    if count <= 64 and place <= len(out):
+        for number in range(count):
+            at = index + 32 * number
+            length = int.from_bytes(out[at + 6 : at + 8], "little")
+            name = bytes(out[place : place + length])
+            place += length
+            if len(name) < 400:
+                struct.pack_into("<I", out, at, fnv1a32(name))
+    struct.pack_into("<I", out, 56, zlib.crc32(out[:56]))
+    end = len(out) - 16
+    if end >= 64 and head["flags"] & CHECKSUM_ENABLED:
+        start = head["tensor_data_offset"]
+        part = out[start : start + head["tensor_data_size"]] if start <= end else b""
+        struct.pack_into("<II", out, end, zlib.crc32(part), 0)
+        struct.pack_into("<I", out, end + 4, zlib.crc32(out[:end]))
+    return bytes(out)
+
+
+def trailing(kind: str, data: bytes, _: bytes) -> tuple[str, str, int, str | None]:
+    """The layout with a header says in there how long the file is."""
+    if kind == FORMAT:
+        return "LayoutError", "total_file_size", 48, None
+    return "LayoutError", "size", len(data), "trailing"
+
+
+BUILDER = Builder(
+    format=FORMAT,
+    title="EMBD",
+    suffix=SUFFIX,
+    holds="both layouts, checksums, vocabulary",
+    examples=examples,
+    damage=("tests.attacks.embd", "tests.attacks.embd_simple"),
+    growing={"embd": many, "embd-simple": many_simple},
+    anatomy=anatomy,
+    errors=(50, 57),
+    magic=b"EMBD",
+    # The simple layout has heads between its data and is read by Python.
+    seconds={"embd-simple": 30},
+    sealed=sealed,
+    trailing=trailing,
+)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tests.fuzz.anatomy import NUMBER, Anatomy, Walk
 
-from . import Example, Tensor, noise, normal
+from . import Builder, Example, Tensor, noise, normal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 FORMAT = "finalfusion"
 SUFFIX = ".fifu"
@@ -235,3 +236,107 @@ def examples() -> list[Example]:
         example("no-list", [simple(WORDS), matrix(plain)], {"embeddings": plain}, listed=[]),
         example("norms-alone", [norms(sizes)], {"norms": sizes}, None),
     ]
+
+
+def many(count: int) -> bytes:
+    """The words of finalfusion: it has one matrix, and as many words as rows."""
+    words = [b"%07d" % i for i in range(count)]
+    return build([simple(words), matrix(Tensor("float32", (count, 1), bytes(4 * count)))])
+
+
+def small() -> dict[str, bytes]:
+    """A file with every chunk that can stand together, and one in the order of fields that the specification has."""
+    words = ["one", "two", "drei"]
+    every = [
+        metadata("a = 1\nb = [2020-01-01]"),
+        explicit(words, [("a", 0), ("b", 1)], 1, 3),
+        product(*quantised(5, 2, 3, 2)),
+        norms(lengths(3)),
+    ]
+    spec = hashed(FASTTEXT, words, 1, 3, 2, spec=True)
+    return {"finalfusion-everything": build(every), "finalfusion-specification": build([spec, matrix(normal((5, 1)))])}
+
+
+def anatomy(data: bytes) -> Anatomy:
+    """finalfusion, chunk by chunk; of one that upstream would not write, every four bytes are a number."""
+    walk = Walk(data)
+    *_, listed = walk.numbers(4, 4, 4)
+    walk.numbers(*[4] * walk.value(listed))
+    while walk.at < len(data):
+        begin = walk.at
+        id_, length = walk.numbers(4, 8)
+        start, end = walk.at, min(walk.at + walk.value(length), len(data))  # of one example it is a lie
+        walk.span(length, start, end)
+        if walk.value(id_) == METADATA:
+            walk.toml(end)
+        else:
+            _anatomy_chunk(walk, walk.value(id_), end)
+        walk.at = end
+        walk.found.items.append((begin, end, listed))
+    return walk.anatomy
+
+
+def _anatomy_chunk(walk: Walk, id_: int, end: int) -> None:
+    start, found = walk.at, walk.found
+    before = len(found.fields), len(found.spans), len(found.items)
+    try:
+        _ANATOMIES[id_](walk)
+        if walk.at <= end:
+            return
+    except (IndexError, ValueError, KeyError):
+        pass
+    del found.fields[before[0] :], found.spans[before[1] :], found.items[before[2] :]
+    walk.at = start
+    while walk.at + 4 <= end:
+        walk.field(4, NUMBER)
+
+
+def _anatomy_words(walk: Walk, *sizes: int, grams: bool = False) -> None:
+    counters = walk.numbers(8, *sizes)
+    for number, counter in enumerate(counters[: 1 + grams]):
+        for _ in walk.items(counter):
+            walk.string(4)
+            if number:
+                walk.field(8)
+            if walk.at > len(walk.data):
+                raise IndexError
+
+
+def _anatomy_padded(walk: Walk, *sizes: int) -> None:
+    """Numbers, of which the last one is a type, and padding up to a multiple of its size; never none."""
+    width = WIDTHS[walk.value(walk.numbers(*sizes)[-1])]
+    walk.found.pads.append((walk.at, walk.at + width - walk.at % width, width))
+
+
+_ANATOMIES: dict[int, Callable[[Walk], object]] = {
+    SIMPLE: _anatomy_words,
+    BUCKET: lambda walk: _anatomy_words(walk, 4, 4, 4),
+    FASTTEXT: lambda walk: _anatomy_words(walk, 4, 4, 4),
+    EXPLICIT: lambda walk: _anatomy_words(walk, 8, 4, 4, grams=True),
+    MATRIX: lambda walk: _anatomy_padded(walk, 8, 4, 4),
+    PQ: lambda walk: _anatomy_padded(walk, 4, 4, 4, 4, 4, 8, 4, 4),
+    NORMS: lambda walk: _anatomy_padded(walk, 8, 4),
+}
+
+
+def trailing(_: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
+    """What is long enough for the head of a chunk is read as one, of an unknown kind."""
+    if tail[:2] == b"PK":
+        return "UnsupportedError", "chunk_id", len(data), "trailing"
+    return "LayoutError", "size", len(data), "trailing"
+
+
+BUILDER = Builder(
+    format=FORMAT,
+    title="finalfusion",
+    suffix=SUFFIX,
+    holds="every vocabulary and storage; word2vec, text and fastText files convert to it and back",
+    examples=examples,
+    damage=("tests.attacks.finalfusion",),
+    growing={"finalfusion": many},
+    anatomy=anatomy,
+    errors=(33, 39),
+    magic=b"FiFu",
+    small=small,
+    trailing=trailing,
+)

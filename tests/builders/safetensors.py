@@ -6,7 +6,9 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any
 
-from . import Example, Tensor, noise, normal
+from tests.fuzz.anatomy import Anatomy, Walk
+
+from . import Builder, Example, Tensor, noise, normal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,3 +128,38 @@ def examples() -> list[Example]:
         example("unpadded-header", small, pad=False),
         example("escaped-header", ranks, {"☃": "日本"}, ascii_only=True),
     ]
+
+
+def many(count: int) -> bytes:
+    """The header of safetensors is JSON."""
+    entry = '"%07d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'
+    return raw(b"{" + ",".join([entry % (i, i, i + 1) for i in range(count)]).encode() + b"}", bytes(count))
+
+
+def anatomy(data: bytes) -> Anatomy:
+    """safetensors."""
+    walk = Walk(data)
+    length = walk.field(8)
+    end = 8 + walk.value(length)
+    walk.span(length, 8, end)
+    walk.json(end)
+    return walk.anatomy
+
+
+def trailing(_: str, data: bytes, __: bytes) -> tuple[str, str, int, str | None]:
+    """The last tensor ends where the file does."""
+    return "LayoutError", "data_offsets", len(data), "trailing"
+
+
+BUILDER = Builder(
+    format=FORMAT,
+    title="safetensors",
+    suffix=SUFFIX,
+    holds="also directories and `*.index.json` of sharded models",
+    examples=examples,
+    damage=("tests.attacks.safetensors",),
+    growing={"safetensors": many},
+    anatomy=anatomy,
+    errors=(10, 12),
+    trailing=trailing,
+)

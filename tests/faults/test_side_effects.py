@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 from tests import builders
 from tests.attacks import cases
 from tests.support import run_child
+
+import weightmap as wm
 
 DATA = Path(__file__).parent.parent / "data"
 SUFFIXES = (".weights", ".embd", ".amb", ".bin", ".bt", ".bintensors", ".fifu", ".safetensors")
@@ -91,3 +94,55 @@ def test_reading_any_file_opens_that_path_and_nothing_else(tmp_path: Path) -> No
     odd, foreign = run_child(AUDIT, tmp_path / "paths.json").stdout.splitlines()
     assert json.loads(odd) == [[], 2]
     assert set(json.loads(foreign.replace("'", '"'))) <= {"weightmap", "numpy", "ml_dtypes", "cffi", "sitecustomize"}
+
+
+SHARDED = """
+import json, os, sys
+import weightmap as wm
+events = []
+
+def hook(event, args):
+    if on and event not in ("mmap.__new__", "object.__getattr__"):
+        events.append((event, str(args[0]) if args else ""))
+
+def use(path):
+    with wm.open(path) as f:
+        [f[name].sum() for name in f], [f.read(name) for name in f], f.verify(), dict(f.metadata)
+
+found = []
+on = False
+sys.addaudithook(hook)
+for path in sys.argv[1:]:
+    use(path)  # what is loaded on demand is loaded
+    on = True
+    use(path)
+    on = False
+    found.append([event for event in events if not event[0].startswith(("object.", "cffi.", "ctypes.", "builtins.id"))])
+    events.clear()
+print(json.dumps(found))
+"""
+
+
+def test_a_model_of_several_files_opens_its_shards_and_nothing_else(tmp_path: Path) -> None:
+    """The index, and the files that it names, by the paths that they have beside it, links as they are; no others.
+
+    Given the directory, that is listed too.
+    """
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    folder.mkdir()
+    names = ["a.safetensors", "b.safetensors", "sub/c.safetensors"]
+    (folder / "sub").mkdir()
+    index = {"weight_map": {f"t{i}": name for i, name in enumerate(names)}}
+    for i, name in enumerate(names):
+        wm.save(blobs / f"{i}", {f"t{i}": np.ones(3, np.float32)}, format="safetensors", durable=False)
+        (folder / name).symlink_to(blobs / f"{i}")
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "unnamed.safetensors").symlink_to(blobs / "0")
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps(index), encoding="utf-8")
+    opened = [["open", str(path)], *(["open", str(folder / name)] for name in names)]
+    by_index, by_folder = json.loads(run_child(SHARDED, path, folder).stdout)
+    assert by_index == opened
+    assert [event for event in by_folder if event[0] != "os.listdir"] == [["open", str(folder)], *opened]
+    assert [event for event in by_folder if event[0] == "os.listdir"] == [["os.listdir", str(folder)]]

@@ -36,6 +36,7 @@ CALLS = {
     "directory fsync EIO": ("fsync,fdatasync", "error=EIO", 2),
     "rename EACCES": ("rename,renameat,renameat2", "error=EACCES", 1),
     "rename EXDEV": ("rename,renameat,renameat2", "error=EXDEV", 1),
+    "link EPERM": ("link,linkat", "error=EPERM", 1),
     "chmod EPERM": ("fchmod", "error=EPERM", 1),
     "killed at fsync": ("fsync,fdatasync", "signal=SIGKILL", 1),
     "killed at rename": ("rename,renameat,renameat2", "signal=SIGKILL", 1),
@@ -109,6 +110,7 @@ KERNEL_NAMES = {
     "fdatasync": "fsync",
     "renameat": "rename",
     "renameat2": "rename",
+    "linkat": "link",
     "unlinkat": "unlink",
 }
 NO_FILES = {"munmap", "brk", "mprotect", "madvise", "futex", "getrandom", "rt_sigaction", "rt_sigprocmask", "getcwd"}

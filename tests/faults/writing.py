@@ -20,6 +20,7 @@ import numpy as np
 from injection import ERRORS, KILLED, LAYER, MATRIX, PARTIAL, SHORT, WORDS, Shim, attempt, command, descriptors, prepare
 
 import weightmap as wm
+from weightmap.model import saving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +72,8 @@ class Saving:
         self.given = self.target = self.folder / f"out{self.writing.suffix}"
         if scenario == "link":
             self.given = folder / f"link{self.writing.suffix}"
+        if scenario == "named":  # as where no file can be without a name
+            saving._UNNAMED = 0
         self.reset()
         self.run()
         self.new = self.target.read_bytes()

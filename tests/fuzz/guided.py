@@ -56,7 +56,7 @@ def main(format: str) -> None:
         if seed % 16 == 0:
             return mutated(format, Draws(seed))[:most]
         new = atheris.Mutate(data, most)
-        return sealed(new)[:most] if seed % 2 else new
+        return sealed(format, new)[:most] if seed % 2 else new
 
     index = Index() if format == "sharded" else None
 

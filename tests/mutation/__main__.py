@@ -28,7 +28,7 @@ MODULES = (
     "weightmap.formats",
     "weightmap.index.table",
     "weightmap.index.records",
-    "weightmap.strict_json",
+    "weightmap.io.strict_json",
     "weightmap.options",
 )
 # Those that look into files and at the functions that do; the first of them that notices decides.

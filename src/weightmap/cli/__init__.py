@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from weightmap.cli import show
+from weightmap.cli.ending import undoing
 from weightmap.cli.outcome import INPUT_OUTPUT, UsageError, error_document, reason, status_of
 from weightmap.cli.parser import build_parser
 from weightmap.errors import TensorFileError
@@ -38,14 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0 fine · 1 differences, verification failed, or a word without embedding · 2 usage (also an unknown tensor name,
         and a target format that cannot express the tensors) · 3 malformed or unsupported file · 4 input or output, or a
-        missing optional dependency · 130 interrupted · 141 the reader of the output went away.
+        missing optional dependency · 130 interrupted · 141 the reader of the output went away. SIGTERM and SIGHUP end
+        the process, once no file that is half written is left.
     """
     if sys.stdout is None or sys.stderr is None:  # closed by whoever started this: nowhere to tell anything
         if sys.stderr is not None:
             sys.stderr.write("weightmap: standard output is closed\n")
         return INPUT_OUTPUT
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return undoing(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
     except BrokenPipeError:
         _silence_stdout()
         return _BROKEN_PIPE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,16 +98,9 @@ def options(scheme: str | None, args: argparse.Namespace) -> dict[str, Any]:
         "quantize": scheme,
         "scale_type": args.scale_type or "fp16",
         "bits": 5.0 if args.bits is None else args.bits,
-        "threads": _cpus() if args.threads is None else args.threads,
+        "threads": args.threads,
     }
     return chosen if args.block_size is None else chosen | {"block_size": args.block_size}
-
-
-def _cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def quantize(args: argparse.Namespace) -> int:

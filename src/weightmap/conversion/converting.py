@@ -22,7 +22,7 @@ from weightmap.model.opening import open_privately
 from weightmap.model.payload import from_quantized
 from weightmap.model.reading import in_pieces
 from weightmap.model.saving import choose, choose_layout, plan_request, write_plan
-from weightmap.model.sharded import find_model
+from weightmap.model.sharded import ShardedTensorFile, find_model
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def convert(
     projection: bool = False,
     pq_norms: bool = True,
     seed: int = 0,
-    threads: int = 1,
+    threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     limits: Limits | None = None,
 ) -> ConvertReport:
@@ -139,8 +139,8 @@ def convert(
         "explicit": list the n-grams of the words of a bucket or fastText vocabulary.
     n_subquantizers, n_bits, projection, pq_norms, seed
         For ``quantize="pq"``, as of `weightmap.words.train_pq`, where `pq_norms` is called `norms`.
-    threads : int
-        At most this many threads share the work of quantising.
+    threads : int, optional
+        At most this many threads share the work of quantising; as many as this process may use CPUs when not given.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target.
     limits : Limits, optional
@@ -259,6 +259,8 @@ def _convert_tensors(
         except TensorFileError as error:
             raise error.located(path=source) from None
         extras, warnings = _extras(file, directory, metadata, found, chosen)
+        if isinstance(file, ShardedTensorFile):
+            warnings += [f"{what}: left behind" for what in file.disagreements]
         if found.name == "finalfusion" and file.format != "finalfusion":
             warnings += _as_embeddings(payloads)
         if not payloads:
@@ -370,8 +372,7 @@ def _in_parts(name: str, place: Located) -> Payload:
 def _decoded(place: Located, wanted: DType) -> Iterator[memoryview]:
     target = numpy_dtype(wanted)
     for tensor in in_pieces(place):
-        for start in range(0, tensor.size, _PIECE):
-            values = tensor.flat(start, min(start + _PIECE, tensor.size))
+        for values in tensor.in_runs(_PIECE):
             with np.errstate(over="ignore", invalid="ignore"):
                 yield memoryview(values.astype(target).view(np.uint8))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -69,8 +70,10 @@ class Quantizer:
 
     Parameters
     ----------
-    scheme, block_size, scale_type, bits, threads
+    scheme, block_size, scale_type, bits
         As of `weightmap.quantize`.
+    threads : int, optional
+        At most so many share the work; when not given, one for each CPU that this process may use.
     include, exclude : glob or sequence of globs, optional
         Just the tensors whose names match `include` are quantised, whatever they are; when not given, those with two
         dimensions or more that are no embeddings (by their names). Those that match `exclude` stay as they are.
@@ -83,7 +86,7 @@ class Quantizer:
         block_size: int = 32,
         scale_type: str = "fp16",
         bits: float = 5.0,
-        threads: int = 1,
+        threads: int | None = None,
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
     ) -> None:
@@ -92,7 +95,7 @@ class Quantizer:
             "block_size": block_size,
             "scale_type": scale_type,
             "bits": bits,
-            "threads": threads,
+            "threads": _cpus() if threads is None else threads,
         }
         self._include, self._exclude = include, exclude
         self.done: list[QuantizedInfo] = []
@@ -186,6 +189,13 @@ class Quantizer:
         relative = math.sqrt(error / square) if square else 0.0
         bits = 8 * nbytes / size if size else 0.0
         self.done.append(QuantizedInfo(name, self.scheme, row.shape, row.nbytes, nbytes, bits, rmse, relative))
+
+
+def _cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _sum_of_squares(values: NDArray[np.float32]) -> float:

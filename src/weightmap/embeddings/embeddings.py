@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from weightmap import kernels
 from weightmap.dtypes import SCHEMES
 from weightmap.embeddings.rows import gather, unit_sums
 from weightmap.embeddings.search import Search, unit
+from weightmap.errors import FormatError, quoted
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -89,19 +91,24 @@ class Embeddings:
         count = len(vocab)
         norms = None
         if file.format == "finalfusion":
-            found = ["embeddings"] if "embeddings" in file and file.info("embeddings").shape[0] >= count else []
+            found = [info for info in file.infos() if info.name == "embeddings" and info.shape[0] >= count]
             if "norms" in file and file.info("norms").shape == (count,):
                 norms = file["norms"]
         else:
             found = [
-                info.name
+                info
                 for info in file.infos()
                 if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _KINDS
             ]
         if len(found) != 1:
             return None
-        rows, dims = file.info(found[0]).shape
-        return cls(vocab, file[found[0]], norms) if rows or dims <= _LONGEST_OF_NONE else None
+        info = found[0]
+        matrix = file[info.name]
+        # Of a name that is there twice, which passes where nothing is checked, a look-up gives the first.
+        if file.info(info.name) != info or matrix.shape != info.shape:
+            return None
+        rows, dims = info.shape
+        return cls(vocab, matrix, norms) if rows or dims <= _LONGEST_OF_NONE else None
 
     @property
     def vocab(self) -> Vocabulary:
@@ -158,11 +165,16 @@ class Embeddings:
         word : str
         out : ndarray, shape (d,), optional
             Filled and returned; left alone when there is no vector.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When `out` is no array, or one that the vector cannot be assigned to.
         """
         vector = self.get(word)
         if vector is None or out is None:
             return vector
-        out[...] = vector
+        kernels.given_array(out)[...] = vector
         return out
 
     def embedding_with_norm(self, word: str) -> tuple[NDArray[Any], float] | None:
@@ -264,17 +276,19 @@ class Embeddings:
         KeyError
             When the word has no vector.
         ValueError
-            When the vector has another shape, or an element that is no finite number.
+            When the vector has another shape, or an element that is no finite number; where it is that of a word, a
+            `FormatError`.
         """
         skip: set[int] = set()
         if isinstance(query, str):
             skip = self._known(query)
-            vector = self[query]
+            direction = self._direction(query)
         else:
             vector = np.asarray(query)
             if vector.shape != (self.dims,):
                 raise ValueError(f"a vector of shape {vector.shape}, expected ({self.dims},)")
-        return self._nearest(unit(vector), k, skip)
+            direction = unit(vector)
+        return self._nearest(direction, k, skip)
 
     def analogy(self, a: str, b: str, c: str, k: int = 10) -> list[tuple[str, float]]:
         """Return the words that are to `c` as `b` is to `a`: nearest to b - a + c, all three as unit vectors.
@@ -291,8 +305,19 @@ class Embeddings:
         list of (str, float)
             As of `most_similar`, and so are the errors.
         """
-        first, second, third = (unit(self[word]) for word in (a, b, c))
+        first, second, third = map(self._direction, (a, b, c))
         return self._nearest(unit(second - first + third), k, self._known(a, b, c))
+
+    def _direction(self, word: str) -> NDArray[np.float32]:
+        """Return the vector of a word as a unit vector."""
+        vector = self[word]
+        try:
+            return unit(vector)
+        except ValueError:
+            what = f"an element of the vector of {quoted(word)}"
+            path, format_ = self._vocab.path, self._vocab.format
+            expected = "a finite number: without, it has no direction"
+            raise FormatError(what, path=path, format=format_, actual="NaN or infinite", expected=expected) from None
 
     def _known(self, *words: str) -> set[int]:
         """Return the rows of those words that the vocabulary has."""

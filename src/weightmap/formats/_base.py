@@ -243,12 +243,12 @@ class Format:
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
 
 
-def trailing(source: Source, end: int, options: Options, warnings: list[str]) -> None:
-    """Refuse, or in lax mode note, bytes after `end`, where the content of a file should have ended."""
-    if source.size != end:
+def trailing(source: Source, end: int, options: Options, warnings: list[str], field: str = "size") -> None:
+    """Refuse, or in lax mode note, bytes after `end`, where the content of a file should have ended, by a `field`."""
+    if source.size > end:
         error = LayoutError(
             "size of the file",
-            field="size",
+            field=field,
             offset=end,
             actual=source.size,
             expected=f"{end}: there are trailing bytes",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.model.saving import Sink
 
-__all__ = ["LENGTH", "check_end", "read_header", "verifier", "writer"]
+__all__ = ["LENGTH", "read_header", "verifier", "writer"]
 
 LENGTH = struct.Struct("<Q")
 
@@ -38,19 +38,6 @@ def read_header(source: Source, head: bytes, options: Options) -> bytes:
         msg = "the file ends within its header: its size"
         raise TruncatedError(msg, field="n", offset=source.size, actual=source.size, expected=f"at least {base}")
     return head[8:base] if base <= len(head) else source.pread(8, length)
-
-
-def check_end(last: int, base: int, size: int, options: Options, warnings: list[str]) -> None:
-    """Check that a file of `size` bytes ends where its tensors do: at `last`, counted from `base`."""
-    data_size = size - base
-    if last > data_size:
-        what = "the file ends before its tensors do: bytes of data"
-        raise TruncatedError(what, field="data_offsets", offset=size, actual=data_size, expected=last)
-    if last < data_size:
-        expected = f"{last}: there are trailing bytes"
-        what = "bytes of data"
-        error = LayoutError(what, field="data_offsets", offset=base + last, actual=data_size, expected=expected)
-        options.odd(error, warnings)
 
 
 def verifier(header: bytes, table: Table, title: str) -> Callable[[Verification], None]:

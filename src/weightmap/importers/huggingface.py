@@ -6,9 +6,9 @@ import datetime as dt
 import os
 from typing import Any
 
-from weightmap import strict_json
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.importers.tokenizer import TokenizerParts, read_tokenizer
+from weightmap.io import strict_json
 from weightmap.io.source import Source
 from weightmap.options import Limits
 

@@ -17,8 +17,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap import strict_json
 from weightmap.errors import FormatError, TensorFileError
+from weightmap.io import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.index.strings import StringTable
-from weightmap.index.table import INT64_MAX, Rules, Table
+from weightmap.index.table import U64_MAX, Rules, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,19 +61,23 @@ class ColumnTable(Table):
         """Return dtype, shape, offset and bytes of row i, checked."""
         code, shape, offset = self._columns.raw(i)
         rules = self.rules
-        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
+        dtype = rules.dtypes[code]
         if dtype is None:
             dtype = self._dtype(code, i)
         nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
-        if offset > rules.data_size - nbytes or nbytes > INT64_MAX:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + nbytes, rules.data_size))
-        if not nbytes or len(shape) > rules.max_ndim:
+        if offset > rules.data_size - nbytes:
+            self._out_of_range(i, offset + nbytes)
+        if not nbytes or len(shape) not in rules.ndims:
             self._check_shape(i, shape, dtype)
         return dtype, shape, rules.base + offset, nbytes
 
     def _declared(self, i: int) -> int:
         columns = self._columns
+        if not columns.end:  # an error of the format: it has such a type, and no ends
+            self.fail(kernels.Fault(kernels.FAULTS["COLUMN"], i, 0, 0, 0))
         nbytes: int = columns.end[i] - columns.begin[i]
+        if nbytes < 0:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_SIZE"], i, 0, nbytes % (U64_MAX + 1), 0))
         return nbytes
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
@@ -93,9 +97,7 @@ class ColumnTable(Table):
     def check(self) -> None:
         """Check every row, and that names are unique, by one call."""
         rules = self.rules
-        fault = self._columns.check(
-            rules.bits, rules.min_ndim, rules.max_ndim, rules.data_size, rules.max_gap, lax=rules.lax, utf8=self._utf8
-        )
+        fault = self._columns.check(rules.native, rules.declared, rules.room, lax=rules.lax, utf8=self._utf8)
         if fault is None:
             return
         if fault.kind != "NAME_FLOOD":

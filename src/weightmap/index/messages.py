@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightmap.dtypes import NUMPY_MAX_NDIM
-from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError, quoted
+from weightmap.errors import (
+    ChecksumError,
+    FormatError,
+    LayoutError,
+    LimitError,
+    TruncatedError,
+    UnsupportedError,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from weightmap import kernels
@@ -27,7 +35,8 @@ def table_error(table: Table, fault: kernels.Fault) -> FormatError:
     named = table.rules.fields.get(error.field or "")
     if named is not None:
         error.field, within = named
-        error.offset = None if error.offset is None else error.offset + within
+        if error.offset is not None and fault.kind != "TABLE_TRUNCATED":  # which has that of the end of the file
+            error.offset += within
     return error
 
 
@@ -58,9 +67,9 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR09
     # Offsets and sizes, in the words and units of the format.
     actual, bound = fault.actual // rules.unit, fault.expected // rules.unit
     offset_word, size_word = _words(rules)
-    if kind == "TABLE_RANGE":
-        what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
-        return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
+    if kind in ("TABLE_RANGE", "TABLE_TRUNCATED"):
+        whole = row == len(table)
+        return _out_of_range(kind, "the data section" if whole else label, rules, at, actual, bound)
     if kind == "TABLE_ALIGN":
         what, expected = f"{label}: {offset_word}", f"a multiple of {bound}"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
@@ -90,6 +99,15 @@ def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR09
         expected = f"{fault.expected}, the size of their section" if whole else f"at most {fault.expected}, that of all"
         return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=expected)
     return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
+
+
+def _out_of_range(kind: str, label: str, rules: Rules, at: int | None, actual: int, bound: int) -> FormatError:
+    if kind == "TABLE_RANGE":
+        what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
+        return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
+    what, expected = f"the file ends before {label} does: end of its data", f"at most {bound}, which the file has"
+    end = rules.base + rules.room
+    return TruncatedError(what, field="data_offset", offset=end, actual=actual, expected=expected)
 
 
 def _words(rules: Rules) -> tuple[str, str]:

@@ -99,16 +99,16 @@ class RecordTable(Table):
         else:
             shape = (a, b, c, d)[:ndim]
             size = math.prod(shape)
-        if not 1 <= ndim <= 4:
+        if ndim not in rules.ndims:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, ndim, 0))
-        dtype = rules.dtypes[code] if code < len(rules.dtypes) else None
+        dtype = rules.dtypes[code]
         if dtype is None:
             dtype = self._dtype(code, i)
         if not size:
             self._check_shape(i, shape, dtype)
         size = size * dtype.bits >> 3
         if offset > rules.data_size - size:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, offset + size, rules.data_size))
+            self._out_of_range(i, offset + size)
         return dtype, shape, rules.base + offset, size
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
@@ -129,9 +129,7 @@ class RecordTable(Table):
     def check(self) -> None:
         """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
-        found = kernels.records_check(
-            self._index, self.count, rules.bits, rules.data_size, rules.alignment, rules.max_gap, lax=rules.lax
-        )
+        found = kernels.records_check(self._index, self.count, rules.native, rules.declared, rules.room, lax=rules.lax)
         if isinstance(found, int):
             self.names_size = found
         elif found.kind == "NAME_FLOOD":

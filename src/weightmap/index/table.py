@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     Place = tuple[DType, tuple[int, ...], int, int]
     Run = tuple[DType, tuple[int, ...], int, int, int, int]
 
-__all__ = ["Row", "Rules", "Table", "bits_of"]
+__all__ = ["ANY_GAP", "Row", "Rules", "Table"]
 
-INT64_MAX = (1 << 63) - 1
+INT64_MAX, U64_MAX = (1 << 63) - 1, (1 << 64) - 1
+ANY_GAP = U64_MAX
 # Rows that are turned into Python objects at once, when all are asked for.
 _BATCH = 4096
 
@@ -55,45 +56,80 @@ class Row(tuple["DType", "tuple[int, ...]", int, int]):
 
 
 class Rules:
-    """What a format asks of every row, besides lying within the data.
+    """What a format asks of every row, in either kind of table.
 
-    A format states in a class of its own what holds for all of its files, and in attributes what one file says.
+    A format states in a class of its own what holds for all of its files; what one file says are the parameters.
+
+    Parameters
+    ----------
+    base : int
+        Where the data begins in the file; offsets in rows count from there.
+    file_size : int
+    declared : int, optional
+        Size of the data section, where the format declares one.
+    lax : bool
+        Order, overlap and holes are not looked at.
 
     Attributes
     ----------
     dtypes : tuple of DType or None
-        By the format's code; None where a code is not used.
-    bits : bytes
-        Bits of an element for each code, 0 where a code is not used; see `bits_of`.
-    base, data_size : int
-        Where the data begins in the file, and its size; offsets in rows count from `base`.
+        By the format's code; None where a code is not used. A class lists them up to the last one that is used.
     min_ndim, max_ndim : int
     alignment : int
-        Every offset is a multiple of it.
+        Every offset is a multiple of it: a power of two.
     max_gap : int
-        Bytes of padding allowed before a tensor and after the last one.
-    lax : bool
-        Order, overlap and holes are not looked at.
+        Bytes of padding allowed before a tensor and after the last one; `ANY_GAP` where a format has seen to it.
+    room : int
+        Bytes of the file from `base` on. A row that ends past them is a `TruncatedError`, one that ends past `declared`
+        a `LayoutError`.
+    data_size : int
+        Bytes that rows may lie in: the lesser of the two.
     fields : mapping of str to (str, int)
         What the format calls the fields that messages name, and where each lies in the entry of a row, in bytes; by our
         names: "data_offset", "data_size", "dtype", "name", "ndim", "shape". Those that are missing are called as here.
     unit : int
         Bytes that the format's own offsets and sizes count in; for messages.
+
+    Notes
+    -----
+    `Table.check` checks everything. A single row is checked again whenever it is used, but not for alignment, order,
+    overlap and holes: none of them makes an array reach out of the file.
     """
 
+    # What one file says. The rest is the class's, so that setting it for one file is an error, and not without effect.
+    __slots__ = ("base", "data_size", "declared", "lax", "room")
     dtypes: Sequence[DType | None] = ()
     bits = b""
     min_ndim = 0
     max_ndim = NUMPY_MAX_NDIM
+    ndims = range(NUMPY_MAX_NDIM + 1)
     alignment = 1
     max_gap = 0
-    lax = False
     fields: Mapping[str, tuple[str, int]] = MappingProxyType({})
     unit = 1
+    native: Any = None  # a wm_rules
 
-    def __init__(self, base: int, data_size: int) -> None:
+    def __init_subclass__(cls) -> None:
+        if "__slots__" not in cls.__dict__:
+            msg = f"{cls.__name__} needs __slots__ = (): its rules are those of the class"
+            raise TypeError(msg)
+        # One entry for each value of a byte, so that a look-up need not ask how many there are.
+        cls.dtypes = (*cls.dtypes, *(None,) * (256 - len(cls.dtypes)))
+        cls.bits = bytes(0 if dtype is None else dtype.bits for dtype in cls.dtypes)
+        cls.ndims = range(cls.min_ndim, cls.max_ndim + 1)
+        cls.native = kernels.row_rules(cls)
+
+    def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:
         self.base = base
-        self.data_size = data_size
+        self.room = room = file_size - base
+        self.declared = declared
+        self.data_size = declared if declared < room else room  # noqa: FURB136 - half the time
+        self.lax = lax
+
+    @classmethod
+    def varied(cls, **attributes: Any) -> type[Self]:
+        """Return rules that differ in these attributes, for a file that says so itself, such as its alignment."""
+        return type(cls.__name__, (cls,), {"__slots__": (), **attributes})
 
 
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:
@@ -112,11 +148,6 @@ def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[
         breaks[1:] = ~alike
         breaks[2:] |= alike[1:] & alike[:-1] & (steps[1:] != steps[:-1])
     return np.flatnonzero(breaks)
-
-
-def bits_of(dtypes: Sequence[DType | None]) -> bytes:
-    """Return the bits of an element for each code."""
-    return bytes(0 if dtype is None else dtype.bits for dtype in dtypes)
 
 
 class Table:
@@ -224,21 +255,29 @@ class Table:
         rules = self.rules
         dtype = self._dtype(code, i)
         nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
-        if not nbytes or len(shape) > rules.max_ndim or dtype.quantized:
+        if not nbytes or len(shape) not in rules.ndims or dtype.quantized:
             self._check_shape(i, shape, dtype)
-        highest = max(offset, last)
-        if highest > rules.data_size - nbytes:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, highest + nbytes, rules.data_size))
         step = (last - offset) // (count - 1) if count > 1 else 0
+        left = rules.data_size - nbytes - offset
+        if last - offset > left:
+            first = max(0, left // step + 1) if step else 0
+            self._out_of_range(i + first, offset + first * step + nbytes)
         return dtype, shape, rules.base + offset, nbytes, count, step
 
     def _declared(self, i: int) -> int:
         """Return the bytes that row i has by its own statement. Only a table that knows schemes is asked."""
         raise NotImplementedError
 
+    def _out_of_range(self, i: int, end: int) -> NoReturn:
+        """Refuse row i, which reaches to `end`: past its section, or past the file."""
+        rules = self.rules
+        if min(end, U64_MAX) > rules.declared:
+            self.fail(kernels.Fault(kernels.FAULTS["TABLE_RANGE"], i, 0, end, rules.declared))
+        self.fail(kernels.Fault(kernels.FAULTS["TABLE_TRUNCATED"], i, 0, end, rules.room))
+
     def _check_shape(self, i: int, shape: tuple[int, ...], dtype: DType) -> None:
         """Refuse what numpy refuses, where the table was not checked as a whole: its errors are not of our tree."""
-        if len(shape) > self.rules.max_ndim:
+        if len(shape) not in self.rules.ndims:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, len(shape), self.rules.max_ndim))
         # An empty tensor takes no bytes, and its dimensions other than 0 must still have a product below 2^63.
         if (math.prod(dim or 1 for dim in shape) * dtype.bits + 7) >> 3 > INT64_MAX:
@@ -289,8 +328,7 @@ class Table:
             return f"tensor {row}"
 
     def _dtype(self, code: int, row: int) -> DType:
-        dtypes = self.rules.dtypes
-        dtype = dtypes[code] if code < len(dtypes) else None
+        dtype = self.rules.dtypes[code]
         if dtype is None:
             self.fail(kernels.Fault(kernels.FAULTS["TABLE_DTYPE"], row, 0, code, 0))
         return dtype

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,17 +32,10 @@ def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray
         mapped: Any = mmap.mmap(fd, size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
     else:
         mapped = kernels.map_file(fd, size, cow=cow, sealed=mode == "sealed")
-    octets = np.ndarray((size,), np.uint8, mapped)
     if advice is not None:
-        kernels.advise(octets, ADVICE.index(advice))
-    if cow:
-        return octets, octets
-    octets.flags.writeable = False
-    # The buffer behind that array is writable in name, so numpy would grant `setflags(write=True)` on any view of it,
-    # and the next assignment would be a fault. A PickleBuffer hands on what the array allows, and nothing else. (Not a
-    # memoryview: numpy looks through it, and collecting one in a cycle crashes CPython before 3.12.4:
-    # python/cpython#77894.)
-    return octets, PickleBuffer(octets)
+        kernels.advise(mapped, ADVICE.index(advice))
+    # A read-only mapping says so to whoever views it: an array on it cannot be made writeable either.
+    return np.ndarray((size,), np.uint8, mapped), mapped
 
 
 def aligned(size: int) -> NDArray[np.uint8]:

@@ -18,9 +18,7 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numpy.typing import NDArray
-
-    # Which array, by its id, which ranges of it, as (start, stop), and whether it is advised as "random".
+    # Which mapping, by its id, which ranges of it, as (start, stop), and whether it is advised as "random".
     Key = tuple[int, tuple[tuple[int, int], ...], bool]
 
 __all__ = ["prefetch"]
@@ -41,7 +39,7 @@ class _Worker:
         self._wanted: OrderedDict[Key, weakref.ref[Any]] = OrderedDict()
         self._busy = False
 
-    def add(self, memory: NDArray[Any], ranges: tuple[tuple[int, int], ...], *, scattered: bool) -> None:
+    def add(self, memory: Any, ranges: tuple[tuple[int, int], ...], *, scattered: bool) -> None:
         """Put ranges of a mapping in line. Starts the thread when there is none."""
         key = (id(memory), ranges, scattered)
         with self._lock:
@@ -90,8 +88,8 @@ class _Worker:
 
 def _populate(memory: weakref.ref[Any], start: int, stop: int, *, scattered: bool) -> bool:
     """Bring in one piece. Whether it is worth going on: not when the mapping is gone, or the file became shorter."""
-    octets = memory()
-    return octets is not None and kernels.populate(octets, start, min(PIECE, stop - start), scattered=scattered) == 0
+    mapped = memory()
+    return mapped is not None and kernels.populate(mapped, start, min(PIECE, stop - start), scattered=scattered) == 0
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -120,8 +118,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-def prefetch(memory: NDArray[Any], ranges: Iterable[tuple[int, int]], *, scattered: bool) -> None:
-    """Bring these ranges (offset, bytes) of a mapped array into memory, in the background; return at once.
+def prefetch(memory: Any, ranges: Iterable[tuple[int, int]], *, scattered: bool) -> None:
+    """Bring these ranges (offset, bytes) of a mapping into memory, in the background; return at once.
 
     `scattered` says that the mapping is advised as "random", so that the kernel reads nothing ahead by itself.
     """

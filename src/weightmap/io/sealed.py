@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from weightmap.io.descriptor import Descriptor
+from weightmap.io.descriptor import Descriptor, own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,11 +56,11 @@ def _new() -> Descriptor:
     """Return a descriptor of new memory that can be sealed."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        return Descriptor(os.memfd_create("weightmap", flags | _NOEXEC_SEAL))
+        return own(os.memfd_create, "weightmap", flags | _NOEXEC_SEAL)
     except OSError as error:
         if error.errno != errno.EINVAL:  # what an older kernel says to a flag that it does not know
             raise
-    return Descriptor(os.memfd_create("weightmap", flags))
+    return own(os.memfd_create, "weightmap", flags)
 
 
 def to_child(fd: int) -> Any:

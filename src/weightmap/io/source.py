@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import escape
-from weightmap.io.descriptor import Descriptor, open_descriptor
+from weightmap.io.descriptor import Descriptor, open_descriptor, own
 from weightmap.io.mapping import aligned, map_file
 from weightmap.io.reader import Readable
 
@@ -116,7 +116,7 @@ class Source(Readable):
         """Use the file behind a descriptor, which stays the caller's: it is duplicated, its offset is not moved."""
         self = cls(None, f"<file descriptor {fd}>", mode)
         try:
-            self._adopt(Descriptor(os.dup(fd)))
+            self._adopt(own(os.dup, fd))
         except OverflowError:  # no descriptor has such a number
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
         return self
@@ -125,7 +125,7 @@ class Source(Readable):
     def from_parent(cls, shared: Any, path: str | None, identity: tuple[int, ...]) -> Source:
         """Use the sealed memory that `to_child` of the process that started this one has handed over."""
         self = cls(path, path or "<sealed memory>", "sealed")
-        self._adopt(Descriptor(shared.detach()))
+        self._adopt(own(shared.detach))
         self._identity = identity
         return self
 
@@ -320,11 +320,11 @@ class Source(Readable):
         """Bring in these ranges (offset, bytes) of a mapping, in the background; return at once."""
         if self.in_memory and self.mode != "sealed":
             return
-        octets = self.octets
+        memory = self._get_memory()
         if self.mode != "copy":  # it could be mapped, and was not read instead
             from weightmap.io.prefetch import prefetch  # noqa: PLC0415 - what it needs is needed for nothing else
 
-            prefetch(octets, ranges, scattered=self._advice == "random")
+            prefetch(memory, ranges, scattered=self._advice == "random")
 
     # ------------------------------------------------------------------------------------------------- sharing
     @property

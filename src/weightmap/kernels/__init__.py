@@ -16,17 +16,22 @@ from weightmap.kernels._amb import Section as Section
 from weightmap.kernels._amb import amb_walk as amb_walk
 from weightmap.kernels._checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64
 from weightmap.kernels._columns import Columns as Columns
+from weightmap.kernels._columns import row_rules as row_rules
 from weightmap.kernels._faults import FAULTS as FAULTS
 from weightmap.kernels._faults import Fault as Fault
 from weightmap.kernels._fifu import fifu_ngrams as fifu_ngrams
 from weightmap.kernels._fifu import fifu_skip as fifu_skip
+from weightmap.kernels._files import Descriptor as Descriptor
 from weightmap.kernels._files import advise as advise
 from weightmap.kernels._files import look as look
 from weightmap.kernels._files import map_file as map_file
+from weightmap.kernels._files import own as own
 from weightmap.kernels._files import populate as populate
 from weightmap.kernels._files import unchanged as unchanged
 from weightmap.kernels._files import will_need as will_need
+from weightmap.kernels._files import with_temporary as with_temporary
 from weightmap.kernels._memory import empty as empty
+from weightmap.kernels._memory import given_array as given_array
 from weightmap.kernels._native import U32_MAX as U32_MAX
 from weightmap.kernels._records import pairs_check as pairs_check
 from weightmap.kernels._records import records_check as records_check
@@ -43,6 +48,7 @@ from weightmap.kernels._strings import walk_strings as walk_strings
 from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
+    from weightmap._kernels import Temporary as Temporary
     from weightmap.kernels._adaptive import adaptive_counts as adaptive_counts
     from weightmap.kernels._adaptive import adaptive_mask as adaptive_mask
     from weightmap.kernels._adaptive import adaptive_plan as adaptive_plan

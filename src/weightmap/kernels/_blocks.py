@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import QuantError
-from weightmap.kernels._memory import empty
+from weightmap.kernels._memory import empty, given_array
 from weightmap.kernels._native import as_input, as_output, decode_array, lib, thread_count
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
         if dtype not in (np.float32, np.float16):
             raise ValueError(f"dtype is {dtype}, expected float32 or float16")
         return empty(count, dtype)
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be an array, not {type(out).__name__}")
+    out = given_array(out)
     if out.dtype not in (np.float32, np.float16) or out.size != count or not out.flags.carray:
         expected = f"float32 or float16 with {count} elements, C-contiguous, aligned and writeable"
         raise ValueError(f"out is {out.dtype} {out.shape}, expected {expected}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.kernels._memory import given_array
 from weightmap.kernels._native import U32_MAX, as_input, as_output, ffi, from_buffer, lib, module, thread_count
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
     ValueError
         When a length is negative or not below 2**32, the lengths add up to more than `blob` holds, or `out` is not as
         it has to be.
+    TypeError
+        When `blob` has no contiguous buffer, or `out` is no array.
 
     Examples
     --------
@@ -149,7 +152,7 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
         counts = counts.copy()
     if out is None:
         hashes = np.empty(len(counts), np.uint32)
-    elif (hashes := out).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
+    elif (hashes := given_array(out)).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
         msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
         raise ValueError(msg)
     buffer = as_input(blob)

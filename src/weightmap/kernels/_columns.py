@@ -31,7 +31,8 @@ class Columns:
     bounds, dim_bounds : ndarray of uint32, shape (n + 1,)
     dtype : ndarray of uint8, shape (n,)
     dims : ndarray of uint64
-    begin, end : ndarray of uint64, shape (n,)
+    begin : ndarray of uint64, shape (n,)
+    end : ndarray of uint64, shape (n,), optional
         See wm_columns in kernels.h.
 
     Attributes
@@ -44,10 +45,12 @@ class Columns:
 
     __slots__ = ("_memory", "_row", "count", "n_dims", "names_len", "native")
 
-    def __init__(self, names: bytes, bounds: Any, dtype: Any, dims: Any, dim_bounds: Any, begin: Any, end: Any) -> None:
+    def __init__(
+        self, names: bytes, bounds: Any, dtype: Any, dims: Any, dim_bounds: Any, begin: Any, end: Any = None
+    ) -> None:
         self.count, self.n_dims, self.names_len = len(dtype), len(dims), len(names)
         kinds = ("uint8_t[]", "uint32_t[]", "uint8_t[]", "uint64_t[]", "uint32_t[]", "uint64_t[]", "uint64_t[]")
-        given = (names, bounds, dtype, dims, dim_bounds, begin, end)
+        given = (names, bounds, dtype, dims, dim_bounds, begin, *(() if end is None else (end,)))
         self._memory: Any = tuple(map(from_buffer, kinds, given))
         self.native = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
         self._row: Any = None
@@ -90,7 +93,8 @@ class Columns:
             text = taken.tobytes()
         else:
             text, bounds = b"".join(names), np.cumsum([0, *map(len, names)], dtype=np.uint32)
-        begin, end = self.array(self.begin, n, "<u8")[order], self.array(self.end, n, "<u8")[order]
+        begin = self.array(self.begin, n, "<u8")[order]
+        end = self.array(self.end, n, "<u8")[order] if self.end else None
         return Columns(text, bounds, self.array(self.dtype, n, "u1")[order], dims, dim_bounds, begin, end)
 
     def raw(self, i: int) -> tuple[int, tuple[int, ...], int]:
@@ -108,18 +112,20 @@ class Columns:
         row: int = lib.wm_columns_find(self.native, self.count, self.names_len, name, len(name))
         return row
 
-    def check(
-        self, bits: bytes, min_ndim: int, max_ndim: int, data_size: int, max_gap: int, *, lax: bool, utf8: bool
-    ) -> Fault | None:
-        """Check every row and the uniqueness of the names; return what is wrong, or None."""
-        shape = (self.native, self.count, self.n_dims, self.names_len)
-        rules = (bits, len(bits), min_ndim, max_ndim, data_size, max_gap, lax, utf8)
+    def check(self, rules: Any, data_size: int, room: int, *, lax: bool, utf8: bool) -> Fault | None:
+        """Check every row by a wm_rules, and the names; return what is wrong, or None."""
+        asked = (self.native, self.count, self.n_dims, self.names_len, utf8, rules, data_size, room, lax)
         # A wm_fault is only made when there is something to tell.
-        if lib.wm_columns_check(*shape, *rules, NULL) == 0:
+        if lib.wm_columns_check(*asked, NULL) == 0:
             return None
         fault = ffi.new("wm_fault *")
-        lib.wm_columns_check(*shape, *rules, fault)
+        lib.wm_columns_check(*asked, fault)
         return fault_of(fault)
+
+
+def row_rules(rules: Any) -> Any:
+    """Return a wm_rules of an object with its fields."""
+    return ffi.new("wm_rules *", (rules.min_ndim, rules.max_ndim, rules.alignment, rules.max_gap, rules.bits))
 
 
 def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple[NDArray[Any], NDArray[np.uint32]]:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from functools import partial
 from typing import Any
 
-from weightmap.kernels._native import NULL, as_input, ffi, from_buffer, lib
+from weightmap.kernels._native import as_input, ffi, from_buffer, lib, module
 
 
 def map_file(fd: int, size: int, *, cow: bool, sealed: bool = False) -> Any:
-    """Map `size` bytes of a file; return a writable buffer that unmaps when its last user is gone. Raises OSError.
+    """Map `size` bytes of a file; return a buffer that unmaps when its last user is gone. Raises OSError.
 
-    The buffer can be written to when `cow` says so, whatever it says itself. `sealed` says that the file is sealed
-    memory.
+    It can be written to when `cow` says so. `sealed` says that the file is sealed memory.
     """
-    error = ffi.new("int *")
-    address = lib.wm_map(fd, size, 2 if sealed and not cow else cow, error)
-    if address == NULL:
-        raise OSError(error[0], os.strerror(error[0]))
-    return ffi.buffer(ffi.gc(address, partial(_unmap, size=size)), size)
-
-
-def _unmap(address: Any, size: int) -> None:
-    lib.wm_unmap(address, size)
+    return module.map_file(fd, size, 2 if sealed and not cow else cow)
 
 
 def advise(memory: Any, advice: int) -> None:
@@ -63,3 +53,8 @@ def look(fd: int) -> Any:
 
 
 unchanged = lib.wm_unchanged
+
+# What the system gives is owned from the moment that it is there: see owners.c.
+Descriptor = module.Descriptor
+own = module.own
+with_temporary = module.with_temporary

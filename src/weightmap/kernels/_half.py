@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._memory import empty
+from weightmap.kernels._memory import empty, given_array
 from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib, thread_count, widen_array
 
 if TYPE_CHECKING:
@@ -219,10 +219,7 @@ def _run(
     """Convert the bytes at `source`, as many as `shape` says, into `out` or a new array."""
     if out is None:
         out = empty(shape, np.float32)
-    elif not isinstance(out, np.ndarray):
-        msg = f"out must be an array, not {type(out).__name__}"
-        raise TypeError(msg)
-    elif out.dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
+    elif given_array(out).dtype != _FLOAT32 or out.shape != shape or not out.flags.carray:
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
     if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, thread_count(threads)):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import NULL, ffi, lib
+from weightmap.kernels._native import module
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["empty"]
+__all__ = ["empty", "given_array"]
 
 # Up to this size glibc's malloc comes to use memory again, and numpy asks for huge pages; beyond, each array would be
 # made of fresh pages, which the system clears first.
@@ -37,7 +37,14 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """
     kind = np.dtype(dtype)
     size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * kind.itemsize
-    if size < _LARGE or (memory := lib.wm_memory_new(size)) == NULL:
+    if size < _LARGE or (memory := module.new_memory(size)) is None:
         return np.empty(shape, kind)
-    # The buffer keeps the pointer, and so the memory.
-    return np.ndarray(shape, kind, ffi.buffer(ffi.gc(memory, lib.wm_memory_free), size))
+    return np.ndarray(shape, kind, memory)
+
+
+def given_array(out: object) -> NDArray[Any]:
+    """Return what somebody gave as `out`. Raises TypeError when it is no array."""
+    if not isinstance(out, np.ndarray):
+        msg = f"out must be an array, not {type(out).__name__}"
+        raise TypeError(msg)
+    return out

@@ -41,7 +41,7 @@ NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
 
-if lib.wm_python_arrays():  # pragma: no cover
+if lib.wm_python_arrays() or lib.wm_python_owners():  # pragma: no cover
     raise ImportError("the built-in functions of weightmap._kernels could not be added")
 # Built-in functions for arrays as they usually are: True when they have done it all, or False, and nothing was written.
 widen_array = _kernels.widen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightmap.kernels._native import NULL, fault_of, ffi, from_buffer, lib
 
@@ -26,19 +26,18 @@ def pairs_check(data: bytes, count: int) -> Fault | None:
 def records_check(
     index: bytes | NDArray[np.uint8],
     count: int,
-    bits: bytes,
+    rules: Any,
     data_size: int,
-    alignment: int,
-    max_gap: int,
+    room: int,
     *,
     lax: bool,
 ) -> int | Fault:
-    """Check `count` records as EMBD has them, and the names that lie behind them.
+    """Check `count` records as EMBD has them by a wm_rules, and the names that lie behind them.
 
     Returns the bytes that the names take, or what is wrong with a record or a name.
     """
     data = index if type(index) is bytes else from_buffer("uint8_t[]", index)
-    asked = (data, len(data), count, bits, len(bits), data_size, alignment, max_gap, lax)
+    asked = (data, len(data), count, rules, data_size, room, lax)
     used: int = lib.wm_records_check(*asked, NULL)
     if used < 0:
         fault = ffi.new("wm_fault *")

@@ -10,10 +10,10 @@ import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, escape, quoted
+from weightmap.index.spelling import alike
 from weightmap.index.table import Row
 from weightmap.model.reading import Located, read
 from weightmap.model.reports import TensorInfo, VerifyReport
-from weightmap.spelling import alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +40,11 @@ class TensorFile(Mapping[str, Any]):
     """An open model file: a read-only mapping from tensor names to arrays that are views of the file.
 
     Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive by themselves: they
-    remain valid after `close` and after the handle is gone. A handle may be read from many threads at once, and pickled
-    when it was opened by path (the copy opens the path again, and raises `FileChangedError` when the file is no longer
-    the same). In mode "sealed", as an argument of a process that `multiprocessing` starts, it takes its memory along
-    instead: nothing is opened and nothing copied there.
+    remain valid after `close` and after the handle is gone. Elements of less than a byte (float4, float6), which numpy
+    lacks, come as their packed bytes, a uint8 array of one dimension; `info` tells dtype and shape. A handle may be
+    read from many threads at once, and pickled when it was opened by path (the copy opens the path again, and raises
+    `FileChangedError` when the file is no longer the same). In mode "sealed", as an argument of a process that
+    `multiprocessing` starts, it takes its memory along instead: nothing is opened and nothing copied there.
 
     Attributes
     ----------
@@ -99,6 +100,8 @@ class TensorFile(Mapping[str, Any]):
                 if stored is None:
                     if dtype.quantized:
                         return self._quantized(Row(dtype, shape, offset, nbytes))
+                    if dtype.packed:
+                        return source.array(_OCTET, (nbytes,), offset, nbytes)
                     stored = numpy_dtype(dtype)
                 return source.array(stored, shape, offset, nbytes)
         except TensorFileError as error:
@@ -185,14 +188,14 @@ class TensorFile(Mapping[str, Any]):
                 if dtype.quantized:
                     yield self._quantized(Row(dtype, shape, offset, nbytes))
                     continue
-                stored = dtype.numpy or numpy_dtype(dtype)
-                if count >= _RUN and shape and nbytes:
+                dims, stored = ((nbytes,), _OCTET) if dtype.packed else (shape, dtype.numpy or numpy_dtype(dtype))
+                if count >= _RUN and dims and nbytes:
                     # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a
                     # fifth. (Not of empty ones: the dimensions of all together may be more than numpy can count.)
-                    yield from source.array_of(count, step, stored, shape, offset, nbytes)
+                    yield from source.array_of(count, step, stored, dims, offset, nbytes)
                 else:
                     for k in range(count):
-                        yield source.array(stored, shape, offset + k * step, nbytes)
+                        yield source.array(stored, dims, offset + k * step, nbytes)
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
+from weightmap.foreign import is_torch, look_at_torch, octets_of_torch
 from weightmap.formats import Parts, Payload
 from weightmap.quant.blocks import QuantizedTensor
 
@@ -78,14 +79,21 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
     """
     payloads, reasons = [], []
     for name, value in tensors.items():
-        if isinstance(value, QuantizedTensor) and isinstance(name, str):
+        if not isinstance(name, str):
+            reasons.append(f"tensor {name!r}: its name is no string")
+            continue
+        if isinstance(value, QuantizedTensor):
             payloads.append(from_quantized(name, value))
+            continue
+        if type(value) is not np.ndarray and is_torch(value):
+            try:
+                payloads.append(_from_torch(name, value))
+            except EncodeError as error:
+                reasons.append(f"tensor {name!r}: {error}")
             continue
         array = value if type(value) is np.ndarray else _asarray(value)
         dtype = None if array is None else dtype_of(array.dtype)
-        if not isinstance(name, str):
-            reasons.append(f"tensor {name!r}: its name is no string")
-        elif array is None or dtype is None:
+        if array is None or dtype is None:
             what = type(value).__name__ if array is None else f"dtype {array.dtype}"
             reasons.append(f"tensor {name!r}: {what} is no type of element that files have")
         else:
@@ -94,6 +102,14 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
         msg = f"these cannot be written: {'; '.join(reasons)}"
         raise EncodeError(msg)
     return payloads
+
+
+def _from_torch(name: str, tensor: Any) -> Payload:
+    """Return what is to be written for a tensor of torch; from another device it is copied when it is written."""
+    dtype, shape, nbytes = look_at_torch(tensor)
+    if tensor.device.type == "cpu":
+        return Payload(name, dtype, shape, nbytes, pieces, octets_of_torch(tensor))
+    return Payload(name, dtype, shape, nbytes, lambda: pieces(octets_of_torch(tensor)))
 
 
 def from_quantized(name: str, value: QuantizedTensor) -> Payload:
@@ -121,7 +137,7 @@ def _from_product(name: str, value: Any) -> Payload:
 
 
 def _asarray(value: Any) -> NDArray[Any] | None:
-    """Return what numpy makes of a scalar, a list, or a CPU tensor of another library; None for anything else."""
+    """Return what numpy makes of a scalar, a list, or an array of another library; None for anything else."""
     if isinstance(value, np.ma.MaskedArray):  # its mask would be lost without a word
         return None
     try:

@@ -139,13 +139,11 @@ def read(
 
 def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
     """Raise TypeError or ValueError when `out` is no array of this shape, that of `what`, or cannot be written."""
-    if not isinstance(out, np.ndarray):
-        msg = f"out must be an array, not {type(out).__name__}"
-        raise TypeError(msg)
-    if out.shape != shape:
-        msg = f"out has shape {out.shape}, {what} has {shape}"
+    array = kernels.given_array(out)
+    if array.shape != shape:
+        msg = f"out has shape {array.shape}, {what} has {shape}"
         raise ValueError(msg)
-    if not out.flags.writeable:
+    if not array.flags.writeable:
         msg = "out is read-only"
         raise ValueError(msg)
 

@@ -3,6 +3,9 @@
 A file is there whole or not at all. What the format cannot express is refused before anything is created. Then the
 bytes go to a temporary file beside the target, which is flushed to the disk and renamed over it: a reader, or a crash
 at any moment, finds the old file or the new one, and a process that has the old one mapped keeps it.
+
+The temporary file belongs to an object of C's, which removes it whatever ends the writing: see owners.c. Where the file
+system can, it has no name before it is whole, and is gone with the process however that ends.
 """
 
 from __future__ import annotations
@@ -12,16 +15,19 @@ import errno
 import math
 import os
 import stat
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.errors import EncodeError, NotRegularFileError, TensorFileError
 from weightmap.formats import Format, Plan, Request, by_name, by_suffix
+from weightmap.io.descriptor import Descriptor, own
 from weightmap.model.payload import from_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Self
+
+    from weightmap.kernels import Temporary
 
 __all__ = ["Sink", "save", "write_plan"]
 
@@ -34,6 +40,10 @@ _DIRECT = 16 << 20
 _MOST_LINKS = 40
 # A name of so many bytes is not too long for any file system, but those of old disks.
 _ANY_NAME = 64
+# A file without a name, which is gone with its descriptor, and what a system says that has none. Linux alone can give
+# it a name later.
+_UNNAMED: int = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC if hasattr(os, "O_TMPFILE") else 0
+_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
@@ -169,42 +179,70 @@ def write_plan(
         As the system reports it; the old file is intact and nothing is left behind. Should the very last step fail, the
         flushing of the directory, then the new file is in place, and the error has a note that says so.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            target = _resolved(path)
-            mode = _target_mode(target, path)
-            at, name = os.path.split(target)
-            folder = stack.enter_context(_Folder(at))
-            fd, temporary = folder.create(name)
-        except TensorFileError:
-            raise
-        except OSError as error:
-            error.filename = path  # not the temporary name, or that of a directory above, which the caller did not give
-            raise
-        try:
-            try:
-                if mode is not None:
-                    _keep_mode(fd, *mode)
-                if plan.exact:
-                    _reserve(fd, plan.size)
-                sink = Sink(fd, plan.size, progress, exact=plan.exact)
-                plan.write(sink)
-                sink.finish()
-                if durable:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-            folder.replace(temporary, name)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                folder.unlink(temporary)
-            _name(error, path)
-            raise
-        if durable:
-            _flush_folder(folder, path)
+    try:
+        target = _resolved(path)
+        mode = _target_mode(target, path)
+        at, name = os.path.split(target)
+        folder = _Folder(at)
+    except TensorFileError:
+        raise
+    except OSError as error:
+        error.filename = path  # not that of a directory above, which the caller did not give
+        raise
+    try:
+        size = kernels.with_temporary(partial(_write, durable=durable), folder, name, plan, mode, progress)
+    except BaseException as error:
+        _name(error, path)
+        raise
+    if durable:
+        _flush_folder(folder, path)
     if progress is not None:
         progress(plan.size, plan.size)
+    return size
+
+
+def _write(
+    temporary: Temporary,
+    folder: _Folder,
+    name: str,
+    plan: Plan,
+    mode: tuple[int, int] | None,
+    progress: Callable[[int, int], None] | None,
+    *,
+    durable: bool,
+) -> int:
+    """Write a file and put it where it belongs. Return its size. Whatever ends this early, `temporary` is removed."""
+    hidden = folder.create(temporary, name)
+    fd = temporary.fileno()
+    if mode is not None:
+        _keep_mode(fd, *mode)
+    if plan.exact:
+        _reserve(fd, plan.size)
+    sink = Sink(fd, plan.size, progress, exact=plan.exact)
+    plan.write(sink)
+    sink.finish()
+    if durable:
+        os.fsync(fd)
+    if hidden is None:
+        try:
+            hidden = folder.link(temporary, name)
+        except OSError:  # a file system without links, a policy against them
+            kernels.with_temporary(partial(_write_copy, durable=durable), fd, folder, name)
+            return sink.offset
+    folder.replace(temporary, hidden, name)
     return sink.offset
+
+
+def _write_copy(temporary: Temporary, source: int, folder: _Folder, name: str, *, durable: bool) -> None:
+    """Do the same for a whole file that has no name and can get none."""
+    hidden = folder.create_hidden(temporary, name)
+    fd, status, offset = temporary.fileno(), os.fstat(source), 0
+    _keep_mode(fd, stat.S_IMODE(status.st_mode), status.st_gid)
+    while count := os.sendfile(fd, source, offset, _DIRECT):
+        offset += count
+    if durable:
+        os.fsync(fd)
+    folder.replace(temporary, hidden, name)
 
 
 def _name(error: BaseException, path: str) -> None:
@@ -270,7 +308,7 @@ class _Folder:
     """
 
     def __init__(self, path: str) -> None:
-        self._fd: int | None = None
+        self._fd: Descriptor | None = None
         self._path = ""
         self.readable = True
         if os.open not in os.supports_dir_fd:
@@ -278,36 +316,57 @@ class _Folder:
             return
         flags = os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            self._fd = os.open(path or os.curdir, os.O_RDONLY | flags)
+            self._fd = own(os.open, path or os.curdir, os.O_RDONLY | flags)
         except PermissionError:  # files may be made in a directory that may not be read
-            self._fd = os.open(path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
+            self._fd = own(os.open, path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
             self.readable = False
 
-    def __enter__(self) -> Self:
-        return self
+    def create(self, temporary: Temporary, name: str) -> str | None:
+        """Create a file without a name, so that nothing of it stays whatever happens.
 
-    def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            with contextlib.suppress(OSError):  # nothing was written through it
-                os.close(self._fd)
+        Where there is no such thing it has a hidden name, which is returned.
+        """
+        if _UNNAMED and self._fd is not None:
+            create = partial(os.open, os.curdir, _UNNAMED, 0o666, dir_fd=self._fd)
+            try:
+                temporary.create(None, None, create)
+            except OSError as error:
+                if error.errno not in _NO_UNNAMED:
+                    raise _nameless(error) from None
+            else:
+                return None
+        return self.create_hidden(temporary, name)
 
-    def create(self, name: str) -> tuple[int, str]:
-        """Create a file of a name like this; return its descriptor and its name."""
+    def create_hidden(self, temporary: Temporary, name: str) -> str:
+        """Create a file of a name like this; return its name."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        # 0o666 less the umask, which the kernel applies.
+        return self._hide(temporary, name, lambda path: partial(os.open, path, flags, 0o666, dir_fd=self._fd))
+
+    def link(self, temporary: Temporary, name: str) -> str:
+        """Give a file that has none a name like this; return it."""
+        source = f"/proc/self/fd/{temporary.fileno()}"
+        link = partial(os.link, dst_dir_fd=self._fd, follow_symlinks=True)
+        return self._hide(temporary, name, lambda path: partial(link, source, path))
+
+    def _hide(self, temporary: Temporary, name: str, function_for: Callable[[str], Callable[[], int | None]]) -> str:
+        """Let a function make a hidden name, a new one when there is such a file; return it."""
         while True:
-            temporary = _temporary(name)
-            with contextlib.suppress(FileExistsError):
-                # 0o666 less the umask, which the kernel applies.
-                return os.open(os.path.join(self._path, temporary), flags, 0o666, dir_fd=self._fd), temporary
+            hidden = _hidden(name)
+            path = os.path.join(self._path, hidden)
+            try:
+                temporary.create(path, self._fd, function_for(path))
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _nameless(error) from None
+            return hidden
 
-    def replace(self, name: str, target: str) -> None:
-        """Rename one file to the name of another, which it takes the place of."""
+    def replace(self, temporary: Temporary, name: str, target: str) -> None:
+        """Close a file of one name, and rename it to another, which it takes the place of."""
+        temporary.close()
         name, target = os.path.join(self._path, name), os.path.join(self._path, target)
-        os.replace(name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-
-    def unlink(self, name: str) -> None:
-        """Remove a file."""
-        os.unlink(os.path.join(self._path, name), dir_fd=self._fd)
+        temporary.give(partial(os.replace, name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd))
 
     def flush(self) -> None:
         """Flush the names of its files to the disk, where that can be done."""
@@ -315,7 +374,12 @@ class _Folder:
             os.fsync(self._fd)
 
 
-def _temporary(name: str) -> str:
+def _nameless(error: OSError) -> OSError:
+    """Return an error without the names that it has: those of temporary files mean nothing to anybody."""
+    return OSError(error.errno, error.strerror)
+
+
+def _hidden(name: str) -> str:
     """Return a hidden name that tells of `name`: no longer than that, or than every file system takes."""
     ending = f".{os.urandom(6).hex()}.tmp"
     encoded = os.fsencode(name)
@@ -432,8 +496,10 @@ def save(
     path : str, bytes or os.PathLike
         An existing file is replaced and keeps its permissions, but not the setuid, setgid and sticky bits, which were
         given to the old content; a symbolic link is followed.
-    tensors : mapping of str to array_like or QuantizedTensor
-        Arrays of any strides and byte order; written row-major and little-endian. The same tensors give the same bytes.
+    tensors : mapping of str to array_like, torch.Tensor, jax.Array or QuantizedTensor
+        Arrays of any strides and byte order; written row-major and little-endian. Tensors of torch on any device, with
+        or without gradient, in bfloat16 and float8 too; those that share memory are written each in full. The same
+        tensors give the same bytes.
     format : str, optional
         One of `formats()` that can be written; by default the suffix tells: ``.weights``, ``.safetensors``, ...
     layout : str, optional

@@ -8,7 +8,6 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap import strict_json
 from weightmap.errors import (
     FileChangedError,
     FormatError,
@@ -20,6 +19,7 @@ from weightmap.errors import (
     quoted,
 )
 from weightmap.formats import FORMATS, Options
+from weightmap.io import strict_json
 from weightmap.io.source import Source
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_with, source_of
@@ -118,7 +118,9 @@ def _shard_name(name: object) -> str:
 class ShardedTensorFile(TensorFile):
     """A model of several files, as one.
 
-    Its `path` is that of the index, its metadata is the index's, and `info(name).offset` counts within the shard.
+    Its `path` is that of the index, and `info(name).offset` counts within the shard. Its metadata is the index's, and
+    what the shards say besides: an entry that the index lacks and that has one value in all shards that have it. Where
+    shards disagree on a value, the model has no such entry, and `disagreements` tells.
 
     Shards are opened with the model; a shard that is missing, or that lacks a tensor it should have, or that has one
     that the index places elsewhere, is a `LayoutError`. Order: shards by name, tensors as in their shard.
@@ -130,7 +132,7 @@ class ShardedTensorFile(TensorFile):
     no changed file to it here either, for the mapping keeps the old one.
     """
 
-    __slots__ = ("_closed", "_nbytes", "_settled", "_shards", "_warnings", "_where")
+    __slots__ = ("_closed", "_index", "_nbytes", "_settled", "_shards", "_warnings", "_where")
 
     def __init__(self, index: Source, content: dict[str, Any], options: Options) -> None:
         where = content.get("weight_map")
@@ -144,6 +146,7 @@ class ShardedTensorFile(TensorFile):
             raise FormatError(msg, field="metadata")
         folder = os.path.dirname(index.path or "")
         names = sorted({_shard_name(name) for name in where.values()})
+        options.limits.check("max_shards", len(names), "number of shards")
         self._shards: dict[str, TensorFile] = {}
         self._where: dict[str, str] = {}
         self._warnings: list[str] = []
@@ -165,7 +168,8 @@ class ShardedTensorFile(TensorFile):
         self.format = found.pop() if len(found) == 1 else "mixed"
         self.layout = "sharded"
         self._nbytes = sum(shard.nbytes for shard in self._shards.values())
-        self._metadata = MappingProxyType(metadata)
+        self._metadata = None
+        self._index = metadata
 
     def _open_shard(self, folder: str, name: str, options: Options) -> TensorFile:
         # verify="full" verifies the model as a whole, once it is open.
@@ -270,9 +274,41 @@ class ShardedTensorFile(TensorFile):
         return all(shard.is_stable for shard in self._shards.values())
 
     @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the index, and what the shards agree on besides; read-only."""
+        metadata = self._metadata
+        if metadata is None:
+            self._check_open()
+            said = self._said()
+            agreed = {key: values[0][1] for key, values in said.items() if all(v == values[0][1] for _, v in values)}
+            metadata = self._metadata = MappingProxyType({**agreed, **self._index})
+        return metadata
+
+    def _said(self) -> dict[str, list[tuple[str, Any]]]:
+        """Return what the shards say where the index says nothing: by key, the names of shards and their values."""
+        said: dict[str, list[tuple[str, Any]]] = {}
+        for name, shard in self._shards.items():
+            for key, value in shard.metadata.items():
+                if key not in self._index:
+                    said.setdefault(key, []).append((name, value))
+        return said
+
+    @property
+    def disagreements(self) -> list[str]:
+        """What shards disagree on, one line for each entry of their metadata."""
+        self._check_open()
+        found = []
+        for key, (first, *others) in self._said().items():
+            other = next((other for other in others if other[1] != first[1]), None)
+            if other is not None:
+                values = " and ".join(f"{quoted(value)} in {quoted(name)}" for name, value in (first, other))
+                found.append(f"the shards disagree on the metadata entry {quoted(key)}: {values}")
+        return found
+
+    @property
     def has_metadata(self) -> bool:
-        """Whether the index has metadata."""
-        return bool(self.metadata)
+        """Whether the index or a shard has metadata."""
+        return bool(self._index) or any(shard.has_metadata for shard in self._shards.values())
 
     @property
     def vocab(self) -> None:
@@ -309,7 +345,7 @@ class ShardedTensorFile(TensorFile):
         """Verify every shard: see `TensorFile.verify`."""
         self._check_open()
         checks: list[str] = ["index of shards"]
-        warnings = list(self._warnings)
+        warnings = [*self._warnings, *self.disagreements]
         reasons: list[str | None] = []
         done = 0
         for name, shard in self._shards.items():

@@ -130,6 +130,11 @@ class Decodable:
         self._decode(start, stop, part, 1)
         return part
 
+    def in_runs(self, most: int) -> Iterator[NDArray[np.float32]]:
+        """Yield the elements of the flattened tensor, at most `most` at a time."""
+        for start in range(0, self.size, most):
+            yield self.flat(start, min(start + most, self.size))
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
         if copy is False:
             msg = "a quantised tensor is decoded into a new array: copy=False is impossible"

@@ -167,10 +167,9 @@ class ProductQuantized(QuantizedTensor):
     def _ready(self) -> kernels.Codes:
         native = self._native
         if native is None:
-            turned = None if self._projection is None else np.ascontiguousarray(self._projection.T)
-            native = kernels.Codes(
-                np.require(self._codes, requirements="C"), _aligned(self._codebooks), turned, _aligned(self._norms)
-            )
+            turned = None if self._projection is None else self._projection.T
+            parts = map(_aligned, (self._codebooks, turned, self._norms))
+            native = kernels.Codes(np.require(self._codes, requirements="C"), *parts)
             self._native = native
         return native
 
@@ -278,8 +277,7 @@ class ProductQuantized(QuantizedTensor):
 
     def _sums(self, table: NDArray[Any], start: int, stop: int, threads: int, plain: int = 0) -> NDArray[np.float32]:
         sums = np.empty(stop - start, np.float32)
-        table = np.ascontiguousarray(table, np.float32)
-        self._check(self._ready.sums(table, sums, first=start, threads=threads))
+        self._check(self._ready.sums(_aligned(table), sums, first=start, threads=threads))
         return sums if plain or self._norms is None else sums * self._norms[start:stop]
 
     # ------------------------------------------------------------------------------------------------- as an object

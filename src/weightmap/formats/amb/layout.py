@@ -5,12 +5,11 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap import strict_json
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import trailing
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
-from weightmap.index.table import bits_of
+from weightmap.io import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +31,6 @@ TYPES: tuple[DType, ...] = (
     *(SCHEMES[name] for name in SCHEME_CODES if name != "int8"),
     SCHEMES["int8"],
 )
-BITS: bytes = bits_of(TYPES)
 DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
 
 # Quantised data: codes of the schemes, and types of the scales with the bytes of one.

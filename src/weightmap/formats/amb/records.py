@@ -17,7 +17,7 @@ from weightmap.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from weightmap.formats.amb.layout import ALIGNMENT, BITS, DTYPE_NAMES, TYPES
+from weightmap.formats.amb.layout import ALIGNMENT, DTYPE_NAMES, TYPES
 from weightmap.index.columns import ColumnTable
 from weightmap.index.table import Rules
 
@@ -31,8 +31,8 @@ _MAX_GAP = 7 + 2 + 65535 + 1 + 4 * NUMPY_MAX_NDIM + 1 + 8
 
 
 class _Rules(Rules):
+    __slots__ = ()
     dtypes = TYPES
-    bits = BITS
     max_gap = _MAX_GAP
     fields = MappingProxyType({"name": ("name", 2)})
 
@@ -162,6 +162,5 @@ def table_of(records: Records, header: Header, options: Options) -> ColumnTable:
         end: int = header.weights + columns.end[row - 1]
         return end + -(end - origin) % ALIGNMENT
 
-    rules = _Rules(header.weights, header.end - header.weights)
-    rules.lax = not options.strict
+    rules = _Rules(header.weights, header.end, header.end - header.weights, lax=not options.strict)
     return ColumnTable(columns, rules, utf8=True, locate=locate)

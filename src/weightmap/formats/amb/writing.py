@@ -7,7 +7,6 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from weightmap import strict_json
 from weightmap.errors import FormatError
 from weightmap.formats._writing import Payload, Plan, Request, refuse
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
@@ -22,6 +21,7 @@ from weightmap.formats.amb.layout import (
     VERSION,
 )
 from weightmap.formats.amb.tokenizer import encode_tokenizer
+from weightmap.io import strict_json
 from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
-from weightmap.formats._base import Content, Options
-from weightmap.formats._framed import LENGTH, check_end, read_header, verifier
+from weightmap.formats._base import Content, Options, trailing
+from weightmap.formats._framed import LENGTH, read_header, verifier
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules, bits_of
+from weightmap.index.table import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ _EITHER = 3
 
 
 class _Rules(Rules):
+    __slots__ = ()
     dtypes = tuple(DTYPES[name] for name in DTYPE_NAMES)
-    bits = bits_of(dtypes)
     fields = MappingProxyType({"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)})
 
 
@@ -85,9 +85,8 @@ class _Reading:
         if columns.count > options.limits.max_tensors:
             options.limits.check("max_tensors", columns.count, "number of tensors")
         self._check_padding()
-        check_end(found.data_end, base, source.size, options, warnings)
-        rules = _Rules(base, found.data_end)
-        rules.lax = aliased
+        trailing(source, base + found.data_end, options, warnings, "data_offsets")
+        rules = _Rules(base, source.size, found.data_end, lax=aliased)
         table = ColumnTable(columns, rules, utf8=True, locate=None if aliased else self._locator())
         table.check()
         metadata = self._metadata()

@@ -12,7 +12,7 @@ from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedErro
 from weightmap.formats._base import Content, Options, take, trailing
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD, RECORD_FIELDS
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules, bits_of
+from weightmap.index.table import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class _Rules(Rules):
+    __slots__ = ()
     dtypes = (DTYPES["float16"],)
-    bits = bits_of(dtypes)
     min_ndim = max_ndim = 4
     alignment = unit = HALF
     # What tables call these, and where they lie in a record. A shape too large contradicts its weight_count.
@@ -50,8 +50,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     columns, found = scanned
     if options.checked:
         _check_total(found, total, options, warnings)
-    rules = _Rules(base, HALF * total)
-    rules.lax = not options.strict
+    rules = _Rules(base, source.size, HALF * total, lax=not options.strict)
     table = ColumnTable(columns, rules, utf8=False, locate=lambda row: header_size + RECORD.size * row)
     if options.checked:
         table.check()

@@ -35,8 +35,9 @@ Ours, where the specification is silent or contradicts itself
 * Both tensor_data_offset and every data_offset are written as multiples of 64.
 * Padding between sections, between aligned tensors, and before the footer is at most 63 zero bytes; without
   TENSORS_ALIGNED, tensors lie back to back.
-* With CHECKSUM_ENABLED clear the footer is there and its CRCs are 0 and not looked at. With VOCAB_EMBEDDED clear
-  vocab_offset and vocab_size are 0.
+* With CHECKSUM_ENABLED clear the footer is there and its CRCs are 0 and not looked at. A header checksum of 0 is then
+  none, and a warning of `verify`; any other one that is wrong is an error, whatever the flag says. The header checksum
+  is always written. With VOCAB_EMBEDDED clear vocab_offset and vocab_size are 0.
 * A minor version above 0, missing keys that the specification requires, a repeated token, and a wrong total_size of the
   metadata are warnings of `verify`.
 * ``strict=False`` also lets pass: reserved fields, holes and overlaps of tensors.

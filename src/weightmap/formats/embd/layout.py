@@ -39,7 +39,6 @@ REQUIRED_KEYS = (
     "created_at",
 )
 DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
-DTYPE_BITS: bytes = bytes(dtype.bits for dtype in DTYPE_LIST)
 
 
 FIELDS = (

@@ -12,11 +12,11 @@ from weightmap import kernels
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Options, trailing
 from weightmap.formats.embd import MAGIC
-from weightmap.formats.embd.layout import DTYPE_BITS, DTYPE_LIST, MAX_NDIM
+from weightmap.formats.embd.layout import DTYPE_LIST, MAX_NDIM
 from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
 from weightmap.index.columns import ColumnTable
 from weightmap.index.strings import Vocabulary
-from weightmap.index.table import Rules
+from weightmap.index.table import ANY_GAP, Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
 
 class _Rules(Rules):
+    __slots__ = ()
     dtypes = DTYPE_LIST[:1]
-    bits = DTYPE_BITS[:1]
     min_ndim, max_ndim = 1, MAX_NDIM
-
-    def __init__(self, base: int, data_size: int) -> None:
-        super().__init__(base, data_size)
-        # Offsets are absolute here, and names lie between the tensors: gaps of any size, which the walk has seen to.
-        self.max_gap = data_size
+    # Offsets are those of the file, and names lie between the tensors: the walk has seen to the gaps.
+    max_gap = ANY_GAP
 
 
 class _Reader:
@@ -74,7 +71,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         raise TruncatedError(what, field="tensor_count", offset=8, actual=count, expected=expected)
     names: list[bytes] = []
     shapes: list[int] = []
-    lengths, ndims, offsets, sizes = [0], [0], [], []
+    lengths, ndims, offsets = [0], [0], []
     names_size = 0
     for i in range(count):
         length = reader.u32("name_length", f"the length of the name of tensor {i}")
@@ -99,20 +96,17 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
                 msg, field="data", offset=source.size, expected=f"at least {reader.position + nbytes} bytes"
             )
         offsets.append(reader.position)
-        sizes.append(nbytes)
         reader.position += nbytes
     vocab = _simple_vocabulary(reader, options)
     warnings: list[str] = []
     trailing(source, reader.position, options, warnings)
-    begin = np.array(offsets, np.uint64)
     columns = kernels.Columns(
         b"".join(names),
         np.cumsum(lengths, dtype=np.uint32),
         np.zeros(count, np.uint8),
         np.array(shapes, np.uint64),
         np.cumsum(ndims, dtype=np.uint32),
-        begin,
-        begin + np.array(sizes, np.uint64),
+        np.array(offsets, np.uint64),
     )
     table = ColumnTable(columns, _Rules(0, source.size), utf8=True, locate=partial(_name_at, columns))
     if options.checked:

@@ -13,7 +13,6 @@ from weightmap.formats.embd.layout import (
     CHECKSUM_ENABLED,
     COMPRESSED,
     DESCRIPTOR,
-    DTYPE_BITS,
     DTYPE_LIST,
     FOOTER,
     HEADER,
@@ -66,7 +65,7 @@ def parse_spec(
             return take(source, head, start, size)
         return source.octets[start:data]
 
-    table = RecordTable(index, count, start, record_rules(flags, data, fields[11], options))
+    table = RecordTable(index, count, start, record_rules(flags, data, fields[11], source.size, options))
     if options.verify == "full":
         table.settle()
     if options.checked:
@@ -102,8 +101,10 @@ def _check_header(
         raise field_error(UnsupportedError, "version_major", major, 1)
     found = kernels.crc32(head[:56])
     if found != stored:
-        expected = f"{found:#010x}, the CRC-32 of bytes 0 to 55"
-        raise field_error(ChecksumError, "header_checksum", f"{stored:#010x}", expected)
+        if stored or flags & CHECKSUM_ENABLED:
+            expected = f"{found:#010x}, the CRC-32 of bytes 0 to 55"
+            raise field_error(ChecksumError, "header_checksum", f"{stored:#010x}", expected)
+        warnings.append("header_checksum is 0, and CHECKSUM_ENABLED is clear: the header has no checksum (at byte 56)")
     if flags >= COMPRESSED:
         expected = "no bits but 1, 2 and 4: COMPRESSED (8) and the others are reserved"
         raise field_error(UnsupportedError, "flags", f"{flags:#x}", expected)
@@ -170,8 +171,8 @@ def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoRet
 
 
 class _Rules(Rules):
+    __slots__ = ()
     dtypes = DTYPE_LIST
-    bits = DTYPE_BITS
     min_ndim, max_ndim = 1, MAX_NDIM
     # Where each field lies in a descriptor.
     fields = MappingProxyType(
@@ -186,13 +187,15 @@ class _Rules(Rules):
     )
 
 
-def record_rules(flags: int, base: int, size: int, options: Options) -> Rules:
+class _Aligned(_Rules):
+    __slots__ = ()
+    alignment, max_gap = ALIGNMENT, ALIGNMENT - 1
+
+
+def record_rules(flags: int, base: int, size: int, file_size: int, options: Options) -> Rules:
     """Return what is asked of every descriptor of a file whose data section has `size` bytes from `base` on."""
-    rules = _Rules(base, size)
-    if flags & TENSORS_ALIGNED:
-        rules.alignment, rules.max_gap = ALIGNMENT, ALIGNMENT - 1
-    rules.lax = not options.strict
-    return rules
+    kind = _Aligned if flags & TENSORS_ALIGNED else _Rules
+    return kind(base, file_size, size, lax=not options.strict)
 
 
 def check_table(table: RecordTable, start: int, data: int) -> None:

@@ -39,7 +39,8 @@ def verify_spec(run: Verification, raw: bytes, footer: tuple[Any, ...]) -> None:
     if prefix[: HEADER.size] != raw:
         msg = "the header changed after the file was opened"
         raise LayoutError(msg, offset=0)
-    run.checked("header checksum")
+    has_checksum = header.header_checksum == kernels.crc32(raw[:56])  # or it is 0, which opening has let pass as none
+    run.checked("header checksum" if has_checksum else "no header checksum: the file has none")
     at = header.metadata_offset
     metadata = load_metadata(prefix[at : at + header.metadata_size], at)
     missing = [key for key in REQUIRED_KEYS if key not in metadata]
@@ -47,7 +48,7 @@ def verify_spec(run: Verification, raw: bytes, footer: tuple[Any, ...]) -> None:
         run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
     run.checked("metadata")
     index = prefix[header.tensor_index_offset :]
-    rules = record_rules(header.flags, start, header.tensor_data_size, run.options)
+    rules = record_rules(header.flags, start, header.tensor_data_size, run.source.size, run.options)
     table = RecordTable(lambda: index, header.tensor_index_count, header.tensor_index_offset, rules)
     check_table(table, header.tensor_index_offset, start)
     if "" in table.names:

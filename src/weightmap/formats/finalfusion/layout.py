@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.formats.finalfusion import TYPES
-from weightmap.index.table import bits_of
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType
@@ -66,7 +65,7 @@ U8_CODE, F32_CODE = 1, 10
 # After them, for our own table of tensors: product quantisation.
 PQ_CODE = len(TYPES)
 DTYPE_LIST: tuple[DType | None, ...] = (*(None if name is None else DTYPES[name] for name in TYPES), SCHEMES["pq"])
-BITS: bytes = bits_of(DTYPE_LIST)
+BITS = tuple(0 if dtype is None else dtype.bits for dtype in DTYPE_LIST)
 MAX_CENTROIDS = 256  # codes are bytes
 MAX_EXPONENT = 63
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.formats._base import Content
-from weightmap.formats.finalfusion.layout import BITS, DTYPE_LIST, Block, Chunks
+from weightmap.formats.finalfusion.layout import DTYPE_LIST, Block, Chunks
 from weightmap.formats.finalfusion.metadata import TomlDocument, load_metadata
 from weightmap.formats.finalfusion.storage import product_sizes
 from weightmap.formats.finalfusion.vocabulary import vocabulary
 from weightmap.formats.finalfusion.walk import walk
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules
+from weightmap.index.table import ANY_GAP, Rules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,9 +30,11 @@ _NAMES = ("embeddings", "norms")
 
 
 class _Rules(Rules):
+    __slots__ = ()
     dtypes = DTYPE_LIST
-    bits = BITS
     min_ndim, max_ndim = 1, 2
+    # Offsets are those of the file, and headers of chunks lie between the tensors: the walk has seen to the gaps.
+    max_gap = ANY_GAP
 
 
 def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
@@ -81,10 +83,7 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
         np.array([block.data for block in blocks], np.uint64),
         np.array([block.end for block in blocks], np.uint64),
     )
-    # Offsets are those of the file, and between the tensors lie the headers of chunks: gaps of any size.
-    rules = _Rules(0, size)
-    rules.max_gap = size
-    return ColumnTable(columns, rules, utf8=False)
+    return ColumnTable(columns, _Rules(0, size), utf8=False)
 
 
 def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> QuantizedTensor:

@@ -8,7 +8,7 @@ The header is one JSON object, ``{`` at its first byte, padded with spaces (0x20
 * ``data_offsets`` count from the first byte after the header. Sorted by them, the tensors follow each other from 0 to
   the end of the file without overlap and without a hole.
 * ``dtype``: BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32
-  C64 F64 I64 U64. F4 and F6 pack elements below the byte: they are listed, and numpy cannot view them.
+  C64 F64 I64 U64. F4 and F6 pack elements below the byte: they come as their bytes.
 * ``__metadata__`` maps strings to strings.
 
 Ours

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap import kernels, strict_json
+from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
-from weightmap.formats._base import Content, Options
-from weightmap.formats._framed import LENGTH, check_end, read_header, verifier
+from weightmap.formats._base import Content, Options, trailing
+from weightmap.formats._framed import LENGTH, read_header, verifier
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules, bits_of
+from weightmap.index.table import Rules
+from weightmap.io import strict_json
 
 if TYPE_CHECKING:
     from weightmap.io.source import Source
@@ -26,8 +27,8 @@ _REMEMBERED = 4096
 
 
 class _Rules(Rules):
+    __slots__ = ()
     dtypes = tuple(DTYPES[name] for name in DTYPE_NAMES.values())
-    bits = bits_of(dtypes)
     fields = MappingProxyType({"data_offset": ("data_offsets", 0), "data_size": ("data_offsets", 0)})
 
 
@@ -44,8 +45,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if columns.count > options.limits.max_tensors:
         options.limits.check("max_tensors", columns.count, "number of tensors")
     warnings: list[str] = []
-    rules = _Rules(base, source.size - base)
-    rules.lax = not options.strict
+    rules = _Rules(base, source.size, lax=not options.strict)
 
     def locate(row: int) -> int | None:
         again = kernels.safetensors_scan(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
@@ -53,7 +53,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
     if found.backwards < columns.count:
         raise _backwards(columns, found.backwards, locate(found.backwards))
-    check_end(found.data_end, base, source.size, options, warnings)
+    trailing(source, base + found.data_end, options, warnings, "data_offsets")
     # The order of a file is that of its data; the header may list it otherwise.
     ordered = found.ordered
     table = ColumnTable(columns if ordered else _sorted(columns), rules, utf8=False, locate=locate if ordered else None)

@@ -1,0 +1,109 @@
+"""Tensors of torch as arrays. It is not imported for that: whoever has a tensor has done so."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.dtypes import DTYPES
+from weightmap.errors import EncodeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.dtypes import DType
+
+__all__ = ["CROSSING", "PAIRS", "from_torch", "is_torch", "look_at_torch", "octets_of_torch"]
+
+# Names that torch and ml_dtypes share, with the integer type of the same width.
+CROSSING: dict[str, type[np.generic]] = {
+    "bfloat16": np.int16,
+    "float8_e4m3fn": np.uint8,
+    "float8_e4m3fnuz": np.uint8,
+    "float8_e5m2": np.uint8,
+    "float8_e5m2fnuz": np.uint8,
+    "float8_e8m0fnu": np.uint8,
+}
+# An element of this type of torch is a byte that holds two elements of float4_e2m1fn.
+PAIRS = "float4_e2m1fn_x2"
+
+
+def is_torch(value: Any) -> bool:
+    """Whether this is a tensor of torch: a parameter is one too."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def look_at_torch(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
+    """Return dtype, shape and bytes of a tensor as files have them, without touching its data.
+
+    Raises
+    ------
+    EncodeError
+        The tensor is sparse or quantised, has no data, or is of a dtype that files lack.
+    """
+    name, shape = _dense(tensor), tuple(tensor.shape)
+    if tensor.device.type == "meta":
+        raise EncodeError("a torch tensor on the device meta has no data")
+    if name == PAIRS and shape:
+        name, shape = "float4_e2m1fn", (*shape[:-1], 2 * shape[-1])
+    dtype = DTYPES.get(name)
+    if dtype is None:
+        raise EncodeError("data type", expected="one that files have", actual=str(tensor.dtype))
+    return dtype, shape, math.prod(shape) * dtype.bits // 8
+
+
+def octets_of_torch(tensor: Any) -> NDArray[Any]:
+    """Return an array with the elements of a tensor that `look_at_torch` has accepted, copied from its device."""
+    if _dense(tensor) == PAIRS:
+        tensor = tensor.detach().cpu().view(sys.modules["torch"].uint8)
+    return from_torch(tensor)
+
+
+def from_torch(tensor: Any) -> NDArray[Any]:
+    """Return the values of a tensor as an array.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Dense, on any device, with or without gradient.
+
+    Returns
+    -------
+    np.ndarray
+        Same shape and strides; shares the memory of a CPU tensor. bfloat16 and float8 come as types of ml_dtypes.
+
+    Raises
+    ------
+    EncodeError
+        The tensor is sparse or quantised, or of a dtype that numpy and ml_dtypes lack.
+    """
+    name = _dense(tensor)
+    # Conjugation and negation are flags on the tensor that numpy would not see.
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        if name in CROSSING:
+            import ml_dtypes  # noqa: PLC0415 - costs 10 ms, needed by few tensors
+
+            crossing = getattr(sys.modules["torch"], np.dtype(CROSSING[name]).name)
+            integers: NDArray[Any] = plain.view(crossing).numpy()
+            return integers.view(getattr(ml_dtypes, name))
+        array: NDArray[Any] = plain.numpy()
+    except TypeError:
+        raise EncodeError("data type", expected="one that numpy or ml_dtypes has", actual=str(tensor.dtype)) from None
+    except RuntimeError:  # a subclass that holds its values elsewhere
+        raise EncodeError(f"a torch tensor of class {type(tensor).__name__} cannot be written") from None
+    return array
+
+
+def _dense(tensor: Any) -> str:
+    """Return the name of the dtype of a tensor. Raises `EncodeError` when it is not dense."""
+    try:
+        tensor.shape  # noqa: B018 - nested tensors have none, nor have parameters before their initialisation
+    except RuntimeError:
+        raise EncodeError("a torch tensor that is nested or not initialised cannot be written") from None
+    if tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized:
+        raise EncodeError("a sparse or quantised torch tensor cannot be written")
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,237 @@
+"""Operations that are interrupted at every opcode: an exception is raised there, as a handler of a signal raises one.
+
+    python interrupting.py FOLDER how OPERATION...
+
+`how` is "all" or "some". For "all", an exception is raised once before each opcode of every function in Python, of this
+package or another, that an operation runs through. For "some", before a third of the opcodes of modules that get
+something from the system, another third for each operation, and before few of the others. It prints as JSON how often,
+and what was left behind: descriptors and mappings that stayed, files beside the target, targets that are neither old
+nor new. It judges nothing: that is for the tests.
+
+Real signals interrupt at fewer places, since CPython asks for them only at the beginning of functions, at calls and at
+jumps back. So whoever passes this passes those.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from injection import MATRIX, WORDS, command, descriptors, prepare
+
+import weightmap as wm
+from weightmap.model import saving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+OLD = b"the old file"
+# Modules whose functions have in hand what is to be given back.
+OWNING = {f"{name}.py" for name in ("descriptors", "mapping", "readable", "saving", "sealing", "source", "_files")}
+# Of these, which have nothing of the kind, no opcode is looked at; importlib would lose locks of its own.
+APART = ("argparse.py", "gettext.py", "<frozen importlib")
+# From this size on memory is mapped for an array: see kernels.empty.
+LARGE = 32 << 20
+
+
+class Interruption(BaseException):
+    """What is raised; nobody catches it."""
+
+
+class Operation(NamedTuple):
+    """What is interrupted, given the sources and the target, if it has one."""
+
+    run: Callable[[Path, Path], object]
+    suffix: str = ""
+    system: str = ""  # "named": without files that have no name; "unlinked": without links
+    each: int = 3  # what "some" are, of the opcodes of OWNING
+    few: int = 101  # and of all
+
+
+def _decode(at: Path, name: str) -> None:
+    with wm.open(at / name) as f:
+        for tensor in f:
+            f.read(tensor)
+
+
+def _look(at: Path, name: str, **options: Any) -> None:
+    with wm.open(at / name, **options) as f:
+        for tensor in f:
+            f[tensor]
+
+
+OPERATIONS = {
+    "save embd": Operation(lambda _, to: wm.save(to, {"w": MATRIX, "x": MATRIX.T}, vocab=WORDS), ".weights"),
+    "save safetensors": Operation(lambda _, to: wm.save(to, {"w": MATRIX}), ".safetensors"),
+    "save named": Operation(lambda _, to: wm.save(to, {"w": MATRIX}), ".safetensors", "named"),
+    "save unlinked": Operation(lambda _, to: wm.save(to, {"w": MATRIX}), ".safetensors", "unlinked"),
+    "save passing": Operation(lambda _, to: wm.save(to, {"w": MATRIX}, durable=False), ".bt"),
+    "open embd": Operation(lambda at, _: _look(at, "a.weights")),
+    "open cow": Operation(lambda at, _: _look(at, "a.safetensors", mode="cow")),
+    "open copy": Operation(lambda at, _: _look(at, "a.bt", mode="copy")),
+    "open sealed": Operation(lambda at, _: _look(at, "a.bt", mode="sealed")),
+    "open shards": Operation(lambda at, _: _look(at, "sharded")),
+    "open large": Operation(lambda at, _: _look(at, "large.safetensors", mode="copy")),
+    "read": Operation(lambda at, _: _decode(at, "a.weights")),
+    "read quantised": Operation(lambda at, _: _decode(at, "q.amb")),
+    "verify": Operation(lambda at, _: wm.open(at / "a.weights").verify()),
+    "convert": Operation(lambda at, to: wm.convert(at / "a.weights", to), ".safetensors", "", 23, 401),
+    "convert named": Operation(lambda at, to: wm.convert(at / "a.weights", to), ".bt", "named", 11, 401),
+    "convert shards": Operation(lambda at, to: wm.convert(at / "sharded", to), ".bt", "", 23, 401),
+    "convert quantised": Operation(
+        lambda at, to: wm.convert(at / "q.amb", to, dtype="float16"), ".safetensors", "", 23, 401
+    ),
+    "convert from text": Operation(lambda at, to: wm.convert(at / "words.txt", to), ".fifu", "", 23, 401),
+    "command convert": Operation(lambda at, to: command("convert", at / "a.weights", to), ".safetensors", "", 53, 2003),
+}
+
+
+class Interrupter:
+    """Raises `Interruption` before the opcode of this number, from 0 on; notes in which module each was up to there."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+        self.modules: list[str] = []
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        """Trace a frame by its opcodes."""
+        name = frame.f_code.co_filename
+        if event == "call":
+            if name.startswith(APART) or name.endswith(APART):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            self.modules.append(name)
+            if len(self.modules) - 1 == self.number:
+                raise Interruption
+        return self
+
+
+def mappings(folder: Path) -> int:
+    """How many mappings this process has: of files in this folder, of sealed memory, and for large arrays."""
+    count = 0
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        begin, _, end = line.partition(" ")[0].partition("-")
+        large = line.endswith(" 0 ") and LARGE <= int(end, 16) - int(begin, 16) < LARGE + (8 << 20)
+        count += large or str(folder) in line or "memfd:weightmap" in line
+    return count
+
+
+class Sweep:
+    """One operation, interrupted again and again."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.at, self.to = folder, folder / "sources", folder / "target"
+        self.name, self.operation = name, OPERATIONS[name]
+        self.target = self.to / f"out{self.operation.suffix}"
+        self.reset()
+        for _ in range(2):  # whatever is loaded or created at the first time is there
+            self.operation.run(self.at, self.target)
+        self.new = self.target.read_bytes() if self.operation.suffix else b""
+
+    def reset(self) -> None:
+        """Make the target what it was before."""
+        shutil.rmtree(self.to, ignore_errors=True)
+        self.to.mkdir()
+        if self.operation.suffix:
+            self.target.write_bytes(OLD)
+
+    def trace(self, interrupter: Interrupter) -> bool:
+        """Do it with this tracer. Whether it ended by the interruption."""
+
+        def run() -> Iterator[None]:
+            # A generator: what ends a handler of an exception at its last opcode, where no signal can, leaves that as
+            # the one being handled, and so all its frames. Generators have a place of their own for it.
+            self.operation.run(self.at, self.target)
+            yield
+
+        sys.settrace(interrupter)
+        try:
+            next(run())
+        except Interruption:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    def numbers(self, how: str) -> list[int]:
+        """The numbers of the opcodes to interrupt at."""
+        interrupter = Interrupter()
+        self.trace(interrupter)
+        if how == "all":
+            return list(range(len(interrupter.modules)))
+        shift = list(OPERATIONS).index(self.name)
+        owning = [i for i, module in enumerate(interrupter.modules) if os.path.basename(module) in OWNING]  # noqa: PTH119
+        each, few = self.operation.each, self.operation.few
+        return sorted({*owning[shift % each :: each], *range(shift % few, len(interrupter.modules), few)})
+
+    def run(self, how: str) -> dict[str, int]:
+        """Interrupt it at all opcodes, or some; return how often, and how often what was left behind."""
+        seen = dict.fromkeys(("interrupted", "swallowed", "descriptors", "mappings", "litter", "torn"), 0)
+        gc.collect()
+        open_before, mapped_before = descriptors(), mappings(self.folder)
+        for number in self.numbers(how):
+            ended = self.trace(Interrupter(number))
+            open_now, mapped_now = descriptors(), mappings(self.folder)
+            if open_now - open_before or mapped_now > mapped_before:  # by a cycle, or for good?
+                gc.collect()
+                open_now, mapped_now = descriptors(), mappings(self.folder)
+            litter = any(path != self.target for path in self.to.iterdir())
+            data = self.target.read_bytes() if self.operation.suffix else b""
+            seen["interrupted"] += 1
+            seen["swallowed"] += not ended
+            seen["descriptors"] += bool(open_now - open_before)
+            seen["mappings"] += mapped_now > mapped_before
+            seen["litter"] += litter
+            seen["torn"] += data not in {b"", OLD, self.new}
+            open_before, mapped_before = open_now, mapped_now
+            if litter or data != OLD:
+                self.reset()
+        return seen
+
+
+def refuse(*_: object, **__: object) -> None:
+    """Stand in for `os.link` where there are no links."""
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def sweep(folder: Path, name: str, how: str) -> dict[str, int]:
+    """Sweep one operation, on the system that it is for."""
+    system, before = OPERATIONS[name].system, (saving._UNNAMED, os.link)
+    if system == "named":
+        saving._UNNAMED = 0
+    elif system == "unlinked":
+        os.link = refuse
+    try:
+        return Sweep(folder, name).run(how)
+    finally:
+        saving._UNNAMED, os.link = before
+
+
+def prepare_sources(folder: Path) -> None:
+    """Write the files that are read."""
+    folder.mkdir()
+    prepare(folder)
+    size = LARGE + (1 << 20)
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    with (folder / "large.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+
+
+def main(folder: Path, how: str, names: list[str]) -> dict[str, dict[str, int]]:
+    """Sweep these operations."""
+    sys.unraisablehook = lambda _: None  # of a finaliser: what it left behind is seen
+    prepare_sources(folder / "sources")
+    return {name: sweep(folder, name, how) for name in names}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])))  # noqa: T201

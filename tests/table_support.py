@@ -1,0 +1,14 @@
+"""What tests ask of a table of tensors, as C takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weightmap._kernels import ffi
+
+U64 = 2**64 - 1
+
+
+def rules(bits: bytes, *, min_ndim: int = 0, max_ndim: int = 255, alignment: int = 1, max_gap: int = 0) -> Any:
+    """A wm_rules: bits of an element by dtype code, and what else is asked of every row."""
+    return ffi.new("wm_rules *", (min_ndim, max_ndim, alignment, max_gap, bits.ljust(256, b"\0")))
