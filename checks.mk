@@ -33,7 +33,7 @@ FUZZ_SECONDS := 60
 FUZZ_TARGETS := $(patsubst fuzz/c/%.c,%,$(wildcard fuzz/c/*.c))
 # Besides what is wrong in C: unsigned arithmetic that wraps around where it is not meant to, and conversions that lose bits.
 FUZZ_CHECKS := undefined,unsigned-integer-overflow,implicit-conversion
-FUZZ_FLAGS = -std=c11 -Wall -Wextra -Werror -Icsrc -O1 -g -fsanitize=address,$(FUZZ_CHECKS) \
+FUZZ_FLAGS = -std=c11 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc -O1 -g -fsanitize=address,$(FUZZ_CHECKS) \
     -fno-sanitize-recover=$(FUZZ_CHECKS) -fsanitize-ignorelist=fuzz/c/wraps.txt
 FUZZ := $(CHECKS)/fuzz
 

@@ -1,6 +1,7 @@
 """Quantised blocks: decoding by size, and the error of our int4 and int5 beside that of ggml's Q4_0 and Q5_0.
 
 The output lies in the second-level cache with its input, in the third, or in no cache, and is written again and again.
+It begins on a page; that of "np.empty" is an array as numpy makes it, which begins 16 bytes into a line of the cache.
 The limit is to write that much. gguf-py decodes Q4_0 and Q5_0: blocks of 32 with a float16 scale, and so of the same
 size as ours. bitsandbytes decodes nf4, a code book of sixteen numbers, in blocks of 64; onnxruntime integers of 4 bits
 in blocks of 64 with a float32 scale. "torch operations" is how one decodes with torch alone.
@@ -33,7 +34,7 @@ GGML = 32  # the block of Q4_0 and Q5_0
 
 
 class Work(NamedTuple):
-    """The bits of a code, and an output."""
+    """The bits of a code, or 0 for blocks of different kinds, and an output."""
 
     bits: int
     out: np.ndarray
@@ -46,13 +47,34 @@ def blocks(bits, size, n):
     return limits.memory_of(raw)
 
 
-def weightmap(work, bits=None, size=BLOCK, threads=1):
-    """Return ours."""
-    bits = bits or work.bits
-    raw = blocks(bits, size, work.out.size)
-    function = partial(DEQUANTIZE[bits], raw, work.out.size, size, out=work.out, threads=threads)
-    assert function() is work.out
-    return Timed(function, variant=kernels.intblock_variant())
+def mixed_blocks(size, n):
+    """Return random blocks of int4, int5 and float16, half of them int4, and what finds one of them."""
+    kinds = np.random.default_rng(1).choice(3, n // size, p=[0.5, 0.35, 0.15]).astype(np.uint8)
+    four, five, half = np.bincount(kinds, minlength=3).tolist()
+    pairs = kinds.reshape(-1, 4)
+    mask = pairs[:, 0] | pairs[:, 1] << 2 | pairs[:, 2] << 4 | pairs[:, 3] << 6
+    scales = np.full(four + five, 0.01, np.float16).view(np.uint8)
+    codes = np.random.default_rng(2).integers(
+        0, 60, four * size // 2 + five * size * 5 // 8 + half * 2 * size, np.uint8
+    )
+    raw = limits.memory_of(np.concatenate([mask, scales, codes]))
+    return raw, kernels.adaptive_places(raw, n, size)
+
+
+def weightmap(work, bits=None, size=BLOCK, threads=1, *, empty=False):
+    """Return ours; with `empty` into an array of numpy's own."""
+    bits = work.bits if bits is None else bits
+    out = np.empty(work.out.shape, work.out.dtype) if empty else work.out
+    out[...] = 0
+    if bits:
+        raw = blocks(bits, size, out.size)
+        options = {"bits": bits, "block_size": size, "scale_type": "fp16", "out": out, "threads": threads}
+        function = partial(kernels.decode_blocks, raw, out.size, **options)
+    else:
+        raw, places = mixed_blocks(size, out.size)
+        function = partial(kernels.decode_adaptive, raw, out.size, size, out=out, threads=threads, places=places)
+    assert function() is out
+    return Timed(function, variant=kernels.intblock_variant(), begins=f"{out.ctypes.data % 64} bytes into a line")
 
 
 def gguf_types():
@@ -134,8 +156,10 @@ def by_onnxruntime(work):
     return Timed(partial(session.run_with_iobinding, binding))
 
 
+EMPTY = ours(partial(weightmap, empty=True), "weightmap, np.empty", isas=EVERY_ISA)
 SAME = (
     ours(weightmap, isas=EVERY_ISA)
+    | EMPTY
     | ours(partial(weightmap, threads=2), "weightmap, 2 threads", isas=AVX2, threads=2)
     | ours(partial(weightmap, size=GGML), "weightmap, blocks of 32", isas=AVX2)
     | {"gguf-py, blocks of 32": rival(by_gguf)}
@@ -149,17 +173,22 @@ RIVALS = {
 }
 # With int4 in the same rounds: it is what int5 is measured by.
 FIVE = SAME | ours(partial(weightmap, bits=4), "weightmap, int4", isas=AVX2)
-GROUPS = {f"dequantise int4/{case}": SAME | RIVALS for case in CASES} | {
-    f"dequantise int5/{case}": FIVE for case in CASES
-}
+ALONE = ours(weightmap, isas=EVERY_ISA) | EMPTY | limits.of(limits.WRITE, lambda work: work.out)
+GROUPS = (
+    {f"dequantise int4/{case}": SAME | RIVALS for case in CASES}
+    | {f"dequantise int5/{case}": FIVE for case in CASES}
+    | {f"dequantise {what}/DRAM": ALONE for what in ("int8", "adaptive", "int4 to float16", "int5 to float16")}
+)
 
 
 @everyone(GROUPS)
 def test_decoding(race, smoke, group, who):
-    """Decode blocks to float32."""
+    """Decode blocks to float32, or to float16."""
     question, _, case = group.partition("/")
     nbytes = 1 << 14 if smoke else CASES[case]
-    work = Work(int(question[-1]), limits.memory(nbytes).view(np.float32))
+    what = question.split()[1]
+    dtype = np.float16 if question.endswith("float16") else np.float32
+    work = Work(0 if what == "adaptive" else int(what[-1]), limits.memory(nbytes).view(dtype))
     race(GROUPS, work, nbytes=nbytes)
 
 

@@ -24,7 +24,6 @@ uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len) {
 /* Eight names side by side for as long as all eight last, then the rest of each. */
 void fnv1a32_portable(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
                       uint32_t *out) {
-    (void)end; /* nothing is read but the names */
     uint64_t i = 0;
     for (; n - i >= 8; i += 8) {
         const uint8_t *name[8];

@@ -1,8 +1,7 @@
 /* Decoding of quantised blocks: the walk over blocks, and the plain way to decode one.
  *
- * A variant decodes runs of codes, one scale each (wm_intblock_fn). All else is done here, once for all of them: which
- * blocks a range of elements touches, and output past the caches that does not lie as stores past them want it, which goes
- * through a buffer that stays in the nearest cache.
+ * A variant decodes runs of codes, one scale each (wm_intblock_fn). Which blocks a range of elements touches is found here,
+ * once for all of them.
  *
  * The bits of a result must not depend on the CPU. A product of finite numbers does not. But of infinity times zero an x86
  * makes a negative NaN and an arm64 a positive one. So a NaN in the result is always 0x7FC00000, and in every variant runs
@@ -94,67 +93,20 @@ void narrow_portable(const float *values, uint64_t n, uint8_t *out) {
     }
 }
 
-/* Copies past the caches where the CPU has stores for that and the address permits. */
-static void stream_copy(uint8_t *to, const uint8_t *from, uint64_t n) {
-#if WM_X86
-    uint64_t head = (0 - (uint64_t)(uintptr_t)to) % 16;
-    if (head > n) head = n;
-    memcpy(to, from, head);
-    to += head, from += head, n -= head;
-    for (; n >= 64; to += 64, from += 64, n -= 64)
-        for (int i = 0; i < 64; i += 16)
-            _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
-#endif
-    memcpy(to, from, n);
-}
-
-/* Moves n values, as they are to be, to the sink. */
-static void put_bytes(wm_sink *sink, const void *values, uint64_t n) {
-    const uint64_t size = n * value_bytes(sink->half);
-    if (sink->stream)
-        stream_copy(sink->next, values, size);
-    else
-        memcpy(sink->next, values, size);
-    sink->next += size;
-}
-
 void wm_sink_put(wm_sink *sink, const float *values, uint64_t n) {
-    if (!sink->half) {
-        put_bytes(sink, values, n);
-        return;
-    }
-    uint8_t halves[2 * CHUNK];
-    for (uint64_t part; n; n -= part, values += part) {
-        part = n < CHUNK ? n : CHUNK;
-        wm_variants_in_use()->narrow(values, part, halves);
-        put_bytes(sink, halves, part);
-    }
+    if (sink->half)
+        wm_variants_in_use()->narrow(values, n, sink->next);
+    else
+        memcpy(sink->next, values, n * sizeof *values);
+    sink->next += n * value_bytes(sink->half);
 }
 
 /* ---------------------------------------------------------------------------------------------------- runs */
 void wm_decode_runs(wm_sink *sink, const wm_runs *runs) {
-    wm_intblock_fn *const decode = wm_variants_in_use()->intblock;
-    wm_runs part = *runs;
-    part.half = sink->half;
-    /* Past the caches a kernel stores whole lines only; what does not lie so is copied there, from a buffer. */
-    const uint64_t line = 64 / value_bytes(sink->half);
-    part.stream = sink->stream && (uintptr_t)sink->next % 64 == 0 && (runs->runs == 1 || runs->len % line == 0);
-    if (sink->stream == part.stream) {
-        decode(&part, sink->next);
-        sink->next += runs->runs * runs->len * value_bytes(sink->half);
-        return;
-    }
-    float buffer[CHUNK]; /* of halves too */
-    part.runs = 1;
-    for (uint64_t r = 0; r < runs->runs; r++, part.scales += runs->scale_stride) {
-        part.codes = runs->codes + r * runs->stride;
-        for (uint64_t left = runs->len; left; left -= part.len) {
-            part.len = left < CHUNK ? left : CHUNK;
-            decode(&part, buffer);
-            put_bytes(sink, buffer, part.len);
-            part.codes += code_bytes(runs->bits, CHUNK); /* a whole number of bytes */
-        }
-    }
+    wm_runs w = *runs;
+    w.half = sink->half, w.stream = sink->stream;
+    wm_variants_in_use()->intblock(&w, sink->next);
+    sink->next += w.runs * w.len * value_bytes(w.half);
 }
 
 /* The rest of a block, whole blocks, the beginning of one. */
@@ -187,7 +139,6 @@ void wm_sink_done(const wm_sink *sink) {
 #if WM_X86
     if (sink->stream) _mm_sfence();
 #else
-    (void)sink;
 #endif
 }
 
@@ -212,7 +163,6 @@ typedef struct {
 static void decode_part(void *context, int number, uint64_t begin, uint64_t end) {
     const work *w = context;
     wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, w->stream};
-    (void)number;
     wm_decode_range(&sink, &w->runs, w->first + begin, w->first + end);
     wm_sink_done(&sink);
 }

@@ -66,15 +66,9 @@ static inline float load_scale(const uint8_t *p, int scale_type) {
     return scale_type == WM_SCALE_FP16 ? widen_half(load_le16(p)) : float_of_bits(load_le32(p));
 }
 
-/* For the variants. Whether a scale is NaN or infinite; such a run is decoded by decode_odd. */
-static inline int scale_is_odd(const uint8_t *p, int scale_type) {
-    return scale_type == WM_SCALE_FP16 ? (load_le16(p) & 0x7C00) == 0x7C00 : (load_le32(p) & 0x7F800000) == 0x7F800000;
-}
-/* Decodes run r alone, the plain way. */
-static inline void decode_odd(const wm_runs *w, uint64_t r, uint8_t *out) {
-    wm_runs one = *w;
-    one.scales += r * w->scale_stride, one.codes += r * w->stride, one.runs = 1;
-    intblock_portable(&one, out);
+/* Whether a scale is neither NaN nor infinite. Variants leave runs with other scales to the plain way. */
+static inline int scale_is_finite(const uint8_t *p, int scale_type) {
+    return scale_type == WM_SCALE_FP16 ? (load_le16(p) & 0x7C00) != 0x7C00 : (load_le32(p) & 0x7F800000) != 0x7F800000;
 }
 /* How many of the runs end, with their codes, `load` bytes before the end of the data or earlier. */
 static inline uint64_t wm_runs_within(const wm_runs *w, uint64_t load) {
@@ -122,16 +116,5 @@ static inline int wm_overlap(const void *a, uint64_t a_size, const void *b, uint
 }
 /* Moves n float32 to the sink. */
 void wm_sink_put(wm_sink *sink, const float *values, uint64_t n);
-
-/* Calls decode(runs, bits, half, out) with constants for bits and half, so that the compiler writes a loop for each kind. */
-#define DECODE_EACH_KIND(decode, runs, out)         \
-    switch ((runs)->bits + ((runs)->half ? 100 : 0)) { \
-    case 4: decode(runs, 4, 0, out); break;         \
-    case 5: decode(runs, 5, 0, out); break;         \
-    case 8: decode(runs, 8, 0, out); break;         \
-    case 104: decode(runs, 4, 1, out); break;       \
-    case 105: decode(runs, 5, 1, out); break;       \
-    default: decode(runs, 8, 1, out);               \
-    }
 
 #endif

@@ -93,7 +93,7 @@ typedef struct {
     const uint8_t *scales, *codes, *end;
     uint64_t scale_stride, stride, runs, len;
     int scale_type, bits, half;
-    int stream; /* store past the caches: `out` is aligned to 64 bytes, and so is where each run goes */
+    int stream; /* store past the caches; the bytes of a line that lie before `out` are not touched */
 } wm_runs;
 typedef void wm_intblock_fn(const wm_runs *runs, void *out);
 /* Blocks of different kinds, in whole: see adaptive.c. Decodes as many of them as have nothing that needs care, steps over them

@@ -76,9 +76,8 @@ void wm_memory_free(void *memory) {
 
 #else
 void *wm_memory_new(uint64_t size) {
-    (void)size;
     return NULL;
 }
 
-void wm_memory_free(void *memory) { (void)memory; }
+void wm_memory_free(void *memory) {}
 #endif

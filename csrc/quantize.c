@@ -52,7 +52,6 @@ typedef struct {
 static void encode_part(void *context, int part, uint64_t begin, uint64_t end) {
     const work *w = context;
     wm_quantize_fn *const quantize = wm_variants_in_use()->quantize;
-    (void)part;
     for (uint64_t b = begin; b < end; b++) {
         const float *x = w->x + b * w->block;
         const uint64_t left = w->n - b * w->block, n = left < w->block ? left : w->block;

@@ -64,7 +64,6 @@ static inline void prefetch_row(const uint8_t *row, uint64_t bytes) {
 static void sum_part(void *context, int number, uint64_t begin, uint64_t end) {
     const work *w = context;
     const uint64_t stride = w->dims * sizeof(float), last = w->bounds[end];
-    (void)number;
     for (uint64_t i = begin; i < end; i++) {
         float *sum = w->out + (w->places ? w->places[i] : i) * w->dims;
         memset(sum, 0, stride);
@@ -107,7 +106,6 @@ typedef struct {
 
 static void gather_part(void *context, int number, uint64_t begin, uint64_t end) {
     const gather_work *w = context;
-    (void)number;
     for (uint64_t i = begin; i < end; i++) {
         uint8_t *to = w->out + i * w->row_bytes;
         if (i + ROWS_AHEAD < end) {

@@ -91,7 +91,6 @@ static wm_variants choose(uint32_t features) {
         USE(intblock, intblock_arm_neon), USE(narrow, narrow_arm_neon);
     }
 #endif
-    (void)features;
     return v;
 }
 

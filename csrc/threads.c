@@ -7,7 +7,6 @@
 
 #if defined(_WIN32) /* one thread does it all */
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads) {
-    (void)align, (void)least, (void)threads;
     run(context, 0, 0, n);
     return 1;
 }

@@ -206,6 +206,7 @@ INSTRUCTIONS = {
     "bf16_to_f32": ("element", {"avx2": 0.7}),
     "int4": ("element", {"avx2": 1.6}),
     "int5": ("element", {"avx2": 1.6}),
+    "int4_streamed": ("element", {"avx2": 2.5}),
     "records_check": ("record", {"portable": 435.0, "avx2": 273.0}),
     "records_find": ("record", {"avx2": 9.6}),
 }
@@ -244,7 +245,7 @@ def input_of(kernel: str) -> tuple[bytes, int, int, int]:
     if kernel.startswith("records"):
         index, size = index_of(RECORDS)
         return index, RECORDS, size, RECORDS
-    if kernel in ("int4", "int5"):
+    if kernel.startswith("int"):
         block = b"\0\x3c" + bytes(range(4 * int(kernel[3])))
         return block * (ELEMENTS // 32), ELEMENTS, 0, ELEMENTS
     return np.linspace(-3, 3, ELEMENTS).astype(np.float16).tobytes(), ELEMENTS, 0, ELEMENTS

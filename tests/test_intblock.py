@@ -194,18 +194,40 @@ def test_out_and_threads(isa, bits):
     assert np.array_equal(out.ravel().view("u4"), expected[: out.size].view("u4"))
 
 
-def test_output_beyond_the_caches(isa):
-    """An output larger than any cache, which may be stored in another way, has the same bits, wherever it begins."""
+@pytest.mark.parametrize(
+    ("bits", "dtype", "step"),
+    [(5, "<f4", 4), (4, "<f4", 16), (8, "<f4", 20), (4, "<f2", 14), (5, "<f2", 16), (8, "<f2", 22)],
+)
+def test_output_beyond_the_caches(isa, bits, dtype, step):
+    """An output larger than any cache, which may be stored in another way, has the same bits, wherever it begins.
+
+    Every alignment with every variant is tried by the driver in C (test_isa.py), with short outputs.
+    """
     rng = np.random.default_rng(11)
-    n = 9 << 20
-    blocks = rng.integers(0, 256, (n // 32, 22), np.uint8)
+    item = np.dtype(dtype).itemsize
+    n = (36 << 20) // item // 32 * 32
+    blocks = rng.integers(0, 256, (n // 32, 2 + 4 * bits), np.uint8)
     blocks[:, 1] &= 0x3F
-    memory = np.empty(n + 32, np.float32)
-    small = np.concatenate([decode(blocks[i : i + 8192], 8192 * 32, 5, 32, "fp16") for i in range(0, n // 32, 8192)])
-    base = -memory.__array_interface__["data"][0] // 4 % 16
-    for shift in (0, 1, 4):
-        out = memory[base + shift : base + shift + n]
-        assert np.array_equal(decode(blocks, n, 5, 32, "fp16", out=out, threads=2).view("u4"), small.view("u4"))
+    blocks[::997, 1] |= 0x7C  # NaN or infinite
+    memory = np.empty(n * item + 256, np.uint8)
+    small = np.concatenate(
+        [
+            decode(blocks[i : i + 8192], min(8192, len(blocks) - i) * 32, bits, 32, "fp16", dtype=np.dtype(dtype))
+            for i in range(0, len(blocks), 8192)
+        ]
+    )
+    base = 64 - memory.__array_interface__["data"][0] % 64
+    for shift in range(0, 64, step):
+        out = memory[base + shift : base + shift + n * item].view(dtype)
+        memory[base + shift - item : base + shift] = memory[base + shift + n * item :][:item] = 0xA5
+        got = decode(blocks, n, bits, 32, "fp16", out=out, threads=1 + shift % 3)
+        assert np.array_equal(got.view(np.uint8), small.view(np.uint8))
+        assert set(memory[base + shift - item : base + shift].tolist()) == {0xA5}
+        assert set(memory[base + shift + n * item :][:item].tolist()) == {0xA5}
+        start = 32 * 5 + 13
+        part = out[start:]
+        decode(blocks, n, bits, 32, "fp16", start=start, out=part, threads=2)
+        assert np.array_equal(part.view(np.uint8), small[start:].view(np.uint8))
 
 
 @given(st.data())

@@ -29,12 +29,10 @@ WM_INLINE void convert(const uint8_t *in, float *out, uint64_t n, int kind) {
 }
 
 void f16_to_f32_arm_neon(const uint8_t *in, float *out, uint64_t n, int stream) {
-    (void)stream;
     convert(in, out, n, F16);
 }
 
 void bf16_to_f32_arm_neon(const uint8_t *in, float *out, uint64_t n, int stream) {
-    (void)stream;
     convert(in, out, n, BF16);
 }
 #endif

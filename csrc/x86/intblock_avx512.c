@@ -1,4 +1,4 @@
-/* Decoding of quantised blocks, sixteen elements at a time (AVX-512).
+/* Decoding of quantised blocks, sixteen elements at a time (AVX-512): see decode_block.h.
  *
  * Codes of 4 bits have sixteen values, so scale * q has sixteen values in a block, which fit one register; those of 5 bits
  * fit two. An instruction that picks from one or two registers by the lowest 4 or 5 bits of each lane (VPERMPS, VPERMT2PS)
@@ -11,11 +11,16 @@
 #include <immintrin.h>
 
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl")
-enum { LANES = 16, LOAD = 16, UNROLL = 4 };
+#define SUFFIX x86_avx512
+#define NARROWER x86_avx2
+#define STREAMS 1
+#define DECODES_MIXED 1
+enum { LANES = 16, LOAD = 16 };
+typedef __m512 vector;
 
 typedef struct {
     __m512i place, shift; /* which two bytes go to each lane, and how far down they are moved */
-    __m512 low, high;     /* scale * q for fields 0 to 15, and for 16 to 31; without table: the scale */
+    __m512 low, high;     /* scale * q for fields 0 to 15, and for 16 to 31; of 8 bits: the scale */
 } decoder;
 
 TARGET WM_INLINE decoder make_decoder(int bits) {
@@ -26,9 +31,13 @@ TARGET WM_INLINE decoder make_decoder(int bits) {
                      .shift = _mm512_and_si512(bit, _mm512_set1_epi32(7))};
 }
 
-TARGET WM_INLINE void set_scale(decoder *d, const uint8_t *at, int scale_type, int bits) {
-    const __m512 s = scale_type == WM_SCALE_FP16 ? _mm512_cvtph_ps(_mm256_set1_epi16((short)load_le16(at)))
-                                                 : _mm512_set1_ps(float_of_bits(load_le32(at)));
+TARGET WM_INLINE __m512 load_scale_lanes(const uint8_t *at, int scale_type) {
+    return scale_type == WM_SCALE_FP16 ? _mm512_cvtph_ps(_mm256_set1_epi16((short)load_le16(at)))
+                                       : _mm512_set1_ps(float_of_bits(load_le32(at)));
+}
+
+/* All q of this many bits, times s: those of the fields 0 to 15, and of 16 to 31. */
+TARGET WM_INLINE void fill_tables(decoder *d, __m512 s, int bits) {
     const __m512 up = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512 down = _mm512_setr_ps(-16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1);
     const __m512 four = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
@@ -36,8 +45,11 @@ TARGET WM_INLINE void set_scale(decoder *d, const uint8_t *at, int scale_type, i
     d->high = bits == 5 ? _mm512_mul_ps(s, down) : s;
 }
 
-/* Sixteen values, of fields that begin with the first of these bytes. */
-TARGET WM_INLINE __m512 decode(const decoder *d, __m128i bytes, int bits) {
+TARGET WM_INLINE void set_scale(decoder *d, const uint8_t *at, int scale_type, int bits) {
+    fill_tables(d, load_scale_lanes(at, scale_type), bits);
+}
+
+TARGET WM_INLINE vector decode_bytes(const decoder *d, __m128i bytes, int bits) {
     if (bits == 8) return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), d->low);
     const __m512i placed = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), d->place);
     const __m512i fields = _mm512_srlv_epi32(placed, d->shift);
@@ -45,144 +57,105 @@ TARGET WM_INLINE __m512 decode(const decoder *d, __m128i bytes, int bits) {
     return _mm512_permutex2var_ps(d->low, fields, d->high);
 }
 
-/* Where sixteen values go that begin a line of the cache, or half of one. */
-TARGET WM_INLINE void store(__m512 values, int half, int stream, uint8_t *out) {
-    if (half) {
-        const __m256i halves = _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
-        if (stream)
-            _mm256_stream_si256((__m256i *)(void *)out, halves);
-        else
-            _mm256_storeu_si256((__m256i *)(void *)out, halves);
-    } else if (stream) {
-        _mm512_stream_ps((float *)(void *)out, values);
-    } else {
+TARGET WM_INLINE vector decode(const decoder *d, const uint8_t *codes, int bits) {
+    return decode_bytes(d, _mm_loadu_si128((const __m128i *)(const void *)codes), bits);
+}
+
+TARGET WM_INLINE __m256i narrow(vector values) { return _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT); }
+
+TARGET WM_INLINE void store(vector values, int half, uint8_t *out) {
+    if (half)
+        _mm256_storeu_si256((__m256i *)(void *)out, narrow(values));
+    else
         _mm512_storeu_ps(out, values);
-    }
 }
 
-/* Sixteen values for each of `groups` groups, with whole loads. Four groups in one turn: what a turn costs besides, and one
- * prefetch for each line, not for each store, are then no limit. */
-TARGET WM_INLINE void decode_groups(const decoder *d, const uint8_t *codes, uint64_t groups, int bits, int half, int stream,
-                                    uint8_t *out) {
-    const uint64_t step = (uint64_t)(LANES / 8 * bits), size = LANES * value_bytes(half);
-    for (; groups >= UNROLL; groups -= UNROLL, codes += UNROLL * step, out += UNROLL * size) {
-        for (uint64_t i = 0; i < UNROLL; i++) {
-            if (i * size % 64 == 0) PREFETCH(stream ? codes + i * step + WM_AHEAD : out + i * size + WM_AHEAD);
-            store(decode(d, _mm_loadu_si128((const __m128i *)(codes + i * step)), bits), half, stream, out + i * size);
-        }
-    }
-    for (uint64_t i = 0; i < groups; i++, codes += step, out += size) {
-        if (i * size % 64 == 0) PREFETCH(stream ? codes + WM_AHEAD : out + WM_AHEAD);
-        store(decode(d, _mm_loadu_si128((const __m128i *)codes), bits), half, stream, out);
-    }
+/* What is masked out is neither read nor written. */
+TARGET WM_INLINE void decode_few(const decoder *d, const uint8_t *codes, unsigned n, int bits, int half, uint8_t *out) {
+    const __mmask16 bytes = (__mmask16)((1u << code_bytes(bits, n)) - 1), lanes = (__mmask16)((1u << n) - 1);
+    const vector values = decode_bytes(d, _mm_maskz_loadu_epi8(bytes, codes), bits);
+    if (half)
+        _mm256_mask_storeu_epi16(out, lanes, narrow(values));
+    else
+        _mm512_mask_storeu_ps(out, lanes, values);
 }
 
-/* Run r, of any length, with any scale, and however near the end of the data. */
-TARGET WM_INLINE void decode_one(const wm_runs *w, uint64_t r, int bits, int half, uint8_t *out) {
-    const uint8_t *codes = w->codes + r * w->stride, *scales = w->scales + r * w->scale_stride;
-    const uint64_t step = (uint64_t)(LANES / 8 * bits), room = (uint64_t)(w->end - codes), size = value_bytes(half);
-    if (scale_is_odd(scales, w->scale_type)) {
-        decode_odd(w, r, out);
-        return;
-    }
-    decoder d = make_decoder(bits);
-    set_scale(&d, scales, w->scale_type, bits);
-    /* A load takes sixteen bytes, whatever the codes take: those near the end of the data are loaded with a mask. */
-    const uint64_t fit = room < LOAD ? 0 : (room - LOAD) / step + 1, whole = fit < w->len / LANES ? fit : w->len / LANES;
-    decode_groups(&d, codes, whole, bits, half, w->stream, out);
-    codes += whole * step;
-    out += whole * LANES * size;
-    for (uint64_t left = w->len - whole * LANES; left;) {
-        const unsigned n = left < LANES ? (unsigned)left : LANES;
-        const __mmask16 bytes = (__mmask16)((1u << code_bytes(bits, n)) - 1), lanes = (__mmask16)((1u << n) - 1);
-        const __m512 values = decode(&d, _mm_maskz_loadu_epi8(bytes, codes), bits);
+/* ---------------------------------------------------------------------------------------- past the caches */
+typedef struct {
+    __m512i carry, turn; /* what waits, first; by what vectors are turned */
+    __mmask16 wait;      /* which elements wait */
+} stream;
+
+TARGET WM_INLINE stream start_stream(const uint8_t *waiting, uint64_t bytes, int half) {
+    const unsigned n = (unsigned)(bytes / value_bytes(half));
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i turn = _mm512_and_si512(_mm512_sub_epi32(lane, _mm512_set1_epi32((int)n)), _mm512_set1_epi32(15));
+    return (stream){
+        .carry = half ? _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)waiting))
+                      : _mm512_loadu_si512(waiting),
+        .turn = half ? _mm512_castsi256_si512(_mm512_cvtepi32_epi16(turn)) : turn,
+        .wait = (__mmask16)((1u << n) - 1),
+    };
+}
+
+TARGET WM_INLINE void stream_next(stream *s, vector values, int half, uint8_t *out) {
+    if (!s->wait) {
         if (half)
-            _mm256_mask_storeu_epi16(out, lanes, _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+            _mm256_stream_si256((__m256i *)(void *)out, narrow(values));
         else
-            _mm512_mask_storeu_ps(out, lanes, values);
-        left -= n, codes += step, out += n * size;
+            _mm512_stream_ps((float *)(void *)out, values);
+    } else if (half) {
+        const __m256i turned = _mm256_permutexvar_epi16(_mm512_castsi512_si256(s->turn), narrow(values));
+        const __m256i whole = _mm256_mask_mov_epi16(turned, s->wait, _mm512_castsi512_si256(s->carry));
+        _mm256_stream_si256((__m256i *)(void *)out, whole);
+        s->carry = _mm512_castsi256_si512(turned);
+    } else {
+        const __m512i turned = _mm512_permutexvar_epi32(s->turn, _mm512_castps_si512(values));
+        _mm512_stream_si512((__m512i *)(void *)out, _mm512_mask_mov_epi32(turned, s->wait, s->carry));
+        s->carry = turned;
     }
 }
 
-/* Up to `runs` runs that need no such care, of `len` codes; returns how many there were before an odd scale. */
-TARGET WM_INLINE uint64_t decode_plain(const wm_runs *w, uint64_t runs, int bits, uint64_t len, int scale_type, int half,
-                                        int stream, uint8_t *out) {
-    const uint8_t *scales = w->scales, *codes = w->codes;
-    const uint64_t scale_stride = w->scale_stride, stride = w->stride;
-    decoder d = make_decoder(bits);
-    uint64_t r = 0;
-    for (; r < runs; r++, scales += scale_stride, codes += stride, out += len * value_bytes(half)) {
-        if (scale_is_odd(scales, scale_type)) break;
-        set_scale(&d, scales, scale_type, bits);
-        decode_groups(&d, codes, len / LANES, bits, half, stream, out);
-    }
-    return r;
+TARGET WM_INLINE void end_stream(const stream *s, int half, uint8_t *waiting) {
+    if (half)
+        _mm256_storeu_si256((__m256i *)(void *)waiting, _mm512_castsi512_si256(s->carry));
+    else
+        _mm512_storeu_si512(waiting, s->carry);
 }
 
-TARGET WM_INLINE void decode_runs(const wm_runs *runs, int bits, int half, uint8_t *out) {
-    for (wm_runs w = *runs; w.runs;) {
-        uint64_t plain = w.len % LANES ? 0 : wm_runs_within(&w, LOAD);
-        const int usual = plain && w.scale_type == WM_SCALE_FP16 && !w.stream;
-        if (usual && w.len == 32) /* the usual blocks */
-            plain = decode_plain(&w, plain, bits, 32, WM_SCALE_FP16, half, 0, out);
-        else if (usual && w.len == 64)
-            plain = decode_plain(&w, plain, bits, 64, WM_SCALE_FP16, half, 0, out);
-        else if (plain)
-            plain = decode_plain(&w, plain, bits, w.len, w.scale_type, half, w.stream, out);
-        wm_runs_skip(&w, plain, &out);
-        if (w.runs) { /* one that is odd, or near the end */
-            decode_one(&w, 0, bits, half, out);
-            wm_runs_skip(&w, 1, &out);
-        }
-    }
-}
-
-TARGET void intblock_x86_avx512(const wm_runs *runs, void *out) {
-    DECODE_EACH_KIND(decode_runs, runs, out)
-}
-
-/* ------------------------------------------------------------------------------------------ different kinds
- * The kind of a block cannot be foretold, and a branch that is foretold wrongly takes longer than a block. So there is none:
- * all blocks are decoded by two registers of products, which for 4 bits are equal, and as float16 too, and a mask chooses. A
- * block of float16 has no scale; that of the next block is read and not used.
+/* ---------------------------------------------------------------------------------------- different kinds
+ * All blocks are decoded by two registers of products, which for 4 bits are equal.
  */
-TARGET WM_INLINE uint64_t decode_mixed(wm_mixed *blocks, int scale_type, int half, uint64_t len, uint8_t *out) {
-    static const uint8_t steps[WM_KINDS] = {8, 10, 32, 0}; /* bytes of sixteen codes */
-    const uint8_t scale_steps[WM_KINDS] = {(uint8_t)scale_bytes(scale_type), (uint8_t)scale_bytes(scale_type), 0, 0};
-    static const __mmask16 halves[WM_KINDS] = {0, 0, 0xFFFF, 0};
-    static const uint8_t one[4] = {0, 0, 0x80, 0x3F}; /* as a float */
-    wm_mixed m = *blocks;
-    decoder of[WM_KINDS] = {make_decoder(4), make_decoder(5), make_decoder(5)};
-    set_scale(&of[WM_INT4], one, WM_SCALE_FP32, 4);
-    of[WM_INT4].high = of[WM_INT4].low;
-    set_scale(&of[WM_INT5], one, WM_SCALE_FP32, 5);
-    set_scale(&of[WM_HALF], one, WM_SCALE_FP32, 5);
-    for (uint64_t left = wm_mixed_within(&m, LOAD); left; left = --left ? left : wm_mixed_within(&m, LOAD)) {
-        const int kind = wm_kind_at(m.mask, m.next);
-        if (kind == WM_WRONG || scale_is_odd(m.scales, scale_type)) break;
-        const __m512 s = scale_type == WM_SCALE_FP16 ? _mm512_cvtph_ps(_mm256_set1_epi16((short)load_le16(m.scales)))
-                                                     : _mm512_set1_ps(float_of_bits(load_le32(m.scales)));
-        decoder d = of[kind];
-        d.low = _mm512_mul_ps(s, d.low), d.high = _mm512_mul_ps(s, d.high);
-        for (uint64_t i = 0; i < len / LANES; i++, out += LANES * value_bytes(half)) {
-            PREFETCH(out + WM_AHEAD);
-            const __m512 products = decode(&d, _mm_loadu_si128((const __m128i *)(m.codes + i * steps[kind])), 5);
-            const __m512 floats = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(m.codes + i * 2 * LANES)));
-            store(_mm512_mask_mov_ps(products, halves[kind], floats), half, 0, out);
-        }
-        m.codes += len / LANES * steps[kind];
-        m.scales += scale_steps[kind];
-        m.next++;
-    }
-    const uint64_t done = m.next - blocks->next;
-    *blocks = m;
-    return done;
+typedef struct {
+    decoder of[WM_KINDS]; /* for a scale of 1 */
+} kinds_decoder;
+typedef struct {
+    decoder products;
+    __mmask16 halves; /* all, or none */
+} kind_decoder;
+
+TARGET WM_INLINE kinds_decoder make_kinds(void) {
+    kinds_decoder d = {.of = {make_decoder(4), make_decoder(5), make_decoder(5)}};
+    const __m512 one = _mm512_set1_ps(1);
+    fill_tables(&d.of[WM_INT4], one, 4);
+    d.of[WM_INT4].high = d.of[WM_INT4].low;
+    fill_tables(&d.of[WM_INT5], one, 5);
+    fill_tables(&d.of[WM_HALF], one, 5);
+    return d;
 }
 
-TARGET uint64_t mixed_x86_avx512(wm_mixed *blocks, void *out) {
-    if (blocks->len % LANES) return mixed_x86_avx2(blocks, out);
-    if (blocks->len == 32 && blocks->scale_type == WM_SCALE_FP16 && !blocks->half) /* the usual block */
-        return decode_mixed(blocks, WM_SCALE_FP16, 0, 32, out);
-    return decode_mixed(blocks, blocks->scale_type, blocks->half, blocks->len, out);
+TARGET WM_INLINE kind_decoder make_kind(const kinds_decoder *kinds, int kind, const uint8_t *scale, int scale_type) {
+    static const __mmask16 halves[WM_KINDS] = {0, 0, 0xFFFF, 0};
+    const __m512 s = load_scale_lanes(scale, scale_type);
+    kind_decoder d = {kinds->of[kind], halves[kind]};
+    d.products.low = _mm512_mul_ps(s, d.products.low), d.products.high = _mm512_mul_ps(s, d.products.high);
+    return d;
 }
+
+TARGET WM_INLINE vector decode_kind(const kind_decoder *d, const uint8_t *codes, const uint8_t *halves) {
+    const __m512 products = decode(&d->products, codes, 5);
+    return _mm512_mask_mov_ps(products, d->halves, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)halves)));
+}
+
+#include "../decode_block.h"
 #endif

@@ -34,8 +34,8 @@ import numpy as np
 import weightmap as wm
 from weightmap.dtypes import DTYPES
 from weightmap.errors import ClosedError, EncodeError, TensorFileError, UnsupportedError
-from weightmap.foreign import PAIRS, is_torch
 from weightmap.formats.safetensors import DTYPE_NAMES
+from weightmap.model.foreign import PAIRS, is_torch
 from weightmap.model.reading import in_pieces
 
 if TYPE_CHECKING:

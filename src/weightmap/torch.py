@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import MissingDependencyError, UnsupportedError
-from weightmap.foreign import CROSSING, from_torch
+from weightmap.model.foreign import CROSSING, from_torch
 from weightmap.quant.base import Decodable
 
 if TYPE_CHECKING:

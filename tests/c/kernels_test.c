@@ -2,6 +2,7 @@
  * Python, so that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
  * allocation of their own, where a sanitiser sees a read too far.
  */
+#define _POSIX_C_SOURCE 200809L /* posix_memalign */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,15 +197,17 @@ static int field_by_definition(const uint8_t *codes, uint64_t k, int bits) {
     return value >> (bits - 1) ? value - (1 << bits) : value;
 }
 
-/* Random runs; their data end where an allocation ends, and so does the output, of float16 or of float32. Every eighth scale
- * is NaN or infinite. */
+/* Random runs; their data end where an allocation ends, and so does the output, of float16 or of float32, which begins `skew`
+ * bytes into a line. Every eighth scale is NaN or infinite. */
 static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int scale_type, uint64_t runs, uint64_t len, int half,
-                      int stream) {
+                      int stream, uint64_t skew) {
     const uint64_t scale = scale_bytes(scale_type), stride = scale + code_bytes(bits, len), n = runs * len;
     uint8_t *data = random_bytes(runs * stride);
-    const uint64_t item = half ? 2 : 4, bytes = (n * item + 63) / 64 * 64;
-    uint8_t *out = aligned_alloc(64, bytes), *place = stream ? out : out + (bytes - n * item);
-    if (!out) exit(2);
+    const uint64_t item = value_bytes(half);
+    void *memory;
+    if (posix_memalign(&memory, 64, skew + n * item)) exit(2);
+    uint8_t *const place = (uint8_t *)memory + skew;
+    memset(memory, 0xA5, skew);
     for (uint64_t r = 0; r < runs; r++)
         if (scale_type == WM_SCALE_FP16 && r % 8 == 3) data[r * stride + 1] |= 0x7C;
     wm_runs w = {.scales = data, .codes = data + scale, .end = data + runs * stride, .scale_stride = stride,
@@ -220,8 +223,9 @@ static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int sc
         else
             check(load_le32(place + 4 * i) == (nan ? 0x7FC00000 : bits_of_float(expected)), name, i);
     }
+    for (uint64_t i = 0; i < skew; i++) check(((uint8_t *)memory)[i] == 0xA5, name, i);
     free(data);
-    free(out);
+    free(memory);
 }
 
 /* Blocks of kinds at random, odd scales among them, in allocations of exactly their size: those that a variant decodes are as
@@ -277,8 +281,10 @@ static void test_intblock(const char *name, wm_intblock_fn *decode) {
         for (int type = 0; type < 4; type++) /* of the scale, and of the output */
             for (uint64_t len = 1; len < 150; len += len < 40 ? 1 : 7)
                 for (uint64_t runs = 1; runs < 20; runs += 6) {
-                    test_runs(name, decode, bits, type % 2, runs, len, type / 2, 0);
-                    if (len % 32 == 0 || runs == 1) test_runs(name, decode, bits, type % 2, runs, len, type / 2, 1);
+                    test_runs(name, decode, bits, type % 2, runs, len, type / 2, 0, next_random() % 16 * 4);
+                    /* Streamed to wherever an element may lie. */
+                    for (uint64_t skew = 0; skew < 64; skew += value_bytes(type / 2))
+                        if (len % 8 == 0 || skew % 16 == 0) test_runs(name, decode, bits, type % 2, runs, len, type / 2, 1, skew);
                 }
     printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }

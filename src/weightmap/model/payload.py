@@ -11,8 +11,8 @@ import numpy as np
 
 from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
-from weightmap.foreign import is_torch, look_at_torch, octets_of_torch
 from weightmap.formats import Parts, Payload
+from weightmap.model.foreign import is_torch, look_at_torch, octets_of_torch
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
