@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import SCHEMES
-from weightmap.errors import FormatError, quoted
+from weightmap.errors import FormatError, counted, quoted
 from weightmap.quant import QuantizedTensor
 from weightmap.rows import gather, unit_sums
 from weightmap.similarity import Search, unit
@@ -332,4 +332,4 @@ class Embeddings:
         return [(self._vocab[row], cosine) for row, cosine in search.nearest(query, k, skip)]
 
     def __repr__(self) -> str:
-        return f"<Embeddings of {len(self._vocab)} words, {self.dims} dimensions>"
+        return f"<Embeddings of {counted(len(self._vocab), 'word')}, {counted(self.dims, 'dimension')}>"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import FormatError, TensorFileError
+from weightmap.errors import FormatError, TensorFileError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -304,4 +304,4 @@ class Vocabulary(Sequence[str]):
         return [] if self.subwords is None else self.subwords.indices(word)
 
     def __repr__(self) -> str:
-        return f"<Vocabulary of {self._count} tokens>"
+        return f"<Vocabulary of {counted(self._count, 'token')}>"

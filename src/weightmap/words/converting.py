@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.dtypes import DTYPES
-from weightmap.errors import EncodeError, MissingDependencyError, QuantError, TensorFileError
+from weightmap.errors import EncodeError, QuantError, TensorFileError, counted
 from weightmap.formats import Payload, Request
 from weightmap.saving import choose, choose_layout, plan_request, write_plan
 from weightmap.words import NAMES
@@ -133,17 +133,14 @@ def _to_format(
         )
     carried, warnings = found.carries[layout], []
     if "vocab" not in carried:
-        warnings.append(f"{found.title} has no place for the vocabulary of {len(words.table)} words: left behind")
+        known = counted(len(words.table), "word")
+        warnings.append(f"{found.title} has no place for the vocabulary of {known}: left behind")
     vocab = words.vocab if "vocab" in carried else None
     if words.subwords is not None and found.name != "finalfusion":
         msg = f"{found.title} has no place for subwords"
         raise EncodeError(msg, path=target.path, format=found.name)
     metadata = words.metadata if found.name == "finalfusion" and words.metadata else None
-    try:
-        plan = plan_request(target.path, found, Request(payloads, layout, metadata, vocab))
-    except MissingDependencyError:
-        warnings.append(f"the {len(metadata or ())} options of the model were left behind: they need tomli_w")
-        plan = plan_request(target.path, found, Request(payloads, layout, None, vocab))
+    plan = plan_request(target.path, found, Request(payloads, layout, metadata, vocab))
     write_plan(target.path, plan, progress=progress)
     done = () if trainer is None or trainer.info is None else (trainer.info,)
     return Written(found.name, layout, len(payloads), plan.size, (), tuple(warnings), done)

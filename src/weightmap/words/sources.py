@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.dtypes import SCHEMES, numpy_dtype
+from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
 from weightmap.errors import EncodeError, FormatError
 from weightmap.formats import FORMATS, HEAD
-from weightmap.quantizing import FLOATING, matches
+from weightmap.quantizing import matches
 from weightmap.source import Source, path_of
 from weightmap.strings import StringTable, Vocabulary
 from weightmap.words.fasttext import MAGIC, read_fasttext

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.formats._writing import Payload, Plan, Request, encodable, refuse
+from weightmap.errors import counted
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, encodable, refuse
 from weightmap.formats.finalfusion import MAGIC, TYPES
 from weightmap.formats.finalfusion.layout import (
     BUCKET,
@@ -100,13 +101,13 @@ def _joined(strings: Sequence[bytes], indices: NDArray[np.uint64] | None) -> Ite
 
 def plan_finalfusion(request: Request) -> Plan:
     """Lay out a file."""
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     tensors = {tensor.name: tensor for tensor in request.tensors}
     matrix, norms = tensors.get("embeddings"), tensors.get("norms")
     others = [name for name in tensors if name not in ("embeddings", "norms")]
     if matrix is None:
         reasons.append("there is no tensor 'embeddings', the matrix that every file has")
-    reasons.extend(f"tensor {name[:80]!r}: it has 'embeddings' and 'norms' alone" for name in others)
+    reasons.extend(Unfit("tensor", name, "it has 'embeddings' and 'norms' alone") for name in others)
     metadata = None if request.metadata is None else encode_metadata(request.metadata, reasons)
     vocab = _encode_vocab(request.vocab, request.layout, reasons)
     if matrix is not None:
@@ -160,7 +161,7 @@ def _before(tensor: Payload, position: int) -> bytes:
     return CHUNK.pack(id_, len(fields) + len(padding) + tensor.nbytes) + fields + padding
 
 
-def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[str]) -> None:
+def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     what = "tensor 'embeddings'"
     parts = matrix.parts
     if parts is not None:  # of a scheme of its own: `save` has refused others
@@ -169,34 +170,33 @@ def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[str]) -> 
         elif not matrix.shape[1]:
             reasons.append(f"{what}: rows without elements")
     elif matrix.dtype.name not in TYPES:
-        hint = "; convert with dtype='float32'" if matrix.dtype.name in ("float16", "bfloat16") else ""
-        reasons.append(f"{what}: dtype {matrix.dtype.name} (it has {', '.join(filter(None, TYPES))}{hint})")
+        reasons.append(f"{what}: dtype {matrix.dtype.name} (it has {', '.join(filter(None, TYPES))})")
     if len(matrix.shape) != 2:
-        reasons.append(f"{what}: {len(matrix.shape)} dimensions (2)")
+        reasons.append(f"{what}: {counted(len(matrix.shape), 'dimension')} (2)")
         return
     rows, cols = matrix.shape
     if cols > U32_MAX:
         reasons.append(f"{what}: {cols} columns (at most {U32_MAX})")
     if vocab is not None and rows != vocab.rows:
         subwords = vocab.rows - len(vocab.words)
-        of = f"{len(vocab.words)} words" + (f" and {subwords} subwords" if subwords else "")
-        reasons.append(f"{what}: {rows} rows ({vocab.rows}: the vocabulary has {of})")
+        of = counted(len(vocab.words), "word") + (f" and {counted(subwords, 'subword')}" if subwords else "")
+        reasons.append(f"{what}: {counted(rows, 'row')} ({vocab.rows}: the vocabulary has {of})")
 
 
-def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[str]) -> None:
+def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     if norms.dtype.name != "float32" or norms.dtype.quantized:
         reasons.append(f"tensor 'norms': dtype {norms.dtype.name} (float32)")
     if len(norms.shape) != 1:
-        reasons.append(f"tensor 'norms': {len(norms.shape)} dimensions (1)")
+        reasons.append(f"tensor 'norms': {counted(len(norms.shape), 'dimension')} (1)")
     elif vocab is not None and norms.shape[0] != len(vocab.words):
-        reasons.append(f"tensor 'norms': {norms.shape[0]} elements ({len(vocab.words)}, one for each word)")
+        reasons.append(f"tensor 'norms': {counted(norms.shape[0], 'element')} ({len(vocab.words)}, one for each word)")
 
 
 # ------------------------------------------------------------------------------------------------------ vocabulary
-def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[str]) -> _Vocab | None:
+def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason]) -> _Vocab | None:
     """Return the vocabulary; None when it cannot be expressed, for reasons that are added to the list."""
     if words is None:
-        reasons.append("there is no vocabulary (vocab=), which every file has")
+        reasons.append("there is no vocabulary, which every file has")
         return None
     before = len(reasons)
     raws = _encode_words(words, reasons)
@@ -235,7 +235,7 @@ def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[str]) 
     return _Vocab(id_, fields, raws, ngrams, spec, count + size)
 
 
-def _encode_words(words: Sequence[str], reasons: list[str]) -> list[bytes]:
+def _encode_words(words: Sequence[str], reasons: list[Reason]) -> list[bytes]:
     try:
         raws = [word.encode() for word in words]
     except (AttributeError, UnicodeEncodeError):  # no text, or a lone surrogate
@@ -251,7 +251,7 @@ def _encode_words(words: Sequence[str], reasons: list[str]) -> list[bytes]:
     return raws
 
 
-def _encode_ngrams(subwords: Any, reasons: list[str], *, spec: bool) -> _Ngrams | None:
+def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngrams | None:
     """Return the n-grams of an explicit vocabulary, in an order in which their indices are numbered by appearance."""
     if subwords.ngrams is None:
         reasons.append("explicit subwords without n-grams")
