@@ -70,7 +70,7 @@ def convert_file(
     source: Any, kind: str, target: Target, limits: Limits, progress: Callable[[int, int], None] | None, *, lossy: bool
 ) -> Written:
     """Write a file of words, recognised as `kind`, to a file of any format."""
-    return convert_words(read_words(source, kind, lossy=lossy), target, limits, progress)
+    return convert_words(read_words(source, kind, limits, lossy=lossy), target, limits, progress)
 
 
 def convert_words(words: Words, target: Target, limits: Limits, progress: Callable[[int, int], None] | None) -> Written:
@@ -82,7 +82,10 @@ def convert_words(words: Words, target: Target, limits: Limits, progress: Callab
     if target.subwords is not None:
         if target.subwords != "explicit":
             raise ValueError(f"subwords is {target.subwords!r}, expected 'explicit'")
-        words = explicit(words)
+        try:
+            words = explicit(words, limits)
+        except TensorFileError as error:
+            raise error.located(path=target.path, format=found.name) from None
     normalize = target.normalize
     if normalize is None:  # as they are from finalfusion, which has normalised them, and from other models
         normalize = found.name == "finalfusion" and words.format in NAMES

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.file import TensorFile
+    from weightmap.limits import Limits
     from weightmap.reading import Located
 
 __all__ = ["from_file", "read_words", "recognise"]
@@ -96,7 +97,7 @@ def _is_text(rest: bytes, dims: int) -> bool:
     return dims >= 4 and not vector.translate(None, _TEXT)
 
 
-def read_words(file: Any, kind: str, *, lossy: bool) -> Words:
+def read_words(file: Any, kind: str, limits: Limits, *, lossy: bool) -> Words:
     """Read a file of words that was recognised as `kind`. Its rows are read when they are asked for.
 
     Raises
@@ -108,7 +109,7 @@ def read_words(file: Any, kind: str, *, lossy: bool) -> Words:
     path = source.name
     try:
         if kind == "fasttext":
-            words = read_fasttext(source, lossy=lossy)
+            words = read_fasttext(source, limits, lossy=lossy)
         else:
             found = _DIMS.match(source.pread(0, min(source.size, _LOOK))) if kind != "text" else None
             start, shape = (0, None) if found is None else (found.end(), (int(found[1]), int(found[2])))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.saving import Sink
+    from weightmap.strings import StringTable
 
 _IDS = {kind: id_ for id_, kind in KINDS.items()}
 # Strings that are put together before they are written.
@@ -51,10 +52,18 @@ _BATCH = 4096
 
 
 class _Ngrams(NamedTuple):
-    """n-grams in the order in which they are written."""
+    """The n-grams of a table, their indices, and the order in which they are written; None for that of the table."""
 
-    strings: list[bytes]
+    table: StringTable
     indices: NDArray[np.uint64]
+    order: NDArray[np.int64] | None
+
+    def entries(self) -> Iterator[tuple[list[bytes], list[int]]]:
+        """Yield n-grams and their indices, some at a time: there are many more n-grams than words."""
+        for first in range(0, len(self.indices), _BATCH):
+            some = slice(first, first + _BATCH)
+            chosen = np.arange(len(self.indices))[some] if self.order is None else self.order[some]
+            yield [self.table.raw(i) for i in chosen.tolist()], self.indices[chosen].tolist()
 
 
 class _Vocab(NamedTuple):
@@ -72,31 +81,24 @@ class _Vocab(NamedTuple):
         size = len(self.fields) + sum(map(len, self.words)) + 4 * len(self.words)
         if self.ngrams is not None:
             entry = 4 if self.spec else 12
-            size += sum(map(len, self.ngrams.strings)) + entry * len(self.ngrams.strings) + (8 if self.spec else 0)
+            table = self.ngrams.table
+            size += table.text_nbytes + entry * len(table) + (8 if self.spec else 0)
         return size
 
     def write(self, sink: Sink) -> None:
         """Write the payload."""
         sink.write(self.fields)
-        for piece in _joined(self.words, None):
-            sink.write(piece)
-        if self.ngrams is not None:
-            if self.spec:
-                sink.write(U64.pack(len(self.ngrams.strings)))
-            for piece in _joined(self.ngrams.strings, None if self.spec else self.ngrams.indices):
-                sink.write(piece)
-
-
-def _joined(strings: Sequence[bytes], indices: NDArray[np.uint64] | None) -> Iterator[bytes]:
-    """Yield strings behind their lengths, and in front of their indices where they have any."""
-    for first in range(0, len(strings), _BATCH):
-        batch = strings[first : first + _BATCH]
-        if indices is None:
-            yield b"".join(part for string in batch for part in (U32.pack(len(string)), string))
-        else:
-            tails = indices[first : first + _BATCH].tolist()
+        for first in range(0, len(self.words), _BATCH):
+            batch = self.words[first : first + _BATCH]
+            sink.write(b"".join(part for raw in batch for part in (U32.pack(len(raw)), raw)))
+        if self.ngrams is None:
+            return
+        if self.spec:
+            sink.write(U64.pack(len(self.ngrams.table)))
+        for batch, indices in self.ngrams.entries():
+            tails = [b""] * len(batch) if self.spec else map(U64.pack, indices)
             pairs = zip(batch, tails, strict=True)
-            yield b"".join(part for raw, tail in pairs for part in (U32.pack(len(raw)), raw, U64.pack(tail)))
+            sink.write(b"".join(part for raw, tail in pairs for part in (U32.pack(len(raw)), raw, tail)))
 
 
 def plan_finalfusion(request: Request) -> Plan:
@@ -229,9 +231,9 @@ def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason
     if spec:
         fields = SPEC_FIELDS[id_].pack(*lengths, *last, count)
     else:
-        counts = (count,) if ngrams is None else (count, len(ngrams.strings))
+        counts = (count,) if ngrams is None else (count, len(ngrams.table))
         fields = UPSTREAM_FIELDS[id_].pack(*counts, *lengths, *last)
-    size = int(subwords.size) if ngrams is None else int(ngrams.indices.max(initial=0)) + 1 if ngrams.strings else 0
+    size = int(subwords.size) if ngrams is None else int(ngrams.indices.max(initial=0)) + 1 if len(ngrams.table) else 0
     return _Vocab(id_, fields, raws, ngrams, spec, count + size)
 
 
@@ -257,9 +259,8 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
         reasons.append("explicit subwords without n-grams")
         return None
     table, given = subwords.ngrams()
-    strings = [table.raw(i) for i in range(len(table))]
     indices = np.asarray(given, np.uint64)
-    if len(indices) != len(strings) or len(set(strings)) != len(strings):
+    if len(indices) != len(table) or table.duplicates()[0]:
         reasons.append("n-grams that are repeated, or of another number than their indices")
         return None
     distinct = np.unique(indices)
@@ -271,7 +272,4 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
         return None
     # The rows of the matrix stay where they are: it is the n-grams that are sorted. Where none share an index, what is
     # numbered by first appearance rises by one from each to the next, as layout "spec" has it.
-    if not numbered(indices):
-        order = np.argsort(indices, kind="stable")
-        strings, indices = [strings[i] for i in order.tolist()], indices[order]
-    return _Ngrams(strings, indices)
+    return _Ngrams(table, indices, None if numbered(indices) else np.argsort(indices, kind="stable"))
