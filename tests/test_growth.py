@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests import builders
+from tests.builders import amb
 from tests.support import SOURCES, run_child
 
 import weightmap as wm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # By kind.
