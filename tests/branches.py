@@ -44,6 +44,10 @@ TESTS = (
     "tests/test_contract.py::test_verify_reports_what_it_checked",
     "tests/test_damage.py::test_every_prefix_is_refused",
     "tests/test_quantizing.py::test_decoding_in_pieces",
+    "tests/test_limits.py::test_vocabularies_of_embd_are_bounded",
+    "tests/test_limits.py::test_vocabularies_of_finalfusion_are_bounded",
+    "tests/test_limits.py::test_a_walk_ends_where_words_are_too_many_already",
+    "tests/test_limits.py::test_listed_ngrams_are_bounded",
 )
 _DAMAGE = "tries thousands of damaged files: it takes long, and whether it takes a branch is left to chance"
 _LARGE = "takes long, for what is large or many, and adds no branch"

@@ -24,6 +24,7 @@ LEFT_OUT = {
             "tests/test_attacks.py::test_all_attacks_within_half_a_gibibyte",
             "tests/test_attacks.py::test_other_libraries_can_be_tried_on_the_attacks",
             "tests/test_cnn_v2.py::test_four_billion_layers_take_no_memory",
+            "tests/test_limits.py::test_files_full_of_holes_are_refused_in_little_memory",
         ),
         "limits the address space, of which the sanitiser takes terabytes",
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import weightmap
 from weightmap import cli
 from weightmap.cli import parser
 
@@ -180,6 +181,48 @@ def test_inspect_shortens_long_metadata_in_text_only(write, run):
     assert "x…" in out
     _, out, _ = run("inspect", "--json", path)
     assert json.loads(out)["metadata"]["tokenizer"] == value
+
+
+def test_options_are_spelt_as_the_command_line_has_them(write, run, tmp_path):
+    """Messages name --format and --dtype, where Python's say format= and dtype=."""
+    path = write(tensors={"weight": floats(*range(64))})
+    status, _, err = run("convert", path, tmp_path / "out.bin")
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.endswith("; convert with --dtype float16\n")
+    status, _, err = run("convert", path, tmp_path / "out.unknown")
+    assert (status, err.endswith("; or give --format\n")) == (2, True)
+    assert "format=" not in err
+    with pytest.raises(weightmap.EncodeError, match=r"or give format=$"):
+        weightmap.convert(path, tmp_path / "out.unknown")
+
+
+def test_quantised_tensors_are_refused_on_one_line(write, run, tmp_path):
+    """AMB to safetensors says in one short line which option decodes; doing so works, by either name of the type."""
+    tensors = {f"model.layers.{i}.mlp.down_proj.weight": ("F32", (8, 8), bytes(256)) for i in range(73)}
+    assert run("quantize", write(tensors=tensors), tmp_path / "q.amb", "--scheme", "int4_block")[0] == 0
+    status, out, err = run("convert", tmp_path / "q.amb", tmp_path / "o.safetensors", "--json")
+    assert status == 2
+    assert err.count("\n") == 1
+    assert len(err) < 600
+    assert err.endswith(" more: quantised to int4_block; convert with --dtype float32\n")
+    refused = json.loads(out)["error"]["refused"]
+    assert refused == [f"tensor {name!r}: quantised to int4_block" for name in tensors]
+    for dtype, stored in {"fp32": "F32", "float32": "F32", "fp16": "F16", "bf16": "BF16"}.items():
+        assert run("convert", tmp_path / "q.amb", tmp_path / "o.safetensors", "--dtype", dtype)[0] == 0
+        assert f'"dtype":"{stored}"'.encode() in (tmp_path / "o.safetensors").read_bytes()
+
+
+def test_one_of_a_kind_is_singular(write, embd, run, tmp_path):
+    """No command says "1 tensors"."""
+    path = write(tensors={"weight": ("F32", (8, 8), bytes(256))})
+    texts = [
+        run("convert", path, tmp_path / "o.amb")[1],
+        run("quantize", path, tmp_path / "q.amb", "--scheme", "int8")[1],
+        run("convert", path, tmp_path / "q.amb", "--quantize", "int8")[1],
+        repr(weightmap.open(path)),
+    ]
+    assert all("1 tensor" in text for text in texts)
+    assert not any("1 tensors" in text for text in texts)
 
 
 @pytest.mark.parametrize("length", [199, 200, 201, 60_000])

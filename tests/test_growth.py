@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests import builders
+from tests.builders import amb
 from tests.support import SOURCES, run_child
 
 import weightmap as wm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # By kind.
@@ -75,6 +77,54 @@ def test_a_million_tensors_open_in_bounded_time_and_memory(kind: str, tmp_path: 
     if kind != "finalfusion":
         with pytest.raises(wm.LimitError):
             wm.open(path, limits=wm.Limits(max_tensors=MILLION - 1))
+
+
+# --------------------------------------------------------------------------------------------- objects of Python
+FAR = "\U0001f300"  # one such character makes each of a text take four bytes
+
+
+def in_lists(depth: int) -> str:
+    """Lists within lists, in as many characters as they take."""
+    return '{"a":[' + ",".join(["[" * depth + "]" * depth] * (1_000_000 // (2 * depth + 1))) + "]}"
+
+
+def in_objects(depth: int) -> str:
+    """Objects within objects, under the shortest key there is."""
+    return '{"a":[' + ",".join(['{"":' * depth + "0" + "}" * depth] * (1_000_000 // (5 * depth + 2))) + "]}"
+
+
+# What takes most memory for its size: each object of Python holds as little as it can.
+TEXTS: dict[str, Callable[[], str]] = {
+    "lists": lambda: in_lists(1),
+    "lists of lists": lambda: in_lists(125),
+    "objects": lambda: in_objects(1),
+    "objects in objects": lambda: in_objects(125),
+    "one key in each": lambda: '{"a":[' + ",".join(['{"a":0}'] * 100_000) + "]}",
+    "keys, a few more than a table holds": lambda: "{" + ",".join(f'"{i:x}":0' for i in range(87_384)) + "}",
+    "keys of wide characters": lambda: (
+        "{" + ",".join(f'"{chr(0x4E00 + i % 20_000)}{i // 20_000}":0' for i in range(43_694)) + "}"
+    ),
+    "strings": lambda: '{"a":[' + ",".join(f'"{i:x}"' for i in range(100_000)) + "]}",
+    "lists, and a far character": lambda: in_lists(1).replace("a", FAR),
+    "lists of lists, and a far character": lambda: in_lists(125).replace("a", FAR),
+    "lists of lists, a far character and an escape": lambda: in_lists(125).replace("a", "\\u00e9" + FAR),
+    "objects in objects, a far character and an escape": lambda: in_objects(125).replace("a", "\\u00e9" + FAR),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_json_takes_sixty_four_bytes_of_memory_for_each_of_its_own(case: str) -> None:
+    """Metadata that becomes as many objects of Python as can be: 1 MiB and 64 bytes for each byte of text, at most."""
+    text = TEXTS[case]().encode()
+    data = amb.build(metadata=text)
+    wm.open(amb.build(metadata=b'{"a": 1}')).close()
+    tracemalloc.start()
+    try:
+        wm.open(data).close()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(text) < peak < 2**20 + 64 * len(text)
 
 
 # --------------------------------------------------------------------------------------------- ten times as many

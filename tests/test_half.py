@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 import time
 
@@ -402,30 +403,39 @@ def test_widen_checks_what_it_is_given():
 
 
 def test_other_threads_run_meanwhile():
-    """A conversion releases the GIL: another thread runs in the middle of one."""
+    """A conversion releases the GIL: another thread runs during one.
+
+    Nobody is asked to give the lock up, so the other thread comes on only where this one lets go of it by itself.
+    Should a busy machine have no core for it just then, it comes on during one of the next conversions.
+    """
     data = np.zeros(20_000_000, np.uint16)
     out = np.zeros(len(data), np.float32)
-    moments = []
-    stop = threading.Event()
+    turns, stop, started = [], threading.Event(), threading.Event()
 
     def watch():
         while not stop.is_set():
-            moments.append(time.perf_counter())
+            turns.append(None)
+            started.set()
             time.sleep(0)
 
-    def in_the_middle():
-        begin = time.perf_counter()
-        kernels.f16_to_f32(data, out=out)
-        quarter = (time.perf_counter() - begin) / 4
-        return any(begin + quarter < moment < begin + 3 * quarter for moment in list(moments))
-
+    interval = sys.getswitchinterval()
     watcher = threading.Thread(target=watch)
-    watcher.start()
-    # Several times, since a busy machine may have no core for the other thread.
-    found = any(in_the_middle() for _ in range(50))
-    stop.set()
-    watcher.join()
-    assert found
+    try:
+        watcher.start()
+        started.wait()
+        sys.setswitchinterval(1000)
+        during = 0
+        for _ in range(2000):
+            before = len(turns)
+            kernels.f16_to_f32(data, out=out)
+            during += len(turns) > before
+            if during == 2:  # the first may have been asked for before the interval was set
+                break
+        assert during == 2
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        watcher.join()
 
 
 EXPECTED = {

@@ -106,7 +106,6 @@ def test_progress_is_told(put: Callable[..., Path], tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- fastText
 def test_fasttext_words_are_means(put: Callable[..., Path], tmp_path: Path) -> None:
     """A word's row is the mean of its own and those of its n-grams; buckets stay; the options become metadata."""
-    pytest.importorskip("tomli_w")
     words = ["one", "zwei", "три", "a", "</s>", "hello"]
     rows = wb.matrix(6 + 37, 5, 3)
     wm.convert(put(wb.fasttext(words, rows, 37)), tmp_path / "out.fifu", normalize=False)

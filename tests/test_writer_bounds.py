@@ -6,6 +6,7 @@ Plans are made and not carried out, so the tensors have shapes and no data.
 from __future__ import annotations
 
 import math
+import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +97,49 @@ def test_blocks_of_amb_have_65535_elements():
             assert "blocks of 65536 elements (at most 65535)" in refused("amb", blocks)
 
 
-def test_the_last_of_many_reasons():
-    """A hundred reasons are all told; of a hundred and one, that there is one more."""
-    many = [tensor(f"t{i}", dtype="float64") for i in range(101)]
-    assert "more" not in refused("embd", *many[:100])
-    assert refused("embd", *many).endswith("; and 1 more")
-    assert "'t99'" in refused("embd", *many)
-    assert "'t100'" not in refused("embd", *many)
+def error_of(*tensors):
+    """What is raised where EMBD cannot express these."""
+    with pytest.raises(wm.EncodeError) as caught:
+        planned("embd", *tensors)
+    return caught.value
+
+
+def test_tensors_of_one_reason_are_told_together():
+    """Thousands of tensors make one short line, with the first of their names; the error has all of them."""
+    many = [tensor(f"t{i}", dtype="float64") for i in range(3000)]
+    text = str(error_of(*many))
+    assert "tensors 't0', 't1', 't2'" in text
+    assert text.endswith(" more: dtype float64")
+    assert len(text) < 500
+    assert error_of(*many).refused == tuple(f"tensor 't{i}': dtype float64" for i in range(3000))
+    assert pickle.loads(pickle.dumps(error_of(*many))).refused == error_of(*many).refused
+    assert str(error_of(many[7])) == "EMBD cannot express this: tensor 't7': dtype float64"
+
+
+@pytest.mark.parametrize(("length", "whole"), [(48, True), (49, False)])
+def test_names_of_one_reason_take_300_characters(length, whole):
+    """As many names are told as fit, with their quotes, and how many more there are."""
+    text = str(error_of(*(tensor(letter * length, dtype="float64") for letter in "abcdef")))
+    assert ("more" not in text) is whole
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_reasons_take_1000_characters(count):
+    """Of tensors that each have a reason of their own the first are told, and how many reasons there are more."""
+    error = error_of(*(tensor("n" * 70 + str(i), (1,) * (5 + i)) for i in range(count)))
+    assert len(error.refused) == count
+    assert len(str(error)) < 1200
+    assert ("more" in str(error)) is (count > 10)
+    if count > 10:
+        told = str(error).count("dimensions")
+        assert str(error).endswith(f"; and {count - told} reasons more")
+
+
+def test_a_long_name_is_cut():
+    """A name of 100,000 characters takes 80 in a message."""
+    error = error_of(tensor("n" * 100_000))
+    assert len(str(error)) < 300
+    assert f"tensor '{'n' * 80}'...: its name" in str(error)
 
 
 # ---------------------------------------------------------------------------------------------------- EMBD and AMB
@@ -360,7 +397,8 @@ def test_columns_of_a_matrix(columns, good):
 def test_dimensions_of_a_matrix_and_of_norms(ndim):
     """A matrix has two dimensions, and norms have one."""
     other = tensor("embeddings", (1,) * ndim)
-    assert plan_of([other], vocab=["w"]).endswith("" if ndim == 2 else f": tensor 'embeddings': {ndim} dimensions (2)")
+    why = f": tensor 'embeddings': {ndim} dimension{'s' * (ndim != 1)} (2)"
+    assert plan_of([other], vocab=["w"]).endswith("" if ndim == 2 else why)
     assert (plan_of([other], vocab=["w"]) == "") == (ndim == 2)
     norms = [tensor("embeddings", (1, 1)), tensor("norms", (1,) * ndim)]
     assert (plan_of(norms, vocab=["w"]) == "") == (ndim == 1)
@@ -381,11 +419,12 @@ def test_of_a_vocabulary_that_is_wrong_nothing_follows():
 @pytest.mark.parametrize("rows", range(4))
 def test_rows_are_those_of_the_vocabulary(rows):
     """A matrix has a row for each word, as norms have an element, and with subwords a row for each bucket."""
+    plural = "" if rows == 1 else "s"
     found = plan_of([tensor("embeddings", (rows, 1))], vocab=["v", "w"])
-    assert found == "" if rows == 2 else f"{rows} rows (2: the vocabulary has 2 words)" in found
+    assert found == "" if rows == 2 else f"{rows} row{plural} (2: the vocabulary has 2 words)" in found
     found = plan_of([tensor("embeddings", (2, 1)), tensor("norms", (rows,))], vocab=["v", "w"])
-    assert found == "" if rows == 2 else f"{rows} elements (2, one for each word)" in found
+    assert found == "" if rows == 2 else f"{rows} element{plural} (2, one for each word)" in found
     given = hashed("fasttext", 1)
     given["tensors"] = (tensor("embeddings", (rows, 1)),)
     found = plan_of(**given)
-    assert found == "" if rows == 2 else f"{rows} rows (2: the vocabulary has 1 words and 1 subwords)" in found
+    assert found == "" if rows == 2 else f"{rows} row{plural} (2: the vocabulary has 1 word and 1 subword)" in found

@@ -85,6 +85,8 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8,
 }
+# What values can be converted to and from.
+FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 # Packed below the byte: numpy has no such arrays, so these are listed, copied between files, and handed out as bytes.
 _PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
 

@@ -7,7 +7,10 @@ what was expected. A real `OSError` (no such file, no space, no permission) pass
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "ChecksumError",
@@ -20,11 +23,13 @@ __all__ = [
     "MissingDependencyError",
     "NotRegularFileError",
     "QuantError",
+    "Remedy",
     "TensorFileError",
     "TensorNotFoundError",
     "TruncatedError",
     "UnknownFormatError",
     "UnsupportedError",
+    "counted",
     "escape",
     "quoted",
 ]
@@ -88,6 +93,39 @@ def quoted(name: object) -> str:
     return repr(name)
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things, in the singular where it is one.
+
+    Examples
+    --------
+    >>> counted(1, "tensor"), counted(1234, "tensor")
+    ('1 tensor', '1,234 tensors')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+class Remedy(NamedTuple):
+    """What the caller may ask for instead: an option, which is spelt otherwise in Python and on the command line.
+
+    Attributes
+    ----------
+    words : str
+        With ``{}`` where the option stands.
+    option : str
+        Its name in Python.
+    value : str or None
+        What to give it, where that is known.
+    """
+
+    words: str
+    option: str
+    value: str | None = None
+
+
+def _in_python(option: str, value: str | None) -> str:
+    return f"{option}={'' if value is None else repr(value)}"
+
+
 class TensorFileError(Exception):
     """Root of all errors of weightmap.
 
@@ -105,10 +143,12 @@ class TensorFileError(Exception):
         Where, in bytes from the start of the file.
     expected, actual : optional
         What the file should have held and what it holds.
+    remedy : Remedy, optional
+        What to ask for instead; the end of the message.
 
     Attributes
     ----------
-    path, format, field, offset, expected, actual
+    path, format, field, offset, expected, actual, remedy
         As given; None where it does not apply. They survive pickling.
     """
 
@@ -122,6 +162,7 @@ class TensorFileError(Exception):
         offset: int | None = None,
         expected: Any = None,
         actual: Any = None,
+        remedy: Remedy | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -131,6 +172,7 @@ class TensorFileError(Exception):
         self.offset = offset
         self.expected = expected
         self.actual = actual
+        self.remedy = remedy
 
     def located(self, *, path: str | None, format: str | None = None) -> TensorFileError:
         """Fill in the file and the format where they are not known yet, and return the error itself."""
@@ -139,23 +181,32 @@ class TensorFileError(Exception):
         return self
 
     def __str__(self) -> str:
+        return self.told(_in_python)
+
+    def told(self, spell: Callable[[str, str | None], str]) -> str:
+        """Return the message, with options spelt by `spell`, which is given the name of one and its value or None."""
         text = self.what
         if self.actual is not None:
             text += f" is {self.actual}"
         if self.expected is not None:
             text += f", expected {self.expected}"
+        if self.remedy is not None:
+            words, option, value = self.remedy
+            text += f"; {words.format(spell(option, value))}"
         if self.offset is not None:
             text += f" (at byte {self.offset})"
         return escape(text if self.path is None else f"{self.path}: {text}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (self.path, self.format, self.field, self.offset, self.expected, self.actual)
-        return _rebuild, (type(self), self.what, state)
+        # The path of an ImportError lies elsewhere than in its dictionary.
+        return _rebuild, (type(self), vars(self) | {"path": self.path})
 
 
-def _rebuild(cls: type[TensorFileError], what: str, state: tuple[Any, ...]) -> TensorFileError:
-    path, format_, field, offset, expected, actual = state
-    return cls(what, path=path, format=format_, field=field, offset=offset, expected=expected, actual=actual)
+def _rebuild(cls: type[TensorFileError], attributes: dict[str, Any]) -> TensorFileError:
+    error = cls(attributes["what"])
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
 
 
 class FormatError(TensorFileError, ValueError):
@@ -187,7 +238,15 @@ class LimitError(FormatError):
 
 
 class EncodeError(TensorFileError, ValueError):
-    """The target format cannot express what is to be written. Raised before a file is created."""
+    """The target format cannot express what is to be written. Raised before a file is created.
+
+    Attributes
+    ----------
+    refused : tuple of str
+        Everything that cannot be expressed, a line for each tensor; of thousands the message names the first alone.
+    """
+
+    refused: tuple[str, ...] = ()
 
 
 class QuantError(TensorFileError, ValueError):

@@ -23,7 +23,8 @@ class Limits(tuple[int, int, "int | None", int]):
     Parameters
     ----------
     max_header_bytes : int
-        Largest header, index or metadata section, in bytes. The default is the bound of safetensors and bintensors.
+        Largest header, index, metadata section or vocabulary, in bytes. The default is the bound of safetensors and
+        bintensors.
     max_tensors : int
         Largest number of tensors in a file (or in a sharded model as a whole).
     max_copy_bytes : int, optional

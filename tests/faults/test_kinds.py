@@ -63,6 +63,13 @@ def npy() -> bytes:
         return target.getvalue()
 
 
+def npz() -> bytes:
+    """A .npz archive."""
+    with io.BytesIO() as target:
+        np.savez(target, weight=np.ones(3))
+        return target.getvalue()
+
+
 PICKLE = "this is a Python pickle: convert it to safetensors first"
 JSON = "this is JSON text: a configuration, or what a server said in place of a file"
 HTML = "this is an HTML page: a download went wrong"
@@ -85,6 +92,7 @@ MESSAGES: dict[str, tuple[bytes, str]] = {
         zipped("archive/data.pkl"),
         "this is a ZIP archive, perhaps a PyTorch checkpoint: convert it to safetensors",
     ),
+    "npz": (npz(), "this is a .npz archive of numpy: weightmap.save('x.safetensors', dict(numpy.load(FILE)))"),
     "ZIP, empty": (zipped(), "this is an empty ZIP archive"),
     "7-Zip": (b"7z\xbc\xaf\x27\x1c" + bytes(60), "this is a 7-Zip archive: unpack it first"),
     "tar": (tar(), "this is a tar archive: unpack it first"),
@@ -92,12 +100,15 @@ MESSAGES: dict[str, tuple[bytes, str]] = {
     "pickle 3": (pickle.dumps({"a": [1]}, 3), PICKLE),
     "pickle 4": (pickle.dumps({"a": [1]}, 4), PICKLE),
     "pickle 5": (pickle.dumps({"a": [1]}, 5), PICKLE),
-    "npy": (npy(), "this is a .npy file: numpy.load reads it"),
+    "npy": (npy(), "this is a .npy file: weightmap.save('x.safetensors', {'name': numpy.load(FILE)}) converts it"),
     "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(80), "this is HDF5, perhaps a Keras model: convert it to safetensors first"),
     "PNG": (png(), "this is a PNG image"),
     "JPEG": (b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + bytes(60), "this is a JPEG image"),
     "PDF": (b"%PDF-1.7\n" + bytes(60), "this is a PDF document"),
-    "GGUF": (b"GGUF\3\0\0\0" + bytes(60), "this is GGUF"),
+    "GGUF": (
+        b"GGUF\3\0\0\0" + bytes(60),
+        "this is GGUF, which is not supported yet: llama.cpp and the Python package",
+    ),
     "EMBD swapped": (b"DMBE" + bytes(100), "this looks like EMBD with swapped bytes"),
     "ELF": (b"\x7fELF\2\1\1" + bytes(60), "its beginning is b'\\\\x7fELF"),
     "zeros": (bytes(4096), "its beginning is nothing but zero bytes"),
@@ -122,6 +133,64 @@ def test_other_files_are_told_by_name(kind: str, put: Callable[..., Path], capsy
     assert listing(path.parent) == ["model.bin"]
     assert cli.main(["inspect", str(path)]) == 3
     assert capsys.readouterr().err == f"weightmap: {text}\n"
+
+
+WORD2VEC = "this looks like word embeddings of word2vec or fastText"
+ROWS = b"hello 0.1 -2 3e-5\nworld 1 2 3\n"
+VECTOR = np.arange(3, dtype="<f4").tobytes()
+WORDS = {
+    "word2vec": (
+        b"2 3\nhello " + VECTOR + b"\nworld " + VECTOR,
+        WORD2VEC,
+    ),
+    "word2vec text": (b"2 3\r\n" + ROWS, WORD2VEC),
+    "GloVe": (ROWS, "this looks like word embeddings in text, such as GloVe"),
+    "GloVe, long": (b"the" + b" -0.12345" * 1000 + b"\n", "this looks like word embeddings in text, such as GloVe"),
+    "fastText": (struct.pack("<2i", 793712314, 12) + bytes(100), "this is a model of fastText"),
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_files_of_words_are_told_to_be_converted(kind: str, put: Callable[..., Path]) -> None:
+    """What `convert` takes and `open` does not is told as what it is, with the command that converts it."""
+    data, message = WORDS[kind]
+    with pytest.raises(wm.UnknownFormatError) as caught:
+        wm.open(put(data, "words"))
+    assert f"words: {message}: convert it to finalfusion first (weightmap convert FILE words.fifu)" in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"hello world", b"a 1", b"a 1 2x 3", b"1 2", b"12 34 and so on"])
+def test_what_only_begins_like_words_is_not_told_as_such(data: bytes, put: Callable[..., Path]) -> None:
+    """Prose, and a word with a single number, are not taken for word embeddings."""
+    with pytest.raises(wm.UnknownFormatError, match="its beginning is"):
+        wm.open(put(data, "words"))
+
+
+def test_the_advice_for_arrays_of_numpy_works(put: Callable[..., Path], tmp_path: Path) -> None:
+    """What the messages of .npz and .npy files say does convert them."""
+    wm.save(tmp_path / "z.safetensors", dict(np.load(put(npz(), "a.npz"))))
+    wm.save(tmp_path / "y.safetensors", {"name": np.load(put(npy(), "a.npy"))})
+    assert wm.load(tmp_path / "z.safetensors")["weight"].tolist() == [1, 1, 1]
+    assert wm.load(tmp_path / "y.safetensors")["name"].tolist() == [1, 1, 1]
+
+
+FOREIGN = {
+    "x.gguf": "GGUF is not written (llama.cpp's convert_hf_to_gguf.py",
+    "x.NPZ": ".npz is not written (numpy.savez",
+    "x.npy": ".npy holds one array, which weightmap export writes",
+    "x.pt": "PyTorch checkpoints are not written (torch.save",
+    "x.onnx": "ONNX is not written",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_formats_of_others_are_told_by_their_suffix(name: str, tmp_path: Path) -> None:
+    """A suffix that is known and not written is told as such, with who does, and with the suffixes that are written."""
+    with pytest.raises(wm.EncodeError) as caught:
+        wm.save(tmp_path / name, {"w": np.ones(2, np.float32)})
+    assert str(caught.value).startswith(f"{tmp_path / name}: {FOREIGN[name]}")
+    assert ".safetensors" in str(caught.value)
+    wm.save(tmp_path / name, {"w": np.ones(2, np.float32)}, format="safetensors")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -92,9 +93,9 @@ def together(work: Callable[[int], None]) -> None:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    assert not any(thread.is_alive() for thread in threads), "a deadlock"
     if wrong:
         raise wrong[0]
+    assert not any(thread.is_alive() for thread in threads), "a deadlock"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -120,27 +121,31 @@ def test_closing_while_seven_threads_use_it(paths: dict[str, Path], kind: str) -
     """One of eight threads closes: the others get right results or a ClosedError with the path, and nothing crashes."""
     with wm.open(paths[kind]) as f:
         expected = {name: use(f) for name, use in USES.items()}
-    uses, met = list(USES.items()), Counter[str]()
+    uses, met = list(USES.items()), Counter[Any]()
     for turn in range(ROUNDS):
         f = wm.open(paths[kind])
 
         def work(number: int, f: wm.TensorFile = f, turn: int = turn) -> None:
             if number == 0:
-                time.sleep(turn % 5 * 2e-4)
+                while met[turn, "right"] < turn % 5 and not met["wrong"]:
+                    time.sleep(1e-4)
                 f.close()
                 return
-            for i in range(3 * len(uses)):
+            for i in itertools.count():  # until it is closed
                 name, use = uses[(number + i) % len(uses)]
                 try:
-                    assert use(f) == expected[name], name
-                    met["right"] += 1
+                    if use(f) != expected[name]:
+                        met["wrong"] += 1
+                    met[turn, "right"] += 1
                 except wm.ClosedError as error:
                     met["closed" if error.path == str(paths[kind]) else "nameless"] += 1
+                    return
 
         together(work)
         f.close()
-    assert met["closed"]
+    assert met["closed"] == ROUNDS * (THREADS - 1)
     assert not met["nameless"]
+    assert not met["wrong"]
 
 
 def test_eight_threads_open_and_close_one_file(paths: dict[str, Path]) -> None:

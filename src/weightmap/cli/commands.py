@@ -17,7 +17,7 @@ import weightmap as wm
 from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, quoted
+from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.formats import Plan
 from weightmap.model.opening import open_privately
 from weightmap.model.payload import pieces
@@ -77,7 +77,7 @@ def convert(args: argparse.Namespace) -> int:
     if report.quantized:
         show.emit(quantising.summary(report))
     show.emit(
-        f"{show.clean(args.dst)}: {show.kind(report.format, report.layout)}, {report.tensors:,} tensors, "
+        f"{show.clean(args.dst)}: {show.kind(report.format, report.layout)}, {counted(report.tensors, 'tensor')}, "
         f"{show.sizes(report.nbytes)}, {show.seconds(took)}"
     )
     return OK

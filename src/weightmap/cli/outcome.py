@@ -35,7 +35,13 @@ def reason(error: BaseException) -> str:
         return show.clean(f"{place}{error.strerror}{notes}")
     if isinstance(error, MemoryError):
         return show.clean(f"out of memory: {error}" if str(error) else "out of memory")
-    return show.clean(error)
+    return show.clean(error.told(_option) if isinstance(error, TensorFileError) else error)
+
+
+def _option(name: str, value: str | None) -> str:
+    """Spell an argument of a function as the option of a command."""
+    option = f"--{name.replace('_', '-')}"
+    return option if value is None else f"{option} {value}"
 
 
 def error_document(error: BaseException) -> dict[str, object]:
@@ -47,6 +53,7 @@ def error_document(error: BaseException) -> dict[str, object]:
         "path": None if place is None else _path_text(place),
         "field": getattr(error, "field", None),
         "offset": getattr(error, "offset", None),
+        **({"refused": error.refused} if isinstance(error, EncodeError) else {}),
     }
 
 

@@ -11,7 +11,7 @@ import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.conversion.quantizer import Quantizer
-from weightmap.errors import QuantError, TensorFileError, quoted
+from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def quantize(args: argparse.Namespace) -> int:
         return OK
     _report(report)
     show.emit(
-        f"{show.clean(args.dst)}: {show.sizes(before)} -> {show.sizes(after)}, {report.tensors:,} tensors, "
+        f"{show.clean(args.dst)}: {show.sizes(before)} -> {show.sizes(after)}, {counted(report.tensors, 'tensor')}, "
         f"{show.seconds(took)}"
     )
     return OK
@@ -215,7 +215,7 @@ def summary(report: wm.ConvertReport) -> str:
         )
     whole = total(report.quantized)
     return (
-        f"quantised to {report.quantized[0].scheme}: {whole['tensors']:,} of {report.tensors:,} tensors, "
+        f"quantised to {report.quantized[0].scheme}: {whole['tensors']:,} of {counted(report.tensors, 'tensor')}, "
         f"{show.sizes(int(whole['nbytes_before']))} -> {show.sizes(int(whole['nbytes']))}, "
         f"{whole['bits_per_weight']:.3f} bits per weight, RMSE {whole['rmse']:.3e}"
     )

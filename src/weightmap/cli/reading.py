@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, error_document, reason, status_of
-from weightmap.errors import ChecksumError, QuantError, TensorFileError
+from weightmap.errors import ChecksumError, QuantError, TensorFileError, counted
 from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
         ("tensors", f"{len(infos):,}"),
     ]
     if file.vocab is not None:
-        pairs.append(("vocabulary", f"{len(file.vocab):,} tokens{_ids_text(file.vocab.special_ids)}"))
+        pairs.append(("vocabulary", f"{counted(len(file.vocab), 'token')}{_ids_text(file.vocab.special_ids)}"))
     if file.tokenizer is not None:
         payload = show.sizes(len(file.tokenizer.payload))
         kind = _tokenizer_kind(file.tokenizer.type) or "unknown"

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from weightmap.errors import escape
+from weightmap.errors import counted, escape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +86,7 @@ def sizes(nbytes: int) -> str:
         if amount < 1024 or unit == "TiB":
             break
         amount /= 1024
-    return f"{nbytes:,} bytes ({amount:,.1f} {unit})" if unit else f"{nbytes:,} bytes"
+    return f"{nbytes:,} bytes ({amount:,.1f} {unit})" if unit else counted(nbytes, "byte")
 
 
 def seconds(duration: float) -> str:

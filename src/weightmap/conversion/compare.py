@@ -11,7 +11,7 @@ import numpy as np
 
 from weightmap.conversion.converting import file_metadata, spared
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import UnsupportedError, quoted
+from weightmap.errors import UnsupportedError, counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.importers import huggingface as hub
 from weightmap.io.source import path_of
@@ -296,7 +296,7 @@ def _vocabularies(
     if a is None or b is None:
         return None if a is b else f"only {'B' if a is None else 'A'} has one"
     if len(a[0]) != len(b[0]):
-        return f"{len(a[0])} tokens and {len(b[0])} tokens"
+        return f"{counted(len(a[0]), 'token')} and {counted(len(b[0]), 'token')}"
     for i, (left, right) in enumerate(zip(a[0], b[0], strict=True)):
         if left != right:
             return f"token {i} is {quoted(left)} and {quoted(right)}"

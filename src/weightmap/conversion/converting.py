@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.conversion import words
-from weightmap.conversion.quantizer import FLOATING, QuantizedInfo, Quantizer, matches
-from weightmap.dtypes import DTYPES, DType, numpy_dtype
-from weightmap.errors import TensorFileError, quoted
+from weightmap.conversion.quantizer import QuantizedInfo, Quantizer, matches
+from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
+from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.formats import Format, Payload, Request
 from weightmap.importers import NAMES
 from weightmap.importers import huggingface as hub
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConvertReport", "convert"]
 
+# What types are called where there is less room, as by `scale_type`.
+_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 # Elements of a quantised tensor that are decoded at once.
 _PIECE = 1 << 18
 
@@ -178,9 +180,9 @@ def convert(
     source = name if path is None else path
     if kind is not None or format in NAMES or (training, subwords, normalize) != (None, None, None):
         if block_size is not None or (quantize is not None and training is None):
-            raise ValueError("word embeddings are quantised by quantize='pq', which has no blocks")
+            raise ValueError("word embeddings are quantised by the scheme pq alone, which has no blocks")
         if dtype is not None and _floating(dtype).name != "float32":
-            raise ValueError("dtype= is not for word embeddings, which are float32")
+            raise ValueError("word embeddings are float32, and become no other type")
         wanted = words.Target(target, format, layout, normalize, subwords, training)
         if kind is not None:
             written = words.convert_file(model, kind, wanted, limits, progress, lossy=lossy)
@@ -284,6 +286,10 @@ def _convert_tensors(
     )
 
 
+def _entries(number: int) -> str:
+    return "1 metadata entry" if number == 1 else f"{number:,} metadata entries"
+
+
 def _as_embeddings(payloads: list[Payload]) -> list[str]:
     """Give the one matrix that goes to a format with one matrix the name that this has there."""
     others = [payload for payload in payloads if payload.name != "norms"]
@@ -295,7 +301,8 @@ def _as_embeddings(payloads: list[Payload]) -> list[str]:
 
 def _floating(dtype: DTypeLike | str) -> DType:
     try:
-        name = dtype if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype).name
+        given = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        name = given if isinstance(given, str) and given in DTYPES else np.dtype(given).name
     except TypeError:
         name = repr(dtype)
     if name not in FLOATING:
@@ -436,13 +443,13 @@ def _extras(
     }
     extras = {name: value for name, value in have.items() if name in carried and value is not None}
     words = {
-        "metadata": f"{len(metadata)} metadata entries",
+        "metadata": _entries(len(metadata)),
         "config": "the configuration",
         "tokenizer": "the tokenizer",
     }
-    words["vocab"] = f"the vocabulary of {0 if vocab is None else len(vocab)} tokens"
+    words["vocab"] = f"the vocabulary of {counted(0 if vocab is None else len(vocab), 'token')}"
     lost = [words[name] for name in words if name not in carried and have[name] not in (None, {})]
     if homeless:
-        some = ", ".join(repr(key) for key in homeless[:5]) + (", ..." if len(homeless) > 5 else "")
-        lost.insert(0, f"{len(homeless)} metadata entries ({some})")
+        some = ", ".join(quoted(key) for key in homeless[:5]) + (", ..." if len(homeless) > 5 else "")
+        lost.insert(0, f"{_entries(len(homeless))} ({some})")
     return extras, notes + [f"{found.title} has no place for {what}: left behind" for what in lost]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap import kernels
-from weightmap.dtypes import SCHEMES, numpy_dtype
+from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
 from weightmap.errors import QuantError
 from weightmap.formats import Payload
 from weightmap.quant.blocks import BITS, BLOCKED, quantize
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from weightmap.model.reading import Located
 
-__all__ = ["FLOATING", "QuantizedInfo", "Quantizer", "matches"]
+__all__ = ["QuantizedInfo", "Quantizer", "matches"]
 
-FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 # Elements quantised at once: a MiB of float32.
 _PIECE = 1 << 18
 # Bytes of adaptive tensors that are kept from when their sizes are found until they are written. Beyond, memory stays

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.conversion.training import Options, Trainer
 from weightmap.dtypes import DTYPES
-from weightmap.errors import EncodeError, MissingDependencyError, QuantError, TensorFileError
+from weightmap.errors import EncodeError, QuantError, TensorFileError, counted
 from weightmap.formats import Payload, Request
 from weightmap.importers import NAMES
 from weightmap.importers.explicit import explicit
@@ -70,7 +70,7 @@ def convert_file(
     source: Any, kind: str, target: Target, limits: Limits, progress: Callable[[int, int], None] | None, *, lossy: bool
 ) -> Written:
     """Write a file of words, recognised as `kind`, to a file of any format."""
-    return convert_words(read_words(source, kind, lossy=lossy), target, limits, progress)
+    return convert_words(read_words(source, kind, limits, lossy=lossy), target, limits, progress)
 
 
 def convert_words(words: Words, target: Target, limits: Limits, progress: Callable[[int, int], None] | None) -> Written:
@@ -82,7 +82,10 @@ def convert_words(words: Words, target: Target, limits: Limits, progress: Callab
     if target.subwords is not None:
         if target.subwords != "explicit":
             raise ValueError(f"subwords is {target.subwords!r}, expected 'explicit'")
-        words = explicit(words)
+        try:
+            words = explicit(words, limits)
+        except TensorFileError as error:
+            raise error.located(path=target.path, format=found.name) from None
     normalize = target.normalize
     if normalize is None:  # as they are from finalfusion, which has normalised them, and from other models
         normalize = found.name == "finalfusion" and words.format in NAMES
@@ -133,17 +136,14 @@ def _to_format(
         )
     carried, warnings = found.carries[layout], []
     if "vocab" not in carried:
-        warnings.append(f"{found.title} has no place for the vocabulary of {len(words.table)} words: left behind")
+        known = counted(len(words.table), "word")
+        warnings.append(f"{found.title} has no place for the vocabulary of {known}: left behind")
     vocab = words.vocab if "vocab" in carried else None
     if words.subwords is not None and found.name != "finalfusion":
         msg = f"{found.title} has no place for subwords"
         raise EncodeError(msg, path=target.path, format=found.name)
     metadata = words.metadata if found.name == "finalfusion" and words.metadata else None
-    try:
-        plan = plan_request(target.path, found, Request(payloads, layout, metadata, vocab))
-    except MissingDependencyError:
-        warnings.append(f"the {len(metadata or ())} options of the model were left behind: they need tomli_w")
-        plan = plan_request(target.path, found, Request(payloads, layout, None, vocab))
+    plan = plan_request(target.path, found, Request(payloads, layout, metadata, vocab))
     write_plan(target.path, plan, progress=progress)
     done = () if trainer is None or trainer.info is None else (trainer.info,)
     return Written(found.name, layout, len(payloads), plan.size, (), tuple(warnings), done)

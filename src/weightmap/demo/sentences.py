@@ -50,7 +50,7 @@ def build_tokenizer(vocab: Sequence[str], special_ids: Mapping[str, int], *, max
     try:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     except ImportError as error:
-        raise MissingDependencyError("the demo needs the tokenizers library: pip install 'weightmap[demo]'") from error
+        raise MissingDependencyError("the demo needs the tokenizers library: pip install tokenizers") from error
 
     special = {role: vocab[special_ids[role]] for role in ("pad", "unk", "cls", "sep", "mask")}
     ids = {token: number for number, token in enumerate(vocab)}

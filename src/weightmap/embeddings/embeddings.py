@@ -10,7 +10,7 @@ from weightmap import kernels
 from weightmap.dtypes import SCHEMES
 from weightmap.embeddings.rows import gather, unit_sums
 from weightmap.embeddings.search import Search, unit
-from weightmap.errors import FormatError, quoted
+from weightmap.errors import FormatError, counted, quoted
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -242,14 +242,15 @@ class Embeddings:
         # Sums are float32 and go straight to where they belong, unless that is of another type.
         direct = dtype == _FLOAT32
         for first in range(0, len(missing), _WORDS):
-            places = missing[first : first + _WORDS]
-            ngrams, bounds = subwords.rows_of([words[i] for i in places.tolist()])
-            sums = out if direct else np.empty((len(places), self.dims), np.float32)
-            where = places.astype(np.uint64) if direct else None
-            unit_sums(self._matrix, ngrams, bounds, sums, places=where, threads=threads)
-            if not direct:
-                out[places] = sums
-            found[places] = bounds[1:] > bounds[:-1]
+            some = missing[first : first + _WORDS]
+            for at, ngrams, bounds in subwords.parts([words[i] for i in some.tolist()]):
+                places = some[at : at + len(bounds) - 1]
+                sums = out if direct else np.empty((len(places), self.dims), np.float32)
+                where = places.astype(np.uint64) if direct else None
+                unit_sums(self._matrix, ngrams, bounds, sums, places=where, threads=threads)
+                if not direct:
+                    out[places] = sums
+                found[places] = bounds[1:] > bounds[:-1]
         return out, found
 
     # ---------------------------------------------------------------------------------------------- similar words
@@ -332,4 +333,4 @@ class Embeddings:
         return [(self._vocab[row], cosine) for row, cosine in search.nearest(query, k, skip)]
 
     def __repr__(self) -> str:
-        return f"<Embeddings of {len(self._vocab)} words, {self.dims} dimensions>"
+        return f"<Embeddings of {counted(len(self._vocab), 'word')}, {counted(self.dims, 'dimension')}>"

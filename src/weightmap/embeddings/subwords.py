@@ -26,7 +26,7 @@ from weightmap import kernels
 from weightmap.errors import LayoutError, LimitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -124,12 +124,12 @@ class Subwords:
         return rows
 
     def rows_of(self, words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the rows of the n-grams of many words.
+        """Return the rows of the n-grams of a few words.
 
         Parameters
         ----------
         words : sequence of str
-            Some thousands of them: there are dozens of rows for each.
+            Of many, or of many long ones, take `parts`: there are dozens of rows for each, and may be a million.
 
         Returns
         -------
@@ -138,6 +138,41 @@ class Subwords:
         bounds : ndarray of uint64, shape (len(words) + 1,)
             Those of word i are ``rows[bounds[i]:bounds[i + 1]]``.
         """
+        parts = list(self.parts(words))
+        if len(parts) == 1:
+            return parts[0][1:]
+        bounds = [np.zeros(1, np.uint64)]
+        for _, _, part in parts:
+            bounds.append(part[1:] + bounds[-1][-1])
+        return np.concatenate([rows for _, rows, _ in parts]), np.concatenate(bounds)
+
+    def parts(self, words: Sequence[str]) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]]:
+        """Yield the rows of the n-grams of many words, in memory that does not depend on how many n-grams there are.
+
+        Parameters
+        ----------
+        words : sequence of str
+            Some thousands of them.
+
+        Yields
+        ------
+        first : int
+            Number of the first word of the part. One part holds them all, unless they have more than a million rows.
+        rows, bounds : ndarray
+            As of `rows_of`, of the words of the part.
+        """
+        waiting = [(0, len(words))]
+        while waiting:
+            first, last = waiting.pop()
+            found = self._rows(words if last - first == len(words) else words[first:last])
+            if found is None:
+                middle = (first + last) // 2
+                waiting += [(middle, last), (first, middle)]
+            else:
+                yield first, *found
+
+    def _rows(self, words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | None:
+        """Return rows and bounds; None for several words of more than a million rows."""
         native = self._native
         if native is None:
             native = self._native = self._load()
@@ -165,14 +200,15 @@ class Subwords:
             return rows
         return kernels.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words, (*index, numbers))
 
-    def _look_up(self, listed: dict[str, int], words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    def _look_up(
+        self, listed: dict[str, int], words: Sequence[str]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | None:
         rows: list[int] = []
         bounds = [0]
         for word in words:
             text = f"<{word}>"
             longest = min(self.max_n, len(text))
-            count = max(0, longest - self.min_n + 1)
-            if count * (len(text) + 1) - (self.min_n + longest) * count // 2 > kernels.NGRAMS_MOST:
+            if count_of(self, len(text)) > kernels.NGRAMS_MOST:
                 raise self._too_many(word)
             for start in range(len(text)):
                 for n in range(min(longest, len(text) - start), self.min_n - 1, -1):
@@ -180,6 +216,8 @@ class Subwords:
                     if row is not None:
                         rows.append(row)
             bounds.append(len(rows))
+            if len(rows) > kernels.NGRAMS_MOST and len(words) > 1:
+                return None
         return np.array(rows, np.uint64), np.array(bounds, np.uint64)
 
     def _too_many(self, word: str) -> LimitError:
@@ -188,6 +226,13 @@ class Subwords:
 
     def __repr__(self) -> str:
         return f"<Subwords {self.kind}, {min_to_max(self)} characters, {self.size} rows>"
+
+
+def count_of(subwords: Subwords, length: int) -> int:
+    """Return how many n-grams a text of so many characters has, brackets among them."""
+    longest = min(subwords.max_n, length)
+    count = max(0, longest - subwords.min_n + 1)
+    return count * (length + 1) - (subwords.min_n + longest) * count // 2
 
 
 def min_to_max(subwords: Subwords) -> str:

@@ -10,14 +10,14 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from weightmap.errors import EncodeError, FormatError, TruncatedError, UnknownFormatError
+from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError
 from weightmap.formats._base import HEAD, Content, Format, Options
-from weightmap.formats._hints import hint
+from weightmap.formats._hints import FOREIGN, hint
 from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
-    from weightmap.formats._writing import Parts, Payload, Plan, Request, refuse
+    from weightmap.formats._writing import Parts, Payload, Plan, Request, Unfit, listed, refuse
     from weightmap.io.source import Source
 
 __all__ = [
@@ -30,16 +30,18 @@ __all__ = [
     "Payload",
     "Plan",
     "Request",
+    "Unfit",
     "Verification",
     "by_name",
     "by_suffix",
     "formats",
     "identify",
+    "listed",
     "mistaken",
     "refuse",
 ]
 
-_WRITING = dict.fromkeys(("Parts", "Payload", "Plan", "Request", "refuse"), "_writing")
+_WRITING = dict.fromkeys(("Parts", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
 __getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying"})
 
 
@@ -104,8 +106,12 @@ def by_suffix(path: str) -> Format:
         if format_.plan is not None and path.lower().endswith(format_.suffixes):
             return format_
     known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
-    msg = "the suffix does not tell the format; give format=, or use one of"
-    raise EncodeError(f"{msg} {known}", path=path)
+    foreign = next((what for suffix, what in FOREIGN.items() if path.lower().endswith(suffix)), None)
+    if foreign is not None:
+        msg = f"{foreign}; files are written with one of the suffixes {known}"
+        raise EncodeError(msg, path=path)
+    msg = f"the suffix does not tell the format: use one of {known}"
+    raise EncodeError(msg, path=path, remedy=Remedy("or give {}", "format"))
 
 
 def mistaken(format_: Format, head: bytes) -> UnknownFormatError | None:
@@ -143,8 +149,8 @@ def _unknown(head: bytes, claims: list[Format]) -> FormatError:
         msg = "the file is empty"
         return TruncatedError(msg, offset=0)
     if claims:
-        msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}; give format="
-        return UnknownFormatError(msg)
+        msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}"
+        return UnknownFormatError(msg, remedy=Remedy("give {}", "format"))
     known = hint(head, 2)
     if known is not None:
         return known

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
-from weightmap.errors import EncodeError
+from weightmap.errors import EncodeError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weightmap.dtypes import DType
     from weightmap.model.saving import Sink
 
-__all__ = ["Parts", "Payload", "Plan", "Request", "encodable", "refuse"]
+__all__ = ["Parts", "Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "listed", "refuse"]
 
 
 class Parts(NamedTuple):
@@ -129,11 +129,65 @@ class Plan:
         self.exact = exact
 
 
-def refuse(what: str, reasons: Sequence[str]) -> NoReturn:
-    """Raise the one `EncodeError` that names everything that `what` cannot express."""
-    shown = "; ".join(reasons[:100]) + (f"; and {len(reasons) - 100} more" if len(reasons) > 100 else "")
-    msg = f"{what} cannot express this: {shown}"
-    raise EncodeError(msg)
+class Unfit(NamedTuple):
+    """Something with a name, such as a tensor, that a format cannot express."""
+
+    what: str
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {_short(self.name)}: {self.why}"
+
+
+# Why something cannot be written. Tensors for which the reason is the same are told together.
+Reason: TypeAlias = str | Unfit
+
+# A message is read in a terminal: so many characters of names for each reason, and of reasons.
+_NAMES, _REASONS = 300, 1000
+
+
+def refuse(what: str, reasons: Sequence[Reason]) -> NoReturn:
+    """Raise the one `EncodeError` that names what `what` cannot express."""
+    error = EncodeError(f"{what} cannot express this: {_together(reasons)}")
+    error.refused = tuple(map(str, reasons))
+    raise error
+
+
+def _short(name: object) -> str:
+    return f"{name[:80]!r}..." if isinstance(name, str) and len(name) > 80 else repr(name)
+
+
+def _together(reasons: Sequence[Reason]) -> str:
+    """Return reasons as one text, each with the names that it is true of."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for reason in reasons:
+        what, name, why = reason if isinstance(reason, Unfit) else ("", "", reason)
+        names.setdefault((what, why), []).append(name)
+    texts: list[str] = []
+    left, told = _REASONS, 0
+    for (what, why), those in names.items():
+        text = f"{what}{'s' * (len(those) > 1)} {listed(those)}: {why}" if what else why
+        left -= len(text)
+        if texts and left < 0:
+            texts.append(f"and {counted(len(reasons) - told, 'reason')} more")
+            break
+        texts.append(text[:_REASONS])
+        told += len(those)
+    return "; ".join(texts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of some, and how many more there are."""
+    shown: list[str] = []
+    left = _NAMES
+    for name in names:
+        text = _short(name)
+        left -= len(text)
+        if shown and left < 0:
+            return f"{', '.join(shown)} and {len(names) - len(shown):,} more"
+        shown.append(text)
+    return ", ".join(shown)
 
 
 def encodable(text: str) -> bool:

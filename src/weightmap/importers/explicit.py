@@ -17,34 +17,41 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.importers.words import Words
+    from weightmap.options import Limits
 
 __all__ = ["explicit"]
 
-# Words that are taken apart at once.
+# Words that are taken apart at once; n-grams, and characters of n-grams, that are compared with those known at once.
 _WORDS = 2048
+_NGRAMS, _CHARACTERS = 1 << 16, 1 << 22
+# Bytes that an n-gram takes in a file besides its text: its length and its index.
+_ENTRY = 12
 
 
-def explicit(words: Words) -> Words:
+def explicit(words: Words, limits: Limits) -> Words:
     """Return the same words with the n-grams that they have listed, and the rows of those alone.
 
     n-grams that had one bucket share a row. Rows are numbered by the first appearance of one of their n-grams, in the
     order of the words and of the n-grams in them, as finalfusion has it. An n-gram that none of the words has is
     unknown from here on.
 
+    The n-grams are held packed, each once: some 40 bytes and its text for each.
+
     Raises
     ------
     EncodeError
         When the vocabulary has no buckets.
+    LimitError
+        When the n-grams would take more than ``Limits.max_header_bytes`` in the file, or when those of one word do,
+        repeated ones among them.
     """
     subwords, gather = words.subwords, words.gather
     if subwords is None or gather is None or subwords.kind == "explicit":
         kind = "simple" if subwords is None else subwords.kind
         msg = f"the vocabulary is {kind}: explicit n-grams are made of buckets"
         raise EncodeError(msg, format=words.format)
-    ngrams, indices, kept = _listed(words, subwords)
+    table, indices, rows = _listed(words, subwords, limits)
     count = len(words.table)
-    table = StringTable.of(ngrams, "n-gram")
-    rows = np.array(kept, np.int64)
 
     def blocks() -> Iterator[NDArray[np.float32]]:
         yield from words.word_blocks()
@@ -59,26 +66,88 @@ def explicit(words: Words) -> Words:
     return words.replaced(rows=count + len(rows), blocks=blocks, gather=regather, subwords=listed)
 
 
-def _listed(words: Words, subwords: Subwords) -> tuple[list[str], NDArray[np.uint64], list[int]]:
+class _Distinct:
+    """n-grams by their first appearance, each once, and the row that each one had."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._nbytes = 0
+        # Each less than half as long as the one before, so that there are few, and each n-gram is copied a few times.
+        self._tables: list[StringTable] = []
+        self._rows: list[NDArray[np.uint64]] = []
+
+    def add(self, ngrams: list[str], rows: NDArray[np.uint64]) -> None:
+        """Take those that are not known yet."""
+        some = StringTable.of(ngrams, "n-gram")
+        new = some.find_many(ngrams) == np.arange(len(ngrams))
+        for table in self._tables:
+            new &= table.find_many(ngrams) < 0
+        chosen = np.flatnonzero(new)
+        fresh = StringTable.of([ngrams[i] for i in chosen.tolist()], "n-gram")
+        self._nbytes += fresh.nbytes + _ENTRY * len(fresh)
+        # Before they are kept: from here on memory would grow with what the words say, and not with their number.
+        self._limits.check("max_header_bytes", self._nbytes, "size of the n-grams of the words (or more)")
+        self._rows.append(rows[chosen])
+        self._tables.append(fresh)
+        while len(self._tables) > 1 and len(self._tables[-2]) <= 2 * len(self._tables[-1]):
+            self._tables[-2:] = [StringTable.joined(self._tables[-2:], "n-gram")]
+
+    def result(self) -> tuple[StringTable, NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the n-grams, the index of each, by first appearance of its row, and which row each index had."""
+        table = StringTable.joined(self._tables, "n-gram")
+        if not len(table):
+            return table, np.empty(0, np.uint64), np.empty(0, np.int64)
+        kept, first, number = np.unique(np.concatenate(self._rows), return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty(len(order), np.uint64)
+        rank[order] = np.arange(len(order), dtype=np.uint64)
+        return table, rank[number], kept[order].astype(np.int64)
+
+
+def _listed(
+    words: Words, subwords: Subwords, limits: Limits
+) -> tuple[StringTable, NDArray[np.uint64], NDArray[np.int64]]:
     """Return the n-grams, the index of each, and which row of the matrix each index had."""
-    known: dict[str, int] = {}
-    numbers: dict[int, int] = {}
+    distinct = _Distinct(limits)
     for first in range(0, len(words.table), _WORDS):
         some = [words.table[i] for i in range(first, min(first + _WORDS, len(words.table)))]
-        found, bounds = subwords.rows_of(some)
-        rows, ends = found.tolist(), bounds.tolist()
-        for i, word in enumerate(some):
-            # Buckets give every n-gram a row, so that the two lists have one length.
-            mine = zip(_ngrams(word, subwords.min_n, subwords.max_n), rows[ends[i] : ends[i + 1]], strict=True)
-            for ngram, row in mine:
-                if ngram not in known:
-                    known[ngram] = numbers.setdefault(row, len(numbers))
-    return list(known), np.array(list(known.values()), np.uint64), list(numbers)
+        for word in some:
+            limits.check("max_header_bytes", _size_of(word, subwords), "size of the n-grams of a word")
+        for at, rows, bounds in subwords.parts(some):
+            # Buckets give every n-gram a row, so that there are as many of the one as of the other.
+            done = 0
+            for ngrams in _some(some[at : at + len(bounds) - 1], subwords):
+                distinct.add(ngrams, rows[done : done + len(ngrams)])
+                done += len(ngrams)
+            assert done == len(rows)  # noqa: S101 - see above
+    return distinct.result()
 
 
-def _ngrams(word: str, min_n: int, max_n: int) -> Iterator[str]:
-    """Yield the n-grams of a word in the order of `Subwords.rows_of`."""
-    text = f"<{word}>"
-    for start in range(len(text)):
-        for n in range(min(max_n, len(text) - start), min_n - 1, -1):
-            yield text[start : start + n]
+def _size_of(word: str, subwords: Subwords) -> int:
+    """Return how many characters the n-grams of a word have together: a lower bound of the bytes that they take."""
+    length = len(word) + 2
+    longest = min(subwords.max_n, length)
+    if longest < subwords.min_n:
+        return 0
+    below = subwords.min_n - 1
+    # Of n characters there are length + 1 - n, from n = min_n to the longest: sums of n and of its square.
+    lengths = longest * (longest + 1) // 2 - below * (below + 1) // 2
+    squares = (longest * (longest + 1) * (2 * longest + 1) - below * (below + 1) * (2 * below + 1)) // 6
+    return (length + 1) * lengths - squares
+
+
+def _some(words: list[str], subwords: Subwords) -> Iterator[list[str]]:
+    """Yield the n-grams of words in the order of `Subwords.rows_of`, some at a time."""
+    some: list[str] = []
+    characters = 0
+    min_n, max_n = subwords.min_n, subwords.max_n
+    for word in words:
+        text = f"<{word}>"
+        for start in range(len(text) - min_n + 1):
+            longest = min(max_n, len(text) - start)
+            some += [text[start : start + n] for n in range(longest, min_n - 1, -1)]
+            characters += (longest - min_n + 1) * (longest + min_n) // 2
+            if len(some) >= _NGRAMS or characters >= _CHARACTERS:
+                yield some
+                some, characters = [], 0
+    yield some

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from weightmap.index.strings import StringTable
     from weightmap.io.source import Source
     from weightmap.model.saving import Sink
+    from weightmap.options import Limits
 
 MAGIC = 793712314
 VERSION = 12
@@ -54,11 +55,12 @@ _LOSSES = ("HierarchicalSoftmax", "NegativeSampling", "Softmax")
 _MODELS = ("CBOW", "SkipGram", "Supervised")
 # Where the fields stand that messages speak of.
 _AT = {"version": 4, "dims": 8, "buckets": 40, "min_n": 44, "max_n": 48, "entries": 64, "labels": 72, "pruned": 84}
-# Words whose n-grams are summed at once: some dozens of rows for each.
+# Words whose n-grams are summed at once: some dozens of rows for each, of which so many blocks are gathered at once.
 _WORDS = 256
+_BLOCKS = 4
 
 
-def read_fasttext(source: Source, *, lossy: bool) -> Words:
+def read_fasttext(source: Source, limits: Limits, *, lossy: bool) -> Words:
     """Read a model. The rows of words are averaged when `Words.blocks` is iterated.
 
     Raises
@@ -66,7 +68,7 @@ def read_fasttext(source: Source, *, lossy: bool) -> Words:
     UnsupportedError
         For another version, supervised models (with labels), pruned and quantised ones.
     FormatError
-        For what is damaged.
+        For what is damaged, and for more words than the limits allow.
     """
     if source.size < _HEAD.size:
         what = "the file ends within the header of the fastText model"
@@ -91,7 +93,7 @@ def read_fasttext(source: Source, *, lossy: bool) -> Words:
         raise TruncatedError(
             "number of words", field="entries", offset=_AT["entries"], actual=entries, expected=expected
         )
-    raws, offsets, end = _dictionary(source, entries)
+    raws, offsets, end = _dictionary(source, entries, limits)
     rows, data = _matrix(source, end, dims)
     table = table_of(raws, offsets, lossy=lossy)
     metadata = options | {"loss": _named(_LOSSES, options["loss"]), "model": _named(_MODELS, options["model"])}
@@ -121,7 +123,7 @@ def _named(names: tuple[str, ...], code: int) -> str | int:
     return names[code - 1] if 1 <= code <= len(names) else code
 
 
-def _dictionary(source: Source, entries: int) -> tuple[list[bytes], array[int], int]:
+def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[bytes], array[int], int]:
     """Return the words, where each one stands, and where the matrix begins."""
     raws: list[bytes] = []
     offsets = array("q")
@@ -131,6 +133,8 @@ def _dictionary(source: Source, entries: int) -> tuple[list[bytes], array[int], 
         if at < 0 or len(window) - at - 1 < _ENTRY.size:
             base += position
             position = 0
+            # Entries of holes in a file are words, too, and cost their author nothing.
+            limits.check("max_header_bytes", base - _HEAD.size, "size of the dictionary (or more)", offset=_HEAD.size)
             window = source.pread(base, min(BLOCK, source.size - base))
             at = window.find(b"\0")
             if at > LONGEST or (at < 0 and len(window) > LONGEST):
@@ -224,15 +228,30 @@ def ngram_sums(
     words: list[str], subwords: Subwords, gather: Any, dims: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the sum of the rows of the n-grams of each word, shape (words, dims), and how many there are."""
-    rows, bounds = subwords.rows_of(words)
     sums = np.zeros((len(words), dims), np.float32)
-    counts = np.diff(bounds.astype(np.int64))
-    some = np.flatnonzero(counts)
-    if len(some):
-        # Of words without n-grams no sum begins, so that each one ends where the next begins.
+    counts = np.zeros(len(words), np.float32)
+    for first, rows, bounds in subwords.parts(words):
+        last = first + len(bounds) - 1
+        counts[first:last] = np.diff(bounds.astype(np.int64))
         with np.errstate(over="ignore", invalid="ignore"):  # found by the check for finite numbers that follows
-            sums[some] = np.add.reduceat(gather(rows.astype(np.int64)), bounds[some].astype(np.intp), axis=0)
-    return sums, counts.astype(np.float32)
+            _add_up(rows.astype(np.int64), bounds.astype(np.int64), gather, sums[first:last])
+    return sums, counts
+
+
+def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sums: NDArray[np.float32]) -> None:
+    """Fill `sums` with those of the rows from each bound to the next, a few blocks of rows at a time."""
+    most = _BLOCKS * rows_in_block(sums.shape[1])
+    for begin in range(0, len(rows), most):
+        end = min(begin + most, len(rows))
+        starts = np.maximum(bounds[:-1], begin)
+        # Of words without n-grams no sum begins, so that each one ends where the next begins.
+        some = np.flatnonzero(starts < np.minimum(bounds[1:], end))
+        block = gather(rows[begin:end])
+        if (
+            starts[some[0]] > bounds[some[0]]
+        ):  # it goes on from the block before, in the order that one block would have
+            block[0] += sums[some[0]]
+        sums[some] = np.add.reduceat(block, starts[some] - begin, axis=0)
 
 
 # -------------------------------------------------------------------------------------------------------- writing

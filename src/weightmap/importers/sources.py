@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.conversion.quantizer import FLOATING, matches
-from weightmap.dtypes import SCHEMES, numpy_dtype
+from weightmap.conversion.quantizer import matches
+from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
 from weightmap.errors import EncodeError, FormatError
 from weightmap.formats import FORMATS, HEAD
 from weightmap.importers.fasttext import MAGIC, read_fasttext
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from weightmap.model.file import TensorFile
     from weightmap.model.reading import Located
+    from weightmap.options import Limits
 
 __all__ = ["from_file", "read_words", "recognise"]
 
@@ -96,7 +97,7 @@ def _is_text(rest: bytes, dims: int) -> bool:
     return dims >= 4 and not vector.translate(None, _TEXT)
 
 
-def read_words(file: Any, kind: str, *, lossy: bool) -> Words:
+def read_words(file: Any, kind: str, limits: Limits, *, lossy: bool) -> Words:
     """Read a file of words that was recognised as `kind`. Its rows are read when they are asked for.
 
     Raises
@@ -108,7 +109,7 @@ def read_words(file: Any, kind: str, *, lossy: bool) -> Words:
     path = source.name
     try:
         if kind == "fasttext":
-            words = read_fasttext(source, lossy=lossy)
+            words = read_fasttext(source, limits, lossy=lossy)
         else:
             found = _DIMS.match(source.pread(0, min(source.size, _LOOK))) if kind != "text" else None
             start, shape = (0, None) if found is None else (found.end(), (int(found[1]), int(found[2])))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import FormatError, TensorFileError
+from weightmap.errors import FormatError, TensorFileError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +64,14 @@ class StringTable:
         raws = [text.encode() for text in texts]
         return cls(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, what)
 
+    @classmethod
+    def joined(cls, tables: Sequence[StringTable], what: str) -> StringTable:
+        """Return the strings of tables without gaps as one: less than 4 GiB in all."""
+        bounds = [np.zeros(1, np.uint32)]
+        for table in tables:
+            bounds.append(table._bounds[1:] + bounds[-1][-1])  # noqa: SLF001 - the same class
+        return cls(b"".join(table._data for table in tables), np.concatenate(bounds), 0, what)  # noqa: SLF001
+
     def __len__(self) -> int:
         return len(self._bounds) - 1
 
@@ -105,6 +113,11 @@ class StringTable:
     def nbytes(self) -> int:
         """Bytes from the beginning of the buffer to the end of the last string."""
         return int(self._bounds[-1])
+
+    @property
+    def text_nbytes(self) -> int:
+        """Bytes of the strings themselves."""
+        return int(self._bounds[-1]) - int(self._bounds[0]) - self._gap * len(self)
 
     @property
     def finder(self) -> Callable[[object], int]:
@@ -304,4 +317,4 @@ class Vocabulary(Sequence[str]):
         return [] if self.subwords is None else self.subwords.indices(word)
 
     def __repr__(self) -> str:
-        return f"<Vocabulary of {self._count} tokens>"
+        return f"<Vocabulary of {counted(self._count, 'token')}>"

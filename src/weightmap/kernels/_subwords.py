@@ -69,8 +69,12 @@ class Ngrams:
         size = 0 if kind == "explicit" else size
         self._struct = ffi.new("wm_subwords *", (_KINDS[kind], min_n, max_n, size, first_row, index, indices, count))
 
-    def rows(self, blob: bytes, bounds: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | int:
+    def rows(
+        self, blob: bytes, bounds: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | int | None:
         """Return the rows of the n-grams of many texts, and where those of each begin.
+
+        None for several texts that together have more than `NGRAMS_MOST` rows: each of them alone may have as many.
 
         Parameters
         ----------
@@ -103,6 +107,8 @@ class Ngrams:
                 return -2 - total
             if total <= room:
                 return rows[:total], row_bounds
+            if total > NGRAMS_MOST and texts > 1:
+                return None
             room = total
 
 

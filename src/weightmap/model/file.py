@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, TensorNotFoundError, escape, quoted
+from weightmap.errors import TensorFileError, TensorNotFoundError, counted, escape, quoted
 from weightmap.index.spelling import alike
 from weightmap.index.table import Row
 from weightmap.model.reading import Located, read
@@ -482,7 +482,7 @@ class TensorFile(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         state = "closed " if self._source.closed else ""
-        count = f"{len(self)} tensor{'' if len(self) == 1 else 's'}"
+        count = counted(len(self), "tensor")
         name = escape(repr(self._source.name))
         return f"<{state}TensorFile {name}: {self.format}/{self.layout}, {count}, {self.nbytes} bytes>"
 

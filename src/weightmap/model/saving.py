@@ -19,8 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
-from weightmap.errors import EncodeError, NotRegularFileError, TensorFileError
-from weightmap.formats import Format, Plan, Request, by_name, by_suffix
+from weightmap.dtypes import FLOATING
+from weightmap.errors import EncodeError, NotRegularFileError, Remedy, TensorFileError
+from weightmap.formats import Format, Plan, Request, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.descriptor import Descriptor, own
 from weightmap.model.payload import from_arrays
 
@@ -451,17 +452,15 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
         schemes = found.schemes.get(request.layout, frozenset())
         quantized = [t for t in request.tensors if t.dtype.quantized and t.dtype.name not in schemes]
         if quantized:
-            named = ", ".join(f"{t.name!r} ({t.dtype.name})" for t in quantized[:100])
-            msg = f"{found.title} holds no tensors quantised like these, decode them first: {named}"
-            raise EncodeError(msg)
+            refuse(found.title, [Unfit("tensor", t.name, f"quantised to {t.dtype.name}") for t in quantized])
         keys = found.metadata_keys
-        homeless = [] if keys is None else [repr(key)[:80] for key in request.metadata or () if key not in keys]
+        homeless = [] if keys is None else [str(key) for key in request.metadata or () if key not in keys]
         if homeless:
-            msg = f"{found.title} has no place for the metadata entries {', '.join(homeless[:100])}"
+            msg = f"{found.title} has no place for the metadata entries {listed(homeless)}"
             raise EncodeError(msg)
         # No array has such a shape, but an empty tensor may get it when its elements become larger in a conversion.
         endless = [
-            f"{t.name!r} {t.shape}"
+            f"{t.name[:80]!r} {t.shape}"
             for t in request.tensors
             if not (t.nbytes or t.dtype.quantized) and math.prod(filter(None, t.shape)) * t.dtype.bits >> 3 >= 1 << 63
         ]
@@ -471,7 +470,24 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
         assert found.plan is not None  # noqa: S101 - `choose` has seen to it
         return found.plan(request)
     except TensorFileError as error:
+        if isinstance(error, EncodeError):
+            error.remedy = error.remedy or _conversion(found, request)
         raise error.located(path=path, format=found.name) from None
+
+
+def _conversion(found: Format, request: Request) -> Remedy | None:
+    """Say to which type tensors could be converted, where some are of one that the format lacks."""
+    known = found.dtypes[request.layout]
+    schemes = found.schemes.get(request.layout, frozenset())
+    lacking = [
+        t.dtype
+        for t in request.tensors
+        if (
+            t.dtype.name not in schemes if t.dtype.quantized else t.dtype.name in FLOATING and t.dtype.name not in known
+        )
+    ]
+    wanted = next((name for name in ("float32", "float16") if name in known), None)
+    return Remedy("convert with {}", "dtype", wanted) if lacking and wanted else None
 
 
 def save(
@@ -508,7 +524,7 @@ def save(
     metadata : mapping, optional
         What may stand there depends on the format: strings in safetensors and EMBD, which takes integers too and writes
         them as decimal strings; ``version`` and ``mip_level`` in CNN v2; what TOML has in finalfusion, where metadata
-        that was read keeps its text and new one needs the package tomli_w.
+        that was read keeps its text.
     vocab : sequence of str, optional
         Tokens by id. In finalfusion files, which need one, with an attribute ``subwords`` for a vocabulary that takes
         apart unknown words: a `Vocabulary` of such a file, or ``Vocabulary.of(words, subwords=Subwords(...))``.

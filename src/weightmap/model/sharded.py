@@ -15,6 +15,7 @@ from weightmap.errors import (
     NotRegularFileError,
     TensorFileError,
     UnknownFormatError,
+    counted,
     escape,
     quoted,
 )
@@ -203,7 +204,7 @@ class ShardedTensorFile(TensorFile):
         missing = [tensor for tensor in where if tensor not in self._where]
         if missing:
             what = f"tensor {quoted(missing[0])} is not in shard {quoted(where[missing[0]])}, where the index places it"
-            msg = f"{what} ({len(missing)} such tensors)"
+            msg = f"{what} ({counted(len(missing), 'such tensor')})"
             raise LayoutError(msg, field="weight_map")
 
     def _check_total(self, metadata: Mapping[str, Any]) -> None:
@@ -379,7 +380,7 @@ class ShardedTensorFile(TensorFile):
 
     def __repr__(self) -> str:
         state = "closed " if self._closed else ""
-        counts = f"{len(self._shards)} shards, {len(self)} tensors, {self._nbytes} bytes"
+        counts = f"{counted(len(self._shards), 'shard')}, {counted(len(self), 'tensor')}, {self._nbytes} bytes"
         return f"<{state}TensorFile {escape(repr(self._source.name))}: {counts}>"
 
 

@@ -11,6 +11,7 @@ from weightmap.formats._base import take
 from weightmap.formats.amb.layout import TOKENIZER_LEAST, U16_MAX, U32_MAX
 
 if TYPE_CHECKING:
+    from weightmap.formats._writing import Reason
     from weightmap.io.source import Source
     from weightmap.options import Limits
 
@@ -119,7 +120,7 @@ def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Li
     return Tokenizer(kind, special, source=source, place=place)
 
 
-def encode_tokenizer(tokenizer: Any, reasons: list[str]) -> bytes:
+def encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
     """Return the section for what `weightmap.save` was given: a `Tokenizer`, a mapping, an object with attributes."""
     if tokenizer is None:
         return b""
@@ -145,7 +146,7 @@ def encode_tokenizer(tokenizer: Any, reasons: list[str]) -> bytes:
     return _FIELDS.pack(kind, *ids) + vocabulary
 
 
-def _encode_ids(special: Any, reasons: list[str]) -> list[int]:
+def _encode_ids(special: Any, reasons: list[Reason]) -> list[int]:
     if not isinstance(special, Mapping):
         reasons.append(f"tokenizer special_ids: {type(special).__name__} (a mapping)")
         return [NO_ID] * len(SPECIAL_NAMES)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError
-from weightmap.formats._writing import Payload, Plan, Request, refuse
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
 from weightmap.formats.amb.layout import (
     ALIGNMENT,
@@ -36,11 +36,11 @@ _FILL = b" " * (ALIGNMENT - 1)
 
 def plan_amb(request: Request) -> Plan:
     """Lay out a file."""
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     for tensor in request.tensors:
         problems = _problems(tensor)
         if problems:
-            reasons.append(f"tensor {tensor.name[:80]!r}: {', '.join(problems)}")
+            reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
     metadata = _encode_json("metadata", request.metadata, reasons)
     config = _encode_json("config", _config(request), reasons)
     tokenizer = encode_tokenizer(request.tokenizer, reasons)
@@ -88,8 +88,7 @@ def _problems(tensor: Payload) -> list[str]:
         if tensor.block_size > U16_MAX:
             problems.append(f"blocks of {tensor.block_size} elements (at most {U16_MAX})")
     elif name not in _CODES:
-        hint = "; convert with dtype='float32'" if name in ("float64", "float8_e4m3fn", "float8_e5m2") else ""
-        problems.append(f"dtype {name} (it has {', '.join(DENSE)}{hint})")
+        problems.append(f"dtype {name} (it has {', '.join(DENSE)})")
     if max(tensor.shape, default=0) > U32_MAX:
         problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
     try:
@@ -115,7 +114,7 @@ def _config(request: Request) -> Mapping[str, Any] | None:
     return {**(request.config or {}), "quant": dict(zip(("type", "block_size", "scale_type"), way, strict=True))}
 
 
-def _encode_json(what: str, value: Mapping[str, Any] | None, reasons: list[str]) -> bytes:
+def _encode_json(what: str, value: Mapping[str, Any] | None, reasons: list[Reason]) -> bytes:
     """Return an object as JSON, keys sorted, so that equal objects give equal bytes; one that reads back as it is."""
     if value is None:
         return b"{}"

@@ -7,7 +7,7 @@ import struct
 from weightmap import kernels
 from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._framed import LENGTH, writer
-from weightmap.formats._writing import Plan, Request, encodable, refuse
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, refuse
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
@@ -15,16 +15,16 @@ _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
 def plan(request: Request) -> Plan:
     """Lay out a BinTensors file."""
-    reasons = []
+    reasons: list[Reason] = []
     for tensor in request.tensors:
         if tensor.dtype.name not in _CODE:
-            reasons.append(f"tensor {tensor.name!r}: dtype {tensor.dtype.name}")
+            reasons.append(Unfit("tensor", tensor.name, f"dtype {tensor.dtype.name}"))
         if not encodable(tensor.name):
-            reasons.append(f"tensor {tensor.name!r}: its name is not Unicode text")
+            reasons.append(Unfit("tensor", tensor.name, "its name is not Unicode text"))
     metadata = request.metadata
     for key, value in (metadata or {}).items():
         if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
-            reasons.append(f"metadata {key!r}: keys and values must be strings")
+            reasons.append(Unfit("metadata", str(key), "keys and values must be strings"))
     if reasons:
         refuse("BinTensors", reasons)
     tensors = [(-_CODE[tensor.dtype.name], tensor.name.encode(), tensor) for tensor in request.tensors]

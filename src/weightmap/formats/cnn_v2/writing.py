@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.errors import EncodeError
-from weightmap.formats._writing import Payload, Plan, Request, refuse
+from weightmap.errors import EncodeError, counted
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD
 
 if TYPE_CHECKING:
@@ -34,19 +34,19 @@ def layout_for(metadata: Mapping[str, Any] | None) -> str | None:
 
 def plan(request: Request) -> Plan:
     """Lay out a file."""
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     tensors = _ordered(request.tensors, reasons)
     mip_level = _mip_level(request, reasons)
     records, total = [], 0
     for tensor in tensors:
         problems = _problems(tensor)
         if problems:
-            reasons.append(f"tensor {tensor.name[:80]!r}: {', '.join(problems)}")
+            reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
             continue
         out_channels, in_channels, kernel_size, _ = tensor.shape
         count = tensor.nbytes // HALF
         if total <= _U32_MAX < total + count:
-            reasons.append(f"tensor {tensor.name[:80]!r}: with it there are {total + count} weights (below 2**32)")
+            reasons.append(Unfit("tensor", tensor.name, f"with it there are {total + count} weights (below 2**32)"))
         elif total <= _U32_MAX:
             records.append(RECORD.pack(kernel_size, in_channels, out_channels, total, count))
         total += count
@@ -67,11 +67,11 @@ def _write(sink: Sink, start: bytes, tensors: Sequence[Payload], padding: int) -
     sink.pad(padding)
 
 
-def _ordered(tensors: Sequence[Payload], reasons: list[str]) -> list[Payload]:
+def _ordered(tensors: Sequence[Payload], reasons: list[Reason]) -> list[Payload]:
     """Return the tensors by the number of their layer; those with another name come last."""
     numbers = {f"layer.{i}.weight": i for i in range(len(tensors))}
-    wanted = f"layer.<i>.weight, with i from 0 to {len(tensors) - 1}"
-    reasons += [f"tensor {tensor.name[:80]!r}: its name ({wanted})" for tensor in tensors if tensor.name not in numbers]
+    why = f"its name (layer.<i>.weight, with i from 0 to {len(tensors) - 1})"
+    reasons += [Unfit("tensor", tensor.name, why) for tensor in tensors if tensor.name not in numbers]
     return sorted(tensors, key=lambda tensor: numbers.get(tensor.name, len(tensors)))
 
 
@@ -79,9 +79,9 @@ def _problems(tensor: Payload) -> list[str]:
     """Say what keeps a tensor from being the weights of a layer."""
     problems, shape = [], tensor.shape
     if tensor.dtype.name != "float16":
-        problems.append(f"dtype {tensor.dtype.name} (it has float16; convert with dtype='float16')")
+        problems.append(f"dtype {tensor.dtype.name} (it has float16)")
     if len(shape) != 4:
-        problems.append(f"{len(shape)} dimensions (it has 4: out, in, kernel, kernel)")
+        problems.append(f"{counted(len(shape), 'dimension')} (it has 4: out, in, kernel, kernel)")
     elif shape[2] != shape[3]:
         problems.append(f"shape {shape} (a kernel is square)")
     if 0 in shape:
@@ -91,7 +91,7 @@ def _problems(tensor: Payload) -> list[str]:
     return problems
 
 
-def _mip_level(request: Request, reasons: list[str]) -> int:
+def _mip_level(request: Request, reasons: list[Reason]) -> int:
     """Return the mip_level of the metadata, 0 where there is none."""
     given = (request.metadata or {}).get("mip_level", 0)
     level = _integer(given)

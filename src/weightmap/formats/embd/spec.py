@@ -114,12 +114,15 @@ def _check_header(
         expected = "above 0 with the flag VOCAB_EMBEDDED; 0, like vocab_offset, without it"
         raise field_error(LayoutError, "vocab_size", vocab_size, expected)
     limits = options.limits
+    most = limits.max_header_bytes
     if count > limits.max_tensors:
         limits.check("max_tensors", count, "tensor_index_count", offset=32)
-    if metadata_size > limits.max_header_bytes:
+    if metadata_size > most:
         limits.check("max_header_bytes", metadata_size, "metadata_size", offset=16)
     _check_sections(fields, source.size - FOOTER.size)
-    if data - index > limits.max_header_bytes:
+    if vocab_size > most:
+        limits.check("max_header_bytes", vocab_size, "vocab_size", offset=24)
+    if data - index > most:
         limits.check("max_header_bytes", data - index, "size of the tensor index", offset=28)
 
 

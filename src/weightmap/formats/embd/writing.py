@@ -6,7 +6,8 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
-from weightmap.formats._writing import Payload, Plan, Request, refuse
+from weightmap.errors import counted
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
 from weightmap.formats.embd import DTYPE_NAMES, MAGIC
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
@@ -51,7 +52,7 @@ def _utf8(text: object, limit: int) -> bytes | None:
     return raw if len(raw) <= limit else None
 
 
-def _check_tensors(request: Request, dtypes: Iterable[str], reasons: list[str]) -> None:
+def _check_tensors(request: Request, dtypes: Iterable[str], reasons: list[Reason]) -> None:
     known = frozenset(dtypes)
     for tensor in request.tensors:
         shape = tensor.shape
@@ -62,16 +63,16 @@ def _check_tensors(request: Request, dtypes: Iterable[str], reasons: list[str]) 
         if tensor.dtype.name not in known:
             problems.append(f"dtype {tensor.dtype.name}")
         if not 1 <= len(shape) <= MAX_NDIM:
-            problems.append(f"{len(shape)} dimensions (it has 1 to {MAX_NDIM})")
+            problems.append(f"{counted(len(shape), 'dimension')} (it has 1 to {MAX_NDIM})")
         if any(dim > U32_MAX for dim in shape):
             problems.append(f"shape {shape} (a dimension is below 2**32)")
         if _utf8(tensor.name, U16_MAX) is None:
             problems.append("its name (Unicode text of at most 65535 bytes)")
-        reasons.append(f"tensor {tensor.name[:80]!r}: {', '.join(problems)}")
+        reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
 
 
 def _plan_spec(request: Request) -> Plan:
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     _check_tensors(request, DTYPE_NAMES, reasons)
     metadata = _encode_metadata(request, reasons)
     vocab = _encode_vocabulary(request, reasons)
@@ -139,7 +140,7 @@ def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> 
     sink.write(FOOTER.pack(data_crc, file_crc, MAGIC_END, 0))  # both are 0 when nothing was summed
 
 
-def _encode_metadata(request: Request, reasons: list[str]) -> bytes:
+def _encode_metadata(request: Request, reasons: list[Reason]) -> bytes:
     entries = []
     for key, value in (request.metadata or {}).items():
         # Integers are decimal strings in the specification.
@@ -158,7 +159,7 @@ def _encode_metadata(request: Request, reasons: list[str]) -> bytes:
     return PAIR.pack(len(entries), total) + b"".join(entries)
 
 
-def _encode_vocabulary(request: Request, reasons: list[str]) -> bytearray:
+def _encode_vocabulary(request: Request, reasons: list[Reason]) -> bytearray:
     if request.vocab is None:
         if request.special_ids:
             reasons.append("special_ids without a vocabulary")
@@ -175,7 +176,7 @@ def _place_special(vocab: bytearray, offset: int) -> None:
     struct.pack_into("<I", vocab, 8, offset + len(vocab) - SPECIAL.size)
 
 
-def _special(given: Any, vocab: Sequence[str], reasons: list[str]) -> list[int]:
+def _special(given: Any, vocab: Sequence[str], reasons: list[Reason]) -> list[int]:
     """Return the five ids: as given, else by the token's usual name, else "none"."""
     known = dict(given) if given is not None else {}
     if given is None:
@@ -189,7 +190,7 @@ def _special(given: Any, vocab: Sequence[str], reasons: list[str]) -> list[int]:
     return [known.get(name, NO_ID) for name in SPECIAL_NAMES]
 
 
-def _encode_tokens(vocab: Sequence[str], prefix: str, limit: int, reasons: list[str]) -> bytes:
+def _encode_tokens(vocab: Sequence[str], prefix: str, limit: int, reasons: list[Reason]) -> bytes:
     length = struct.Struct(prefix)
     parts = []
     for i, token in enumerate(vocab):
@@ -202,7 +203,7 @@ def _encode_tokens(vocab: Sequence[str], prefix: str, limit: int, reasons: list[
 
 
 def _plan_simple(request: Request) -> Plan:
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     _check_tensors(request, ("float32",), reasons)
     tokens = _encode_tokens(request.vocab or (), "<I", U32_MAX, reasons)
     if len(request.tensors) > U32_MAX:

@@ -21,10 +21,14 @@ from weightmap.formats.finalfusion.layout import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from weightmap.io.source import Source
+    from weightmap.options import Limits
 
 # One read of the walk.
 _PIECE = 1 << 20
+_OR_MORE = "size of the vocabulary (or more)"
 
 
 def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> VocabChunk:
@@ -91,13 +95,28 @@ def _check_last(id_: int, last: int, at: int) -> int:
 
 
 # ------------------------------------------------------------------------------------------- finding where it ends
-def scan_end(source: Source, vocab: VocabChunk) -> int:
-    """Walk the words, and the n-grams if there are any, with flat memory; return where they end."""
-    position = _skip(source, vocab.words, vocab.n_words, 0, "word")
+def check_size(vocab: VocabChunk, end: int, limits: Limits, what: str = "size of the vocabulary") -> None:
+    """Hold the bytes of words and n-grams, of which `end` is the last that is known, against the limits."""
+    at = vocab.offset - U64.size  # of the chunk's length
+    limits.check("max_header_bytes", end - vocab.words, what, offset=at)
+
+
+def scan_end(source: Source, vocab: VocabChunk, limits: Limits) -> int:
+    """Walk the words, and the n-grams if there are any, with flat memory; return where they end.
+
+    No more than the limits allow is walked: a file with holes has any length at no cost.
+    """
+    position = vocab.words
+    for end in _skip(source, position, vocab.n_words, 0, "word"):
+        check_size(vocab, end, limits, _OR_MORE)
+        position = end
     if vocab.id != EXPLICIT:
         return position
     count, position = ngram_count(source, vocab, position)
-    return _skip(source, position, count, 0 if vocab.spec else INDEX, "n-gram")
+    for end in _skip(source, position, count, 0 if vocab.spec else INDEX, "n-gram"):
+        check_size(vocab, end, limits, _OR_MORE)
+        position = end
+    return position
 
 
 def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, int]:
@@ -112,8 +131,8 @@ def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, 
     return count, position + U64.size
 
 
-def _skip(source: Source, position: int, count: int, tail: int, what: str) -> int:
-    """Return where `count` strings that begin at `position` end."""
+def _skip(source: Source, position: int, count: int, tail: int, what: str) -> Iterator[int]:
+    """Yield how far `count` strings that begin at `position` reach, as they are walked; last of all where they end."""
     left = count
     while left:
         piece = source.pread(position, min(_PIECE, source.size - position))
@@ -127,4 +146,4 @@ def _skip(source: Source, position: int, count: int, tail: int, what: str) -> in
                 raise TruncatedError(msg, field="vocabulary", offset=position, expected=f"at least {end} bytes")
             left -= 1
             position = end
-    return position
+        yield position

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats._base import take, trailing
 from weightmap.formats.finalfusion import MAGIC
-from weightmap.formats.finalfusion.chunk import read_fields, scan_end
+from weightmap.formats.finalfusion.chunk import check_size, read_fields, scan_end
 from weightmap.formats.finalfusion.layout import (
     CHUNK,
     HEADER,
@@ -172,9 +172,11 @@ class _Walk:
         By its length, when that leads to a whole storage chunk that fits the vocabulary; else by walking the words.
         """
         vocab = read_fields(id_, length, position + CHUNK.size, fields, self._size)
+        limits = self._options.limits
         if self._leads_to_storage(vocab):
+            check_size(vocab, vocab.declared, limits)
             return vocab._replace(end=vocab.declared)
-        end = scan_end(self._source, vocab)
+        end = scan_end(self._source, vocab, limits)
         if end != vocab.declared:
             self._warnings.append(
                 f"the length of the {TITLES[id_]} chunk is {length}, and its words and n-grams take "

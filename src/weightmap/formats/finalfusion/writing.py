@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.formats._writing import Payload, Plan, Request, encodable, refuse
+from weightmap.errors import counted
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, encodable, refuse
 from weightmap.formats.finalfusion import MAGIC, TYPES
 from weightmap.formats.finalfusion.layout import (
     BUCKET,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.index.strings import StringTable
     from weightmap.model.saving import Sink
 
 _IDS = {kind: id_ for id_, kind in KINDS.items()}
@@ -50,10 +52,18 @@ _BATCH = 4096
 
 
 class _Ngrams(NamedTuple):
-    """n-grams in the order in which they are written."""
+    """The n-grams of a table, their indices, and the order in which they are written; None for that of the table."""
 
-    strings: list[bytes]
+    table: StringTable
     indices: NDArray[np.uint64]
+    order: NDArray[np.int64] | None
+
+    def entries(self) -> Iterator[tuple[list[bytes], list[int]]]:
+        """Yield n-grams and their indices, some at a time: there are many more n-grams than words."""
+        for first in range(0, len(self.indices), _BATCH):
+            some = slice(first, first + _BATCH)
+            chosen = np.arange(len(self.indices))[some] if self.order is None else self.order[some]
+            yield [self.table.raw(i) for i in chosen.tolist()], self.indices[chosen].tolist()
 
 
 class _Vocab(NamedTuple):
@@ -71,42 +81,35 @@ class _Vocab(NamedTuple):
         size = len(self.fields) + sum(map(len, self.words)) + 4 * len(self.words)
         if self.ngrams is not None:
             entry = 4 if self.spec else 12
-            size += sum(map(len, self.ngrams.strings)) + entry * len(self.ngrams.strings) + (8 if self.spec else 0)
+            table = self.ngrams.table
+            size += table.text_nbytes + entry * len(table) + (8 if self.spec else 0)
         return size
 
     def write(self, sink: Sink) -> None:
         """Write the payload."""
         sink.write(self.fields)
-        for piece in _joined(self.words, None):
-            sink.write(piece)
-        if self.ngrams is not None:
-            if self.spec:
-                sink.write(U64.pack(len(self.ngrams.strings)))
-            for piece in _joined(self.ngrams.strings, None if self.spec else self.ngrams.indices):
-                sink.write(piece)
-
-
-def _joined(strings: Sequence[bytes], indices: NDArray[np.uint64] | None) -> Iterator[bytes]:
-    """Yield strings behind their lengths, and in front of their indices where they have any."""
-    for first in range(0, len(strings), _BATCH):
-        batch = strings[first : first + _BATCH]
-        if indices is None:
-            yield b"".join(part for string in batch for part in (U32.pack(len(string)), string))
-        else:
-            tails = indices[first : first + _BATCH].tolist()
+        for first in range(0, len(self.words), _BATCH):
+            batch = self.words[first : first + _BATCH]
+            sink.write(b"".join(part for raw in batch for part in (U32.pack(len(raw)), raw)))
+        if self.ngrams is None:
+            return
+        if self.spec:
+            sink.write(U64.pack(len(self.ngrams.table)))
+        for batch, indices in self.ngrams.entries():
+            tails = [b""] * len(batch) if self.spec else map(U64.pack, indices)
             pairs = zip(batch, tails, strict=True)
-            yield b"".join(part for raw, tail in pairs for part in (U32.pack(len(raw)), raw, U64.pack(tail)))
+            sink.write(b"".join(part for raw, tail in pairs for part in (U32.pack(len(raw)), raw, tail)))
 
 
 def plan_finalfusion(request: Request) -> Plan:
     """Lay out a file."""
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     tensors = {tensor.name: tensor for tensor in request.tensors}
     matrix, norms = tensors.get("embeddings"), tensors.get("norms")
     others = [name for name in tensors if name not in ("embeddings", "norms")]
     if matrix is None:
         reasons.append("there is no tensor 'embeddings', the matrix that every file has")
-    reasons.extend(f"tensor {name[:80]!r}: it has 'embeddings' and 'norms' alone" for name in others)
+    reasons.extend(Unfit("tensor", name, "it has 'embeddings' and 'norms' alone") for name in others)
     metadata = None if request.metadata is None else encode_metadata(request.metadata, reasons)
     vocab = _encode_vocab(request.vocab, request.layout, reasons)
     if matrix is not None:
@@ -160,7 +163,7 @@ def _before(tensor: Payload, position: int) -> bytes:
     return CHUNK.pack(id_, len(fields) + len(padding) + tensor.nbytes) + fields + padding
 
 
-def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[str]) -> None:
+def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     what = "tensor 'embeddings'"
     parts = matrix.parts
     if parts is not None:  # of a scheme of its own: `save` has refused others
@@ -169,34 +172,33 @@ def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[str]) -> 
         elif not matrix.shape[1]:
             reasons.append(f"{what}: rows without elements")
     elif matrix.dtype.name not in TYPES:
-        hint = "; convert with dtype='float32'" if matrix.dtype.name in ("float16", "bfloat16") else ""
-        reasons.append(f"{what}: dtype {matrix.dtype.name} (it has {', '.join(filter(None, TYPES))}{hint})")
+        reasons.append(f"{what}: dtype {matrix.dtype.name} (it has {', '.join(filter(None, TYPES))})")
     if len(matrix.shape) != 2:
-        reasons.append(f"{what}: {len(matrix.shape)} dimensions (2)")
+        reasons.append(f"{what}: {counted(len(matrix.shape), 'dimension')} (2)")
         return
     rows, cols = matrix.shape
     if cols > U32_MAX:
         reasons.append(f"{what}: {cols} columns (at most {U32_MAX})")
     if vocab is not None and rows != vocab.rows:
         subwords = vocab.rows - len(vocab.words)
-        of = f"{len(vocab.words)} words" + (f" and {subwords} subwords" if subwords else "")
-        reasons.append(f"{what}: {rows} rows ({vocab.rows}: the vocabulary has {of})")
+        of = counted(len(vocab.words), "word") + (f" and {counted(subwords, 'subword')}" if subwords else "")
+        reasons.append(f"{what}: {counted(rows, 'row')} ({vocab.rows}: the vocabulary has {of})")
 
 
-def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[str]) -> None:
+def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     if norms.dtype.name != "float32" or norms.dtype.quantized:
         reasons.append(f"tensor 'norms': dtype {norms.dtype.name} (float32)")
     if len(norms.shape) != 1:
-        reasons.append(f"tensor 'norms': {len(norms.shape)} dimensions (1)")
+        reasons.append(f"tensor 'norms': {counted(len(norms.shape), 'dimension')} (1)")
     elif vocab is not None and norms.shape[0] != len(vocab.words):
-        reasons.append(f"tensor 'norms': {norms.shape[0]} elements ({len(vocab.words)}, one for each word)")
+        reasons.append(f"tensor 'norms': {counted(norms.shape[0], 'element')} ({len(vocab.words)}, one for each word)")
 
 
 # ------------------------------------------------------------------------------------------------------ vocabulary
-def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[str]) -> _Vocab | None:
+def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason]) -> _Vocab | None:
     """Return the vocabulary; None when it cannot be expressed, for reasons that are added to the list."""
     if words is None:
-        reasons.append("there is no vocabulary (vocab=), which every file has")
+        reasons.append("there is no vocabulary, which every file has")
         return None
     before = len(reasons)
     raws = _encode_words(words, reasons)
@@ -229,13 +231,13 @@ def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[str]) 
     if spec:
         fields = SPEC_FIELDS[id_].pack(*lengths, *last, count)
     else:
-        counts = (count,) if ngrams is None else (count, len(ngrams.strings))
+        counts = (count,) if ngrams is None else (count, len(ngrams.table))
         fields = UPSTREAM_FIELDS[id_].pack(*counts, *lengths, *last)
-    size = int(subwords.size) if ngrams is None else int(ngrams.indices.max(initial=0)) + 1 if ngrams.strings else 0
+    size = int(subwords.size) if ngrams is None else int(ngrams.indices.max(initial=0)) + 1 if len(ngrams.table) else 0
     return _Vocab(id_, fields, raws, ngrams, spec, count + size)
 
 
-def _encode_words(words: Sequence[str], reasons: list[str]) -> list[bytes]:
+def _encode_words(words: Sequence[str], reasons: list[Reason]) -> list[bytes]:
     try:
         raws = [word.encode() for word in words]
     except (AttributeError, UnicodeEncodeError):  # no text, or a lone surrogate
@@ -251,15 +253,14 @@ def _encode_words(words: Sequence[str], reasons: list[str]) -> list[bytes]:
     return raws
 
 
-def _encode_ngrams(subwords: Any, reasons: list[str], *, spec: bool) -> _Ngrams | None:
+def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngrams | None:
     """Return the n-grams of an explicit vocabulary, in an order in which their indices are numbered by appearance."""
     if subwords.ngrams is None:
         reasons.append("explicit subwords without n-grams")
         return None
     table, given = subwords.ngrams()
-    strings = [table.raw(i) for i in range(len(table))]
     indices = np.asarray(given, np.uint64)
-    if len(indices) != len(strings) or len(set(strings)) != len(strings):
+    if len(indices) != len(table) or table.duplicates()[0]:
         reasons.append("n-grams that are repeated, or of another number than their indices")
         return None
     distinct = np.unique(indices)
@@ -271,7 +272,4 @@ def _encode_ngrams(subwords: Any, reasons: list[str], *, spec: bool) -> _Ngrams 
         return None
     # The rows of the matrix stay where they are: it is the n-grams that are sorted. Where none share an index, what is
     # numbered by first appearance rises by one from each to the next, as layout "spec" has it.
-    if not numbered(indices):
-        order = np.argsort(indices, kind="stable")
-        strings, indices = [strings[i] for i in order.tolist()], indices[order]
-    return _Ngrams(strings, indices)
+    return _Ngrams(table, indices, None if numbered(indices) else np.argsort(indices, kind="stable"))

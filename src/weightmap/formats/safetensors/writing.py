@@ -6,7 +6,7 @@ import json
 
 from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._framed import LENGTH, writer
-from weightmap.formats._writing import Plan, Request, encodable, refuse
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, refuse
 from weightmap.formats.safetensors import DTYPE_NAMES
 
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
@@ -15,17 +15,17 @@ _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
 
 def plan(request: Request) -> Plan:
     """Lay out a safetensors file."""
-    reasons = []
+    reasons: list[Reason] = []
     for tensor in request.tensors:  # of any dtype: it has them all
         if tensor.name == "__metadata__":
             reasons.append("tensor '__metadata__': the name is taken")
         if not encodable(tensor.name):
-            reasons.append(f"tensor {tensor.name!r}: its name is not Unicode text")
+            reasons.append(Unfit("tensor", tensor.name, "its name is not Unicode text"))
     metadata = request.metadata
     if metadata is not None:
         for key, value in metadata.items():
             if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
-                reasons.append(f"metadata {key!r}: keys and values must be strings")
+                reasons.append(Unfit("metadata", str(key), "keys and values must be strings"))
     if reasons:
         refuse("safetensors", reasons)
     ordered = sorted(request.tensors, key=lambda tensor: (-_CODE[tensor.dtype.name], tensor.name.encode()))

@@ -1,0 +1,287 @@
+"""What `Limits` bounds besides tensors and copies: vocabularies, also those of files that are nearly all holes."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.bounds_support import refused
+from tests.builders import Tensor, embd, normal
+from tests.builders import finalfusion as ff
+from tests.support import run_child
+from tests.word_files import fasttext, fasttext_hash, ngrams
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.embeddings.subwords import Subwords
+from weightmap.index.strings import StringTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = ["one", "two", "drei"]
+PAIRS = [("ab", 0), ("b", 1)]
+KINDS = {
+    "simple": lambda **lies: (ff.simple(WORDS, **lies), 3),
+    "bucket": lambda **lies: (ff.hashed(ff.BUCKET, WORDS, 1, 3, 2, **lies), 7),
+    "fasttext": lambda **lies: (ff.hashed(ff.FASTTEXT, WORDS, 1, 3, 4, **lies), 7),
+    "explicit": lambda **lies: (ff.explicit(WORDS, PAIRS, 1, 3, **lies), 5),
+    "bucket-spec": lambda **lies: (ff.hashed(ff.BUCKET, WORDS, 1, 3, 2, spec=True, **lies), 7),
+    "explicit-spec": lambda **lies: (ff.explicit(WORDS, PAIRS, 1, 3, spec=True, **lies), 5),
+}
+# Bytes of the words, and of n-grams with what stands before or behind them.
+SIZES = dict.fromkeys(KINDS, 12 + 10) | {"explicit": 22 + 2 * 12 + 3, "explicit-spec": 22 + 8 + 2 * 4 + 3}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("believed", [True, False], ids=["believed", "walked"])
+def test_vocabularies_of_finalfusion_are_bounded(kind: str, believed: bool) -> None:
+    """A vocabulary of as many bytes as `max_header_bytes` opens, one byte more is a LimitError.
+
+    So it is by the length of the chunk, and, where that leads nowhere, when it is walked.
+    """
+    chunk, rows = KINDS[kind](**({} if believed else {"length": 5}))
+    data = ff.build([chunk, ff.matrix(normal((rows, 2)))])
+    with wm.open(data, limits=wm.Limits(max_header_bytes=SIZES[kind])) as f:
+        assert list(f.vocab) == WORDS
+    error = refused(data, limits=wm.Limits(max_header_bytes=SIZES[kind] - 1))
+    assert isinstance(error, wm.LimitError)
+    assert (error.field, error.actual, error.offset) == ("max_header_bytes", SIZES[kind], 12 + 8 + 4)
+
+
+def test_a_walk_ends_where_words_are_too_many_already() -> None:
+    """Words beyond the limit are a LimitError before anybody looks for n-grams, which may not be there."""
+    chunk = ff.Chunk(8, struct.pack("<QQII", 3, 0, 1, 3) + ff.strings(WORDS), length=5)
+    data = ff.build([chunk])
+    assert refused(data, limits=wm.Limits(max_header_bytes=21)).field == "max_header_bytes"
+
+
+def test_vocabularies_of_embd_are_bounded() -> None:
+    """A vocabulary of as many bytes as `max_header_bytes` opens, one byte more is a LimitError at its size."""
+    tokens = [f"token{i}" for i in range(100)]
+    data = embd.Draft([], vocab=tokens).seal()
+    size = struct.unpack_from("<I", data, 24)[0]
+    with wm.open(data, limits=wm.Limits(max_header_bytes=size)) as f:
+        assert list(f.vocab) == tokens
+    error = refused(data, limits=wm.Limits(max_header_bytes=size - 1))
+    assert isinstance(error, wm.LimitError)
+    assert (error.field, error.actual, error.offset) == ("max_header_bytes", size, 24)
+
+
+# --------------------------------------------------------------------------------------------- holes
+OPEN = """
+import resource, sys, weightmap as wm
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+for path in sys.argv[1:]:
+    try:
+        wm.convert(path, path + ".fifu") if path.endswith(".bin") else wm.open(path)
+    except wm.LimitError as error:
+        print(error.field)
+with open("/proc/self/status") as file:
+    print(next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) >> 10)
+"""
+
+
+def write_sparse(path: Path, parts: list[bytes | int]) -> Path:
+    """Write a file of bytes and of holes, which are told by their lengths."""
+    with path.open("wb") as file:
+        for part in parts:
+            if isinstance(part, bytes):
+                file.write(part)
+            else:
+                file.truncate(file.tell() + part)
+                file.seek(0, 2)
+    return path
+
+
+def test_files_full_of_holes_are_refused_in_little_memory(tmp_path: Path) -> None:
+    """Billions of empty words, and one word of gibibytes, that take no room on the disk: LimitError in time and memory.
+
+    The vocabularies have 64 GiB, which would take minutes to walk, or 400 GB as words of a fastText model.
+    """
+    hole = 1 << 36
+    many = hole // 4
+    paths = []
+    for name, words, text in (("empty", many, []), ("long", 1, [struct.pack("<I", 2**32 - 1)])):
+        for lie in (0, 1):
+            # The length of the vocabulary is right, or wrong by one; a matrix of int8 with one column stands behind it.
+            head = struct.pack("<4s4IQQ", b"FiFu", 0, 2, 1, 2, 8 + hole + lie, words)
+            head = head[:20] + struct.pack("<I", 1) + head[20:]
+            storage = struct.pack("<IQQII", 2, 17 + words, words, 1, 0) + b"\0"
+            parts = [head, *text, hole - len(b"".join(text)), storage, words]
+            paths.append(write_sparse(tmp_path / f"{name}{lie}.fifu", parts))
+    model = fasttext([], np.zeros((1, 1), np.float32), 0, minn=0, maxn=0, size=2**31 - 1)
+    paths.append(write_sparse(tmp_path / "words.bin", [model[:92], hole]))
+    *fields, megabytes = run_child(OPEN, *paths).stdout.split()
+    assert fields == ["max_header_bytes"] * len(paths)
+    assert int(megabytes) < 400
+
+
+def test_verifying_a_vocabulary_takes_a_few_times_its_bytes_of_memory() -> None:
+    """Words as short as a million can be: five bytes of memory for each byte of the vocabulary, at most."""
+    words = [f"{i:x}" for i in range(2**18 + 1)]
+    data = ff.build([ff.simple(words), ff.matrix(Tensor("uint8", (len(words), 1), bytes(len(words))))])
+    size = len(data) - len(words)
+    with wm.open(data) as f:
+        tracemalloc.start()
+        try:
+            f.verify()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert size < peak < 2**20 + 5 * size
+
+
+def test_limits_go_with_the_words_of_other_programs(tmp_path: Path) -> None:
+    """The dictionary of a fastText model is held against the limits where more of it has to be read."""
+    words = [f"{i:07d}" * 20 for i in range(2**16)]
+    path = tmp_path / "model.bin"
+    path.write_bytes(fasttext(words, np.ones((len(words), 1), np.float32), 0, minn=0, maxn=0))
+    with pytest.raises(wm.LimitError, match="size of the dictionary"):
+        wm.convert(path, tmp_path / "x.fifu", limits=wm.Limits(max_header_bytes=1 << 22))
+    report: Any = wm.convert(path, tmp_path / "x.fifu", limits=wm.Limits(max_header_bytes=1 << 24))
+    assert report.tensors == 2
+
+
+# --------------------------------------------------------------------------------------------- n-grams
+def letters(length: int, seed: int) -> str:
+    """A word of random letters."""
+    return "".join(random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz", k=length))
+
+
+def ngram_bomb(path: Path) -> Path:
+    """Four words of 1,000 characters, with buckets for n-grams of any length: 4 kB."""
+    words = [letters(1000, i) for i in range(4)]
+    chunk = ff.hashed(ff.BUCKET, words, 1, 2**30, 1)
+    path.write_bytes(ff.build([chunk, ff.matrix(normal((6, 1)))]))
+    return path
+
+
+def peak_of(call: Any) -> int:
+    """The most memory that a call takes."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_bomb_of_ngrams_is_refused_in_little_memory(tmp_path: Path) -> None:
+    """n-grams of 670 MB, out of 4 kB, are a LimitError before any of them is made, and no file is left behind."""
+    path = ngram_bomb(tmp_path / "bomb.fifu")
+    wm.convert(path, tmp_path / "warm.fifu")
+
+    def convert() -> None:
+        with pytest.raises(wm.LimitError, match="n-grams of a word is 168171004") as caught:
+            wm.convert(path, tmp_path / "x.fifu", subwords="explicit")
+        assert caught.value.path == str(tmp_path / "x.fifu")
+
+    assert peak_of(convert) < 4 << 20
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bomb.fifu", "warm.fifu"]
+
+
+def listed(words: list[str], shortest: int, longest: int) -> list[str]:
+    """The n-grams of words by their first appearance, by the definition."""
+    return list(dict.fromkeys(ngram for word in words for ngram in ngrams(word, shortest, longest)))
+
+
+def test_listed_ngrams_are_bounded(tmp_path: Path) -> None:
+    """n-grams of as many bytes as the limit says are listed, with one byte less allowed they are a LimitError."""
+    words = [letters(200, i % 3) + str(i) for i in range(8)]
+    path = tmp_path / "in.fifu"
+    path.write_bytes(ff.build([ff.hashed(ff.BUCKET, words, 2, 50, 4), ff.matrix(normal((24, 2)))]))
+    expected = listed(words, 2, 50)
+    size = sum(map(len, expected)) + 12 * len(expected)
+    wm.convert(path, tmp_path / "x.fifu", subwords="explicit", limits=wm.Limits(max_header_bytes=size))
+    with wm.open(tmp_path / "x.fifu") as f:
+        assert list(f.vocab.subwords.ngrams()[0]) == expected
+    with pytest.raises(wm.LimitError) as caught:
+        wm.convert(path, tmp_path / "y.fifu", subwords="explicit", limits=wm.Limits(max_header_bytes=size - 1))
+    assert caught.value.actual == size
+
+
+def test_listed_ngrams_are_those_of_the_definition(tmp_path: Path) -> None:
+    """Some 200,000 different n-grams, more than are compared at once, in order, each with the row of its bucket."""
+    words = [letters(5 + i % 9, i) for i in range(9_000)]
+    words = list(dict.fromkeys(words))
+    rows = np.arange(len(words) + 512, dtype=np.float32)[:, None] + 1
+    path = tmp_path / "in.bin"
+    path.write_bytes(fasttext(words, rows, 512))
+    wm.convert(path, tmp_path / "x.fifu", subwords="explicit", normalize=False)
+    expected = listed(words, 3, 6)
+    assert len(expected) > 2**17
+    with wm.open(tmp_path / "x.fifu", verify="full") as f:
+        table, indices = f.vocab.subwords.ngrams()
+        assert list(table) == expected
+        stored = f["embeddings"][len(words) :, 0][indices.astype(np.int64)]
+    assert (stored == rows[[len(words) + fasttext_hash(ngram) % 512 for ngram in expected], 0]).all()
+
+
+def test_listing_ngrams_takes_memory_for_each_one_once(tmp_path: Path) -> None:
+    """Four times as many words with nearly the same n-grams take the same memory: that of what is compared at once."""
+    peaks = []
+    for count in (64, 256):
+        words = [letters(400, 1) + f"{i:x}" for i in range(count)]
+        path = tmp_path / "in.fifu"
+        path.write_bytes(ff.build([ff.hashed(ff.BUCKET, words, 1, 40, 4), ff.matrix(normal((count + 16, 1)))]))
+        wm.convert(path, tmp_path / "warm.fifu", subwords="explicit")
+        peaks.append(peak_of(lambda path=path: wm.convert(path, tmp_path / "x.fifu", subwords="explicit")))
+    assert peaks[1] < peaks[0] + (2 << 20)
+
+
+def test_means_of_long_words_take_little_memory(tmp_path: Path) -> None:
+    """A fastText model of words with a million n-grams each is converted, and back, in memory of a few blocks."""
+    words = [letters(1400, i) for i in range(6)]
+    rows = np.ones((6 + 2, 8), np.float32)
+    rows[6:] = [[2], [3]]
+    path = tmp_path / "in.bin"
+    path.write_bytes(fasttext(words, rows, 2, minn=1, maxn=2**30))
+    wm.convert(path, tmp_path / "x.fifu", normalize=False)
+    steps = (
+        (path, {"dst": tmp_path / "y.fifu", "normalize": False}),
+        (tmp_path / "x.fifu", {"dst": tmp_path / "y.bin", "format": "fasttext"}),
+    )
+    for source, options in steps:
+        assert peak_of(lambda source=source, options=options: wm.convert(source, **options)) < 64 << 20
+    with wm.open(tmp_path / "y.fifu") as f:
+        count = 1402 * 1403 // 2
+        means = f["embeddings"][:6]
+    assert ((means > (1 + 2 * count) / (1 + count)) & (means < 3)).all()
+
+
+def test_a_batch_of_long_words_takes_little_memory(tmp_path: Path) -> None:
+    """Vectors of unknown words of a million n-grams each come a few words at a time, as those of single words do."""
+    path = tmp_path / "in.fifu"
+    path.write_bytes(ff.build([ff.hashed(ff.FASTTEXT, ["a"], 1, 2**30, 5), ff.matrix(normal((6, 3)))]))
+    words = ["b", letters(1300, 1), "a", *(letters(1400, i) for i in range(2, 8)), "c"]
+    with wm.open(path) as f:
+        single = [f.embeddings[word] for word in words]
+        peak = peak_of(lambda: f.embeddings.batch(words))
+        vectors, found = f.embeddings.batch(words)
+        rows, bounds = f.vocab.subwords.rows_of(words)
+    assert found.all()
+    assert np.array_equal(vectors, single)
+    assert peak < 32 << 20
+    assert np.diff(bounds.astype(np.int64)).tolist() == [(len(word) + 2) * (len(word) + 3) // 2 for word in words]
+    assert len(rows) == bounds[-1]
+
+
+def test_words_are_divided_where_hashes_collide_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n-grams that are looked up in a dictionary come a few words at a time as well."""
+    monkeypatch.setattr(kernels, "NGRAMS_MOST", 10)
+    monkeypatch.setattr(StringTable, "index", None)
+    table = StringTable.of(["a", "b"], "n-gram")
+    subwords = Subwords("explicit", 7, 1, 1, 2, lambda: (table, np.arange(2, dtype=np.uint64)))
+    words = ["ab" * 4, "b" * 7, "a" * 8]
+    assert [first for first, _, _ in subwords.parts(words)] == [0, 1, 2]
+    rows, bounds = subwords.rows_of(words)
+    assert rows.tolist() == [7, 8] * 4 + [8] * 7 + [7] * 8
+    assert bounds.tolist() == [0, 8, 15, 23]
+    with pytest.raises(wm.LimitError, match="more than 10"):
+        subwords.rows_of(["ab", "c" * 9])
