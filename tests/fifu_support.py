@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.index.strings import StringTable, Vocabulary
+from weightmap.index.strings import StringTable
+
+if TYPE_CHECKING:
+    from weightmap.embeddings.vocabulary import Vocabulary
 
 
 class Parts(NamedTuple):

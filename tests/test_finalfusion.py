@@ -252,7 +252,7 @@ def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path: Path) -> Non
 def test_a_vocabulary_in_memory_can_be_written(tmp_path: Path) -> None:
     """`Vocabulary.of` with the package's own `Subwords` is what the docstring of the format says."""
     from weightmap.embeddings.subwords import Subwords
-    from weightmap.index.strings import Vocabulary
+    from weightmap.embeddings.vocabulary import Vocabulary
 
     vocab = Vocabulary.of(["one", "zwölf", ""], subwords=Subwords("bucket", 3, 3, 6, 2**4))
     assert (list(vocab), vocab.index("zwölf"), len(vocab)) == (["one", "zwölf", ""], 1, 3)

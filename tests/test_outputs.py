@@ -21,7 +21,7 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi
 from weightmap.embeddings.embeddings import Embeddings
-from weightmap.index.strings import Vocabulary
+from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.product import ProductQuantized
 

@@ -13,7 +13,7 @@ from tests.support import run_child
 
 import weightmap as wm
 from weightmap.embeddings.subwords import Subwords
-from weightmap.index.strings import Vocabulary
+from weightmap.embeddings.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

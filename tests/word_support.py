@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.index.strings import StringTable, Vocabulary
+from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
     from weightmap.embeddings.subwords import Subwords

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from weightmap.conversion.converting import ConvertReport, convert
     from weightmap.conversion.schemes import quantize
     from weightmap.embeddings.embeddings import Embeddings
-    from weightmap.index.strings import Vocabulary
+    from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.model.reports import TensorInfo, VerifyReport
     from weightmap.model.saving import save
     from weightmap.quant.blocks import QuantizedTensor
@@ -93,7 +93,7 @@ _ON_DEMAND = {
     "TensorDiff": "conversion.compare",
     "TensorInfo": "model.reports",
     "VerifyReport": "model.reports",
-    "Vocabulary": "index.strings",
+    "Vocabulary": "embeddings.vocabulary",
     "convert": "conversion.converting",
     "diff": "conversion.compare",
     "quantize": "conversion.schemes",

@@ -25,7 +25,8 @@ What they become
   fastText itself answers for ``</s>`` alone with the bare row). A model without n-grams becomes a simple vocabulary.
 * Going back, rows are multiplied by their norms, unless ``normalize=True``; of fastText's rows the mean is undone.
   Formats other than fastText's have no place for n-grams: their rows are left behind, with a warning.
-* ``subwords="explicit"`` lists the n-grams of the words of a bucket or fastText vocabulary in an explicit one.
+* ``subwords="explicit"`` lists the n-grams of the words of a bucket or fastText vocabulary in an explicit one, where
+  they take no more bytes than ``Limits.max_header_bytes``.
 * ``quantize="pq"`` stores the rows by product quantisation: see `train_pq`.
 
 What is refused

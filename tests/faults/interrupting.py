@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from injection import MATRIX, WORDS, command, descriptors, prepare
 
 import weightmap as wm
-from weightmap.model import saving
+from weightmap.io import atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 OLD = b"the old file"
 # Modules whose functions have in hand what is to be given back.
-OWNING = {f"{name}.py" for name in ("descriptors", "mapping", "readable", "saving", "sealing", "source", "_files")}
+OWNING = {f"{name}.py" for name in ("descriptor", "mapping", "reader", "sink", "atomic", "sealed", "source", "_files")}
 # Of these, which have nothing of the kind, no opcode is looked at; importlib would lose locks of its own.
 APART = ("argparse.py", "gettext.py", "<frozen importlib")
 # From this size on memory is mapped for an array: see kernels.empty.
@@ -204,15 +204,15 @@ def refuse(*_: object, **__: object) -> None:
 
 def sweep(folder: Path, name: str, how: str) -> dict[str, int]:
     """Sweep one operation, on the system that it is for."""
-    system, before = OPERATIONS[name].system, (saving._UNNAMED, os.link)
+    system, before = OPERATIONS[name].system, (atomic._UNNAMED, os.link)
     if system == "named":
-        saving._UNNAMED = 0
+        atomic._UNNAMED = 0
     elif system == "unlinked":
         os.link = refuse
     try:
         return Sweep(folder, name).run(how)
     finally:
-        saving._UNNAMED, os.link = before
+        atomic._UNNAMED, os.link = before
 
 
 def prepare_sources(folder: Path) -> None:

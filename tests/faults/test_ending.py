@@ -22,10 +22,10 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are oth
 ENDED = """
 import os, signal, sys
 from weightmap import cli
-from weightmap.model import saving
+from weightmap.io import atomic
 source, target, number, named, ignored = sys.argv[1], sys.argv[2], int(sys.argv[3]), *map(int, sys.argv[4:])
 if named:
-    saving._UNNAMED = 0
+    atomic._UNNAMED = 0
 if ignored:
     signal.signal(number, signal.SIG_IGN)
 pwrite, written = os.pwrite, []
@@ -90,9 +90,9 @@ print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.getsignal(signa
 DAEMON = """
 import sys, threading, time
 import numpy as np, weightmap as wm
-from weightmap.model import saving
+from weightmap.io import atomic
 if int(sys.argv[2]):
-    saving._UNNAMED = 0
+    atomic._UNNAMED = 0
 middle = threading.Event()
 def progress(done, total):
     if done:

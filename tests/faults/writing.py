@@ -20,7 +20,7 @@ import numpy as np
 from injection import ERRORS, KILLED, LAYER, MATRIX, PARTIAL, SHORT, WORDS, Shim, attempt, command, descriptors, prepare
 
 import weightmap as wm
-from weightmap.model import saving
+from weightmap.io import atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ class Saving:
         if scenario == "link":
             self.given = folder / f"link{self.writing.suffix}"
         if scenario == "named":  # as where no file can be without a name
-            saving._UNNAMED = 0
+            atomic._UNNAMED = 0
         self.reset()
         self.run()
         self.new = self.target.read_bytes()

@@ -19,15 +19,15 @@ from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reas
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.formats import Plan
+from weightmap.io.atomic import write_plan
 from weightmap.model.opening import open_privately
 from weightmap.model.payload import pieces
-from weightmap.model.saving import write_plan
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from weightmap.model.saving import Sink
+    from weightmap.io.sink import Sink
 
 
 def convert(args: argparse.Namespace) -> int:

@@ -17,11 +17,12 @@ from weightmap.formats import Format, Payload, Request
 from weightmap.importers import NAMES
 from weightmap.importers import huggingface as hub
 from weightmap.importers.sources import from_file, recognise
+from weightmap.io.atomic import write_plan
 from weightmap.io.source import path_of
 from weightmap.model.opening import open_privately
 from weightmap.model.payload import from_quantized
 from weightmap.model.reading import in_pieces
-from weightmap.model.saving import choose, choose_layout, plan_request, write_plan
+from weightmap.model.saving import choose, choose_layout, plan_request
 from weightmap.model.sharded import ShardedTensorFile, find_model
 from weightmap.options import Limits
 

@@ -15,7 +15,8 @@ from weightmap.importers.sources import read_words
 from weightmap.importers.text import plan_text
 from weightmap.importers.word2vec import plan_word2vec
 from weightmap.importers.words import normalised, unnormalised
-from weightmap.model.saving import choose, choose_layout, plan_request, write_plan
+from weightmap.io.atomic import write_plan
+from weightmap.model.saving import choose, choose_layout, plan_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.strings import Vocabulary
+    from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.model.file import TensorFile
 
 __all__ = ["Embeddings"]

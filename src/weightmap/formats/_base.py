@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.errors import TensorFileError
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Plan, Request
-    from weightmap.index.strings import Vocabulary
     from weightmap.index.table import Row, Table
     from weightmap.io.source import Source
     from weightmap.options import Limits

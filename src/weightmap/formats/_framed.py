@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Payload
     from weightmap.index.table import Table
+    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
-    from weightmap.model.saving import Sink
 
 __all__ = ["LENGTH", "read_header", "verifier", "writer"]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap.errors import EncodeError, counted
+from weightmap.io.sink import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from weightmap.dtypes import DType
-    from weightmap.model.saving import Sink
 
 __all__ = ["Parts", "Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "listed", "refuse"]
 
@@ -107,44 +107,6 @@ class Request:
         self.config = config
         self.tokenizer = tokenizer
         self.checksums = checksums
-
-
-class Plan:
-    """A file that can be written: its size in bytes, and the function that does it.
-
-    The size is exact, unless `exact` is False: then it is an estimate, by which progress is told.
-    """
-
-    __slots__ = ("exact", "size", "write")
-
-    def __init__(
-        self,
-        size: int,
-        write: Callable[[Sink], None],
-        *,
-        exact: bool = True,
-    ) -> None:
-        self.size = size
-        self.write = write
-        self.exact = exact
-
-
-class Unfit(NamedTuple):
-    """Something with a name, such as a tensor, that a format cannot express."""
-
-    what: str
-    name: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.what} {_short(self.name)}: {self.why}"
-
-
-# Why something cannot be written. Tensors for which the reason is the same are told together.
-Reason: TypeAlias = str | Unfit
-
-# A message is read in a terminal: so many characters of names for each reason, and of reasons.
-_NAMES, _REASONS = 300, 1000
 
 
 def refuse(what: str, reasons: Sequence[Reason]) -> NoReturn:

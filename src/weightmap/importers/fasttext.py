@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.strings import StringTable
+    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
-    from weightmap.model.saving import Sink
     from weightmap.options import Limits
 
 MAGIC = 793712314

@@ -10,13 +10,14 @@ import numpy as np
 
 from weightmap.conversion.quantizer import matches
 from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
+from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import EncodeError, FormatError
 from weightmap.formats import FORMATS, HEAD
 from weightmap.importers.fasttext import MAGIC, read_fasttext
 from weightmap.importers.text import read_text
 from weightmap.importers.word2vec import read_word2vec
 from weightmap.importers.words import Words, check_finite, rows_in_block
-from weightmap.index.strings import StringTable, Vocabulary
+from weightmap.index.strings import StringTable
 from weightmap.io.source import Source, path_of
 
 if TYPE_CHECKING:

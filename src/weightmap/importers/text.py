@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
-    from weightmap.model.saving import Sink
 
 _SPACE = b" \t\n\r\x0b\x0c"
 _OTHER_SPACE = b"\t\r\x0b\x0c"

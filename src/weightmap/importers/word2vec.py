@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
-    from weightmap.model.saving import Sink
 
 # No word is longer, in bytes: so a file without spaces is refused before it is read as one word.
 LONGEST = 1 << 16

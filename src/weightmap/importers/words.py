@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, UnsupportedError
-from weightmap.index.strings import StringTable, Vocabulary
+from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

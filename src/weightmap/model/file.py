@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from weightmap.embeddings.embeddings import Embeddings
+    from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.formats import Content, Options
-    from weightmap.index.strings import Vocabulary
     from weightmap.index.table import Table
     from weightmap.io.source import Source
     from weightmap.quant.blocks import QuantizedTensor

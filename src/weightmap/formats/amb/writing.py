@@ -27,7 +27,7 @@ from weightmap.options import DEEPEST
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightmap.model.saving import Sink
+    from weightmap.io.sink import Sink
 
 _CODES = {name: code for code, name in enumerate(DENSE)}
 # The most that metadata is filled up with.

@@ -14,7 +14,7 @@ from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightmap.model.saving import Sink
+    from weightmap.io.sink import Sink
 
 _VERSIONS = {layout: version for version, layout in LAYOUTS.items()}
 _U32_MAX = (1 << 32) - 1

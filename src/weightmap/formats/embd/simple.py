@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap import kernels
+from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Options, trailing
 from weightmap.formats.embd import MAGIC
 from weightmap.formats.embd.layout import DTYPE_LIST, MAX_NDIM
 from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
 from weightmap.index.columns import ColumnTable
-from weightmap.index.strings import Vocabulary
 from weightmap.index.table import ANY_GAP, Rules
 
 if TYPE_CHECKING:

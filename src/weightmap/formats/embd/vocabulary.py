@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap import kernels
+from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import LayoutError, TruncatedError
 from weightmap.formats._base import take
 from weightmap.formats.embd.layout import NO_ID, SPECIAL, SPECIAL_NAMES, VOCAB_HEADER, Header, field_error
-from weightmap.index.strings import StringTable, Vocabulary
+from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -31,7 +31,7 @@ from weightmap.formats.embd.layout import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightmap.model.saving import Sink
+    from weightmap.io.sink import Sink
 
 _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.embeddings.subwords import Subwords
+from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError
 from weightmap.formats.finalfusion.chunk import check_count
 from weightmap.formats.finalfusion.layout import (
@@ -22,7 +23,7 @@ from weightmap.formats.finalfusion.layout import (
     Block,
     VocabChunk,
 )
-from weightmap.index.strings import StringTable, Vocabulary
+from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

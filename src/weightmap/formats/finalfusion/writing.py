@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.strings import StringTable
-    from weightmap.model.saving import Sink
+    from weightmap.io.sink import Sink
 
 _IDS = {kind: id_ for id_, kind in KINDS.items()}
 # Strings that are put together before they are written.
