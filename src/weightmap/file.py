@@ -398,7 +398,8 @@ class TensorFile(Mapping[str, Any]):
         try:
             source.check_unchanged()
             self._table.settle()
-            run = Verification(source, self._options, progress)
+            why = by_name(self.format).structure_only(self._content)
+            run = Verification(source, self._options, progress, why)
             if not self._options.checked:  # opening has not
                 self._table.check()
             self._content.verify(run)
@@ -410,7 +411,6 @@ class TensorFile(Mapping[str, Any]):
         if progress is not None and run.done != source.size:
             progress(source.size, source.size)
         warnings = (*self._content.warnings, *run.warnings)
-        why = by_name(self.format).structure_only(self._content)
         return VerifyReport(source.path, self.format, self.layout, tuple(run.checks), warnings, run.done, why)
 
     def fileno(self) -> int:

@@ -39,7 +39,7 @@ class StringTable:
     bounds : ndarray of uint32, shape (n + 1,)
         See the module.
     gap : int
-        0, 2 or 4.
+        Width of the length before each string: 0, 2, 4 or 8.
     what : str
         What a string is called in messages, such as "tensor name".
     """
