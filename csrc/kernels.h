@@ -113,7 +113,7 @@ int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, u
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries
  * and `gap` is the width of the length prefix that stands before each string (0 when there is none).
  */
-/* Walks `count` strings, each after a little-endian length of `width` (2 or 4) bytes, from data[0] on. When bounds is
+/* Walks `count` strings, each after a little-endian length of `width` (2, 4 or 8) bytes, from data[0] on. When bounds is
  * not NULL it has count + 1 entries and is filled as above with gap = width (needs len + width < 2^32: strings past that
  * do not fit). Returns the number of bytes walked, or -1 - i when string i does not fit. */
 int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds);

@@ -11,7 +11,7 @@
 
 /* The bytes may be mapped from a file that somebody changes during the walk. A length must therefore be read once: the
  * value that was checked has to be the value used. This keeps the compiler from reading it again. */
-static inline uint32_t read_once(uint32_t value) {
+static inline uint64_t read_once(uint64_t value) {
 #if defined(__GNUC__)
     __asm__ volatile("" : "+r"(value));
 #endif
@@ -25,13 +25,14 @@ static uint64_t reach(uint64_t len, uint32_t gap, const uint32_t *bounds) {
 }
 
 int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds) {
-    if (width != 2 && width != 4) return -1;
+    if (width != 2 && width != 4 && width != 8) return -1;
     uint32_t gap = (uint32_t)width;
     uint64_t pos = 0;
     len = reach(len, gap, bounds);
     for (uint64_t i = 0; i < count; i++) {
         if (len - pos < gap) return -1 - (int64_t)i;
-        uint32_t length = read_once(width == 2 ? load_le16(data + pos) : load_le32(data + pos));
+        const uint8_t *p = data + pos;
+        uint64_t length = read_once(width == 2 ? load_le16(p) : width == 4 ? load_le32(p) : load_le64(p));
         pos += gap;
         if (length > len - pos) return -1 - (int64_t)i;
         if (bounds) bounds[i] = (uint32_t)pos;

@@ -483,22 +483,24 @@ def test_padding_across_the_pieces_that_are_read(monkeypatch, piece):
 
 @pytest.mark.parametrize("tokens", range(6))
 def test_tensors_that_a_file_has_room_for(tokens):
-    """Of files of all sizes, one tensor more than an eighth of their bytes is refused by that number."""
+    """Of files of all sizes, one tensor more than an eighth of the bytes behind the number is refused by that."""
     data = bytearray(embd.simple([], [""] * tokens))
-    for count in around(len(data) // 8):
+    for count in around((len(data) - 12) // 8):
         struct.pack_into("<I", data, 8, count)
-        assert (refused(bytes(data)).field == "tensor_count") == (count > len(data) // 8)
+        error = error_of(bytes(data))
+        assert (error is not None and error.field == "tensor_count") == (count > (len(data) - 12) // 8)
 
 
 @pytest.mark.parametrize("count", range(4))
 def test_tensors_that_the_simple_layout_has_room_for(count):
     """A tensor takes eight bytes: where there is room for their number, the first that is missing is named."""
-    data = bytearray(embd.simple())  # 16 bytes
-    assert len(data) == 16
+    data = bytearray(embd.simple()) + bytes(12)
+    assert len(data) == 28
     struct.pack_into("<I", data, 8, count)
     error = error_of(bytes(data))
     if count == 0:
-        assert error is None
+        assert error is not None
+        assert error.field == "size"
     elif count <= 2:
         assert error is not None
         assert error.field == "ndim"  # of a tensor without a name, at the end of the file

@@ -92,7 +92,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------ walkers
-@given(st.lists(st.binary(max_size=40), max_size=40), st.sampled_from([2, 4]), st.binary(max_size=5))
+@given(st.lists(st.binary(max_size=40), max_size=40), st.sampled_from([2, 4, 8]), st.binary(max_size=5))
 def test_walk_finds_each_string(strings, width, tail):
     """The walk finds the bounds of every string, and stops behind the last whatever follows."""
     blob, bounds = pack(strings, width)
@@ -100,7 +100,7 @@ def test_walk_finds_each_string(strings, width, tail):
     assert [blob[b : e - width] for b, e in itertools.pairwise(bounds.tolist())] == strings
 
 
-@given(st.binary(max_size=60), st.integers(0, 40), st.sampled_from([2, 4]))
+@given(st.binary(max_size=60), st.integers(0, 40), st.sampled_from([2, 4, 8]))
 def test_walk_of_junk(data, count, width):
     """On any bytes, the walk gives what struct gives, or the number of the string that does not fit."""
     assert walk(data, count, width) == walk_oracle(data, count, width)
@@ -113,7 +113,7 @@ def test_pairs_of_junk(data, draw):
     assert check_pairs(data, count) == pairs_oracle(data, count)
 
 
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("width", [2, 4, 8])
 def test_walk_truncated_at_every_byte(width):
     """However many bytes are missing, the walk names the first string that is not whole."""
     strings = [b"", b"a", b"word", b"", b"x" * 300, b"end"]
@@ -140,20 +140,24 @@ def test_walk_with_absurd_counts_ends_at_the_end_of_the_data():
     zeros = bytes(1000)
     assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 2, ffi.NULL) == -1 - 500
     assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 4, ffi.NULL) == -1 - 250
+    assert lib.wm_walk_strings(u8(zeros), 1000, U64_MAX, 8, ffi.NULL) == -1 - 125
     assert lib.wm_pairs_check(u8(zeros), 1000, U64_MAX, ffi.NULL) == -1
 
 
-@pytest.mark.parametrize("length", [3, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1])
-def test_walk_of_a_length_that_would_wrap(length):
-    """A length near 2^32 does not fit, whatever a sum of 32 bits would say."""
-    data = struct.pack("<I", 2) + b"ab" + struct.pack("<I", length) + b"cd"
-    assert walk(data, 2, 4) == (-2, None)
+@pytest.mark.parametrize(
+    ("width", "length"),
+    [(4, n) for n in (3, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1)] + [(8, n) for n in (3, 2**32, 2**63, 2**64 - 18)],
+)
+def test_walk_of_a_length_that_would_wrap(width, length):
+    """A length near 2^32 or 2^64 does not fit, whatever a sum of so many bits would say."""
+    data = (2).to_bytes(width, "little") + b"ab" + length.to_bytes(width, "little") + b"cd"
+    assert walk(data, 2, width) == (-2, None)
 
 
 def test_walk_of_nothing():
     """No strings take no bytes, and a null pointer is fine for no data."""
     bounds = np.array([9], np.uint32)
-    for width in (2, 4):
+    for width in (2, 4, 8):
         assert lib.wm_walk_strings(ffi.NULL, 0, 0, width, u32(bounds)) == 0
         assert bounds[0] == width
         assert lib.wm_walk_strings(ffi.NULL, 0, 1, width, ffi.NULL) == -1
@@ -161,9 +165,9 @@ def test_walk_of_nothing():
     assert lib.wm_pairs_check(ffi.NULL, 0, 1, ffi.NULL) == -1
 
 
-@pytest.mark.parametrize("width", [-2, 0, 1, 3, 8])
-def test_walk_knows_two_widths(width):
-    """A width other than 2 and 4 is refused."""
+@pytest.mark.parametrize("width", [-2, 0, 1, 3, 16])
+def test_walk_knows_three_widths(width):
+    """A width other than 2, 4 and 8 is refused."""
     assert lib.wm_walk_strings(u8(bytes(8)), 8, 1, width, ffi.NULL) == -1
 
 

@@ -36,7 +36,7 @@ from weightmap.dtypes import DTYPES
 from weightmap.errors import ClosedError, EncodeError, TensorFileError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.model.foreign import PAIRS, is_torch
-from weightmap.model.reading import in_pieces
+from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,13 +17,13 @@ from weightmap.importers import huggingface as hub
 from weightmap.io.source import path_of
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
-from weightmap.model.reading import in_pieces
+from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightmap.index.table import Row
-    from weightmap.model.reading import Located
+    from weightmap.quant.ref import TensorRef
 
 __all__ = ["DiffReport", "TensorDiff", "diff"]
 
@@ -163,7 +163,7 @@ class _Side:
         """Say whether the format has a field for this key in every file, and no place for keys of other names."""
         return self.format is not None and self.format.metadata_keys is not None and key in self.format.metadata_keys
 
-    def does_without(self, name: str, place: Located) -> str | None:
+    def does_without(self, name: str, place: TensorRef) -> str | None:
         """Say why `convert` leaves a tensor of another file out of such a file; None when it does not."""
         layout = self.file.layout
         return (
@@ -231,7 +231,7 @@ def _alike(a: Any, b: Any) -> bool:
     return isinstance(a, (int, str)) and isinstance(b, (int, str)) and str(a) == str(b)
 
 
-def _compare(name: str, a: Located, b: Located) -> TensorDiff | None:
+def _compare(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:
     (source_a, row_a, _), (source_b, row_b, _) = a, b
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
     if row_a.dtype is not row_b.dtype:
@@ -257,7 +257,7 @@ def _compare(name: str, a: Located, b: Located) -> TensorDiff | None:
     return TensorDiff(name, "values", text_a, text_b, different, largest) if different else None
 
 
-def _compare_decoded(name: str, a: Located, b: Located, texts: tuple[str, str]) -> TensorDiff | None:
+def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, str]) -> TensorDiff | None:
     """Compare two quantised tensors by what they decode to, to the bit; other codes for the same values are equal."""
     different, largest = 0, 0.0
     for left, right in zip(in_pieces(a), in_pieces(b), strict=False):

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.conversion import words
+from weightmap.conversion.matrix import from_file
 from weightmap.conversion.quantizer import QuantizedInfo, Quantizer, matches
 from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.formats import Format, Payload, Request
 from weightmap.importers import NAMES
 from weightmap.importers import huggingface as hub
-from weightmap.importers.sources import from_file, recognise
+from weightmap.importers.sources import recognise
 from weightmap.io.atomic import write_plan
 from weightmap.io.source import path_of
 from weightmap.model.opening import open_privately
 from weightmap.model.payload import from_quantized
-from weightmap.model.reading import in_pieces
 from weightmap.model.saving import choose, choose_layout, plan_request
 from weightmap.model.sharded import ShardedTensorFile, find_model
 from weightmap.options import Limits
+from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from weightmap.index.table import Row
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
-    from weightmap.model.reading import Located
+    from weightmap.quant.ref import TensorRef
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -316,7 +317,7 @@ def _taken(name: str, include: str | Sequence[str] | None, exclude: str | Sequen
     return (not include or matches(name, include)) and not (exclude and matches(name, exclude))
 
 
-def spared(name: str, place: Located, format_: Format, layout: str) -> str | None:
+def spared(name: str, place: TensorRef, format_: Format, layout: str) -> str | None:
     """Say why files of a layout that cannot hold a tensor go without it, and miss nothing; None for other tensors."""
     row = place.row
     buffer = name.rpartition(".")[2] == "position_ids" and row.dtype.name == "int64" and len(row.shape) > 0
@@ -336,7 +337,7 @@ def _counts(source: Source, row: Row) -> bool:
     return True
 
 
-def _payload(name: str, place: Located, wanted: DType | None) -> Payload:
+def _payload(name: str, place: TensorRef, wanted: DType | None) -> Payload:
     source, row, _ = place
     if row.dtype.quantized:
         if wanted is None:
@@ -349,7 +350,7 @@ def _payload(name: str, place: Located, wanted: DType | None) -> Payload:
     return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
 
 
-def _as_quantized(name: str, place: Located) -> Payload:
+def _as_quantized(name: str, place: TensorRef) -> Payload:
     """Return a quantised tensor as it is. Its bytes are read when they are written."""
     source, row, _ = place
     layout = place.layout()
@@ -367,7 +368,7 @@ def _as_quantized(name: str, place: Located) -> Payload:
     return Payload(name, row.dtype, row.shape, nbytes, chunks, block_size=block_size, scale_type=scale_type)
 
 
-def _in_parts(name: str, place: Located) -> Payload:
+def _in_parts(name: str, place: TensorRef) -> Payload:
     """Return a tensor of product quantisation as it is."""
     model = from_quantized(name, place.decoder())
 
@@ -377,7 +378,7 @@ def _in_parts(name: str, place: Located) -> Payload:
     return Payload(name, model.dtype, model.shape, model.nbytes, chunks, parts=model.parts)
 
 
-def _decoded(place: Located, wanted: DType) -> Iterator[memoryview]:
+def _decoded(place: TensorRef, wanted: DType) -> Iterator[memoryview]:
     target = numpy_dtype(wanted)
     for tensor in in_pieces(place):
         for values in tensor.in_runs(_PIECE):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.model.reading import Located
+    from weightmap.quant.ref import TensorRef
 
 __all__ = ["QuantizedInfo", "Quantizer", "matches"]
 
@@ -103,7 +103,7 @@ class Quantizer:
         trial = quantize(np.zeros(1, np.float32), scheme, **self._options)
         self.block_size = trial.block_size
 
-    def wants(self, name: str, place: Located) -> bool:
+    def wants(self, name: str, place: TensorRef) -> bool:
         """Whether this tensor is to be quantised."""
         row = place.row
         if row.dtype.quantized or row.dtype.name not in FLOATING or (self._exclude and matches(name, self._exclude)):
@@ -112,7 +112,7 @@ class Quantizer:
             return matches(name, self._include)
         return len(row.shape) >= 2 and "embed" not in name.lower()
 
-    def payload(self, name: str, place: Located, held: Collection[str]) -> Payload:
+    def payload(self, name: str, place: TensorRef, held: Collection[str]) -> Payload:
         """Return what is to be written for a tensor, to a format that holds these schemes. It is read when written."""
         row, scale_type = place.row, self._options["scale_type"]
         size = math.prod(row.shape)
@@ -134,7 +134,7 @@ class Quantizer:
         dtype = SCHEMES[self.scheme]
         return Payload(name, dtype, row.shape, nbytes, chunks, block_size=self.block_size, scale_type=scale_type)
 
-    def _by_blocks(self, name: str, place: Located, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+    def _by_blocks(self, name: str, place: TensorRef, nbytes: int) -> Iterator[NDArray[np.uint8]]:
         """Yield a tensor's blocks, some at a time."""
         step = max(_PIECE // self.block_size, 1) * self.block_size
         error = square = 0.0
@@ -161,14 +161,14 @@ class Quantizer:
             raise _named(error, name, start, values) from None
 
     def _whole(
-        self, name: str, place: Located, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
+        self, name: str, place: TensorRef, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield a tensor's bytes at once, which may have been found before."""
         octets, error, square = self._quantized(name, place) if found is None else found
         self._note(name, place, nbytes, error, square)
         yield octets
 
-    def _quantized(self, name: str, place: Located) -> tuple[NDArray[np.uint8], float, float]:
+    def _quantized(self, name: str, place: TensorRef) -> tuple[NDArray[np.uint8], float, float]:
         """Return the bytes of a tensor that is quantised as a whole, and its sums of squared errors and of squares."""
         values = next(_values(place, math.prod(place.row.shape)), np.empty(0, np.float32))
         try:
@@ -181,7 +181,7 @@ class Quantizer:
             wrong += _sum_of_squares(piece - tensor.flat(at, at + len(piece)))
         return tensor.payload, wrong, _sum_of_squares(values)
 
-    def _note(self, name: str, place: Located, nbytes: int, error: float, square: float) -> None:
+    def _note(self, name: str, place: TensorRef, nbytes: int, error: float, square: float) -> None:
         row = place.row
         size = math.prod(row.shape)
         rmse = math.sqrt(error / size) if size else 0.0
@@ -216,7 +216,7 @@ def _named(error: QuantError, name: str, start: int, values: NDArray[np.float32]
     )
 
 
-def _values(place: Located, count: int) -> Iterator[NDArray[np.float32]]:
+def _values(place: TensorRef, count: int) -> Iterator[NDArray[np.float32]]:
     """Yield a tensor as flat float32, `count` elements at a time."""
     source, row, _ = place
     stored = numpy_dtype(row.dtype)

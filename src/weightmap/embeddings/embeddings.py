@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.model.file import TensorFile
 
 __all__ = ["Embeddings"]
 
@@ -29,6 +28,19 @@ _FLOAT32 = np.dtype(np.float32)
 _WORDS = 4096
 # A matrix without rows takes no bytes, so nothing else bounds the length of the vectors that it promises.
 _LONGEST_OF_NONE = 1 << 16
+
+
+class _File(Protocol):
+    """What `Embeddings.of` asks of a `TensorFile`, which stands above this room."""
+
+    @property
+    def vocab(self) -> Vocabulary | None: ...
+    @property
+    def format(self) -> str: ...
+    def infos(self) -> Sequence[Any]: ...
+    def info(self, name: str, /) -> Any: ...
+    def __contains__(self, name: object, /) -> bool: ...
+    def __getitem__(self, name: str, /) -> Any: ...
 
 
 class Embeddings:
@@ -78,7 +90,7 @@ class Embeddings:
         self._search: Search | None = None
 
     @classmethod
-    def of(cls, file: TensorFile) -> Embeddings | None:
+    def of(cls, file: _File) -> Embeddings | None:
         """Return the embeddings of a file, or None when it has none.
 
         Those of a finalfusion file are its "embeddings" and its "norms"; of another one, the only matrix, of floats or

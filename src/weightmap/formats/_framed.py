@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.errors import FormatError, LayoutError, TruncatedError
+from weightmap.errors import FormatError, TruncatedError
 from weightmap.formats._base import MAX_HEADER
 
 if TYPE_CHECKING:
@@ -40,20 +40,17 @@ def read_header(source: Source, head: bytes, options: Options) -> bytes:
     return head[8:base] if base <= len(head) else source.pread(8, length)
 
 
-def verifier(header: bytes, table: Table, title: str) -> Callable[[Verification], None]:
+def verifier(header: bytes, table: Table) -> Callable[[Verification], None]:
     """Return what `verify` does for such a file. Of the header only a checksum is kept."""
-    seal, base = kernels.crc32(header), LENGTH.size + len(header)
+    base = LENGTH.size + len(header)
+    crc = kernels.crc32(header, kernels.crc32(LENGTH.pack(len(header))))
 
     def verify(run: Verification) -> None:
-        if kernels.crc32(run.read(0, base)[LENGTH.size :]) != seal:
-            msg = "the header changed after the file was opened"
-            raise LayoutError(msg, offset=LENGTH.size)
+        run.unchanged(run.read(0, base), crc, "the header")
         run.checked("header")
         if "" in table.names:
             run.warn("a tensor has an empty name")
-        for _ in run.chunks(base, run.source.size - base):
-            pass
-        run.checked(f"every byte is readable ({title} has no checksums)")
+        run.rest()
 
     return verify
 

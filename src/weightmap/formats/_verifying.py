@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightmap import kernels
+from weightmap.errors import LayoutError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -15,11 +18,21 @@ __all__ = ["Verification"]
 
 
 class Verification:
-    """A run of `TensorFile.verify`: reads bytes once, by pread, and collects what was checked and what is odd."""
+    """A run of `TensorFile.verify`: reads bytes once, by pread, and collects what was checked and what is odd.
 
-    def __init__(self, source: Source, options: Options, progress: Callable[[int, int], None] | None) -> None:
+    Attributes
+    ----------
+    position : int
+        Where the bytes end that were read so far: a format reads them in the order of the file.
+    """
+
+    def __init__(
+        self, source: Source, options: Options, progress: Callable[[int, int], None] | None, structure_only: str | None
+    ) -> None:
         self.source = source
         self.options = options
+        self._structure_only = structure_only
+        self.position = 0
         self.checks: list[str] = []
         self.warnings: list[str] = []
         self.done = 0
@@ -42,6 +55,7 @@ class Verification:
     def read(self, offset: int, count: int) -> bytes:
         """Return bytes as a private copy. Bounded by the caller."""
         data = self.source.pread(offset, count)
+        self.position = max(self.position, offset + count)
         self._report(count)
         return data
 
@@ -50,6 +64,25 @@ class Verification:
         for piece in self.source.chunks(offset, count):
             yield piece
             self._report(len(piece))
+        self.position = max(self.position, offset + count)
+
+    def until(self, end: int) -> None:
+        """Read on to `end` what needs no looking at: that it can be read is what is asked."""
+        for _ in self.chunks(self.position, end - self.position):
+            pass
+
+    def rest(self) -> None:
+        """Read on to the end of the file, and note that all of it is readable."""
+        self.until(self.source.size)
+        self.checked(
+            f"every byte is readable ({self._structure_only})" if self._structure_only else "every byte is readable"
+        )
+
+    def unchanged(self, data: bytes, crc: int, what: str) -> None:
+        """Refuse bytes whose CRC-32 is not that of `what` when the file was opened."""
+        if kernels.crc32(data) != crc:
+            msg = f"{what} changed after the file was opened"
+            raise LayoutError(msg, offset=0)
 
     def odd(self, error: TensorFileError) -> None:
         """Raise `error` in strict mode, else note it as a warning."""

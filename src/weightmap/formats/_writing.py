@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from weightmap.errors import EncodeError, counted
 from weightmap.io.sink import Plan
@@ -107,6 +107,24 @@ class Request:
         self.config = config
         self.tokenizer = tokenizer
         self.checksums = checksums
+
+
+class Unfit(NamedTuple):
+    """Something with a name, such as a tensor, that a format cannot express."""
+
+    what: str
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {_short(self.name)}: {self.why}"
+
+
+# Why something cannot be written. Tensors for which the reason is the same are told together.
+Reason: TypeAlias = str | Unfit
+
+# A message is read in a terminal: so many characters of names for each reason, and of reasons.
+_NAMES, _REASONS = 300, 1000
 
 
 def refuse(what: str, reasons: Sequence[Reason]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What a conversion reads: a file of words, recognised by its content, or a matrix of a file with a vocabulary."""
+"""Files of words, recognised by their content and read by the importer of their kind."""
 
 from __future__ import annotations
 
@@ -8,28 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.conversion.quantizer import matches
-from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
-from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.errors import EncodeError, FormatError
+from weightmap.errors import FormatError
 from weightmap.formats import FORMATS, HEAD
 from weightmap.importers.fasttext import MAGIC, read_fasttext
 from weightmap.importers.text import read_text
 from weightmap.importers.word2vec import read_word2vec
-from weightmap.importers.words import Words, check_finite, rows_in_block
-from weightmap.index.strings import StringTable
+from weightmap.importers.words import Words
 from weightmap.io.source import Source, path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.model.file import TensorFile
-    from weightmap.model.reading import Located
     from weightmap.options import Limits
 
-__all__ = ["from_file", "read_words", "recognise"]
+__all__ = ["name_errors", "read_words", "recognise"]
 
 _DIMS = re.compile(rb"[ \t]*([0-9]{1,18})[ \t]+([0-9]{1,18})[ \t]*\r?\n")
 # As much of a file is looked at to recognise it.
@@ -122,7 +116,7 @@ def read_words(file: Any, kind: str, limits: Limits, *, lossy: bool) -> Words:
                 words = read_text(source, shape, start, lossy=lossy)
     except FormatError as error:
         raise error.located(path=path, format=kind) from None
-    words.blocks = _located(words.blocks, path, kind)
+    words.blocks = name_errors(words.blocks, path, kind)
     return words
 
 
@@ -132,7 +126,7 @@ def _check_dims(dims: int) -> None:
         raise FormatError("number of dimensions", field="dims", offset=0, actual=dims, expected=expected)
 
 
-def _located(
+def name_errors(
     blocks: Callable[[], Iterator[NDArray[np.float32]]], path: str, kind: str
 ) -> Callable[[], Iterator[NDArray[np.float32]]]:
     """Return blocks whose errors name the file."""
@@ -144,77 +138,3 @@ def _located(
             raise error.located(path=path, format=kind) from None
 
     return located
-
-
-def _rows(place: Located) -> Iterator[NDArray[np.float32]]:
-    """Yield the rows of a tensor in blocks: decoded, or read by pread, so that mapped pages do not pile up."""
-    source, row, _ = place
-    height, dims = row.shape
-    step = rows_in_block(dims)
-    if row.dtype.quantized:
-        matrix = place.decoder()
-        for first in range(0, height, step):
-            yield np.array(matrix[first : first + step], np.float32)
-        return
-    stored = numpy_dtype(row.dtype)
-    for chunk in source.chunks(row.offset, row.nbytes, step * max(dims, 1) * stored.itemsize):
-        with np.errstate(over="ignore", invalid="ignore"):
-            yield np.frombuffer(chunk, stored).astype(np.float32).reshape(-1, dims)
-
-
-def from_file(
-    file: TensorFile,
-    vocab: Vocabulary | Sequence[str] | None,
-    include: str | Sequence[str] | None,
-    exclude: str | Sequence[str] | None,
-) -> Words:
-    """Return the words of a file with a vocabulary, and its one matrix with a row for each.
-
-    Raises
-    ------
-    EncodeError
-        When there is no vocabulary, no such matrix, or several: `include` chooses.
-    """
-    path = file.name
-    if vocab is None:
-        raise EncodeError("there is no vocabulary, and embeddings are rows of words", path=path, format=file.format)
-    subwords = getattr(vocab, "subwords", None)
-    height = len(vocab) + (0 if subwords is None else subwords.size)
-    names = [
-        info.name
-        for info in file.infos()
-        if len(info.shape) == 2
-        and info.shape[0] == height
-        and (info.dtype in FLOATING or info.dtype in SCHEMES)
-        and (not include or matches(info.name, include))
-        and not (exclude and matches(info.name, exclude))
-    ]
-    if len(names) != 1:
-        found = ", ".join(map(repr, names[:10])) or "none"
-        msg = f"matrices of {height} rows, one for each word: {found}; there has to be one, which include= chooses"
-        raise EncodeError(msg, path=path, format=file.format)
-    (name,) = names
-    matrix = file[name]
-    dims = int(matrix.shape[1])
-    norms = None
-    if name == "embeddings" and "norms" in file and file.info("norms").shape == (len(vocab),):
-        norms = file.read("norms", np.float32)
-
-    def gather(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        return np.asarray(matrix[rows], np.float32)
-
-    place = next(place for other, place in zip(file, file.located(), strict=True) if other == name)
-
-    def blocks() -> Iterator[NDArray[np.float32]]:
-        first = 0
-        for block in _rows(place):
-            check_finite(block, first)
-            first += len(block)
-            yield block
-
-    table = vocab.table if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
-    metadata = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
-    located = _located(blocks, path, file.format)
-    return Words(
-        file.format, table, height, dims, located, gather=gather, norms=norms, subwords=subwords, metadata=metadata
-    )

@@ -8,7 +8,6 @@ most eleven for the index.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from weightmap import kernels
 from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,7 +34,7 @@ class StringTable:
     bounds : ndarray of uint32, shape (n + 1,)
         See the module.
     gap : int
-        0, 2 or 4.
+        Width of the length before each string: 0, 2, 4 or 8.
     what : str
         What a string is called in messages, such as "tensor name".
     """

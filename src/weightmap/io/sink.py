@@ -39,24 +39,6 @@ class Plan:
         self.exact = exact
 
 
-class Unfit(NamedTuple):
-    """Something with a name, such as a tensor, that a format cannot express."""
-
-    what: str
-    name: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.what} {_short(self.name)}: {self.why}"
-
-
-# Why something cannot be written. Tensors for which the reason is the same are told together.
-Reason: TypeAlias = str | Unfit
-
-# A message is read in a terminal: so many characters of names for each reason, and of reasons.
-_NAMES, _REASONS = 300, 1000
-
-
 class Sink:
     """Writes a file from its beginning to its end, in pieces of `STAGE` bytes or multiples of it.
 

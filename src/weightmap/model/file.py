@@ -12,8 +12,9 @@ from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, escape, quoted
 from weightmap.index.spelling import alike
 from weightmap.index.table import Row
-from weightmap.model.reading import Located, read
+from weightmap.model.reading import read
 from weightmap.model.reports import TensorInfo, VerifyReport
+from weightmap.quant.ref import TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,23 +155,23 @@ class TensorFile(Mapping[str, Any]):
         except TensorFileError as error:
             raise error.located(path=self._source.name, format=self.format) from None
 
-    def locate(self, name: str) -> Located:
+    def locate(self, name: str) -> TensorRef:
         """Return where a tensor lies."""
         self._check_index()
         i = self._table.find(name)
         if i < 0:
             raise self._not_found(name)
         try:
-            return Located(self._source, self._table.row(i), self._content.quantized)
+            return TensorRef(self._source, self._table.row(i), self._content.quantized)
         except TensorFileError as error:
             raise error.located(path=self._source.name, format=self.format) from None
 
-    def located(self) -> Iterator[Located]:
+    def located(self) -> Iterator[TensorRef]:
         """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
         source, quantized = self._source, self._content.quantized
         try:
             for row in self._table.rows():
-                yield Located(source, row, quantized)
+                yield TensorRef(source, row, quantized)
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
 
@@ -398,7 +399,8 @@ class TensorFile(Mapping[str, Any]):
         try:
             source.check_unchanged()
             self._table.settle()
-            run = Verification(source, self._options, progress)
+            why = by_name(self.format).structure_only(self._content)
+            run = Verification(source, self._options, progress, why)
             if not self._options.checked:  # opening has not
                 self._table.check()
             self._content.verify(run)
@@ -410,7 +412,6 @@ class TensorFile(Mapping[str, Any]):
         if progress is not None and run.done != source.size:
             progress(source.size, source.size)
         warnings = (*self._content.warnings, *run.warnings)
-        why = by_name(self.format).structure_only(self._content)
         return VerifyReport(source.path, self.format, self.layout, tuple(run.checks), warnings, run.done, why)
 
     def fileno(self) -> int:

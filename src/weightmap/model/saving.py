@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap.dtypes import FLOATING
 from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import Format, Request, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan

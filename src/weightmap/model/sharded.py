@@ -29,7 +29,7 @@ from weightmap.model.reports import VerifyReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from weightmap.model.reading import Located
+    from weightmap.quant.ref import TensorRef
 
 __all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
 
@@ -241,12 +241,12 @@ class ShardedTensorFile(TensorFile):
         self._check_open()
         return iter(self._where)
 
-    def locate(self, name: str) -> Located:
+    def locate(self, name: str) -> TensorRef:
         """Return where a tensor lies within its shard."""
         self._check_open()
         return self._shards[self._shard_of(name)].locate(name)
 
-    def located(self) -> Iterator[Located]:
+    def located(self) -> Iterator[TensorRef]:
         """Yield `locate` of every tensor, in file order."""
         for shard_name, shard in self._shards.items():
             for name, located in zip(shard, shard.located(), strict=True):

@@ -11,19 +11,29 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import dtype_named
-from weightmap.model.reading import check_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["Decodable"]
+__all__ = ["Decodable", "check_out"]
 
 # Elements that are decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
 _PIECE = 1 << 18
 # Where there are no blocks, rows are decoded together that lie in the same so many elements, or the next.
 _RUN = 64
+
+
+def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
+    """Raise TypeError or ValueError when `out` is no array of this shape, that of `what`, or cannot be written."""
+    array = kernels.given_array(out)
+    if array.shape != shape:
+        msg = f"out has shape {array.shape}, {what} has {shape}"
+        raise ValueError(msg)
+    if not array.flags.writeable:
+        msg = "out is read-only"
+        raise ValueError(msg)
 
 
 class Decodable:

@@ -53,7 +53,7 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     prefix = take(source, head, 0, header.tokenizer)
     metadata = read_json(prefix, "metadata", header.metadata, header.config)
     config = read_json(prefix, "config", header.config, header.tokenizer)
-    seal = kernels.crc32(prefix)
+    crc = kernels.crc32(prefix)
     tokenizer = read_tokenizer(source, head, header.tokenizer, header.weights, options.limits)
     bare = bare_blocks(config)
     records = walk(source, header, bare, options, warnings)
@@ -68,7 +68,7 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     def check(run: Verification) -> None:
         from weightmap.formats.amb.verify import verify  # noqa: PLC0415 - see above
 
-        verify(run, header, seal, records, bare)
+        verify(run, header, crc, records, bare)
 
     content = Content("amb", table, load_metadata, check, warnings)
     content.config = MappingProxyType(config)

@@ -95,7 +95,7 @@ class _Reading:
             return dict(_pairs(metadata, found.metadata_count))
 
         layout = "spec" if found.layout == LAYOUTS["spec"] else "current"
-        verify = verifier(header, table, "BinTensors")
+        verify = verifier(header, table)
         content = Content(layout, table, load, verify, warnings)
         content.has_metadata = found.metadata_begin != 0
         return content

@@ -54,12 +54,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     table = ColumnTable(columns, rules, utf8=False, locate=lambda row: header_size + RECORD.size * row)
     if options.checked:
         table.check()
-    seal = kernels.crc32(head[:header_size] + records)
+    crc = kernels.crc32(head[:header_size] + records)
 
     def verify(run: Verification) -> None:
         from weightmap.formats.cnn_v2.verify import verify_cnn  # noqa: PLC0415 - not needed to open
 
-        verify_cnn(run, seal, base, total)
+        verify_cnn(run, crc, base, total)
 
     def load_metadata() -> dict[str, Any]:
         return {"version": version, "mip_level": mip_level}

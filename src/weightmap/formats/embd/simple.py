@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from weightmap import kernels
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, Options, trailing
+from weightmap.formats._cursor import Cursor
 from weightmap.formats.embd import MAGIC
 from weightmap.formats.embd.layout import DTYPE_LIST, MAX_NDIM
 from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
@@ -31,72 +32,40 @@ class _Rules(Rules):
     max_gap = ANY_GAP
 
 
-class _Reader:
-    """Walks the simple layout by pread: a window of the file at a time, never the tensor data."""
-
-    WINDOW = 4096
-
-    def __init__(self, source: Source, head: bytes) -> None:
-        self.source = source
-        self.position = len(MAGIC)
-        self._window, self._start = head, 0
-
-    def take(self, count: int, field: str, what: str) -> bytes:
-        """Return the next `count` bytes: `field`, which messages call `what`."""
-        at, end = self.position - self._start, self.position + count
-        if end > self.source.size:
-            msg = f"the file ends within {what}"
-            raise TruncatedError(msg, field=field, offset=self.source.size, expected=f"at least {end} bytes")
-        if at + count > len(self._window):
-            size = min(max(count, self.WINDOW), self.source.size - self.position)
-            self._window, self._start, at = self.source.pread(self.position, size), self.position, 0
-        self.position = end
-        return self._window[at : at + count]
-
-    def u32(self, field: str, what: str) -> int:
-        """Return the next u32."""
-        return int.from_bytes(self.take(4, field, what), "little")
-
-
 def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     """Walk the file from its beginning to its end, which must be that of the vocabulary."""
-    reader = _Reader(source, head)
-    version = reader.u32("version", "its version")
+    reader = Cursor(head, source, options.limits)
+    reader.skip(len(MAGIC))
+    version = reader.number("u32", "version", "its version")
     if version != 1:
         raise UnsupportedError("version", field="version", offset=4, actual=version, expected=1)
-    count = reader.u32("tensor_count", "the number of tensors")
-    options.limits.check("max_tensors", count, "number of tensors", offset=8)
-    if count > source.size // 8:
-        what, expected = "number of tensors", f"at most {source.size // 8}: a tensor takes 8 bytes or more"
-        raise TruncatedError(what, field="tensor_count", offset=8, actual=count, expected=expected)
+    count = reader.count("u32", 8, "tensor_count", "number of tensors", "max_tensors")
     names: list[bytes] = []
     shapes: list[int] = []
     lengths, ndims, offsets = [0], [0], []
     names_size = 0
     for i in range(count):
-        length = reader.u32("name_length", f"the length of the name of tensor {i}")
+        length = reader.number("u32", "name_length", f"the length of the name of tensor {i}")
         names_size += length  # all names are kept, so it is their sum that the limit is for
         options.limits.check("max_header_bytes", names_size, "size of all names", offset=reader.position - 4)
         names.append(reader.take(length, "name", f"the name of tensor {i}"))
         lengths.append(length)
-        ndim = reader.u32("ndim", f"the number of dimensions of tensor {i}")
+        ndim = reader.number("u32", "ndim", f"the number of dimensions of tensor {i}")
         if not 1 <= ndim <= MAX_NDIM:
             what = f"number of dimensions of tensor {i}"
             raise FormatError(what, field="ndim", offset=reader.position - 4, actual=ndim, expected=f"1 to {MAX_NDIM}")
-        shape = struct.unpack(f"<{ndim}I", reader.take(4 * ndim, "shape", f"the shape of tensor {i}"))
+        shape = reader.array("<u4", ndim, "shape", f"the shape of tensor {i}").tolist()
         shapes.extend(shape)
         ndims.append(ndim)
-        nbytes = 4
-        for dim in shape:
-            nbytes *= dim
-        if nbytes > source.size - reader.position:
+        nbytes = 4 * math.prod(shape)
+        if nbytes > reader.left:
             label = repr(names[-1][:60].decode(errors="replace"))
-            msg = f"the file ends within the data of tensor {i}, {label} of shape {shape}"
+            msg = f"the file ends within the data of tensor {i}, {label} of shape {tuple(shape)}"
             raise TruncatedError(
                 msg, field="data", offset=source.size, expected=f"at least {reader.position + nbytes} bytes"
             )
         offsets.append(reader.position)
-        reader.position += nbytes
+        reader.skip(nbytes)
     vocab = _simple_vocabulary(reader, options)
     warnings: list[str] = []
     trailing(source, reader.position, options, warnings)
@@ -113,9 +82,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         table.check()
 
     def verify(run: Verification) -> None:
-        for _ in run.chunks(0, source.size):
-            pass
-        run.checked("every byte is readable (the simple layout has no checksums)")
+        run.rest()
         if vocab is not None:
             verify_vocabulary(run, vocab)
 
@@ -131,21 +98,17 @@ def _name_at(columns: kernels.Columns, row: int) -> int:
     return at
 
 
-def _simple_vocabulary(reader: _Reader, options: Options) -> Vocabulary | None:
+def _simple_vocabulary(reader: Cursor, options: Options) -> Vocabulary | None:
     at = reader.position
-    count = reader.u32("vocab_count", "the number of tokens")
-    rest = reader.source.size - reader.position
-    if count > rest // 4:
-        what, expected = "number of tokens", f"at most {rest // 4}: a token takes 4 bytes or more"
-        raise TruncatedError(what, field="vocab_count", offset=at, actual=count, expected=expected)
+    count = reader.count("u32", 4, "vocab_count", "number of tokens")
     if not count:
         return None
-    options.limits.check("max_header_bytes", rest, "size of the vocabulary", offset=at)
+    options.limits.check("max_header_bytes", reader.left, "size of the vocabulary", offset=at)
     start = reader.position
-    data = reader.take(rest, "vocabulary", "the vocabulary")
+    data = reader.take(reader.left, "vocabulary", "the vocabulary")
     walked = kernels.walk_strings(data, count, 4)
     if walked < 0:
         msg = f"the file ends within token {-1 - walked} of {count}"
-        raise TruncatedError(msg, field="vocabulary", offset=reader.source.size)
+        raise TruncatedError(msg, field="vocabulary", offset=reader.end)
     reader.position = start + walked
     return Vocabulary(lambda: string_table(data[:walked], count, start, 4), count)

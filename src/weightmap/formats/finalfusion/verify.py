@@ -28,37 +28,24 @@ def verify(run: Verification, chunks: Chunks) -> None:
         raise LayoutError(msg, field="chunk", offset=0)
     run.checked("header and chunks: order, sizes, rows")
     _compare_list(run, chunks)
-    position = 0
     if chunks.metadata is not None:
         offset, size = chunks.metadata
-        _pass(run, position, offset)
+        run.until(offset)
         load_metadata(run.read(offset, size), offset)
-        position = offset + size
         run.checked("metadata")
     if chunks.vocab is not None:
-        _pass(run, position, chunks.vocab.words)
+        run.until(chunks.vocab.words)
         _verify_vocabulary(run, chunks)
-        position = chunks.vocab.end
     for what, block in (("embeddings", chunks.storage), ("norms", chunks.norms)):
         if block is None:
             continue
-        _pass(run, position, block.padding)
+        run.until(block.padding)
         _verify_padding(run, block)
         if block.product is not None:
             _verify_codes(run, block)
         elif what == "norms":
             _verify_norms(run, block)
-        else:
-            _pass(run, block.data, block.end)
-        position = block.end
-    _pass(run, position, source.size)
-    run.checked("every byte is readable (finalfusion has no checksums)")
-
-
-def _pass(run: Verification, position: int, end: int) -> None:
-    """Read bytes that need no looking at."""
-    for _ in run.chunks(position, end - position):
-        pass
+    run.rest()
 
 
 def _compare_list(run: Verification, chunks: Chunks) -> None:
@@ -131,14 +118,14 @@ def _verify_codes(run: Verification, block: Block) -> None:
     assert product is not None  # noqa: S101 - the caller has looked
     projection, codebooks, norms, size = product_sizes(block.shape, product)
     start = block.data + projection + codebooks
-    _pass(run, block.data, start)
+    run.until(start)
     if norms:
         bad = _count_bad(run, start, norms)
         if bad:
             run.warn(f"{bad} norms of quantised rows are NaN, infinite or negative")
     start += norms
     if product.n_centroids == 256:  # as many as a byte has values
-        _pass(run, start, start + size)
+        run.until(start + size)
     else:
         position = start
         for chunk in run.chunks(start, size):

@@ -64,7 +64,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         raw = header[found.metadata_begin : found.metadata_end]
         parsed = _metadata if len(raw) <= _REMEMBERED else _metadata.__wrapped__
         metadata = parsed(raw, LENGTH.size + found.metadata_begin)
-    verify = verifier(header, table, "safetensors")
+    verify = verifier(header, table)
     content = Content("safetensors", table, metadata.copy, verify, warnings)
     content.has_metadata = found.metadata_begin != 0
     return content

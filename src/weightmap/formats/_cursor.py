@@ -1,0 +1,130 @@
+"""Goes through a header field by field: every read is bounded, and what does not fit is one kind of error."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.errors import FormatError, TruncatedError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.io.source import Source
+    from weightmap.options import Limits
+
+__all__ = ["Cursor"]
+
+# What is read at once of a file that is gone through.
+_WINDOW = 4096
+_NUMBERS = {
+    kind: struct.Struct(f"<{code}")
+    for kind, code in zip(
+        ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64"), "BbHhIiQqfd", strict=True
+    )
+}
+
+
+class Cursor:
+    """A position in private bytes of a file, which every read moves on.
+
+    Parameters
+    ----------
+    data : bytes
+        The header; or the beginning of it, where there is a `source` for the rest.
+    source : Source, optional
+        Where bytes behind `data` are read from, a window at a time.
+    limits : Limits, optional
+        With a source: no field has more bytes than ``max_header_bytes``.
+    start : int
+        Where `data` lies in the file.
+    whole : str
+        What it is that messages say ends: "header", or "file".
+
+    Attributes
+    ----------
+    position, end : int
+        Where the next field begins in the file, and where the last one has to end.
+
+    Notes
+    -----
+    Each method takes the `field` and the words that messages have for it. It raises `TruncatedError` when the field
+    does not fit, before anything is allocated for it.
+    """
+
+    __slots__ = ("_data", "_limits", "_source", "_start", "_whole", "end", "position")
+
+    def __init__(
+        self,
+        data: bytes,
+        source: Source | None = None,
+        limits: Limits | None = None,
+        *,
+        start: int = 0,
+        whole: str = "file",
+    ) -> None:
+        self._data = data
+        self._source = source
+        self._limits = limits
+        self._start = self.position = start
+        self._whole = whole
+        self.end = start + len(data) if source is None else source.size
+
+    @property
+    def left(self) -> int:
+        """Bytes from the position to the end."""
+        return self.end - self.position
+
+    def take(self, count: int, field: str, what: str) -> bytes:
+        """Return the next `count` bytes."""
+        at, end = self.position - self._start, self.position + count
+        if end > self.end:
+            msg = f"the {self._whole} ends within {what}"
+            raise TruncatedError(msg, field=field, offset=self.end, expected=f"at least {end} bytes")
+        if self._source is not None and not 0 <= at <= len(self._data) - count:
+            if self._limits is not None:
+                self._limits.check("max_header_bytes", count, f"size of {what}", offset=self.position)
+            size = min(max(count, _WINDOW), self.left)
+            self._data, self._start, at = self._source.pread(self.position, size), self.position, 0
+        self.position = end
+        return self._data[at : at + count]
+
+    def skip(self, count: int) -> None:
+        """Step over bytes, such as the data of a tensor, which the caller has found to be there."""
+        self.position += count
+
+    def number(self, kind: str, field: str, what: str) -> Any:
+        """Return the next number: of kind u8, i8, ... u64, i64, f32 or f64."""
+        number = _NUMBERS[kind]
+        return number.unpack(self.take(number.size, field, what))[0]
+
+    def count(self, kind: str, least: int, field: str, what: str, limit: str | None = None) -> int:
+        """Return the next number, of things that follow and of which each takes `least` bytes or more.
+
+        Raises `LimitError` when it is above the `limit`, the name of an attribute of `Limits`.
+        """
+        offset = self.position
+        count: int = self.number(kind, field, f"the {what}")
+        if limit is not None and self._limits is not None:
+            self._limits.check(limit, count, what, offset=offset)
+        most = self.left // least
+        if count > most:
+            expected = f"at most {most}, by the bytes that follow it"
+            raise TruncatedError(what, field=field, offset=offset, actual=count, expected=expected)
+        return count
+
+    def text(self, kind: str, field: str, what: str) -> str:
+        """Return the next string: its length in bytes, a number of this kind, and strict UTF-8."""
+        length: int = self.number(kind, field, f"the length of {what}")
+        at = self.position
+        try:
+            return self.take(length, field, what).decode()
+        except UnicodeDecodeError as error:
+            msg = f"{what} is not UTF-8 ({error.reason})"
+            raise FormatError(msg, field=field, offset=at + error.start) from None
+
+    def array(self, dtype: str, count: int, field: str, what: str) -> NDArray[Any]:
+        """Return the next `count` numbers of a numpy dtype, shape (count,)."""
+        return np.frombuffer(self.take(count * np.dtype(dtype).itemsize, field, what), dtype)
