@@ -6,21 +6,20 @@ import re
 import struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weightmap.errors import FormatError
 from weightmap.formats import FORMATS, HEAD
 from weightmap.importers.fasttext import MAGIC, read_fasttext
 from weightmap.importers.text import read_text
 from weightmap.importers.word2vec import read_word2vec
-from weightmap.importers.words import Words
 from weightmap.io.source import Source, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from weightmap.importers.words import Words
     from weightmap.options import Limits
 
 __all__ = ["name_errors", "read_words", "recognise"]
