@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
-from weightmap.errors import EncodeError, FormatError
+from weightmap.errors import EncodeError, FormatError, Remedy, quoted
 from weightmap.formats import FORMATS, HEAD
 from weightmap.quantizing import matches
 from weightmap.source import Source, path_of
@@ -189,9 +189,9 @@ def from_file(
         and not (exclude and matches(info.name, exclude))
     ]
     if len(names) != 1:
-        found = ", ".join(map(repr, names[:10])) or "none"
-        msg = f"matrices of {height} rows, one for each word: {found}; there has to be one, which include= chooses"
-        raise EncodeError(msg, path=path, format=file.format)
+        found = ", ".join(map(quoted, names[:10])) or "none"
+        msg = f"matrices of {height} rows, one for each word: {found}; there has to be one"
+        raise EncodeError(msg, path=path, format=file.format, remedy=Remedy("{} chooses it", "include"))
     (name,) = names
     matrix = file[name]
     dims = int(matrix.shape[1])
