@@ -5,7 +5,7 @@
 
 ARM64_CC ?= aarch64-linux-gnu-gcc
 ARM64_RUN ?= qemu-aarch64
-KERNELS_TEST = tests/c/kernels_test.c $(filter-out csrc/python.c,$(wildcard csrc/*.c csrc/x86/*.c csrc/arm/*.c))
+KERNELS_TEST = tests/c/kernels_test.c $(wildcard csrc/*.c csrc/x86/*.c csrc/arm/*.c)
 KERNELS_FLAGS = -std=c11 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc -pthread
 
 .PHONY: arm64-test sanitize-test

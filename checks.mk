@@ -41,7 +41,7 @@ $(FUZZ)/%.o: csrc/%.c fuzz/c/wraps.txt $(wildcard csrc/*.h csrc/*/*.h)
 	@mkdir -p $(@D)
 	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -c $< -o $@
 
-$(FUZZ)/%: fuzz/c/%.c fuzz/c/target.h fuzz/c/wraps.txt $(patsubst csrc/%.c,$(FUZZ)/%.o,$(filter-out csrc/python.c,$(wildcard csrc/*.c csrc/x86/*.c)))
+$(FUZZ)/%: fuzz/c/%.c fuzz/c/target.h fuzz/c/wraps.txt $(patsubst csrc/%.c,$(FUZZ)/%.o,$(wildcard csrc/*.c csrc/x86/*.c))
 	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter %.c %.o,$^) -o $@ -pthread -lm
 
 fuzz-c: $(MODULE) $(VENV)/.extra-test

@@ -48,6 +48,12 @@ TESTS = (
     "tests/test_limits.py::test_vocabularies_of_finalfusion_are_bounded",
     "tests/test_limits.py::test_a_walk_ends_where_words_are_too_many_already",
     "tests/test_limits.py::test_listed_ngrams_are_bounded",
+    "tests/test_writer_bounds.py::test_names_of_one_reason_take_300_characters",
+    "tests/test_writer_bounds.py::test_reasons_take_1000_characters",
+    "tests/faults/test_kinds.py::test_other_files_are_told_by_name",
+    "tests/faults/test_kinds.py::test_files_of_words_are_told_to_be_converted",
+    "tests/faults/test_kinds.py::test_what_only_begins_like_words_is_not_told_as_such",
+    "tests/faults/test_kinds.py::test_formats_of_others_are_told_by_their_suffix",
 )
 _DAMAGE = "tries thousands of damaged files: it takes long, and whether it takes a branch is left to chance"
 _LARGE = "takes long, for what is large or many, and adds no branch"

@@ -69,7 +69,7 @@ LATER = {
         "minutes; the same files and kernels as in the tests of formats and of kernels",
     ),
     **dict.fromkeys(
-        (f"tests/test_{name}.py" for name in ("docs", "imports", "mutation", "packaging", "report")),
+        (f"tests/test_{name}.py" for name in ("docs", "imports", "mutation", "packaging", "report", "toy")),
         "nothing of the C module, or next to it",
     ),
     **dict.fromkeys(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).parent / "data"
 SOURCES = str(Path(wm.__file__).parent.parent)
+# What of the C module is C alone: programs are made of it that have nothing to do with Python.
+C_SOURCES = sorted(p for p in (Path(__file__).parent.parent / "csrc").rglob("*.c") if p.parent.name != "python")
 
 
 def run_child(

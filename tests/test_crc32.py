@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import guard
-from tests.support import SOURCES
+from tests.support import C_SOURCES, SOURCES
 
 from weightmap import kernels
 
@@ -363,9 +363,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("this CPU lacks AVX-512")
     compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
     library = tmp_path_factory.mktemp("emulated") / "kernel.so"
-    sources = [*(path for path in CSRC.glob("*.c") if path.name != "python.c"), *(CSRC / "x86").glob("*.c")]
     subprocess.run(
-        [compiler, *FLAGS, f"-I{CSRC}", *map(str, sources), "-pthread", "-o", str(library)],
+        [compiler, *FLAGS, f"-I{CSRC}", *map(str, C_SOURCES), "-pthread", "-o", str(library)],
         check=True,
     )
     return ctypes.CDLL(str(library))

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from tests import builders
 
 from weightmap import cli
+from weightmap.formats import by_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "weightmap"
@@ -48,6 +50,14 @@ def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     assert (q.scales.shape, q.codes.shape, names["rows"].shape) == ((6144,), (6144, 16), (3, 384))
     assert [info.name for info in names["report"].quantized] == ["bias"]
     names["f"].close()
+
+
+def test_the_table_of_formats_is_what_the_builders_say():
+    """README has a row for every format, as its builder describes it, and says whether it is written."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for builder in builders.known().values():
+        written = "no" if by_name(builder.format).plan is None else "yes"
+        assert f"\n| {builder.title} | `{builder.suffix}` | yes | {written} | {builder.holds} |\n" in text
 
 
 def test_nobody_is_promised_that_every_byte_is_checked(capsys):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 from tests.builders import Tensor, embd
+from tests.support import C_SOURCES
 
 import weightmap as wm
 
@@ -219,8 +220,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if VALGRIND is None or COMPILER is None:
         pytest.skip("counts instructions with valgrind, of what gcc makes: one of them is not installed")
     csrc = ROOT / "csrc"
-    sources = [ROOT / "tests/c/instructions.c", *sorted(csrc.rglob("*.c"))]
-    sources.remove(csrc / "python.c")
+    sources = [ROOT / "tests/c/instructions.c", *C_SOURCES]
     built = tmp_path_factory.mktemp("guard") / "instructions"
     flags = ["-O3", "-std=c11", "-ffp-contract=off", f"-I{csrc}", "-pthread"]
     subprocess.run([COMPILER, *flags, *map(str, sources), "-o", str(built), "-lm"], check=True)

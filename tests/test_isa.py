@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tests.support import SOURCES
+from tests.support import C_SOURCES, SOURCES
 
 from weightmap import kernels
 
@@ -155,8 +155,7 @@ def test_c_driver(tmp_path: Path) -> None:
     """
     compiler = shutil.which("cc") or (sysconfig.get_config_var("CC") or "gcc").split()[0]
     csrc = ROOT / "csrc"
-    sources = [ROOT / "tests/c/kernels_test.c", *csrc.rglob("*.c")]
-    sources.remove(csrc / "python.c")
+    sources = [ROOT / "tests/c/kernels_test.c", *C_SOURCES]
     program = tmp_path / "kernels_test"
     flags = ["-O2", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", f"-I{csrc}", "-pthread"]
     subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program), "-lm"], check=True)

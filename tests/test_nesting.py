@@ -234,6 +234,7 @@ TOO_MUCH: dict[str, tuple[bytes, str]] = {
     "a key in an inline table": (b"a = {" + b"b." * 40_000 + b"c = 1}", "deep"),
     "a second key in one": (b"a = {b = [1, 2], " + b"b." * 40_000 + b"c = 1}", "deep"),
     "a key behind a string": (b'a = """\n"""""\n' + b"b." * 40_000 + b"c = 1", "deep"),
+    "a long key in a long table": (b"[" + b"a." * 99 + b"a]\n" + b"b." * 99 + b"c = 1", "deep"),
     "lists": (b"a = " + b"[" * 50_000, "deep"),
     "inline tables": (b"a = " + b"{a = " * 50_000, "deep"),
     "tables and lists": (b"a = " + b"[{a = " * 50_000, "deep"),

@@ -115,15 +115,19 @@ class Remedy(NamedTuple):
         Its name in Python.
     value : str or None
         What to give it, where that is known.
+    switch : bool
+        Whether it is one that is off until it is asked for.
     """
 
     words: str
     option: str
     value: str | None = None
+    switch: bool = False
 
 
-def _in_python(option: str, value: str | None) -> str:
-    return f"{option}={'' if value is None else repr(value)}"
+def _in_python(remedy: Remedy) -> str:
+    value = remedy.switch or remedy.value
+    return f"{remedy.option}={'' if value is None else repr(value)}"
 
 
 class TensorFileError(Exception):
@@ -183,16 +187,15 @@ class TensorFileError(Exception):
     def __str__(self) -> str:
         return self.told(_in_python)
 
-    def told(self, spell: Callable[[str, str | None], str]) -> str:
-        """Return the message, with options spelt by `spell`, which is given the name of one and its value or None."""
+    def told(self, spell: Callable[[Remedy], str]) -> str:
+        """Return the message, with the option of the remedy as `spell` spells it."""
         text = self.what
         if self.actual is not None:
             text += f" is {self.actual}"
         if self.expected is not None:
             text += f", expected {self.expected}"
         if self.remedy is not None:
-            words, option, value = self.remedy
-            text += f"; {words.format(spell(option, value))}"
+            text += f"; {self.remedy.words.format(spell(self.remedy))}"
         if self.offset is not None:
             text += f" (at byte {self.offset})"
         return escape(text if self.path is None else f"{self.path}: {text}")

@@ -57,7 +57,7 @@ class Example:
 
     `tensors` is in file order; `vocab` is None when the file has none, `special_ids` when the format leaves them open.
     `prefixes` has the sizes of those of its beginnings that are valid files too. `checksums` says whether one of them
-    covers the data of each tensor.
+    covers the data of each tensor, `written` whether a writer of the format has to be able to make such a file.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Example:
     layout: str | None = None
     prefixes: frozenset[int] = frozenset()
     checksums: bool = False
+    written: bool = True
 
 
 def plain_trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:

@@ -178,7 +178,9 @@ def example(
     before = build(chunks[:-1], options.get("listed", [chunk.id for chunk in chunks]))
     cut = frozenset({len(before)} if chunks[-1].id == NORMS and len(chunks) > 1 else ())
     words = None if vocab is None else tuple(vocab)
-    return Example(name, FORMAT, SUFFIX, data, tensors, text or {}, words, layout=layout, prefixes=cut)
+    # The specification lets a reader accept a file without a matrix; nothing asks a writer to make one.
+    written = "embeddings" in tensors
+    return Example(name, FORMAT, SUFFIX, data, tensors, text or {}, words, layout=layout, prefixes=cut, written=written)
 
 
 def examples() -> list[Example]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weightmap.cli import show
-from weightmap.errors import EncodeError, MissingDependencyError, TensorFileError, TensorNotFoundError
+from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError, TensorNotFoundError
 
 OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
 
@@ -38,10 +38,10 @@ def reason(error: BaseException) -> str:
     return show.clean(error.told(_option) if isinstance(error, TensorFileError) else error)
 
 
-def _option(name: str, value: str | None) -> str:
+def _option(remedy: Remedy) -> str:
     """Spell an argument of a function as the option of a command."""
-    option = f"--{name.replace('_', '-')}"
-    return option if value is None else f"{option} {value}"
+    option = f"--{remedy.option.replace('_', '-')}"
+    return option if remedy.value is None else f"{option} {remedy.value}"
 
 
 def error_document(error: BaseException) -> dict[str, object]:

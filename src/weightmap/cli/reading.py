@@ -72,12 +72,6 @@ def _shards(file: wm.TensorFile) -> dict[str, str]:
     return {tensor: shard for shard, part in file.shards.items() for tensor in part}
 
 
-def _tokenizer_kind(number: int) -> str | None:
-    from weightmap.formats.amb.tokenizer import KINDS
-
-    return KINDS[number] if 0 <= number < len(KINDS) else None
-
-
 def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
     vocab, tokenizer, shards = file.vocab, file.tokenizer, _shards(file)
     return {
@@ -92,7 +86,7 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
         "tokenizer": tokenizer
         and {
             "type": tokenizer.type,
-            "kind": _tokenizer_kind(tokenizer.type),
+            "kind": tokenizer.kind,
             "special_ids": tokenizer.special_ids,
             "payload_nbytes": len(tokenizer.payload),
         },
@@ -124,7 +118,7 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
         pairs.append(("vocabulary", f"{counted(len(file.vocab), 'token')}{_ids_text(file.vocab.special_ids)}"))
     if file.tokenizer is not None:
         payload = show.sizes(len(file.tokenizer.payload))
-        kind = _tokenizer_kind(file.tokenizer.type) or "unknown"
+        kind = file.tokenizer.kind
         about = f"type {file.tokenizer.type} ({kind}), {payload}{_ids_text(file.tokenizer.special_ids)}"
         pairs.append(("tokenizer", about))
     show.emit_pairs(pairs)

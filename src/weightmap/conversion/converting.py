@@ -14,7 +14,7 @@ from weightmap.conversion.matrix import from_file
 from weightmap.conversion.quantizer import QuantizedInfo, Quantizer, matches
 from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.formats import Format, Payload, Request
+from weightmap.formats import Format, Payload, Request, fitted
 from weightmap.importers import NAMES
 from weightmap.importers import huggingface as hub
 from weightmap.importers.sources import recognise
@@ -61,7 +61,8 @@ class ConvertReport(NamedTuple):
     dropped : tuple of (str, str)
         Name of each tensor that was left out, and the reason.
     warnings : tuple of str
-        What else did not go along.
+        What else did not go along. Of metadata, numbers and truth values become texts where the target has only texts;
+        what else it cannot hold, such as lists there, stays behind and is listed here.
     quantized : tuple of QuantizedInfo
         What became of each tensor that was quantised.
     """
@@ -265,8 +266,8 @@ def _convert_tensors(
         extras, warnings = _extras(file, directory, metadata, found, chosen)
         if isinstance(file, ShardedTensorFile):
             warnings += [f"{what}: left behind" for what in file.disagreements]
-        if found.name == "finalfusion" and file.format != "finalfusion":
-            warnings += _as_embeddings(payloads)
+        if found.embeddings is not None and file.format != found.name:
+            warnings += _as_embeddings(payloads, *found.embeddings)
         if not payloads:
             warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
         request = Request(payloads, chosen, **extras)
@@ -292,13 +293,13 @@ def _entries(number: int) -> str:
     return "1 metadata entry" if number == 1 else f"{number:,} metadata entries"
 
 
-def _as_embeddings(payloads: list[Payload]) -> list[str]:
+def _as_embeddings(payloads: list[Payload], matrix: str, norms: str) -> list[str]:
     """Give the one matrix that goes to a format with one matrix the name that this has there."""
-    others = [payload for payload in payloads if payload.name != "norms"]
-    if len(others) != 1 or others[0].name == "embeddings" or len(others[0].shape) != 2:
+    others = [payload for payload in payloads if payload.name != norms]
+    if len(others) != 1 or others[0].name == matrix or len(others[0].shape) != 2:
         return []
-    name, others[0].name = others[0].name, "embeddings"
-    return [f"tensor {quoted(name)} is written as 'embeddings'"]
+    name, others[0].name = others[0].name, matrix
+    return [f"tensor {quoted(name)} is written as {matrix!r}"]
 
 
 def _floating(dtype: DTypeLike | str) -> DType:
@@ -416,17 +417,12 @@ def _extras(
     file: TensorFile, directory: hub.ModelDirectory | None, metadata: dict[str, Any], found: Format, layout: str
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what goes along with the tensors, and what has to stay behind."""
-    keys = found.metadata_keys
-    homeless = [key for key in metadata if keys is not None and key not in keys]
-    if keys is not None:
-        metadata = {key: value for key, value in metadata.items() if key in keys}
-    if found.text_metadata:
-        metadata = {key: str(value) if type(value) is int else value for key, value in metadata.items()}
+    carried = found.carries[layout]
+    metadata, homeless = fitted(metadata, found) if "metadata" in carried else (metadata, [])
     vocab: Sequence[str] | None = file.vocab
     special_ids = None if file.vocab is None else file.vocab.special_ids
     if directory is not None and directory.vocab is not None:
         vocab, special_ids = directory.vocab, directory.special_ids
-    carried = found.carries[layout]
     config, tokenizer, notes = file.config, file.tokenizer, []
     if directory is not None and "config" in carried:
         config = {**(config or {}), **directory.config}

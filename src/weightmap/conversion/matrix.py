@@ -9,7 +9,7 @@ import numpy as np
 from weightmap.conversion.quantizer import matches
 from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
 from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.errors import EncodeError
+from weightmap.errors import EncodeError, Remedy, quoted
 from weightmap.importers.sources import name_errors
 from weightmap.importers.words import Words, check_finite, rows_in_block
 from weightmap.index.strings import StringTable
@@ -69,9 +69,9 @@ def from_file(
         and not (exclude and matches(info.name, exclude))
     ]
     if len(names) != 1:
-        found = ", ".join(map(repr, names[:10])) or "none"
-        msg = f"matrices of {height} rows, one for each word: {found}; there has to be one, which include= chooses"
-        raise EncodeError(msg, path=path, format=file.format)
+        found = ", ".join(map(quoted, names[:10])) or "none"
+        msg = f"matrices of {height} rows, one for each word: {found}; there has to be one"
+        raise EncodeError(msg, path=path, format=file.format, remedy=Remedy("{} chooses it", "include"))
     (name,) = names
     matrix = file[name]
     dims = int(matrix.shape[1])

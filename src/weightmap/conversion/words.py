@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.conversion.training import Options, Trainer
 from weightmap.dtypes import DTYPES
 from weightmap.errors import EncodeError, QuantError, TensorFileError, counted
-from weightmap.formats import Payload, Request
+from weightmap.formats import FORMATS, Payload, Request
 from weightmap.importers import NAMES
 from weightmap.importers.explicit import explicit
 from weightmap.importers.fasttext import plan_fasttext
@@ -88,8 +88,8 @@ def convert_words(words: Words, target: Target, limits: Limits, progress: Callab
         except TensorFileError as error:
             raise error.located(path=target.path, format=found.name) from None
     normalize = target.normalize
-    if normalize is None:  # as they are from finalfusion, which has normalised them, and from other models
-        normalize = found.name == "finalfusion" and words.format in NAMES
+    if normalize is None:  # as they are from formats of embeddings, which have normalised them, and from other models
+        normalize = found.embeddings is not None and words.format in NAMES
     norms = words.norms
     if normalize and norms is None:
         words, norms = _normalised(words)
@@ -115,7 +115,8 @@ def _to_format(
     trainer = None
     if target.quantize is not None:
         if "pq" not in found.schemes.get(layout, frozenset()):
-            msg = f"{found.title} holds no tensors of scheme pq; finalfusion does"
+            titles = ", ".join(f.title for f in FORMATS.values() if any("pq" in held for held in f.schemes.values()))
+            msg = f"{found.title} holds no tensors of scheme pq; this does: {titles}"
             raise EncodeError(msg, path=target.path, format=found.name)
         try:
             trainer = Trainer("embeddings", words.rows, words.dims, words.blocks, Options(**target.quantize))
@@ -140,10 +141,10 @@ def _to_format(
         known = counted(len(words.table), "word")
         warnings.append(f"{found.title} has no place for the vocabulary of {known}: left behind")
     vocab = words.vocab if "vocab" in carried else None
-    if words.subwords is not None and found.name != "finalfusion":
+    if words.subwords is not None and "subwords" not in carried:
         msg = f"{found.title} has no place for subwords"
         raise EncodeError(msg, path=target.path, format=found.name)
-    metadata = words.metadata if found.name == "finalfusion" and words.metadata else None
+    metadata = words.metadata if found.embeddings is not None and words.metadata else None
     plan = plan_request(target.path, found, Request(payloads, layout, metadata, vocab))
     write_plan(target.path, plan, progress=progress)
     done = () if trainer is None or trainer.info is None else (trainer.info,)

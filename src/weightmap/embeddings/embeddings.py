@@ -90,22 +90,23 @@ class Embeddings:
         self._search: Search | None = None
 
     @classmethod
-    def of(cls, file: _File) -> Embeddings | None:
+    def of(cls, file: TensorFile, names: tuple[str, str] | None) -> Embeddings | None:
         """Return the embeddings of a file, or None when it has none.
 
-        Those of a finalfusion file are its "embeddings" and its "norms"; of another one, the only matrix, of floats or
-        quantised, that has a row for each token of its vocabulary. A matrix without rows is none when its vectors would
-        have more than 65,536 elements: a file of a few bytes can declare that, and `batch` would have to return them.
+        Those of a file of embeddings alone, such as finalfusion's, are the matrix and the norms of these `names`; of
+        another one, the only matrix, of floats or quantised, that has a row for each token of its vocabulary. A matrix
+        without rows is none when its vectors would have more than 65,536 elements: a file of a few bytes can declare
+        that, and `batch` would have to return them.
         """
         vocab = file.vocab
         if vocab is None:
             return None
         count = len(vocab)
         norms = None
-        if file.format == "finalfusion":
-            found = [info for info in file.infos() if info.name == "embeddings" and info.shape[0] >= count]
-            if "norms" in file and file.info("norms").shape == (count,):
-                norms = file["norms"]
+        if names is not None:
+            found = [info for info in file.infos() if info.name == names[0] and info.shape[0] >= count]
+            if names[1] in file and file.info(names[1]).shape == (count,):
+                norms = file[names[1]]
         else:
             found = [
                 info

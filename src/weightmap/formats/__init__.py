@@ -16,6 +16,7 @@ from weightmap.formats._hints import FOREIGN, hint
 from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
+    from weightmap.formats._metadata import fitted
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Parts, Payload, Plan, Request, Unfit, listed, refuse
     from weightmap.io.source import Source
@@ -34,6 +35,7 @@ __all__ = [
     "Verification",
     "by_name",
     "by_suffix",
+    "fitted",
     "formats",
     "identify",
     "listed",
@@ -42,7 +44,7 @@ __all__ = [
 ]
 
 _WRITING = dict.fromkeys(("Parts", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
-__getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying"})
+__getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"})
 
 
 def _module_names() -> list[str]:
@@ -101,9 +103,12 @@ def by_name(name: str) -> Format:
 
 
 def by_suffix(path: str) -> Format:
-    """Return the format that is written to files with this suffix. Raises `EncodeError` when there is none."""
-    for format_ in FORMATS.values():
-        if format_.plan is not None and path.lower().endswith(format_.suffixes):
+    """Return the format of files with this suffix, one that can be written where there are two.
+
+    Raises `EncodeError` when there is none.
+    """
+    for format_ in sorted(FORMATS.values(), key=lambda format_: format_.plan is None):
+        if path.lower().endswith(format_.suffixes):
             return format_
     known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
     foreign = next((what for suffix, what in FOREIGN.items() if path.lower().endswith(suffix)), None)

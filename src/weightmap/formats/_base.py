@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import LayoutError
+from weightmap.formats._metadata import TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -157,9 +158,10 @@ class Format:
     parse : callable
         ``parse(source, head, options)`` returns the `Content`, or raises a `FormatError`.
     plan : callable or None
-        ``plan(request)`` returns the `Plan`, or raises `EncodeError`. None for formats that are only read.
+        ``plan(request)`` returns the `Plan`, or raises `EncodeError`. None for formats that are only read, of which
+        nothing is asked of what follows but `magic`.
     carries : mapping of str to frozenset
-        By layout: which of "metadata", "vocab", "special_ids", "config", "tokenizer" it can hold.
+        By layout: which of "metadata", "vocab", "special_ids", "subwords", "config", "tokenizer" it can hold.
     magic : bytes
         What every file begins with, at least four printable characters; empty where the format has no such thing.
     dtypes : mapping of str to frozenset
@@ -168,11 +170,13 @@ class Format:
         By layout: the schemes of quantisation that it can hold; none where it is not mentioned.
     metadata_keys : frozenset of str or None
         The only metadata keys that it has a place for: `save` refuses others, `convert` leaves them behind. None: any.
-    text_metadata : bool
-        Metadata values are strings and nothing else: `convert` writes integers as decimal strings.
+    metadata_kinds : frozenset of str
+        Kinds of values that its metadata holds: see `_metadata`, where the rule is by which `convert` goes.
     layout_for : callable or None
         ``layout_for(metadata)``: which layout the metadata calls for, where the caller asked for none; None for the
         first. Raises `EncodeError` for a layout that does not exist.
+    embeddings : tuple of (str, str), optional
+        Of a format of word embeddings alone: what it calls the matrix, and the norms that its rows had.
     checksums : frozenset of str
         The layouts whose files carry checksums of their tensors. Verifying a file of another layout finds damage to its
         structure alone, and says so.
@@ -182,17 +186,18 @@ class Format:
         "carries",
         "checksums",
         "dtypes",
+        "embeddings",
         "layout_for",
         "layouts",
         "magic",
         "metadata_keys",
+        "metadata_kinds",
         "name",
         "parse",
         "plan",
         "schemes",
         "sniff",
         "suffixes",
-        "text_metadata",
         "title",
     )
 
@@ -203,16 +208,17 @@ class Format:
         suffixes: tuple[str, ...],
         layouts: tuple[str, ...],
         parse: Callable[[Source, bytes, Options], Content],
-        plan: Callable[[Request], Plan] | None,
-        carries: Mapping[str, frozenset[str]],
-        dtypes: Mapping[str, frozenset[str]],
+        plan: Callable[[Request], Plan] | None = None,
+        carries: Mapping[str, frozenset[str]] = _NOTHING,
+        dtypes: Mapping[str, frozenset[str]] = _NOTHING,
         magic: bytes = b"",
         *,
         sniff: Callable[[bytes, int], bool] | None = None,
         schemes: Mapping[str, frozenset[str]] = _NOTHING,
         metadata_keys: frozenset[str] | None = None,
-        text_metadata: bool = False,
+        metadata_kinds: frozenset[str] = TEXT,
         layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None,
+        embeddings: tuple[str, str] | None = None,
         checksums: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
@@ -227,8 +233,9 @@ class Format:
         self.magic = magic
         self.schemes = schemes
         self.metadata_keys = metadata_keys
-        self.text_metadata = text_metadata
+        self.metadata_kinds = metadata_kinds
         self.layout_for = layout_for
+        self.embeddings = embeddings
         self.checksums = checksums
 
     def claims(self, head: bytes, size: int) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.errors import FormatError, UnsupportedError
+from weightmap.errors import FormatError, Remedy, UnsupportedError
 from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ def table_of(raws: Sequence[bytes], offsets: Sequence[int], *, lossy: bool, what
             f"{what} {bad + first}, {raws[bad][:40]!r}, is not UTF-8",
             field="word",
             offset=offsets[bad],
-            expected="UTF-8; lossy=True replaces what is not",
+            expected="UTF-8",
+            remedy=Remedy("{} replaces what is not", "lossy", switch=True),
         )
     count, second, original = table.duplicates()
     if count:

@@ -121,7 +121,10 @@ class Rules:
 
     def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:
         self.base = base
-        self.room = room = file_size - base
+        room = file_size - base
+        if room < 0:  # noqa: PLR1730 - half the time; the padding before the data is cut off
+            room = 0
+        self.room = room
         self.declared = declared
         self.data_size = declared if declared < room else room  # noqa: FURB136 - half the time
         self.lax = lax

@@ -89,7 +89,7 @@ def fnv1a64(data: Buffer) -> int:
     return value
 
 
-# A call through cffi costs more than zlib takes for a kilobyte. So the built-in functions of csrc/python.c take the
+# A call through cffi costs more than zlib takes for a kilobyte. So the built-in functions of csrc/python take the
 # places of those above, which stay their definitions, their types and their documentation.
 crc32_by_cffi, fnv1a32_by_cffi, fnv1a64_by_cffi = crc32, fnv1a32, fnv1a64
 _DOCS = [

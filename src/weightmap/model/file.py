@@ -281,8 +281,9 @@ class TensorFile(Mapping[str, Any]):
         self._check_open()
         if self._embeddings is False:
             from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
+            from weightmap.formats import by_name  # noqa: PLC0415 - opening needs none of it
 
-            self._embeddings = Embeddings.of(self)
+            self._embeddings = Embeddings.of(self, by_name(self.format).embeddings)
         return self._embeddings  # type: ignore[return-value]
 
     # ---------------------------------------------------------------------------------------------- information

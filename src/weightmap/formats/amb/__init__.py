@@ -58,6 +58,7 @@ float32, 1 float16.
 from __future__ import annotations
 
 from weightmap.formats._base import Format
+from weightmap.formats._metadata import JSON
 from weightmap.lazy import later
 
 MAGIC = b"AMBEE"
@@ -74,5 +75,6 @@ FORMAT = Format(
     carries={"amb": frozenset({"metadata", "config", "tokenizer"})},
     dtypes={"amb": frozenset(DENSE)},
     magic=MAGIC,
+    metadata_kinds=JSON,
     schemes={"amb": frozenset(SCHEME_CODES)},
 )

@@ -54,6 +54,11 @@ class Tokenizer:
         self._place = place
 
     @property
+    def kind(self) -> str:
+        """The type in words: "BPE", "SentencePiece", "WordPiece" or "custom"."""
+        return KINDS[self.type]
+
+    @property
     def special_ids(self) -> dict[str, int]:
         """Ids of the special tokens by name: bos, eos, pad, unk, mask, as far as there are any."""
         return dict(self._special_ids)

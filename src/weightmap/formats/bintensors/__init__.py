@@ -82,5 +82,4 @@ FORMAT = Format(
     plan=later(f"{__name__}.writing", "plan"),
     carries={layout: frozenset({"metadata"}) for layout in LAYOUTS},
     dtypes={layout: frozenset(DTYPE_NAMES) for layout in LAYOUTS},
-    text_metadata=True,
 )

@@ -39,6 +39,7 @@ from __future__ import annotations
 import struct
 
 from weightmap.formats._base import Format
+from weightmap.formats._metadata import TEXT
 from weightmap.lazy import later
 
 MAGIC = b"CNN2"
@@ -58,6 +59,7 @@ FORMAT = Format(
     carries=dict.fromkeys(("v2", "v1"), frozenset({"metadata"})),
     dtypes=dict.fromkeys(("v2", "v1"), frozenset({"float16"})),
     magic=MAGIC,
+    metadata_kinds=TEXT | {"integer"},
     metadata_keys=frozenset({"version", "mip_level"}),
     layout_for=later(f"{__name__}.writing", "layout_for"),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.errors import EncodeError, counted
+from weightmap.errors import EncodeError, Remedy, counted
 from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD
 
@@ -27,8 +27,8 @@ def layout_for(metadata: Mapping[str, Any] | None) -> str | None:
     version = _integer(metadata["version"])
     if version not in LAYOUTS:
         found = str(metadata["version"])[:80]
-        msg = f"CNN v2 has versions 1 and 2, and metadata 'version' is {found!r}; layout= would decide"
-        raise EncodeError(msg)
+        msg = f"CNN v2 has versions 1 and 2, and metadata 'version' is {found!r}"
+        raise EncodeError(msg, remedy=Remedy("{} would decide", "layout"))
     return LAYOUTS[version]
 
 

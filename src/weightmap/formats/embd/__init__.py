@@ -55,6 +55,7 @@ the simple layout if not.
 from __future__ import annotations
 
 from weightmap.formats._base import Format
+from weightmap.formats._metadata import TEXT
 from weightmap.lazy import later
 
 MAGIC = b"EMBD"
@@ -69,6 +70,7 @@ FORMAT = Format(
     plan=later(f"{__name__}.writing", "plan"),
     carries={"spec": frozenset({"metadata", "vocab", "special_ids"}), "simple": frozenset({"vocab"})},
     magic=MAGIC,
+    metadata_kinds=TEXT | {"integer"},  # written as decimal strings
     dtypes={"spec": frozenset(DTYPE_NAMES), "simple": frozenset({"float32"})},
     checksums=frozenset({"spec"}),
 )

@@ -70,6 +70,7 @@ attribute ``subwords`` of `vocab`, as the `Vocabulary` of an opened file has it:
 from __future__ import annotations
 
 from weightmap.formats._base import Format
+from weightmap.formats._metadata import TOML
 from weightmap.lazy import later
 
 MAGIC = b"FiFu"
@@ -84,8 +85,10 @@ FORMAT = Format(
     layouts=LAYOUTS,
     parse=later(f"{__name__}.reading", "parse_finalfusion"),
     plan=later(f"{__name__}.writing", "plan_finalfusion"),
-    carries={layout: frozenset({"metadata", "vocab"}) for layout in LAYOUTS},
+    carries={layout: frozenset({"metadata", "vocab", "subwords"}) for layout in LAYOUTS},
     magic=MAGIC,
+    metadata_kinds=TOML,
+    embeddings=("embeddings", "norms"),
     dtypes={layout: frozenset(name for name in TYPES if name) for layout in LAYOUTS},
     schemes={layout: frozenset({"pq"}) for layout in LAYOUTS},
 )

@@ -69,5 +69,4 @@ FORMAT = Format(
     plan=later(f"{__name__}.writing", "plan"),
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(DTYPE_NAMES.values())},
-    text_metadata=True,
 )

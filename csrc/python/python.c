@@ -1,4 +1,4 @@
-/* Built-in functions of Python's own. This C file and owners.c are the ones that know Python.
+/* Built-in functions of Python's own. The C files of this folder are the ones that know Python.
  *
  * For short inputs the call is the cost. A Python function that asks cffi for a pointer and then calls through it takes
  * longer than zlib takes for a kilobyte; a built-in function takes what zlib.crc32 takes. So has crc32 a glue of its own, and

@@ -1,0 +1,62 @@
+"""What values metadata may have in a format, and what becomes of others in a conversion: one rule for all formats."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weightmap.formats._base import Format
+
+__all__ = ["JSON", "TEXT", "TOML", "fitted"]
+
+# Kinds of values. What stands in lists and tables has to be of a kind that the format has, too.
+TEXT = frozenset({"text"})
+JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
+TOML = (JSON - {"null"}) | {"non-finite", "time"}
+_KINDS = {str: "text", bool: "boolean", int: "integer", type(None): "null"}
+_SCALARS = frozenset({"integer", "float", "boolean"})
+
+
+def _kinds(value: Any) -> frozenset[str]:
+    """Return the kinds of a value and of all that stands in it."""
+    found, left = set(), [value]
+    while left:
+        inner = left.pop()
+        if isinstance(inner, Mapping):
+            found.add("table")
+            left.extend(inner.values())
+        elif isinstance(inner, (list, tuple)):
+            found.add("list")
+            left.extend(inner)
+        elif isinstance(inner, float):
+            found.add("float" if math.isfinite(inner) else "non-finite")
+        elif type(inner).__module__ == "datetime":
+            found.add("time")
+        else:
+            found.add(_KINDS.get(type(inner), "other"))
+    return frozenset(found)
+
+
+def fitted(metadata: dict[str, Any], target: Format) -> tuple[dict[str, Any], list[str]]:
+    """Return what goes along to a format, and the keys of what has to stay behind.
+
+    A value of a kind that the format holds goes along as it is. A number or a truth value becomes its JSON text where
+    there are only texts. All else, and every key that the format has no place for, stays behind.
+    """
+    kept, behind = dict(metadata), []
+    for key, value in metadata.items():
+        kinds = _kinds(value)
+        if target.metadata_keys is not None and key not in target.metadata_keys:
+            behind.append(key)
+        elif kinds <= target.metadata_kinds:
+            continue
+        elif kinds <= _SCALARS and "text" in target.metadata_kinds:
+            kept[key] = json.dumps(value)
+        else:
+            behind.append(key)
+    for key in behind:
+        del kept[key]
+    return (metadata if kept == metadata and not behind else kept), behind

@@ -1,0 +1,226 @@
+"""A format that is only read, of what formats have in common: found, opened, verified, converted from, not written.
+
+Its files are ``"TOYW" | u32 pairs | pairs | u32 tensors | tensors | padding to 32 | data``. A pair is a key and a value
+behind a u8 kind, a tensor its name, u8 dtype, u8 ndim, u64 dimensions and the u64 offset of its data, a multiple of 32;
+texts stand behind u64 lengths. Neither the size of the data nor where a tensor ends is declared.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.dtypes import DTYPES
+from weightmap.formats import _BY_MAGIC, FORMATS, fitted
+from weightmap.formats._base import Content, Format, Options
+from weightmap.formats._cursor import Cursor
+from weightmap.index.columns import ColumnTable
+from weightmap.index.table import ANY_GAP, Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from weightmap.formats._verifying import Verification
+    from weightmap.io.source import Source
+
+READERS: dict[int, Callable[[Cursor], Any]] = {
+    0: lambda cursor: cursor.text("u64", "value", "a value"),
+    1: lambda cursor: cursor.number("i64", "value", "a value"),
+    2: lambda cursor: cursor.number("f64", "value", "a value"),
+    3: lambda cursor: bool(cursor.number("u8", "value", "a value")),
+    4: lambda cursor: cursor.array(
+        "<i4", cursor.count("u32", 4, "value", "number of values"), "value", "values"
+    ).tolist(),
+}
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = (DTYPES["float32"], DTYPES["int8"])
+    min_ndim, max_ndim = 1, 4
+    alignment, max_gap = 32, ANY_GAP
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Go through the header; the table checks the rest."""
+    cursor = Cursor(head, source, options.limits)
+    cursor.skip(4)
+    metadata: dict[str, Any] = {}
+    for _ in range(cursor.count("u32", 10, "pairs", "number of pairs")):
+        key = cursor.text("u64", "key", "a key")
+        metadata[key] = READERS[cursor.number("u8", "kind", "the kind of a value")](cursor)
+    names, codes, dims, ndims, begins = [b""], [], [], [0], []
+    for _ in range(cursor.count("u32", 18, "tensors", "number of tensors", "max_tensors")):
+        names.append(cursor.text("u64", "name", "a name").encode())
+        codes.append(cursor.number("u8", "dtype", "a dtype"))
+        ndims.append(cursor.number("u8", "ndim", "a number of dimensions"))
+        dims.append(cursor.array("<u8", ndims[-1], "shape", "a shape"))
+        begins.append(cursor.number("u64", "offset", "an offset"))
+    columns = kernels.Columns(
+        b"".join(names),
+        np.cumsum([len(name) for name in names], dtype=np.uint32),
+        np.array(codes, np.uint8),
+        np.concatenate([np.empty(0, np.uint64), *dims]),
+        np.cumsum(ndims, dtype=np.uint32),
+        np.array(begins, np.uint64),
+    )
+    base = -(-cursor.position // 32) * 32
+    crc = kernels.crc32(source.pread(0, cursor.position))
+    size = cursor.position
+    table = ColumnTable(columns, _Rules(base, source.size, lax=not options.strict), utf8=False)
+    if options.checked:
+        table.check()
+
+    def verify(run: Verification) -> None:
+        run.unchanged(run.read(0, size), crc, "the header")
+        run.checked("header")
+        run.rest()
+
+    return Content("toy", table, metadata.copy, verify, [])
+
+
+FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, magic=b"TOYW")
+
+
+def text(value: str) -> bytes:
+    """A text behind its length."""
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pair(key: str, value: Any) -> bytes:
+    """A key and a value."""
+    if isinstance(value, str):
+        return text(key) + b"\0" + text(value)
+    if isinstance(value, list):
+        return text(key) + b"\4" + struct.pack(f"<I{len(value)}i", len(value), *value)
+    kind, code = {bool: (3, "B"), int: (1, "q"), float: (2, "d")}[type(value)]
+    return text(key) + struct.pack(f"<B{code}", kind, value)
+
+
+def build(
+    tensors: dict[str, np.ndarray[Any, Any]], metadata: dict[str, Any] | None = None, offset: int | None = None
+) -> bytes:
+    """A file; `offset` is a lie about the last tensor."""
+    pairs = [pair(key, value) for key, value in (metadata or {}).items()]
+    entries, data = [], b""
+    for i, (name, array) in enumerate(tensors.items()):
+        data = data.ljust(-(-len(data) // 32) * 32, b"\0")
+        at = len(data) if offset is None or i < len(tensors) - 1 else offset
+        shape = struct.pack(f"<{array.ndim}Q", *array.shape)
+        code = {"float32": 0, "int8": 1}[array.dtype.name]
+        entries.append(text(name) + struct.pack("<BB", code, array.ndim) + shape + struct.pack("<Q", at))
+        data += array.tobytes()
+    header = (
+        b"TOYW" + struct.pack("<I", len(pairs)) + b"".join(pairs) + struct.pack("<I", len(entries)) + b"".join(entries)
+    )
+    return header.ljust(-(-len(header) // 32) * 32, b"\0") + data
+
+
+TENSORS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.arange(5, dtype=np.int8),
+    "c": np.ones((1, 2), np.float32),
+}
+METADATA = {"name": "wört", "layers": 12, "eps": 1e-12, "tied": True, "lengths": [1, 2, 3], "odd": math.inf}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format is there as if its file lay in the folder of formats."""
+    monkeypatch.setitem(FORMATS, "toy", FORMAT)
+    monkeypatch.setitem(_BY_MAGIC, b"TOYW", FORMAT)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A sound file."""
+    path = tmp_path / "model.toy"
+    path.write_bytes(build(TENSORS, METADATA))
+    return path
+
+
+def test_it_is_opened_and_verified(path: Path) -> None:
+    """It is one of the formats, recognised by content, and its tensors and typed metadata are those of the file."""
+    assert "toy" in wm.formats()
+    for how in ({}, {"format": "toy"}, {"verify": "none"}, {"verify": "full"}, {"mode": "copy"}):
+        with wm.open(path, **how) as file:
+            assert (file.format, file.layout, dict(file.metadata)) == ("toy", "toy", METADATA)
+            assert all(np.array_equal(file[name], array) for name, array in TENSORS.items())
+            assert file.verify().checks == ("header", "every byte is readable (Toy has no checksums)")
+            assert file.embeddings is None
+
+
+def test_what_it_declares_not_is_checked_all_the_same() -> None:
+    """Cut off at any byte it is refused; so is an offset that is no multiple of 32, strict or not, and one too far."""
+    data = build(TENSORS, METADATA)
+    for length in range(1, len(data)):
+        with pytest.raises((wm.TruncatedError, wm.UnknownFormatError)):
+            wm.open(data[:length], format="toy" if length >= 4 else None)
+    for strict in (True, False):
+        with pytest.raises(wm.LayoutError, match="'c': data offset is 65, expected a multiple of 32"):
+            wm.open(build(TENSORS, offset=65).ljust(1000, b"\0"), strict=strict)
+    with pytest.raises(wm.TruncatedError, match="the file ends before tensor 'c' does: end of its data is 104"):
+        wm.open(build(TENSORS, offset=96))
+    with wm.open(build(TENSORS, offset=96), verify="none") as file, pytest.raises(wm.TruncatedError):
+        file["c"]
+
+
+def test_it_is_not_written(path: Path) -> None:
+    """By its suffix and by its name: an EncodeError that says so, and nothing is created."""
+    target = path.parent / "new.toy"
+    for how in ({}, {"format": "toy"}):
+        with pytest.raises(wm.EncodeError, match="format toy can be read and not written"):
+            wm.save(target, {"w": TENSORS["a"]}, **how)
+        with pytest.raises(wm.EncodeError, match="format toy can be read and not written"):
+            wm.convert(path, target, **how)
+    assert not target.exists()
+
+
+# What typed metadata become in each format: the rule of `fitted`, the same everywhere.
+AS_TEXT = {"name": "wört", "layers": "12", "eps": "1e-12", "tied": "true"}
+CONVERTED = {
+    "safetensors": (AS_TEXT, ["lengths", "odd"]),
+    "bintensors": (AS_TEXT, ["lengths", "odd"]),
+    "embd": (AS_TEXT, ["lengths", "odd"]),
+    "amb": ({key: value for key, value in METADATA.items() if key != "odd"}, ["odd"]),
+    "finalfusion": (METADATA, []),
+    "cnn_v2": ({}, list(METADATA)),
+}
+
+
+def test_every_format_is_a_target() -> None:
+    """The list above leaves none out."""
+    assert CONVERTED.keys() == {name for name, format_ in FORMATS.items() if format_.plan is not None}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_typed_metadata_are_converted_by_one_rule(path: Path, name: str) -> None:
+    """What a format holds goes along, numbers as texts where it has only those; the report has the rest."""
+    target, expected, behind = path.parent / "target", *CONVERTED[name]
+    kept, homeless = fitted(METADATA, FORMATS[name])
+    assert homeless == behind
+    assert kept == expected | ({"layers": 12} if name == "embd" else {})  # which writes integers as texts itself
+    if name in ("finalfusion", "cnn_v2"):  # which hold no such tensors
+        return
+    report = wm.convert(path, target, format=name, dtype=None, include=["a", "c"] if name == "amb" else None)
+    lines = [line for line in report.warnings if "metadata" in line]
+    assert len(lines) == bool(behind)
+    assert all(repr(key) in lines[0] for key in behind)
+    with wm.open(target) as file:
+        assert dict(file.metadata) == expected
+
+
+@pytest.mark.parametrize("value", [None, {"a": [1, None]}, b"bytes"], ids=str)
+def test_what_no_text_can_hold_stays_behind(value: Any) -> None:
+    """In a format of texts; and in TOML what has nothing in it, however deep."""
+    for name in ("safetensors", "finalfusion"):
+        assert fitted({"k": value}, FORMATS[name]) == ({}, ["k"])
+    assert fitted({"k": value}, FORMATS["amb"])[1] == (["k"] if isinstance(value, bytes) else [])
