@@ -90,7 +90,7 @@ class Embeddings:
         self._search: Search | None = None
 
     @classmethod
-    def of(cls, file: TensorFile, names: tuple[str, str] | None) -> Embeddings | None:
+    def of(cls, file: _File, names: tuple[str, str] | None) -> Embeddings | None:
         """Return the embeddings of a file, or None when it has none.
 
         Those of a file of embeddings alone, such as finalfusion's, are the matrix and the norms of these `names`; of
