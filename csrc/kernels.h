@@ -46,11 +46,11 @@ uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
  * crc32(data, value=0, *, threads=1), fnv1a32(data), fnv1a64(data); the texts of their documentation, in this order, signature
  * first, must stay; a NULL ends them. */
 int wm_python_functions(const char *const *docs);
-/* pack_texts: see python.c. */
+/* pack_texts: see python/texts.c. */
 int wm_python_texts(void);
-/* widen and decode: see python.c. */
+/* widen and decode: see python/arrays.c. */
 int wm_python_arrays(void);
-/* Descriptor, own, map_file, new_memory and with_temporary: see owners.c. */
+/* Descriptor, own, map_file, new_memory and with_temporary: see python/owners.c. */
 int wm_python_owners(void);
 
 /* --------------------------------------------------------------------------------------------------- FNV-1a */

@@ -3,17 +3,12 @@
  * A signal's handler may raise an exception between any two steps of a program in Python, and when the interpreter shuts down
  * its modules are emptied in an order that nobody chooses. So what has to be given back is never in between: the call that gets
  * it makes its owner, and the owner gives it back, both here in C, where no handler runs and no module is needed.
- *
- * Only the stable ABI is used, as by the rest of the module.
  */
 #if !defined(_WIN32) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* unlinkat */
 #endif
-#include <pyconfig.h>
-#if !defined(Py_GIL_DISABLED) /* which has no stable ABI yet */
-#define Py_LIMITED_API 0x030B0000
-#endif
-#include <Python.h>
+#include "builtin.h"
+
 #include <structmember.h>
 
 #include <errno.h>
@@ -29,8 +24,6 @@
 #include <pthread.h>
 #include <unistd.h>
 #endif
-
-#include "internal.h"
 
 /* function(*args), args[0] being the function. */
 static PyObject *call(PyObject *const *args, Py_ssize_t n) {
@@ -76,7 +69,6 @@ static PyType_Spec descriptor_spec = {"weightmap._kernels.Descriptor", 0, 0, Py_
 
 /* own(function, *args): the descriptor that function(*args) returns, as a Descriptor. */
 static PyObject *own(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    (void)module;
     if (too_few("own", n_args, 1)) return NULL;
     PyObject *number = call(args, n_args);
     if (!number) return NULL;
@@ -138,7 +130,6 @@ static PyType_Spec memory_spec = {"weightmap._kernels.Memory", sizeof(memory_obj
 
 /* map_file(fd, size, kind): see wm_map in kernels.h. */
 static PyObject *map_file(PyObject *module, PyObject *args) {
-    (void)module;
     int fd, kind, error;
     unsigned long long size;
     if (!PyArg_ParseTuple(args, "iKi", &fd, &size, &kind)) return NULL;
@@ -153,7 +144,6 @@ static PyObject *map_file(PyObject *module, PyObject *args) {
 
 /* new_memory(size): see wm_memory_new in kernels.h; or None. */
 static PyObject *new_memory(PyObject *module, PyObject *args) {
-    (void)module;
     unsigned long long size;
     if (!PyArg_ParseTuple(args, "K", &size)) return NULL;
     uint8_t *bytes;
@@ -302,12 +292,10 @@ static PyObject *temporary_give(PyObject *self, PyObject *const *args, Py_ssize_
 }
 
 static PyObject *temporary_fileno(PyObject *self, PyObject *unused) {
-    (void)unused;
     return PyLong_FromLong(((temporary *)self)->fd);
 }
 
 static PyObject *temporary_close(PyObject *self, PyObject *unused) {
-    (void)unused;
     temporary *t = (temporary *)self;
     const int fd = t->fd;
     int failed = 0;
@@ -321,10 +309,9 @@ static PyObject *temporary_close(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* The cast by way of void (*)(void) is how C lets a function pointer be kept as another type. */
 static PyMethodDef temporary_methods[] = {
-    {"create", (PyCFunction)(void (*)(void))temporary_create, METH_FASTCALL, "create(name, folder, function, *args)"},
-    {"give", (PyCFunction)(void (*)(void))temporary_give, METH_FASTCALL, "give(function, *args)"},
+    {"create", WM_FUNCTION(temporary_create), METH_FASTCALL, "create(name, folder, function, *args)"},
+    {"give", WM_FUNCTION(temporary_give), METH_FASTCALL, "give(function, *args)"},
     {"fileno", temporary_fileno, METH_NOARGS, "fileno()"},
     {"close", temporary_close, METH_NOARGS, "close()"},
     {NULL, NULL, 0, NULL},
@@ -336,7 +323,6 @@ static PyType_Spec temporary_spec = {"weightmap._kernels.Temporary", sizeof(temp
 
 /* with_temporary(function, *args): function(temporary, *args), after which nothing of the file is left but what was given away. */
 static PyObject *with_temporary(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    (void)module;
     if (too_few("with_temporary", n_args, 1)) return NULL;
     temporary *t = (temporary *)PyType_GenericAlloc(temporary_type, 0);
     if (!t) return NULL;
@@ -355,10 +341,10 @@ static PyObject *with_temporary(PyObject *module, PyObject *const *args, Py_ssiz
 
 /* ------------------------------------------------------------------------------------------- into the module */
 static PyMethodDef functions[] = {
-    {"own", (PyCFunction)(void (*)(void))own, METH_FASTCALL, "own(function, *args)"},
+    {"own", WM_FUNCTION(own), METH_FASTCALL, "own(function, *args)"},
     {"map_file", map_file, METH_VARARGS, "map_file(fd, size, kind)"},
     {"new_memory", new_memory, METH_VARARGS, "new_memory(size)"},
-    {"with_temporary", (PyCFunction)(void (*)(void))with_temporary, METH_FASTCALL, "with_temporary(function, *args)"},
+    {"with_temporary", WM_FUNCTION(with_temporary), METH_FASTCALL, "with_temporary(function, *args)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -370,7 +356,7 @@ int wm_python_owners(void) {
     temporary_type = (PyTypeObject *)PyType_FromSpec(&temporary_spec);
     const int failed = !module || !descriptor_type || !memory_type || !temporary_type ||
                        PyObject_SetAttrString(module, "Descriptor", (PyObject *)descriptor_type) ||
-                       PyModule_AddFunctions(module, functions) || atexit(remove_named);
+                       add_functions(functions) || atexit(remove_named);
     if (failed) PyErr_Clear();
     Py_XDECREF(module);
     Py_XDECREF(bases);
