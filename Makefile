@@ -13,8 +13,8 @@ BENCHMARKS := benchmarks
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
 	@echo "make test    all tests, and every benchmark once"
-	@echo "make lint    ruff, mypy --strict, and the C sources with warnings as errors"
-	@echo "make format  lay the Python sources out as make lint wants them"
+	@echo "make lint    ruff, mypy --strict, clang-format, and the C sources with warnings as errors"
+	@echo "make format  lay the sources out as make lint wants them"
 	@echo "make bench   the benchmarks with all their rivals; writes benchmark.json"
 	@echo "make report  docs/benchmarks.md and its pictures, of benchmark.json"
 	@echo "make quantisation-table  the table of docs/quantisation.md, measured anew"
@@ -80,7 +80,8 @@ quantisation-table: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.extra-demo
 lint: $(VENV)/.extra-lint
 	@echo "Checking style with ruff"
 	@$(BIN)/ruff check --quiet --output-format=concise
-	@$(BIN)/ruff format --check --quiet || { echo "Some files are laid out differently: run make format"; exit 1; }
+	@$(BIN)/ruff format --check --quiet && $(BIN)/clang-format --dry-run --Werror $(C_LAID_OUT) || \
+	    { echo "Some files are laid out differently: run make format"; exit 1; }
 	@echo "Checking types with mypy"
 	@$(BIN)/mypy
 	@echo "Checking the C sources with $(CC)"
@@ -90,6 +91,7 @@ lint: $(VENV)/.extra-lint
 format: $(VENV)/.extra-lint
 	@$(BIN)/ruff check --quiet --fix-only
 	@$(BIN)/ruff format
+	@$(BIN)/clang-format -i $(C_LAID_OUT)
 
 wheel: $(VENV)/.extra-test
 	@echo "Building dist/"

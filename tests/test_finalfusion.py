@@ -547,7 +547,7 @@ def test_skip_stops_before_what_is_not_whole(strings: list[bytes], tail: int) ->
     arena = Arena(len(data))
     walked = ffi.new("uint64_t *")
     for size in range(len(data) + 1):
-        found = lib.wm_fifu_skip(arena.put(data[:size]), size, len(strings) + 5, tail, walked)
+        found = lib.wm_finalfusion_skip(arena.put(data[:size]), size, len(strings) + 5, tail, walked)
         assert walked[0] == max(k for k, end in enumerate(ends) if end <= size)
         assert found == ends[walked[0]]
     for count in range(len(strings)):
@@ -566,7 +566,7 @@ def test_ngrams_are_found_with_their_indices(strings: list[bytes]) -> None:
     arena = Arena(len(data))
     for size in range(len(data)):
         filled, numbers = np.zeros(len(strings) + 1, np.uint32), np.zeros(len(strings), np.uint64)
-        bad = lib.wm_fifu_ngrams(
+        bad = lib.wm_finalfusion_ngrams(
             arena.put(data[:size]),
             size,
             len(strings),
@@ -583,4 +583,4 @@ def test_lengths_past_the_end_are_refused(length: int) -> None:
     assert kernels.fifu_skip(data, 1, 0) == (0, 0)
     assert kernels.fifu_skip(data, 1, 8) == (0, 0)
     assert kernels.fifu_ngrams(data + bytes(7), 1)[0] == -1
-    assert lib.wm_fifu_ngrams(u8(b""), 0, 0, ffi.new("uint32_t[1]"), ffi.NULL) == 0
+    assert lib.wm_finalfusion_ngrams(u8(b""), 0, 0, ffi.new("uint32_t[1]"), ffi.NULL) == 0

@@ -85,8 +85,7 @@ static PyObject *widen(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
             if (out.size < KEEP_GIL_BELOW) {
                 done = convert(a.is->data, out.is->data, out.size, 1) == 0;
             } else {
-                Py_BEGIN_ALLOW_THREADS
-                done = convert(a.is->data, out.is->data, out.size, threads) == 0;
+                Py_BEGIN_ALLOW_THREADS done = convert(a.is->data, out.is->data, out.size, threads) == 0;
                 Py_END_ALLOW_THREADS
             }
         }
@@ -135,13 +134,11 @@ static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
         const int legal = adaptive ? is_of(&plan, 'u', 8) : bits == 4 || bits == 5 || bits == 8;
         if (legal && n >= 0 && block >= 0 && start >= 0 && stop >= start && scale >= 0 && threads >= 0 &&
             (is_of(&out, 'f', 4) || is_of(&out, 'f', 2)) && out.size == (uint64_t)(stop - start)) {
-            Py_BEGIN_ALLOW_THREADS
-            if (adaptive)
-                done = wm_adaptive_decode(bytes, size, scale, (uint64_t)block, (uint64_t)n, plan.is->data, plan.size,
-                                          (uint64_t)start, out.is->data, out.size, half, threads) == 0;
-            else
-                done = wm_blocks_decode(bytes, size, (int)bits, scale, (uint64_t)block, (uint64_t)n, (uint64_t)start,
-                                        out.is->data, out.size, half, threads) == 0;
+            Py_BEGIN_ALLOW_THREADS if (adaptive) done =
+                wm_adaptive_decode(bytes, size, scale, (uint64_t)block, (uint64_t)n, plan.is->data, plan.size, (uint64_t)start,
+                                   out.is->data, out.size, half, threads) == 0;
+            else done = wm_blocks_decode(bytes, size, (int)bits, scale, (uint64_t)block, (uint64_t)n, (uint64_t)start,
+                                         out.is->data, out.size, half, threads) == 0;
             Py_END_ALLOW_THREADS
         }
         Py_DECREF(out.capsule);

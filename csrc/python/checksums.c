@@ -2,8 +2,7 @@
 #include "builtin.h"
 
 /* Fills the arguments that are given by name, args[0] to args[names - 1] being their values. 0, or -1 with an exception. */
-static int take_keywords(PyObject *kwnames, PyObject *const *args, PyObject **data, PyObject **value,
-                         PyObject **threads) {
+static int take_keywords(PyObject *kwnames, PyObject *const *args, PyObject **data, PyObject **value, PyObject **threads) {
     Py_ssize_t n = PyTuple_Size(kwnames);
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *name = PyTuple_GetItem(kwnames, i); /* borrowed, as all below */
@@ -51,8 +50,7 @@ static PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
     if (Py_IS_TYPE(data, &PyBytes_Type)) { /* the usual case when short; they cannot change, so no view is needed */
         Py_ssize_t len = PyBytes_Size(data);
         if (len < KEEP_GIL_BELOW)
-            return PyLong_FromUnsignedLong(
-                wm_crc32((uint32_t)crc, (const uint8_t *)PyBytes_AsString(data), (uint64_t)len, 1));
+            return PyLong_FromUnsignedLong(wm_crc32((uint32_t)crc, (const uint8_t *)PyBytes_AsString(data), (uint64_t)len, 1));
     }
     Py_buffer view;
     if (take_buffer(data, &view)) return NULL;
@@ -60,8 +58,7 @@ static PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
     if (view.len < KEEP_GIL_BELOW) {
         result = wm_crc32((uint32_t)crc, view.buf, (uint64_t)view.len, 1);
     } else {
-        Py_BEGIN_ALLOW_THREADS
-        result = wm_crc32((uint32_t)crc, view.buf, (uint64_t)view.len, n_threads);
+        Py_BEGIN_ALLOW_THREADS result = wm_crc32((uint32_t)crc, view.buf, (uint64_t)view.len, n_threads);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&view);
@@ -87,10 +84,8 @@ static PyObject *hash_data(PyObject *data, int wide) {
     }
     Py_buffer view;
     if (take_buffer(data, &view)) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    hash = wide ? wm_fnv1a64(view.buf, (uint64_t)view.len) : wm_fnv1a32(view.buf, (uint64_t)view.len);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&view);
+    Py_BEGIN_ALLOW_THREADS hash = wide ? wm_fnv1a64(view.buf, (uint64_t)view.len) : wm_fnv1a32(view.buf, (uint64_t)view.len);
+    Py_END_ALLOW_THREADS PyBuffer_Release(&view);
     return PyLong_FromUnsignedLongLong(hash);
 }
 

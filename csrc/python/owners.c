@@ -57,8 +57,8 @@ static void close_number(PyObject *number) {
     const long fd = PyLong_AsLong(number);
     PyErr_Clear();
     if (fd >= 0 && fd <= INT_MAX) {
-        Py_BEGIN_ALLOW_THREADS
-        (void)close((int)fd); /* of a file that was only read: nothing is lost, and there is nobody to tell */
+        Py_BEGIN_ALLOW_THREADS(void)
+            close((int)fd); /* of a file that was only read: nothing is lost, and there is nobody to tell */
         Py_END_ALLOW_THREADS
     }
     PyErr_Restore(type, value, trace);
@@ -82,8 +82,7 @@ static PyObject *own(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
  * Memory: a buffer, of a file that is mapped or of new memory, that is given back with the last view of it.
  */
 typedef struct {
-    PyObject_HEAD
-    PyObject *weak; /* references that know of its end: see prefetching.py */
+    PyObject_HEAD PyObject *weak; /* references that know of its end: see prefetching.py */
     uint8_t *bytes;
     uint64_t size;
     int readonly, mapped;
@@ -105,13 +104,9 @@ static PyObject *memory_of(uint8_t *bytes, uint64_t size, int readonly, int mapp
 static void memory_dealloc(PyObject *self) {
     const memory_object *memory = (memory_object *)self;
     if (memory->weak) PyObject_ClearWeakRefs(self);
-    Py_BEGIN_ALLOW_THREADS
-    if (memory->mapped)
-        wm_unmap(memory->bytes, memory->size);
-    else
-        wm_memory_free(memory->bytes);
-    Py_END_ALLOW_THREADS
-    free_object(self);
+    Py_BEGIN_ALLOW_THREADS if (memory->mapped) wm_unmap(memory->bytes, memory->size);
+    else wm_memory_free(memory->bytes);
+    Py_END_ALLOW_THREADS free_object(self);
 }
 
 static int memory_buffer(PyObject *self, Py_buffer *view, int flags) {
@@ -134,10 +129,8 @@ static PyObject *map_file(PyObject *module, PyObject *args) {
     unsigned long long size;
     if (!PyArg_ParseTuple(args, "iKi", &fd, &size, &kind)) return NULL;
     uint8_t *map;
-    Py_BEGIN_ALLOW_THREADS
-    map = size > PY_SSIZE_T_MAX ? (error = EFBIG, NULL) : wm_map(fd, size, kind, &error);
-    Py_END_ALLOW_THREADS
-    if (map) return memory_of(map, size, kind != 1, 1);
+    Py_BEGIN_ALLOW_THREADS map = size > PY_SSIZE_T_MAX ? (error = EFBIG, NULL) : wm_map(fd, size, kind, &error);
+    Py_END_ALLOW_THREADS if (map) return memory_of(map, size, kind != 1, 1);
     errno = error;
     return PyErr_SetFromErrno(PyExc_OSError);
 }
@@ -147,10 +140,8 @@ static PyObject *new_memory(PyObject *module, PyObject *args) {
     unsigned long long size;
     if (!PyArg_ParseTuple(args, "K", &size)) return NULL;
     uint8_t *bytes;
-    Py_BEGIN_ALLOW_THREADS
-    bytes = size > PY_SSIZE_T_MAX ? NULL : wm_memory_new(size);
-    Py_END_ALLOW_THREADS
-    if (bytes) return memory_of(bytes, size, 0, 0);
+    Py_BEGIN_ALLOW_THREADS bytes = size > PY_SSIZE_T_MAX ? NULL : wm_memory_new(size);
+    Py_END_ALLOW_THREADS if (bytes) return memory_of(bytes, size, 0, 0);
     Py_RETURN_NONE;
 }
 
@@ -166,8 +157,7 @@ typedef wchar_t character;
 typedef char character;
 #endif
 typedef struct temporary {
-    PyObject_HEAD
-    struct temporary *next; /* among those with a name */
+    PyObject_HEAD struct temporary *next; /* among those with a name */
     character *name;
     PyObject *folder; /* the descriptor of the directory that the name is in, or NULL */
     int folder_fd, fd, owner;
@@ -227,11 +217,9 @@ static void drop_name(temporary *t) {
 static void dispose(temporary *t) {
     const int fd = t->fd;
     t->fd = -1;
-    Py_BEGIN_ALLOW_THREADS
-    if (fd >= 0) (void)close(fd);
+    Py_BEGIN_ALLOW_THREADS if (fd >= 0)(void) close(fd);
     remove_name(t);
-    Py_END_ALLOW_THREADS
-    drop_name(t);
+    Py_END_ALLOW_THREADS drop_name(t);
 }
 
 static void temporary_dealloc(PyObject *self) {
@@ -291,9 +279,7 @@ static PyObject *temporary_give(PyObject *self, PyObject *const *args, Py_ssize_
     return result;
 }
 
-static PyObject *temporary_fileno(PyObject *self, PyObject *unused) {
-    return PyLong_FromLong(((temporary *)self)->fd);
-}
+static PyObject *temporary_fileno(PyObject *self, PyObject *unused) { return PyLong_FromLong(((temporary *)self)->fd); }
 
 static PyObject *temporary_close(PyObject *self, PyObject *unused) {
     temporary *t = (temporary *)self;
@@ -301,8 +287,7 @@ static PyObject *temporary_close(PyObject *self, PyObject *unused) {
     int failed = 0;
     t->fd = -1;
     if (fd >= 0) {
-        Py_BEGIN_ALLOW_THREADS
-        failed = close(fd);
+        Py_BEGIN_ALLOW_THREADS failed = close(fd);
         Py_END_ALLOW_THREADS
     }
     if (failed) return PyErr_SetFromErrno(PyExc_OSError);
@@ -316,8 +301,7 @@ static PyMethodDef temporary_methods[] = {
     {"close", temporary_close, METH_NOARGS, "close()"},
     {NULL, NULL, 0, NULL},
 };
-static PyType_Slot temporary_slots[] = {
-    {Py_tp_dealloc, temporary_dealloc}, {Py_tp_methods, temporary_methods}, {0, NULL}};
+static PyType_Slot temporary_slots[] = {{Py_tp_dealloc, temporary_dealloc}, {Py_tp_methods, temporary_methods}, {0, NULL}};
 static PyType_Spec temporary_spec = {"weightmap._kernels.Temporary", sizeof(temporary), 0,
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, temporary_slots};
 
@@ -355,8 +339,8 @@ int wm_python_owners(void) {
     memory_type = (PyTypeObject *)PyType_FromSpec(&memory_spec);
     temporary_type = (PyTypeObject *)PyType_FromSpec(&temporary_spec);
     const int failed = !module || !descriptor_type || !memory_type || !temporary_type ||
-                       PyObject_SetAttrString(module, "Descriptor", (PyObject *)descriptor_type) ||
-                       add_functions(functions) || atexit(remove_named);
+                       PyObject_SetAttrString(module, "Descriptor", (PyObject *)descriptor_type) || add_functions(functions) ||
+                       atexit(remove_named);
     if (failed) PyErr_Clear();
     Py_XDECREF(module);
     Py_XDECREF(bases);

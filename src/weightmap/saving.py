@@ -4,7 +4,7 @@ A file is there whole or not at all. What the format cannot express is refused b
 bytes go to a temporary file beside the target, which is flushed to the disk and renamed over it: a reader, or a crash
 at any moment, finds the old file or the new one, and a process that has the old one mapped keeps it.
 
-The temporary file belongs to an object of C's, which removes it whatever ends the writing: see csrc/python/owners.c. Where the file
+The temporary file belongs to an object of C's, which removes it whatever ends the writing: see owners.c. Where the file
 system can, it has no name before it is whole, and is gone with the process however that ends.
 """
 
