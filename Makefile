@@ -1,22 +1,10 @@
 # Every target works on a fresh clone: it needs Python 3.11 or newer with its headers, make and a C compiler, and makes
 # everything else itself, in .venv. `make` lists the targets. Another interpreter: make PYTHON=python3.13 test.
 
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest
-
-C_SOURCES := $(wildcard csrc/*.c csrc/*.h csrc/*/*.c csrc/*/*.h csrc/build_ffi.py)
+include variables.mk
 
 # A part of the benchmarks: make bench BENCHMARKS="benchmarks/bench_open.py -k MiniLM"
 BENCHMARKS := benchmarks
-
-# Each step of the environment leaves a stamp, so that it is done again when one of its inputs changed and costs nothing
-# (and needs no network) otherwise.
-BASE   := $(VENV)/.base
-MODULE := $(VENV)/.module
-MODEL  := $(VENV)/.model
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -25,8 +13,8 @@ MODEL  := $(VENV)/.model
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
 	@echo "make test    all tests, and every benchmark once"
-	@echo "make lint    ruff, mypy --strict, and the C sources with warnings as errors"
-	@echo "make format  lay the Python sources out as make lint wants them"
+	@echo "make lint    ruff, mypy --strict, clang-format, and the C sources with warnings as errors"
+	@echo "make format  lay the sources out as make lint wants them"
 	@echo "make bench   the benchmarks with all their rivals; writes benchmark.json"
 	@echo "make report  docs/benchmarks.md and its pictures, of benchmark.json"
 	@echo "make quantisation-table  the table of docs/quantisation.md, measured anew"
@@ -92,17 +80,18 @@ quantisation-table: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.extra-demo
 lint: $(VENV)/.extra-lint
 	@echo "Checking style with ruff"
 	@$(BIN)/ruff check --quiet --output-format=concise
-	@$(BIN)/ruff format --check --quiet || { echo "Some files are laid out differently: run make format"; exit 1; }
+	@$(BIN)/ruff format --check --quiet && $(BIN)/clang-format --dry-run --Werror $(C_LAID_OUT) || \
+	    { echo "Some files are laid out differently: run make format"; exit 1; }
 	@echo "Checking types with mypy"
 	@$(BIN)/mypy
 	@echo "Checking the C sources with $(CC)"
 	@headers=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
-	for file in $(filter %.c,$(C_SOURCES)); do \
-	    $(CC) -isystem $$headers -std=c11 -O1 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc -fsyntax-only $$file || exit 1; done
+	for file in $(filter %.c,$(C_SOURCES)); do $(CC) -isystem $$headers -O1 $(C_FLAGS) -fsyntax-only $$file || exit 1; done
 
 format: $(VENV)/.extra-lint
 	@$(BIN)/ruff check --quiet --fix-only
 	@$(BIN)/ruff format
+	@$(BIN)/clang-format -i $(C_LAID_OUT)
 
 wheel: $(VENV)/.extra-test
 	@echo "Building dist/"
@@ -167,7 +156,5 @@ $(OTHER)/.installed: requirements/finalfusion.txt requirements/finalfusion-build
 finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
 	@WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) tests/test_finalfusion_upstream.py
 
-# The arm64 variants: cross-compiled, and run by an emulator.
--include arm64.mk
-# Sanitisers, libFuzzer, coverage, mutation.
--include checks.mk
+# The arm64 variants, cross-compiled and run by an emulator; sanitisers, libFuzzer, coverage, mutation.
+include arm64.mk checks.mk

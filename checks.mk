@@ -1,9 +1,10 @@
-# The slow and the deep checks: sanitisers, libFuzzer, coverage, mutation. Included by the Makefile.
+# The slow and the deep checks: sanitisers, libFuzzer, coverage, mutation. A part of the Makefile, which makes the environment.
+include variables.mk
 
 CLANG ?= clang
 CHECKS := build/checks
 
-.PHONY: sanitize tsan-test fuzz-c coverage mutation
+.PHONY: sanitize sanitize-test tsan-test fuzz-c coverage mutation
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
 # Which tests, and how: make sanitize SANITIZE_TESTS="-n 2 tests/test_crc32.py". tests/sanitised.py says which are left out,
@@ -20,10 +21,17 @@ sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-
 	@echo "Running the tests with it"
 	@$(BIN)/python -m tests.sanitised $(SANITIZED) -rs $(SANITIZE_TESTS)
 
+# The driver of the kernels under the sanitisers; VPCLMULQDQ and GF2P8AFFINEQB emulated.
+sanitize-test:
+	@mkdir -p build
+	$(CC) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -DWEIGHTMAP_EMULATE_AVX512ICL \
+	    -o build/kernels_test_sanitize $(KERNELS_TEST)
+	build/kernels_test_sanitize
+
 # The kernels that share their work among threads, under the thread sanitiser.
 tsan-test:
 	@mkdir -p $(CHECKS)
-	$(CC) $(KERNELS_FLAGS) -O2 -g -fsanitize=thread $(KERNELS_TEST) -o $(CHECKS)/kernels_test_tsan -lm
+	$(CC) -O2 -g -fsanitize=thread -o $(CHECKS)/kernels_test_tsan $(KERNELS_TEST)
 	$(CHECKS)/kernels_test_tsan threads
 
 # --------------------------------------------------------------------------------------------------------- libFuzzer
@@ -33,7 +41,7 @@ FUZZ_SECONDS := 60
 FUZZ_TARGETS := $(patsubst fuzz/c/%.c,%,$(wildcard fuzz/c/*.c))
 # Besides what is wrong in C: unsigned arithmetic that wraps around where it is not meant to, and conversions that lose bits.
 FUZZ_CHECKS := undefined,unsigned-integer-overflow,implicit-conversion
-FUZZ_FLAGS = -std=c11 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc -O1 -g -fsanitize=address,$(FUZZ_CHECKS) \
+FUZZ_FLAGS = $(C_FLAGS) -O1 -g -fsanitize=address,$(FUZZ_CHECKS) \
     -fno-sanitize-recover=$(FUZZ_CHECKS) -fsanitize-ignorelist=fuzz/c/wraps.txt
 FUZZ := $(CHECKS)/fuzz
 
@@ -41,7 +49,7 @@ $(FUZZ)/%.o: csrc/%.c fuzz/c/wraps.txt $(wildcard csrc/*.h csrc/*/*.h)
 	@mkdir -p $(@D)
 	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -c $< -o $@
 
-$(FUZZ)/%: fuzz/c/%.c fuzz/c/target.h fuzz/c/wraps.txt $(patsubst csrc/%.c,$(FUZZ)/%.o,$(wildcard csrc/*.c csrc/x86/*.c))
+$(FUZZ)/%: fuzz/c/%.c fuzz/c/target.h fuzz/c/wraps.txt $(patsubst csrc/%.c,$(FUZZ)/%.o,$(KERNELS))
 	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $(filter %.c %.o,$^) -o $@ -pthread -lm
 
 fuzz-c: $(MODULE) $(VENV)/.extra-test

@@ -31,21 +31,18 @@ typedef struct {
     uint64_t seen;       /* what was read is used, so that the compiler cannot leave the reading out */
 } work_t;
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static uint64_t read_all(const uint8_t *src, size_t n, int prefetch)
-{
+static uint64_t read_all(const uint8_t *src, size_t n, int prefetch) {
     line_t a = {0}, b = {0}, c = {0}, d = {0};
     for (size_t i = 0; i < n; i += STEP) {
         const line_t *p = (const line_t *)(src + i);
         if (prefetch)
-            for (int j = 0; j < 4; j++)
-                __builtin_prefetch(src + i + AHEAD + LINE * j, 0, 3);
+            for (int j = 0; j < 4; j++) __builtin_prefetch(src + i + AHEAD + LINE * j, 0, 3);
         a |= p[0];
         b |= p[1];
         c |= p[2];
@@ -53,14 +50,12 @@ static uint64_t read_all(const uint8_t *src, size_t n, int prefetch)
     }
     a |= b | c | d;
     uint64_t any = 0;
-    for (int i = 0; i < 8; i++)
-        any |= a[i];
+    for (int i = 0; i < 8; i++) any |= a[i];
     return any;
 }
 
 /* A store past the caches, where the CPU has one. */
-static inline void stream(uint8_t *dst, line_t value)
-{
+static inline void stream(uint8_t *dst, line_t value) {
 #if defined(__AVX512F__)
     _mm512_stream_si512((void *)dst, (__m512i)value);
 #elif defined(__AVX2__)
@@ -73,20 +68,17 @@ static inline void stream(uint8_t *dst, line_t value)
 #endif
 }
 
-static inline void fence(void)
-{
+static inline void fence(void) {
 #if defined(__AVX2__)
     _mm_sfence();
 #endif
 }
 
-static void write_all(uint8_t *dst, size_t n, int streaming, int prefetch)
-{
+static void write_all(uint8_t *dst, size_t n, int streaming, int prefetch) {
     line_t value = {1, 2, 3, 4, 5, 6, 7, 8};
     for (size_t i = 0; i < n; i += STEP)
         for (int j = 0; j < 4; j++) {
-            if (prefetch)
-                __builtin_prefetch(dst + i + AHEAD + LINE * j, 1, 3);
+            if (prefetch) __builtin_prefetch(dst + i + AHEAD + LINE * j, 1, 3);
             if (streaming)
                 stream(dst + i + LINE * j, value);
             else
@@ -96,8 +88,7 @@ static void write_all(uint8_t *dst, size_t n, int streaming, int prefetch)
     fence();
 }
 
-static void copy_streaming(uint8_t *dst, const uint8_t *src, size_t n)
-{
+static void copy_streaming(uint8_t *dst, const uint8_t *src, size_t n) {
     for (size_t i = 0; i < n; i += STEP)
         for (int j = 0; j < 4; j++) {
             __builtin_prefetch(src + i + AHEAD + LINE * j, 0, 3);
@@ -107,26 +98,22 @@ static void copy_streaming(uint8_t *dst, const uint8_t *src, size_t n)
 }
 
 /* Reads half as many bytes as it writes, each twice: the traffic of 16 bits made 32, and no arithmetic. */
-static void widen(uint8_t *dst, const uint8_t *src, size_t n)
-{
+static void widen(uint8_t *dst, const uint8_t *src, size_t n) {
     for (size_t i = 0; i < n; i += STEP)
         for (int j = 0; j < 4; j++) {
             const uint8_t *from = src + i / 2 + LINE / 2 * j;
             uint8_t *to = dst + i + LINE * j;
-            if (j % 2 == 0)
-                __builtin_prefetch(from + AHEAD, 0, 3);
+            if (j % 2 == 0) __builtin_prefetch(from + AHEAD, 0, 3);
             __builtin_prefetch(to + AHEAD, 1, 3);
             memcpy(to, from, LINE / 2);
             memcpy(to + LINE / 2, from, LINE / 2);
         }
 }
 
-static void *run(void *argument)
-{
+static void *run(void *argument) {
     work_t *w = argument;
     atomic_fetch_sub(w->waiting, 1);
-    while (atomic_load(w->waiting) > 0)
-        ;
+    while (atomic_load(w->waiting) > 0);
     for (long pass = 0; pass < w->passes; pass++) {
         switch (w->kind) {
         case READ:
@@ -145,42 +132,36 @@ static void *run(void *argument)
 
 /* Seconds that `threads` threads take for so many passes over n bytes, together, from the moment when all are there.
  * dst and src are aligned to 64 bytes. -1 when there are no such threads. */
-double limits_run(int kind, uint8_t *dst, const uint8_t *src, size_t n, int threads, long passes)
-{
-    if (threads < 1 || threads > MOST_THREADS)
-        return -1;
+double limits_run(int kind, uint8_t *dst, const uint8_t *src, size_t n, int threads, long passes) {
+    if (threads < 1 || threads > MOST_THREADS) return -1;
     pthread_t others[MOST_THREADS];
     work_t work[MOST_THREADS];
     atomic_int waiting = threads;
     size_t part = n / (size_t)threads / STEP * STEP;
     for (int i = 0; i < threads; i++)
-        work[i] = (work_t){kind, dst + part * (size_t)i, src + part * (size_t)i / (kind == WIDEN ? 2 : 1), part, passes, &waiting, 0};
+        work[i] =
+            (work_t){kind, dst + part * (size_t)i, src + part * (size_t)i / (kind == WIDEN ? 2 : 1), part, passes, &waiting, 0};
     for (int i = 1; i < threads; i++)
         if (pthread_create(&others[i], NULL, run, &work[i]) != 0) {
             atomic_fetch_sub(&waiting, threads - i + 1); /* lets those go that are there */
-            while (--i > 0)
-                pthread_join(others[i], NULL);
+            while (--i > 0) pthread_join(others[i], NULL);
             return -1;
         }
-    while (atomic_load(&waiting) > 1)
-        ;
+    while (atomic_load(&waiting) > 1);
     double begin = now();
     run(&work[0]);
-    for (int i = 1; i < threads; i++)
-        pthread_join(others[i], NULL);
+    for (int i = 1; i < threads; i++) pthread_join(others[i], NULL);
     return now() - begin;
 }
 
 /* Seconds to get n bytes of fresh memory from the system, backed by huge pages where it has them, write all of them
  * and give them back, so many times; -1 when there is no such memory. */
-double limits_fresh(size_t n, int streaming, long passes)
-{
+double limits_fresh(size_t n, int streaming, long passes) {
     const size_t huge = (size_t)2 << 20;
     double begin = now();
     for (long pass = 0; pass < passes; pass++) {
         uint8_t *base = mmap(NULL, n + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (base == MAP_FAILED)
-            return -1;
+        if (base == MAP_FAILED) return -1;
         uint8_t *start = base + (huge - (uintptr_t)base % huge) % huge;
 #ifdef MADV_HUGEPAGE
         madvise(start, n, MADV_HUGEPAGE);
@@ -192,10 +173,8 @@ double limits_fresh(size_t n, int streaming, long passes)
 }
 
 /* Reads one byte of each of the pages of n bytes: what is left is the cost of the page faults. */
-uint64_t limits_touch(const uint8_t *data, size_t n, size_t page)
-{
+uint64_t limits_touch(const uint8_t *data, size_t n, size_t page) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < n; i += page)
-        sum += ((const volatile uint8_t *)data)[i];
+    for (size_t i = 0; i < n; i += page) sum += ((const volatile uint8_t *)data)[i];
     return sum;
 }

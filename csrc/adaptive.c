@@ -54,9 +54,7 @@ static uint64_t mask_size(uint64_t blocks) { return blocks / 4 + (blocks % 4 != 
 static uint64_t mask_at(uint64_t blocks) { return TOTALS + 2 * (blocks / STEP + 1); }
 static uint64_t plan_size(uint64_t blocks) { return mask_at(blocks) + mask_size(blocks) / 8 + (mask_size(blocks) % 8 != 0); }
 
-uint64_t wm_adaptive_plan_size(uint64_t block_size, uint64_t n) {
-    return plan_size(block_size ? blocks_of(block_size, n) : 0);
-}
+uint64_t wm_adaptive_plan_size(uint64_t block_size, uint64_t n) { return plan_size(block_size ? blocks_of(block_size, n) : 0); }
 
 static uint64_t size_by_kinds(uint64_t blocks, const uint64_t counts[KINDS], int scale_type, uint64_t block_size) {
     const uint64_t scales = (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
@@ -102,9 +100,7 @@ typedef struct {
     uint8_t failed[WM_MAX_PARTS]; /* of each part */
 } work;
 
-uint64_t mixed_portable(wm_mixed *blocks, void *out) {
-    return 0;
-}
+uint64_t mixed_portable(wm_mixed *blocks, void *out) { return 0; }
 
 static void put_halves(wm_sink *sink, const uint8_t *halves, uint64_t n) {
     float values[CHUNK];
@@ -127,8 +123,15 @@ static int decode_elements(const work *w, uint64_t at, uint64_t stop, wm_sink *s
     wm_mixed_fn *const decode = wm_variants_in_use()->mixed;
     while (at < stop) {
         if (at == block * w->block && stop / w->block > block) {
-            wm_mixed whole = {.mask = w->mask, .scales = scales, .codes = codes, .scales_end = w->codes, .end = w->end,
-                              .next = block, .last = stop / w->block, .len = w->block, .scale_type = w->scale_type,
+            wm_mixed whole = {.mask = w->mask,
+                              .scales = scales,
+                              .codes = codes,
+                              .scales_end = w->codes,
+                              .end = w->end,
+                              .next = block,
+                              .last = stop / w->block,
+                              .len = w->block,
+                              .scale_type = w->scale_type,
                               .half = w->half};
             const uint64_t done = decode(&whole, sink->next) * w->block;
             sink->next += done * value_bytes(w->half);
@@ -146,9 +149,14 @@ static int decode_elements(const work *w, uint64_t at, uint64_t stop, wm_sink *s
         } else {
             const uint64_t used = (next - block) * scale_bytes(w->scale_type);
             if (scales > w->codes || used > (uint64_t)(w->codes - scales)) return 0;
-            wm_runs runs = {.scales = scales, .codes = codes, .end = w->end, .len = w->block,
-                            .scale_stride = scale_bytes(w->scale_type), .stride = code_bytes(bits_of_kind[kind], w->block),
-                            .scale_type = w->scale_type, .bits = bits_of_kind[kind]};
+            wm_runs runs = {.scales = scales,
+                            .codes = codes,
+                            .end = w->end,
+                            .len = w->block,
+                            .scale_stride = scale_bytes(w->scale_type),
+                            .stride = code_bytes(bits_of_kind[kind], w->block),
+                            .scale_type = w->scale_type,
+                            .bits = bits_of_kind[kind]};
             wm_decode_range(sink, &runs, at - origin, until - origin);
             scales += used;
         }
@@ -179,8 +187,15 @@ int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint6
     if (size != size_by_kinds(blocks, counts, scale_type, block_size)) return -1;
     if (count == 0) return 0;
     if (wm_overlap(data, size, out, count * value_bytes(half))) return -2;
-    work w = {.mask = (const uint8_t *)(plan + mask_at(blocks)), .scales = data + mask_size(blocks), .end = data + size,
-              .pairs = plan + TOTALS, .out = out, .block = block_size, .first = first, .scale_type = scale_type, .half = half};
+    work w = {.mask = (const uint8_t *)(plan + mask_at(blocks)),
+              .scales = data + mask_size(blocks),
+              .end = data + size,
+              .pairs = plan + TOTALS,
+              .out = out,
+              .block = block_size,
+              .first = first,
+              .scale_type = scale_type,
+              .half = half};
     w.codes = w.scales + (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
     const int parts = wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* of whole pages */
     for (int i = 0; i < parts; i++)

@@ -92,9 +92,7 @@ static inline uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ?
 static inline uint64_t mul(uint64_t a, uint64_t b) { return b && a > UINT64_MAX / b ? UINT64_MAX : a * b; }
 
 /* Bytes of `count` codes of `bits` bits. */
-static uint64_t packed(uint64_t bits, uint64_t count) {
-    return add(mul(count / 8, bits), (count % 8 * bits + 7) / 8);
-}
+static uint64_t packed(uint64_t bits, uint64_t count) { return add(mul(count / 8, bits), (count % 8 * bits + 7) / 8); }
 
 /* Bytes of n elements in blocks, or, with a block size of 0, as one. */
 static uint64_t scheme_bytes(uint64_t bits, uint64_t block_size, uint64_t scale, uint64_t n) {
@@ -162,8 +160,7 @@ static int check_data(walker *w, record *r) {
     if (r->code < FIRST_QUANT && r->size == bytes) return 1;
     /* One scale and a header more than the elements: quantised. No two of these sizes are equal. */
     int is_int8 = r->code == INT8 && (r->size == add(n, QUANT_HEADER + 2) || r->size == add(n, QUANT_HEADER + 4));
-    if (r->code < FIRST_QUANT && !is_int8)
-        return fail(w, WM_FAULT_TABLE_SIZE, WM_AMB_DATA_SIZE, r->data - 8, r->size, bytes);
+    if (r->code < FIRST_QUANT && !is_int8) return fail(w, WM_FAULT_TABLE_SIZE, WM_AMB_DATA_SIZE, r->data - 8, r->size, bytes);
     if (!check_quantised(w, r, n)) return 0;
     if (is_int8) r->code = QUANTISED_INT8;
     return 1;

@@ -241,8 +241,8 @@ static uint64_t progress(const reader *r, const wm_bintensors *out) {
     return r->part == WM_BIN_MAP && out->n_tensors > 0 ? r->len : r->pos;
 }
 
-int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_columns *columns,
-                       wm_bintensors *out, wm_fault *fault) {
+int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const wm_columns *columns, wm_bintensors *out,
+                       wm_fault *fault) {
     *out = (wm_bintensors){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     /* Positions are kept in 32 bits; the format allows headers of 100 MB. */

@@ -1,4 +1,4 @@
-"""Describes the C module to cffi: kernels.h without its '#' lines, the sources, the flags."""
+"""Describes the C module to cffi: scans.h and kernels.h without their '#' lines, the sources, the flags."""
 
 import os
 import platform
@@ -50,9 +50,9 @@ def branch_flags() -> list[str]:
 
 def make_ffi() -> FFI:
     """Return the FFI object that setuptools builds `weightmap._kernels` from."""
-    header = (ROOT / "kernels.h").read_text(encoding="utf-8")
+    headers = [(ROOT / name).read_text(encoding="utf-8") for name in ("scans.h", "kernels.h")]
     ffi = FFI()
-    ffi.cdef("\n".join(line for line in header.splitlines() if not line.startswith("#")))
+    ffi.cdef("\n".join(line for header in headers for line in header.splitlines() if not line.startswith("#")))
     msvc = platform.system() == "Windows"
     flags = [] if msvc else FLAGS + branch_flags()
     link = [] if msvc else ["-pthread", "-lm"]

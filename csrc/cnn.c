@@ -31,8 +31,7 @@ static uint64_t write_name(uint8_t *to, uint32_t number) {
 static inline uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
 static inline uint64_t mul(uint64_t a, uint64_t b) { return b && a > UINT64_MAX / b ? UINT64_MAX : a * b; }
 
-int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_columns *columns, wm_cnn *out,
-                  wm_fault *fault) {
+int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_columns *columns, wm_cnn *out, wm_fault *fault) {
     const wm_columns *c = columns;
     *out = (wm_cnn){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);

@@ -28,7 +28,7 @@ uint32_t wm_cpu_features(void) {
 
     /* The name of the maker, and the one who makes the same cores under licence; see wm_stream_worthwhile. */
     if (leaf0[EBX] == 0x68747541 || leaf0[EBX] == 0x6F677948) features |= WM_STREAMING; /* "Auth"enticAMD, "Hygo"nGenuine */
-    if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42; /* SSSE3, SSE4.1, SSE4.2 */
+    if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42;           /* SSSE3, SSE4.1, SSE4.2 */
     if (has(leaf1[ECX], 1u << 1)) features |= WM_PCLMULQDQ;
 
     /* The wider registers are of use only when the system saves them at a task switch; XCR0 says which it does. */
@@ -37,8 +37,7 @@ uint32_t wm_cpu_features(void) {
     enum { XMM_YMM = 0x06, XMM_YMM_ZMM_MASKS = 0xE6 };
     if ((saved & XMM_YMM) != XMM_YMM) return features;
     /* FMA, AVX, F16C; BMI1, AVX2, BMI2 */
-    if (!has(leaf1[ECX], 1u << 12 | 1u << 28 | 1u << 29) || !has(leaf7[EBX], 1u << 3 | 1u << 5 | 1u << 8))
-        return features;
+    if (!has(leaf1[ECX], 1u << 12 | 1u << 28 | 1u << 29) || !has(leaf7[EBX], 1u << 3 | 1u << 5 | 1u << 8)) return features;
     features |= WM_AVX2;
     if ((saved & XMM_YMM_ZMM_MASKS) != XMM_YMM_ZMM_MASKS) return features;
     if (!has(leaf7[EBX], 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)) return features; /* F, DQ, BW, VL */

@@ -98,8 +98,8 @@ static int chunk_lengths(const uint32_t *bounds, uint64_t n, uint64_t len, uint3
     return good && bounds[n] - gap <= len; /* rising order: the last end is the greatest */
 }
 
-int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
-                       uint32_t *slots, uint64_t capacity, uint64_t *duplicate, uint64_t *original) {
+int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap, uint32_t *slots,
+                       uint64_t capacity, uint64_t *duplicate, uint64_t *original) {
     strings s;
     if (!describe(&s, data, len, bounds, n, gap, capacity)) return -1;
     memset(slots, 0xFF, capacity * sizeof *slots);

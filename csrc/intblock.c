@@ -175,9 +175,18 @@ int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_typ
     if (wm_overlap(data, size, out, count * value_bytes(half))) return -2;
     const uint64_t block = block_size ? block_size : n, scale = scale_bytes(scale_type);
     const uint64_t stride = scale + code_bytes(bits, block);
-    work w = {.runs = {.scales = data, .codes = data + scale, .end = data + size, .scale_stride = stride, .stride = stride,
-                       .len = block, .scale_type = scale_type, .bits = bits},
-              .first = first, .out = out, .half = half, .stream = wm_stream_worthwhile(count * value_bytes(half))};
+    work w = {.runs = {.scales = data,
+                       .codes = data + scale,
+                       .end = data + size,
+                       .scale_stride = stride,
+                       .stride = stride,
+                       .len = block,
+                       .scale_type = scale_type,
+                       .bits = bits},
+              .first = first,
+              .out = out,
+              .half = half,
+              .stream = wm_stream_worthwhile(count * value_bytes(half))};
     wm_run_parts(decode_part, &w, count, 1024, ELEMENTS_A_THREAD, threads); /* parts of whole pages */
     return 0;
 }

@@ -21,8 +21,16 @@ static inline int block_is_legal(int bits, uint64_t size) {
     return size > 0 && size <= (uint64_t)1 << 32 && (bits != 4 || size % 2 == 0) && (bits != 5 || size % 8 == 0);
 }
 
-static inline float float_of_bits(uint32_t bits) { float f; memcpy(&f, &bits, sizeof f); return f; }
-static inline uint32_t bits_of_float(float f) { uint32_t bits; memcpy(&bits, &f, sizeof bits); return bits; }
+static inline float float_of_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+static inline uint32_t bits_of_float(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
 static inline int is_finite(float f) { return (bits_of_float(f) & 0x7F800000) != 0x7F800000; }
 
 /* The bits of a float16 to those of a float32, exactly; a NaN keeps sign and fraction and becomes quiet. Masks and no choices,
@@ -30,7 +38,7 @@ static inline int is_finite(float f) { return (bits_of_float(f) & 0x7F800000) !=
 static inline uint32_t widen_half_bits(uint32_t half) {
     const int32_t magnitude = (int32_t)(half & 0x7FFF);
     const uint32_t special = 0u - (uint32_t)(magnitude >= 0x7C00), nan = 0u - (uint32_t)(magnitude > 0x7C00);
-    const uint32_t small = 0u - (uint32_t)(magnitude < 0x0400); /* all ones, or zero */
+    const uint32_t small = 0u - (uint32_t)(magnitude < 0x0400);           /* all ones, or zero */
     const uint32_t multiple = bits_of_float((float)magnitude * 0x1p-24f); /* exact in every mode: no operand is subnormal */
     const uint32_t moved = ((uint32_t)magnitude << 13) + (112u << 23) + (special & (112u << 23));
     return (small & multiple) | (~small & (moved | (nan & (1u << 22)))) | (half & 0x8000) << 16;

@@ -38,9 +38,21 @@ static inline uint32_t load_le32(const uint8_t *p) {
 }
 static inline uint64_t load_le64(const uint8_t *p) { return (uint64_t)load_le32(p) | (uint64_t)load_le32(p + 4) << 32; }
 #else
-static inline uint16_t load_le16(const uint8_t *p) { uint16_t v; memcpy(&v, p, sizeof v); return v; }
-static inline uint32_t load_le32(const uint8_t *p) { uint32_t v; memcpy(&v, p, sizeof v); return v; }
-static inline uint64_t load_le64(const uint8_t *p) { uint64_t v; memcpy(&v, p, sizeof v); return v; }
+static inline uint16_t load_le16(const uint8_t *p) {
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline uint32_t load_le32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline uint64_t load_le64(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 #endif
 
 /* Asks for a line of memory that will be needed soon. */
@@ -51,8 +63,7 @@ static inline uint64_t load_le64(const uint8_t *p) { uint64_t v; memcpy(&v, p, s
 #endif
 
 /* Fills *fault (when there is one) and returns -1, so that a check is one line: return wm_fail(...). */
-static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t at, uint64_t actual,
-                          uint64_t expected) {
+static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t at, uint64_t actual, uint64_t expected) {
     if (fault) *fault = (wm_fault){code, row, at, actual, expected};
     return -1;
 }
@@ -63,7 +74,7 @@ static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t 
 enum {
     WM_SSE42 = 1 << 0, /* with SSSE3 and SSE4.1 */
     WM_PCLMULQDQ = 1 << 1,
-    WM_AVX2 = 1 << 2, /* with BMI2, FMA and F16C */
+    WM_AVX2 = 1 << 2,   /* with BMI2, FMA and F16C */
     WM_AVX512 = 1 << 3, /* F, BW, DQ, VL */
     WM_VPCLMULQDQ = 1 << 4,
     WM_GFNI = 1 << 5,
@@ -138,8 +149,8 @@ typedef struct {
 const wm_variants *wm_variants_in_use(void); /* select.c */
 
 /* The FNV-1a 32 hashes of n names that the caller has already checked to lie within [first, end). */
-static inline void wm_fnv1a32_run(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap,
-                                  uint64_t n, uint32_t *out) {
+static inline void wm_fnv1a32_run(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
+                                  uint32_t *out) {
     wm_variants_in_use()->fnv1a32(first, end, lengths, gap, n, out);
 }
 
@@ -152,7 +163,11 @@ enum { WM_MAX_PARTS = 64 };
 typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads);
 
-/* table.c: 0 when no two of n strings data[position[2 * i], position[2 * i + 1]) are equal; or -1 with *fault: NAME_DUPLICATE,
+/* names.c: 0 when no two of n names are equal; or -1 with *fault: NAME_DUPLICATE, NAME_FLOOD, MEMORY. Name i, whose FNV-1a 32 is
+ * hash[i], is names[position[step * i], position[step * i + 1]); lengths are not read again from a file, which may be changing. */
+int wm_names_unique(const uint8_t *names, uint64_t n, const uint32_t *hash, const uint32_t *position, uint64_t step,
+                    wm_fault *fault);
+/* names.c: 0 when no two of n strings data[position[2 * i], position[2 * i + 1]) are equal; or -1 with *fault: NAME_DUPLICATE,
  * NAME_FLOOD, MEMORY. The caller has checked that they lie in data. */
 int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault);
 

@@ -1,6 +1,6 @@
 /* Strings, numbers and stepping over values of JSON text: see json.h. */
 #include "json.h"
-#include "swar.h"
+#include "word_bytes.h"
 #include "utf8.h"
 
 /* The value of four hexadecimal digits at p, or -1. */
@@ -9,9 +9,12 @@ static int32_t hex4(const wm_json *json, const uint8_t *p) {
     if (json->end - p < 4) return -1;
     for (int i = 0; i < 4; i++) {
         uint8_t c = p[i], letter = c | 0x20; /* capital and small letters differ in this bit */
-        if (c >= '0' && c <= '9') value = value << 4 | (c - '0');
-        else if (letter >= 'a' && letter <= 'f') value = value << 4 | (letter - 'a' + 10);
-        else return -1;
+        if (c >= '0' && c <= '9')
+            value = value << 4 | (c - '0');
+        else if (letter >= 'a' && letter <= 'f')
+            value = value << 4 | (letter - 'a' + 10);
+        else
+            return -1;
     }
     return value;
 }
@@ -65,7 +68,7 @@ static const uint8_t *read_escape(const wm_json *json, const uint8_t *quote, con
 /* Marks the bytes that end the plain part of a string: quotes, backslashes, those below 0x20, and those from 0x80 on.
  * XOR with 2 makes 0x20 of a quote (0x22) and leaves what is below 0x20 there, but nothing else comes below 0x21. */
 static inline uint64_t special_bytes(uint64_t word) {
-    return swar_below(word ^ SWAR_ONES * 2, 0x21) | swar_equal(word, '\\') | (word & SWAR_MARKS);
+    return mark_below(word ^ EVERY_BYTE_1 * 2, 0x21) | mark_equal(word, '\\') | (word & EVERY_MARK);
 }
 
 const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *out, uint64_t *length) {
@@ -81,7 +84,7 @@ const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *ou
             uint64_t special = special_bytes(word);
             memcpy(out, p, 8);
             if (special) {
-                unsigned ordinary = swar_first(special);
+                unsigned ordinary = first_mark(special);
                 p += ordinary;
                 out += ordinary;
                 break;
@@ -143,8 +146,10 @@ static const uint8_t *skip_digits(const wm_json *json, const uint8_t *p) {
 /* Steps over any number: -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)? */
 static const uint8_t *skip_number(const wm_json *json, const uint8_t *p) {
     if (json_at(json, p, '-')) p++;
-    if (json_at(json, p, '0')) p++;
-    else if (!(p = skip_digits(json, p))) return NULL;
+    if (json_at(json, p, '0'))
+        p++;
+    else if (!(p = skip_digits(json, p)))
+        return NULL;
     if (json_at(json, p, '.') && !(p = skip_digits(json, p + 1))) return NULL;
     if (json_at(json, p, 'e') || json_at(json, p, 'E')) {
         p++;

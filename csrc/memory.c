@@ -75,9 +75,7 @@ void wm_memory_free(void *memory) {
 }
 
 #else
-void *wm_memory_new(uint64_t size) {
-    return NULL;
-}
+void *wm_memory_new(uint64_t size) { return NULL; }
 
 void wm_memory_free(void *memory) {}
 #endif

@@ -14,7 +14,7 @@
  * Codes lie in a mapped file and may be changed by somebody while they are read. Each is loaded once (hence volatile: a
  * compiler may otherwise load it a second time), compared with n_centroids, and used as it was then.
  */
-#include "rows.h"
+#include "combine_rows.h"
 
 enum { ROWS_A_THREAD = 1 << 14 };
 

@@ -62,7 +62,7 @@ static void encode_part(void *context, int part, uint64_t begin, uint64_t end) {
     }
 }
 
-int64_t wm_first_odd(const float *x, uint64_t n) {
+int64_t wm_first_not_finite(const float *x, uint64_t n) {
     for (uint64_t i = 0; i < n;) {
         const uint64_t end = n - i < 1024 ? n : i + 1024;
         uint32_t most = 0; /* without branches, so that compilers make vector code of it */
@@ -86,7 +86,7 @@ int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, u
     const uint64_t count = block_size ? n / block_size + (n % block_size != 0) : 1;
     const uint64_t stride = halves ? 2 * block : scale_bytes(scale_type) + code_bytes(bits, block);
     if (out_size != count * stride || (errors && n_errors != count)) return -2;
-    const int64_t odd = wm_first_odd(x, n);
+    const int64_t odd = wm_first_not_finite(x, n);
     if (odd >= 0) return odd;
     work w = {x, n, block, stride, bits, scale_type, out, errors, {0}};
     fill_grid(w.grid, bits, block);

@@ -117,8 +117,7 @@ TARGET static float extreme_of(const float *x, uint64_t n) {
 }
 
 /* The stored scale of least error that was found for n finite elements, not all of them 0. */
-TARGET static float search_scale(const float *x, uint64_t n, float extreme, const float *codes, int bits,
-                                 int scale_type) {
+TARGET static float search_scale(const float *x, uint64_t n, float extreme, const float *codes, int bits, int scale_type) {
     /* 2^(126 - exponent) brings the extreme element to between 1/2 and 1, as far as there is such a float. */
     const int exponent = (int)(bits_of_float(extreme) >> 23 & 255), field = 253 - exponent;
     const float unit = float_of_bits((uint32_t)(field < 1 ? 1 : field > 254 ? 254 : field) << 23);

@@ -39,8 +39,7 @@ static const uint8_t *find_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes)
     p = wm_json_string(&s->json, p, free_bytes, &length);
     if (!p) return NULL;
     /* The list is padded with zero bytes, so a name that ends in one is in no list. */
-    if (length == 0 || length > DTYPE_BYTES || !free_bytes[length - 1])
-        return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
+    if (length == 0 || length > DTYPE_BYTES || !free_bytes[length - 1]) return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
     memcpy(field, free_bytes, length);
     while (code < s->n_dtypes && memcmp(field, s->dtypes + code * DTYPE_BYTES, DTYPE_BYTES)) code++;
     if (code == s->n_dtypes) return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
@@ -131,9 +130,12 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
             if (!(p = read_key(s, p, free_bytes, &key))) return NULL;
             if (key == 0 || (seen & key)) return json_fail(json, WM_FAULT_JSON_KEY, at);
             seen |= key;
-            if (key == DTYPE) p = read_dtype(s, json_space(json, p), free_bytes);
-            else if (key == SHAPE) p = read_shape(s, p, &count);
-            else p = read_offsets(s, p);
+            if (key == DTYPE)
+                p = read_dtype(s, json_space(json, p), free_bytes);
+            else if (key == SHAPE)
+                p = read_shape(s, p, &count);
+            else
+                p = read_offsets(s, p);
             if (!p) return NULL;
             p = json_space(json, p);
             if (!json_at(json, p, ',')) break;
@@ -179,8 +181,8 @@ static const uint8_t *read_members(scan *s, const uint8_t *p, wm_safetensors *ou
     }
 }
 
-int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes,
-                        const wm_columns *columns, wm_safetensors *out, wm_fault *fault) {
+int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, const wm_columns *columns,
+                        wm_safetensors *out, wm_fault *fault) {
     scan s = {
         .json = {json, json + len, fault, 0},
         .dtypes = dtypes,

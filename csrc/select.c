@@ -20,10 +20,7 @@ enum {
 static const tier tiers[] = {
     {"portable", 0},
 #if WM_X86
-    {"sse4", SSE4},
-    {"avx2", AVX2},
-    {"avx512", AVX512},
-    {"avx512icl", AVX512ICL},
+    {"sse4", SSE4},  {"avx2", AVX2}, {"avx512", AVX512}, {"avx512icl", AVX512ICL},
 #elif WM_ARM
     {"neon", WM_ARM_CRC32 | WM_ARM_PMULL},
 #endif
@@ -31,11 +28,11 @@ static const tier tiers[] = {
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
 #define PORTABLE_HALF f16_to_f32_portable, "f16_to_f32_portable", bf16_to_f32_portable, "bf16_to_f32_portable"
-#define PORTABLE_BLOCKS                                                                                  \
-    intblock_portable, "intblock_portable", mixed_portable, "mixed_portable", narrow_portable,           \
-        "narrow_portable", quantize_portable, "quantize_portable"
+#define PORTABLE_BLOCKS                                                                                           \
+    intblock_portable, "intblock_portable", mixed_portable, "mixed_portable", narrow_portable, "narrow_portable", \
+        quantize_portable, "quantize_portable"
 #define PORTABLE_ROWS combine_rows_portable, "combine_rows_portable"
-#define PORTABLE                                                                                          \
+#define PORTABLE \
     {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_HALF, PORTABLE_BLOCKS, PORTABLE_ROWS}
 #if defined(_MSC_VER) && !defined(__clang__)
 #define ATOMIC volatile /* there a volatile pointer is read and written whole and in order */

@@ -111,8 +111,7 @@ static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault 
     }
     /* Whole bytes are counted as such: numpy has arrays without elements whose dimensions make 2^63 bits or more. */
     uint64_t packed = bits % 8;
-    if (!mul(count, packed ? bits : bits / 8, &total))
-        return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
+    if (!mul(count, packed ? bits : bits / 8, &total)) return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
     *nbytes = empty ? 0 : packed ? (total + 7) / 8 : total;
     return 0;
 }
@@ -130,7 +129,9 @@ static inline int simple_bytes(const table *t, uint64_t row, uint64_t *nbytes) {
     d2 = ndim < 3 ? 1 : d2;
     d3 = ndim < 4 ? 1 : d3;
     uint64_t count, total;
-    if (!bits || bits == WM_BITS_DECLARED || !d0 || !d1 || !d2 || !d3 || !mul(d0 * d1, d2 * d3, &count) || !mul(count, bits, &total)) return 0;
+    if (!bits || bits == WM_BITS_DECLARED || !d0 || !d1 || !d2 || !d3 || !mul(d0 * d1, d2 * d3, &count) ||
+        !mul(count, bits, &total))
+        return 0;
     *nbytes = (total + 7) / 8;
     return 1;
 }
@@ -168,65 +169,21 @@ static int check_table(const table *given, wm_fault *fault) {
             return out_of_range(t, row, offset > UINT64_MAX - nbytes ? UINT64_MAX : offset + nbytes, fault);
         if (offset & low) return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, rules->alignment);
         if (!lax && offset < previous) return wm_fail(fault, WM_FAULT_TABLE_OVERLAP, row, 0, offset, previous);
-        if (!lax && offset - previous > rules->max_gap)
-            return wm_fail(fault, WM_FAULT_TABLE_HOLE, row, 0, offset, previous);
+        if (!lax && offset - previous > rules->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, row, 0, offset, previous);
         previous = offset + nbytes;
     }
     if (t->data_size > t->room && t->data_size != UINT64_MAX) return out_of_range(t, t->n, t->data_size, fault);
-    if (!lax && size - previous > rules->max_gap)
-        return wm_fail(fault, WM_FAULT_TABLE_HOLE, t->n, 0, size, previous);
+    if (!lax && size - previous > rules->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, t->n, 0, size, previous);
     return 0;
 }
 
 /* ------------------------------------------------------------------------------------- names with stored hashes
  * EMBD keeps an FNV-1a hash of each name in its descriptor. Checking the names is one pass in chunks: lengths are copied
- * to the stack, the chunk's names are hashed as one batch and compared with the stored hashes. A table of row numbers by
- * hash then finds duplicates; it is thrown away, so an open file keeps nothing per tensor.
+ * to the stack, the chunk's names are hashed as one batch and compared with the stored hashes. Then names.c looks for duplicates.
  */
-enum { CHUNK = 1024, PROBES = 64, AHEAD = 16 };
+enum { CHUNK = 1024 };
 
-static uint16_t name_length(const column *lengths, uint64_t row) {
-    return load_le16(lengths->data + row * lengths->stride);
-}
-
-/* The top bits of the hash times 2^64 divided by the golden ratio: they depend on all bits of the hash. */
-static inline uint64_t home_slot(uint32_t hash, int shift) { return hash * UINT64_C(0x9E3779B97F4A7C15) >> shift; }
-
-/* Duplicates among names: name i is names[position[step * i], position[step * i + 1]). Lengths are not read again from the
- * file, which may be changing underneath. */
-static int find_duplicates(const uint8_t *names, uint64_t n, const uint32_t *hash, const uint32_t *position, uint64_t step,
-                           wm_fault *fault) {
-    uint32_t small[512], *slots = small;
-    uint64_t capacity = 16;
-    while (capacity < n + n / 2) capacity *= 2;
-    if (capacity > 512 && !(slots = malloc(capacity * sizeof *slots)))
-        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, capacity * sizeof *slots, 0);
-    memset(slots, 0xFF, capacity * sizeof *slots);
-    int result = 0;
-    int shift = 64;
-    for (uint64_t c = capacity; c > 1; c /= 2) shift--;
-    for (uint64_t row = 0; row < n && result == 0; row++) {
-        if (row + AHEAD < n) PREFETCH(&slots[home_slot(hash[row + AHEAD], shift)]);
-        uint64_t slot = home_slot(hash[row], shift);
-        int probes = 0;
-        for (; slots[slot] != UINT32_MAX; slot = (slot + 1) & (capacity - 1)) {
-            uint32_t other = slots[slot];
-            uint32_t length = position[step * row + 1] - position[step * row];
-            if (hash[other] == hash[row] && position[step * other + 1] - position[step * other] == length &&
-                memcmp(names + position[step * other], names + position[step * row], length) == 0) {
-                result = wm_fail(fault, WM_FAULT_NAME_DUPLICATE, row, 0, row, other);
-                break;
-            }
-            if (++probes > PROBES) {
-                result = wm_fail(fault, WM_FAULT_NAME_FLOOD, row, 0, probes, PROBES);
-                break;
-            }
-        }
-        slots[slot] = (uint32_t)row;
-    }
-    if (slots != small) free(slots);
-    return result;
-}
+static uint16_t name_length(const column *lengths, uint64_t row) { return load_le16(lengths->data + row * lengths->stride); }
 
 /* Checks n names that lie back to back from names[0] on, their u16 lengths in one column and their FNV-1a 32 hashes in
  * another: each within names[0, len), UTF-8, hashed right, and unique. *used is the bytes that they take. */
@@ -274,7 +231,7 @@ static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const col
         }
     }
     *used = pos;
-    result = find_duplicates(names, n, hash, position, 1, fault);
+    result = wm_names_unique(names, n, hash, position, 1, fault);
 done:
     free(hash);
     return result;
@@ -302,8 +259,7 @@ int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uin
                      const wm_rules *rules, uint64_t data_size, uint64_t room, int lax, wm_fault *fault) {
     const wm_columns *c = columns;
     const uint32_t *bounds = c->bounds;
-    if (n > c->cap || n_dims > c->dims_cap || names_len > c->names_cap)
-        return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, c->cap);
+    if (n > c->cap || n_dims > c->dims_cap || names_len > c->names_cap) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, c->cap);
     table t = {
         .n = n,
         .dtype = {c->dtype, n, 1},
@@ -332,7 +288,7 @@ int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uin
         return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, 2 * n * sizeof *lengths, 0);
     for (uint64_t i = 0; i < n; i++) lengths[i] = bounds[i + 1] - bounds[i];
     wm_fnv1a32_run(c->names + bounds[0], c->names + names_len, lengths, 0, n, lengths + n);
-    int result = find_duplicates(c->names, n, lengths + n, bounds, 1, fault);
+    int result = wm_names_unique(c->names, n, lengths + n, bounds, 1, fault);
     if (lengths != few) free(lengths);
     return result;
 }
@@ -358,8 +314,8 @@ static column field(const uint8_t *index, uint64_t n, uint64_t at) {
     return n ? (column){index + at, n * RECORD - at, RECORD} : (column){index, 0, RECORD};
 }
 
-int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const wm_rules *rules,
-                         uint64_t data_size, uint64_t room, int lax, wm_fault *fault) {
+int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const wm_rules *rules, uint64_t data_size,
+                         uint64_t room, int lax, wm_fault *fault) {
     uint64_t used;
     if (n > len / RECORD) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len / RECORD, n);
     table t = {
@@ -413,48 +369,4 @@ int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const ui
         }
     }
     return -1;
-}
-
-int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault) {
-    enum { FEW = 64 };
-    uint32_t few[FEW], *hash = few;
-    if (n < 2) return 0;
-    if (n >= UINT32_MAX / 8) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / 8);
-    if (n > FEW && !(hash = malloc(n * sizeof *hash))) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, n * sizeof *hash, 0);
-    for (uint64_t i = 0; i < n; i++) hash[i] = wm_fnv1a32(data + position[2 * i], position[2 * i + 1] - position[2 * i]);
-    int result = find_duplicates(data, n, hash, position, 2, fault);
-    if (hash != few) free(hash);
-    return result;
-}
-
-int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault) {
-    enum { FEW = 64 };
-    uint32_t few[2 * FEW], *start = few;
-    if (count > len / 4 || len >= UINT32_MAX) return wm_fail(fault, WM_FAULT_NAME_RANGE, len / 4, len, count, len / 4);
-    if (count > FEW && !(start = malloc(2 * count * sizeof *start)))
-        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, 2 * count * sizeof *start, 0);
-    int result = -1;
-    uint64_t pos = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t key = len - pos < 4 ? 0 : load_le16(data + pos), value = len - pos < 4 ? 0 : load_le16(data + pos + 2);
-        if (len - pos < 4 || key + value > len - pos - 4) {
-            wm_fail(fault, WM_FAULT_NAME_RANGE, i, pos, key + value, len - pos);
-            goto done;
-        }
-        start[2 * i] = (uint32_t)(pos + 4);
-        start[2 * i + 1] = (uint32_t)(pos + 4 + key);
-        if (!wm_utf8_valid(data + pos + 4, key) || !wm_utf8_valid(data + pos + 4 + key, value)) {
-            wm_fail(fault, WM_FAULT_NAME_UTF8, i, pos, 0, 0);
-            goto done;
-        }
-        pos += 4 + key + value;
-    }
-    if (pos != len) {
-        wm_fail(fault, WM_FAULT_NAME_RANGE, count, pos, pos, len);
-        goto done;
-    }
-    result = wm_keys_unique(data, count, start, fault);
-done:
-    if (start != few) free(start);
-    return result;
 }

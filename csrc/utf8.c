@@ -8,7 +8,7 @@
  * below 128 has no high bit either, and where one has, the strings of its group are merely checked one by one.
  */
 #include "utf8.h"
-#include "swar.h"
+#include "word_bytes.h"
 
 /* The OR of 64 bytes, as one word. The compiler makes vector registers of these. */
 static inline uint64_t or_of_64(const uint8_t *p) {
@@ -21,18 +21,18 @@ static inline uint64_t or_of_64(const uint8_t *p) {
 int wm_ascii(const uint8_t *p, uint64_t len) {
     uint64_t any = 0;
     for (; len >= 64; p += 64, len -= 64)
-        if ((any |= or_of_64(p)) & SWAR_MARKS) return 0;
+        if ((any |= or_of_64(p)) & EVERY_MARK) return 0;
     for (; len >= 8; p += 8, len -= 8) any |= load_le64(p);
     for (; len; p++, len--) any |= *p;
-    return !(any & SWAR_MARKS);
+    return !(any & EVERY_MARK);
 }
 
 int wm_utf8_valid(const uint8_t *p, uint64_t len) {
     if (!len) return 1; /* p may be null */
     const uint8_t *end = p + len;
     for (;;) {
-        while (end - p >= 64 && !(or_of_64(p) & SWAR_MARKS)) p += 64;
-        while (end - p >= 8 && !(load_le64(p) & SWAR_MARKS)) p += 8;
+        while (end - p >= 64 && !(or_of_64(p) & EVERY_MARK)) p += 64;
+        while (end - p >= 8 && !(load_le64(p) & EVERY_MARK)) p += 8;
         /* A high bit is set within the next eight bytes, or fewer than eight are left. Eight steps are enough before
          * the question is asked of a whole word again. */
         for (int i = 0; i < 8; i++) {

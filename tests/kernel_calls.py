@@ -190,10 +190,10 @@ def _wm_blocks_decode(p: Place, size: int) -> Any:
     return found
 
 
-def _wm_first_odd(p: Place, size: int) -> Any:
+def _wm_first_not_finite(p: Place, size: int) -> Any:
     values = floats(size).copy()
     values[-1:] = np.nan
-    return lib.wm_first_odd(p.array(floats(size)), size), lib.wm_first_odd(p.array(values), size)
+    return lib.wm_first_not_finite(p.array(floats(size)), size), lib.wm_first_not_finite(p.array(values), size)
 
 
 def _wm_blocks_encode(p: Place, size: int) -> Any:
@@ -468,23 +468,23 @@ def _wm_amb_walk(p: Place, size: int) -> Any:
     return found
 
 
-def _wm_fifu_skip(p: Place, size: int) -> Any:
+def _wm_finalfusion_skip(p: Place, size: int) -> Any:
     blob, bounds = strings(size, 4)
     return [
-        (lib.wm_fifu_skip(p.give(data), len(data), len(bounds), tail, p.room(1, "uint64_t")))
+        (lib.wm_finalfusion_skip(p.give(data), len(data), len(bounds), tail, p.room(1, "uint64_t")))
         for data in (blob, blob[:-1], noise(size))
         for tail in (0, 8)
     ]
 
 
-def _wm_fifu_ngrams(p: Place, size: int) -> Any:
+def _wm_finalfusion_ngrams(p: Place, size: int) -> Any:
     found = []
     entries = [f"{i:x}".encode().ljust(n, b"x") for i, n in enumerate(lengths(size).tolist())]
     blob = b"".join(struct.pack("<I", len(text)) + text + struct.pack("<Q", i) for i, text in enumerate(entries))
     n = len(entries)
     for data in (blob, blob[:-1]):
         bounds, indices = p.room(n + 1, "uint32_t"), p.room(n, "uint64_t")
-        found.append(lib.wm_fifu_ngrams(p.give(data), len(data), n, bounds, indices))
+        found.append(lib.wm_finalfusion_ngrams(p.give(data), len(data), n, bounds, indices))
     return found
 
 

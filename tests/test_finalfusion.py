@@ -9,7 +9,6 @@ import os
 import pickle
 import struct
 import sys
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from tests.support import DATA, listing, mappings, same
 import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.formats.finalfusion import toml_text, writing
+from weightmap.formats.finalfusion import writing
 from weightmap.io.source import Source
 from weightmap.quant.product import ProductQuantized
 
@@ -436,38 +435,6 @@ def test_no_metadata_and_empty_metadata_are_told_apart(metadata: Any, tmp_path: 
         assert f.metadata == {}
 
 
-VALUES: dict[str, Any] = {
-    "texts": {"a": "", "b": 'quotes " and \\', "c": "".join(map(chr, [*range(32), 127, 0x85, 0x2028, 0x1F600]))},
-    "keys": {"": 1, "a.b": 2, "a b": {"c-d_1": 3, '"': {"": 4}}, "ключ": 5, "\n": 6},
-    "numbers": {"i": -5, "j": 2**70, "f": 0.1, "g": -0.0, "h": 1e300, "k": 1e-7, "l": float("inf")},
-    "times": {
-        "d": dt.date(2020, 1, 2),
-        "t": dt.time(3, 4, 5, 6),
-        "at": dt.datetime(2020, 1, 2, 3, 4, 5, tzinfo=dt.UTC),
-        "local": dt.datetime(2020, 1, 2, 3, 4),  # noqa: DTZ001
-    },
-    "arrays": {"a": [], "b": [1, [2, ["x", []]]], "c": ["é\t\n"], "d": ([1], [])},
-    "tables": {"t": {}, "u": {"v": {"w": {}}, "x": 1}, "y": {"z": {"a": 1}}, "last": 2},
-    "tables in arrays": {"a": [{"b": 1}, {}], "c": {"d": [{"e": {"f": [1, {"g": 2}]}}]}},
-}
-
-
-def listed(value: Any) -> Any:
-    """The same with lists for tuples."""
-    if isinstance(value, dict):
-        return {key: listed(item) for key, item in value.items()}
-    return [listed(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_values_of_toml(name: str) -> None:
-    """All that TOML has comes back from the text; that is what tomli_w makes of it, but for tables in arrays."""
-    text = toml_text.dumps(VALUES[name])
-    assert listed(tomllib.loads(text)) == listed(VALUES[name])
-    tomli_w = pytest.importorskip("tomli_w")
-    assert name == "tables in arrays" or text == tomli_w.dumps(VALUES[name])
-
-
 @pytest.mark.parametrize(
     "metadata",
     [{1: 2}, {"a": {None: 1}}, {"a": None}, {"a": [b"bytes"]}, {"a": dt.time(1, tzinfo=dt.UTC)}, {"a": "\ud800"}],
@@ -480,14 +447,16 @@ def test_what_toml_lacks_is_refused(metadata: Any, tmp_path: Path) -> None:
     assert not listing(tmp_path)
 
 
-def test_metadata_needs_no_other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New metadata is written with what Python has; unchanged metadata keeps its text."""
+def test_new_metadata_without_tomli_w_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package new metadata is an error that says what to install; unchanged metadata needs it not."""
     monkeypatch.setitem(sys.modules, "tomli_w", None)
-    wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata={"a": 1})
-    assert wm.open(tmp_path / "t.fifu").metadata == {"a": 1}
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install tomli-w"):
+        wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata={"a": 1})
+    assert not listing(tmp_path)
     wm.save(tmp_path / "m.weights", {"word_embeddings": FINE}, vocab=["a", "b"], metadata={"model_name": "m"})
-    wm.convert(tmp_path / "m.weights", tmp_path / "w.fifu", include="*word_embeddings*")
-    assert wm.open(tmp_path / "w.fifu").metadata == {"model_name": "m"}
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install tomli-w"):
+        wm.convert(tmp_path / "m.weights", tmp_path / "t.fifu", include="*word_embeddings*")
+    assert listing(tmp_path) == ["m.weights"]
     with wm.open(ff.build([ff.metadata("a = 1 # one"), *BASE])) as f:
         wm.save(tmp_path / "t.fifu", dict(f), vocab=f.vocab, metadata=f.metadata)
     assert b"a = 1 # one" in (tmp_path / "t.fifu").read_bytes()
@@ -578,7 +547,7 @@ def test_skip_stops_before_what_is_not_whole(strings: list[bytes], tail: int) ->
     arena = Arena(len(data))
     walked = ffi.new("uint64_t *")
     for size in range(len(data) + 1):
-        found = lib.wm_fifu_skip(arena.put(data[:size]), size, len(strings) + 5, tail, walked)
+        found = lib.wm_finalfusion_skip(arena.put(data[:size]), size, len(strings) + 5, tail, walked)
         assert walked[0] == max(k for k, end in enumerate(ends) if end <= size)
         assert found == ends[walked[0]]
     for count in range(len(strings)):
@@ -597,7 +566,7 @@ def test_ngrams_are_found_with_their_indices(strings: list[bytes]) -> None:
     arena = Arena(len(data))
     for size in range(len(data)):
         filled, numbers = np.zeros(len(strings) + 1, np.uint32), np.zeros(len(strings), np.uint64)
-        bad = lib.wm_fifu_ngrams(
+        bad = lib.wm_finalfusion_ngrams(
             arena.put(data[:size]),
             size,
             len(strings),
@@ -614,4 +583,4 @@ def test_lengths_past_the_end_are_refused(length: int) -> None:
     assert kernels.fifu_skip(data, 1, 0) == (0, 0)
     assert kernels.fifu_skip(data, 1, 8) == (0, 0)
     assert kernels.fifu_ngrams(data + bytes(7), 1)[0] == -1
-    assert lib.wm_fifu_ngrams(u8(b""), 0, 0, ffi.new("uint32_t[1]"), ffi.NULL) == 0
+    assert lib.wm_finalfusion_ngrams(u8(b""), 0, 0, ffi.new("uint32_t[1]"), ffi.NULL) == 0

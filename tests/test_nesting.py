@@ -319,6 +319,7 @@ def test_toml_that_is_none_stays_an_error(case: str) -> None:
 
 def test_toml_with_too_many_keys_is_not_written(tmp_path: Path) -> None:
     """What could not be read back is an EncodeError."""
+    pytest.importorskip("tomli_w")
     metadata = {f"a{i}": 1 for i in range(2**16 + 1)}
     with pytest.raises(wm.EncodeError, match="number of keys in the metadata"):
         wm.save(tmp_path / "x.fifu", {"embeddings": np.ones((1, 1), np.float32)}, vocab=["a"], metadata=metadata)
@@ -326,6 +327,7 @@ def test_toml_with_too_many_keys_is_not_written(tmp_path: Path) -> None:
 
 def test_a_document_whose_text_is_none_is_written_anew(tmp_path: Path) -> None:
     """Metadata that keeps a text which says something else, or nothing, is written by its content."""
+    pytest.importorskip("tomli_w")
     with wm.open(toml(b"a = 1 # one")) as f:
         document = f.metadata.copy()
     document.text = "a ="

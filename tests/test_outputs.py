@@ -33,7 +33,7 @@ FILLS = (0xA5, 0x5A)
 # Kernels that leave some of their outputs alone, with what tells the caller how much is there.
 IN_PART = {
     "wm_walk_strings": "bounds up to the string that is not there, which the result tells",
-    "wm_fifu_ngrams": "bounds and indices up to the n-gram that is not there, which the result tells",
+    "wm_finalfusion_ngrams": "bounds and indices up to the n-gram that is not there, which the result tells",
     "wm_index_build": "the first duplicate and its original, if the result tells of any",
     "wm_subword_rows": "row_bounds and rows where these are more than there is room for, which the result tells",
     "wm_pq_decode": "its scratch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,6 +107,7 @@ def test_progress_is_told(put: Callable[..., Path], tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- fastText
 def test_fasttext_words_are_means(put: Callable[..., Path], tmp_path: Path) -> None:
     """A word's row is the mean of its own and those of its n-grams; buckets stay; the options become metadata."""
+    pytest.importorskip("tomli_w")
     words = ["one", "zwei", "три", "a", "</s>", "hello"]
     rows = wb.matrix(6 + 37, 5, 3)
     wm.convert(put(wb.fasttext(words, rows, 37)), tmp_path / "out.fifu", normalize=False)
@@ -119,6 +121,20 @@ def test_fasttext_words_are_means(put: Callable[..., Path], tmp_path: Path) -> N
         unknown = [6 + wb.fasttext_hash(ngram) % 37 for ngram in wb.ngrams("newword", 3, 6)]
         expected = rows[unknown].astype(np.float64).sum(axis=0)
         np.testing.assert_allclose(f.embeddings["newword"], expected / np.linalg.norm(expected), rtol=2e-5, atol=1e-6)
+
+
+def test_options_of_fasttext_are_left_behind_without_tomli_w(
+    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the package that writes them the words are converted, and a warning says what is missing."""
+    monkeypatch.setitem(sys.modules, "tomli_w", None)
+    report = wm.convert(put(wb.fasttext(wb.WORDS, wb.matrix(5 + 19, 6), 19)), tmp_path / "out.fifu")
+    (warning,) = report.warnings
+    assert "options of the model were left behind" in warning
+    assert "pip install tomli-w" in warning
+    with wm.open(tmp_path / "out.fifu", verify="full") as f:
+        assert list(f.vocab) == wb.WORDS
+        assert not f.has_metadata
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

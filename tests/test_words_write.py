@@ -67,6 +67,7 @@ def test_unit_vectors_on_request(put: Callable[..., Path], tmp_path: Path) -> No
 
 def test_fasttext_comes_back(put: Callable[..., Path], tmp_path: Path) -> None:
     """The rows of words become their own again, those of buckets are untouched, and so are the options."""
+    pytest.importorskip("tomli_w")
     rows = wb.matrix(5 + 19, 6, 4)
     wm.convert(put(wb.fasttext(wb.WORDS, rows, 19, loss=1, epoch=77)), tmp_path / "a.fifu")
     wm.convert(tmp_path / "a.fifu", tmp_path / "b.bin", format="fasttext")

@@ -46,8 +46,7 @@ TARGET WM_INLINE uint32_t crc_short(uint32_t state, const uint8_t *data, size_t 
 }
 
 /* One block of three streams of `stride` bytes each. */
-TARGET WM_INLINE uint32_t crc_block(uint32_t a, const uint8_t *data, size_t stride, uint32_t skip_one,
-                                    uint32_t skip_two) {
+TARGET WM_INLINE uint32_t crc_block(uint32_t a, const uint8_t *data, size_t stride, uint32_t skip_one, uint32_t skip_two) {
     uint32_t b = 0, c = 0;
     for (size_t i = 0; i < stride; i += 8) {
         a = CRC_64(a, load_le64(data + i));
@@ -61,8 +60,7 @@ TARGET WM_INLINE uint32_t crc_block(uint32_t a, const uint8_t *data, size_t stri
 TARGET uint32_t crc32_arm_crc_pmull(uint32_t state, const uint8_t *data, size_t len) {
     for (; len >= 3 * 1024; data += 3 * 1024, len -= 3 * 1024)
         state = crc_block(state, data, 1024, CRC32_SKIP_1024, CRC32_SKIP_2048);
-    for (; len >= 3 * 128; data += 3 * 128, len -= 3 * 128)
-        state = crc_block(state, data, 128, CRC32_SKIP_128, CRC32_SKIP_256);
+    for (; len >= 3 * 128; data += 3 * 128, len -= 3 * 128) state = crc_block(state, data, 128, CRC32_SKIP_128, CRC32_SKIP_256);
     return crc_short(state, data, len);
 }
 
@@ -71,8 +69,7 @@ TARGET WM_INLINE uint64x2_t load(const uint8_t *p) { return vreinterpretq_u64_u8
 /* `next` with `r` folded onto it, at the distance that `k` is for. */
 TARGET WM_INLINE uint64x2_t fold(uint64x2_t r, uint64x2_t next, uint64x2_t k) {
     uint64x2_t low = multiply(vgetq_lane_u64(r, 0), vgetq_lane_u64(k, 0));
-    uint64x2_t high =
-        vreinterpretq_u64_p128(vmull_high_p64(vreinterpretq_p64_u64(r), vreinterpretq_p64_u64(k)));
+    uint64x2_t high = vreinterpretq_u64_p128(vmull_high_p64(vreinterpretq_p64_u64(r), vreinterpretq_p64_u64(k)));
     return veorq_u64(veorq_u64(low, next), high);
 }
 

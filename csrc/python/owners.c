@@ -3,17 +3,12 @@
  * A signal's handler may raise an exception between any two steps of a program in Python, and when the interpreter shuts down
  * its modules are emptied in an order that nobody chooses. So what has to be given back is never in between: the call that gets
  * it makes its owner, and the owner gives it back, both here in C, where no handler runs and no module is needed.
- *
- * Only the stable ABI is used, as by the rest of the module.
  */
 #if !defined(_WIN32) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* unlinkat */
 #endif
-#include <pyconfig.h>
-#if !defined(Py_GIL_DISABLED) /* which has no stable ABI yet */
-#define Py_LIMITED_API 0x030B0000
-#endif
-#include <Python.h>
+#include "builtin.h"
+
 #include <structmember.h>
 
 #include <errno.h>
@@ -29,8 +24,6 @@
 #include <pthread.h>
 #include <unistd.h>
 #endif
-
-#include "internal.h"
 
 /* function(*args), args[0] being the function. */
 static PyObject *call(PyObject *const *args, Py_ssize_t n) {
@@ -64,8 +57,8 @@ static void close_number(PyObject *number) {
     const long fd = PyLong_AsLong(number);
     PyErr_Clear();
     if (fd >= 0 && fd <= INT_MAX) {
-        Py_BEGIN_ALLOW_THREADS
-        (void)close((int)fd); /* of a file that was only read: nothing is lost, and there is nobody to tell */
+        Py_BEGIN_ALLOW_THREADS(void)
+            close((int)fd); /* of a file that was only read: nothing is lost, and there is nobody to tell */
         Py_END_ALLOW_THREADS
     }
     PyErr_Restore(type, value, trace);
@@ -76,7 +69,6 @@ static PyType_Spec descriptor_spec = {"weightmap._kernels.Descriptor", 0, 0, Py_
 
 /* own(function, *args): the descriptor that function(*args) returns, as a Descriptor. */
 static PyObject *own(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    (void)module;
     if (too_few("own", n_args, 1)) return NULL;
     PyObject *number = call(args, n_args);
     if (!number) return NULL;
@@ -90,8 +82,7 @@ static PyObject *own(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
  * Memory: a buffer, of a file that is mapped or of new memory, that is given back with the last view of it.
  */
 typedef struct {
-    PyObject_HEAD
-    PyObject *weak; /* references that know of its end: see prefetching.py */
+    PyObject_HEAD PyObject *weak; /* references that know of its end: see prefetching.py */
     uint8_t *bytes;
     uint64_t size;
     int readonly, mapped;
@@ -113,13 +104,9 @@ static PyObject *memory_of(uint8_t *bytes, uint64_t size, int readonly, int mapp
 static void memory_dealloc(PyObject *self) {
     const memory_object *memory = (memory_object *)self;
     if (memory->weak) PyObject_ClearWeakRefs(self);
-    Py_BEGIN_ALLOW_THREADS
-    if (memory->mapped)
-        wm_unmap(memory->bytes, memory->size);
-    else
-        wm_memory_free(memory->bytes);
-    Py_END_ALLOW_THREADS
-    free_object(self);
+    Py_BEGIN_ALLOW_THREADS if (memory->mapped) wm_unmap(memory->bytes, memory->size);
+    else wm_memory_free(memory->bytes);
+    Py_END_ALLOW_THREADS free_object(self);
 }
 
 static int memory_buffer(PyObject *self, Py_buffer *view, int flags) {
@@ -138,29 +125,23 @@ static PyType_Spec memory_spec = {"weightmap._kernels.Memory", sizeof(memory_obj
 
 /* map_file(fd, size, kind): see wm_map in kernels.h. */
 static PyObject *map_file(PyObject *module, PyObject *args) {
-    (void)module;
     int fd, kind, error;
     unsigned long long size;
     if (!PyArg_ParseTuple(args, "iKi", &fd, &size, &kind)) return NULL;
     uint8_t *map;
-    Py_BEGIN_ALLOW_THREADS
-    map = size > PY_SSIZE_T_MAX ? (error = EFBIG, NULL) : wm_map(fd, size, kind, &error);
-    Py_END_ALLOW_THREADS
-    if (map) return memory_of(map, size, kind != 1, 1);
+    Py_BEGIN_ALLOW_THREADS map = size > PY_SSIZE_T_MAX ? (error = EFBIG, NULL) : wm_map(fd, size, kind, &error);
+    Py_END_ALLOW_THREADS if (map) return memory_of(map, size, kind != 1, 1);
     errno = error;
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
 /* new_memory(size): see wm_memory_new in kernels.h; or None. */
 static PyObject *new_memory(PyObject *module, PyObject *args) {
-    (void)module;
     unsigned long long size;
     if (!PyArg_ParseTuple(args, "K", &size)) return NULL;
     uint8_t *bytes;
-    Py_BEGIN_ALLOW_THREADS
-    bytes = size > PY_SSIZE_T_MAX ? NULL : wm_memory_new(size);
-    Py_END_ALLOW_THREADS
-    if (bytes) return memory_of(bytes, size, 0, 0);
+    Py_BEGIN_ALLOW_THREADS bytes = size > PY_SSIZE_T_MAX ? NULL : wm_memory_new(size);
+    Py_END_ALLOW_THREADS if (bytes) return memory_of(bytes, size, 0, 0);
     Py_RETURN_NONE;
 }
 
@@ -176,8 +157,7 @@ typedef wchar_t character;
 typedef char character;
 #endif
 typedef struct temporary {
-    PyObject_HEAD
-    struct temporary *next; /* among those with a name */
+    PyObject_HEAD struct temporary *next; /* among those with a name */
     character *name;
     PyObject *folder; /* the descriptor of the directory that the name is in, or NULL */
     int folder_fd, fd, owner;
@@ -237,11 +217,9 @@ static void drop_name(temporary *t) {
 static void dispose(temporary *t) {
     const int fd = t->fd;
     t->fd = -1;
-    Py_BEGIN_ALLOW_THREADS
-    if (fd >= 0) (void)close(fd);
+    Py_BEGIN_ALLOW_THREADS if (fd >= 0)(void) close(fd);
     remove_name(t);
-    Py_END_ALLOW_THREADS
-    drop_name(t);
+    Py_END_ALLOW_THREADS drop_name(t);
 }
 
 static void temporary_dealloc(PyObject *self) {
@@ -301,42 +279,34 @@ static PyObject *temporary_give(PyObject *self, PyObject *const *args, Py_ssize_
     return result;
 }
 
-static PyObject *temporary_fileno(PyObject *self, PyObject *unused) {
-    (void)unused;
-    return PyLong_FromLong(((temporary *)self)->fd);
-}
+static PyObject *temporary_fileno(PyObject *self, PyObject *unused) { return PyLong_FromLong(((temporary *)self)->fd); }
 
 static PyObject *temporary_close(PyObject *self, PyObject *unused) {
-    (void)unused;
     temporary *t = (temporary *)self;
     const int fd = t->fd;
     int failed = 0;
     t->fd = -1;
     if (fd >= 0) {
-        Py_BEGIN_ALLOW_THREADS
-        failed = close(fd);
+        Py_BEGIN_ALLOW_THREADS failed = close(fd);
         Py_END_ALLOW_THREADS
     }
     if (failed) return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
 }
 
-/* The cast by way of void (*)(void) is how C lets a function pointer be kept as another type. */
 static PyMethodDef temporary_methods[] = {
-    {"create", (PyCFunction)(void (*)(void))temporary_create, METH_FASTCALL, "create(name, folder, function, *args)"},
-    {"give", (PyCFunction)(void (*)(void))temporary_give, METH_FASTCALL, "give(function, *args)"},
+    {"create", WM_FUNCTION(temporary_create), METH_FASTCALL, "create(name, folder, function, *args)"},
+    {"give", WM_FUNCTION(temporary_give), METH_FASTCALL, "give(function, *args)"},
     {"fileno", temporary_fileno, METH_NOARGS, "fileno()"},
     {"close", temporary_close, METH_NOARGS, "close()"},
     {NULL, NULL, 0, NULL},
 };
-static PyType_Slot temporary_slots[] = {
-    {Py_tp_dealloc, temporary_dealloc}, {Py_tp_methods, temporary_methods}, {0, NULL}};
+static PyType_Slot temporary_slots[] = {{Py_tp_dealloc, temporary_dealloc}, {Py_tp_methods, temporary_methods}, {0, NULL}};
 static PyType_Spec temporary_spec = {"weightmap._kernels.Temporary", sizeof(temporary), 0,
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, temporary_slots};
 
 /* with_temporary(function, *args): function(temporary, *args), after which nothing of the file is left but what was given away. */
 static PyObject *with_temporary(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    (void)module;
     if (too_few("with_temporary", n_args, 1)) return NULL;
     temporary *t = (temporary *)PyType_GenericAlloc(temporary_type, 0);
     if (!t) return NULL;
@@ -355,10 +325,10 @@ static PyObject *with_temporary(PyObject *module, PyObject *const *args, Py_ssiz
 
 /* ------------------------------------------------------------------------------------------- into the module */
 static PyMethodDef functions[] = {
-    {"own", (PyCFunction)(void (*)(void))own, METH_FASTCALL, "own(function, *args)"},
+    {"own", WM_FUNCTION(own), METH_FASTCALL, "own(function, *args)"},
     {"map_file", map_file, METH_VARARGS, "map_file(fd, size, kind)"},
     {"new_memory", new_memory, METH_VARARGS, "new_memory(size)"},
-    {"with_temporary", (PyCFunction)(void (*)(void))with_temporary, METH_FASTCALL, "with_temporary(function, *args)"},
+    {"with_temporary", WM_FUNCTION(with_temporary), METH_FASTCALL, "with_temporary(function, *args)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -369,8 +339,8 @@ int wm_python_owners(void) {
     memory_type = (PyTypeObject *)PyType_FromSpec(&memory_spec);
     temporary_type = (PyTypeObject *)PyType_FromSpec(&temporary_spec);
     const int failed = !module || !descriptor_type || !memory_type || !temporary_type ||
-                       PyObject_SetAttrString(module, "Descriptor", (PyObject *)descriptor_type) ||
-                       PyModule_AddFunctions(module, functions) || atexit(remove_named);
+                       PyObject_SetAttrString(module, "Descriptor", (PyObject *)descriptor_type) || add_functions(functions) ||
+                       atexit(remove_named);
     if (failed) PyErr_Clear();
     Py_XDECREF(module);
     Py_XDECREF(bases);

@@ -17,8 +17,7 @@ enum { AHEAD = 4096 }; /* as in crc32_pclmulqdq.c */
 
 #if defined(WEIGHTMAP_EMULATE_AVX512ICL)
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,pclmul")
-#define LANE(a, b, imm, i) \
-    _mm_clmulepi64_si128(_mm512_extracti32x4_epi32(a, i), _mm512_extracti32x4_epi32(b, i), imm)
+#define LANE(a, b, imm, i) _mm_clmulepi64_si128(_mm512_extracti32x4_epi32(a, i), _mm512_extracti32x4_epi32(b, i), imm)
 TARGET WM_INLINE __m512i clmul_low(__m512i a, __m512i b) {
     __m512i r = _mm512_castsi128_si512(LANE(a, b, 0x00, 0));
     r = _mm512_inserti32x4(r, LANE(a, b, 0x00, 1), 1);
@@ -59,9 +58,7 @@ TARGET WM_INLINE __m512i xor3(__m512i a, __m512i b, __m512i c) {
 }
 
 /* `next` with `r` folded onto it, at the distance that `k` is for. */
-TARGET WM_INLINE __m512i fold(__m512i r, __m512i next, __m512i k) {
-    return xor3(clmul_low(r, k), clmul_high(r, k), next);
-}
+TARGET WM_INLINE __m512i fold(__m512i r, __m512i next, __m512i k) { return xor3(clmul_low(r, k), clmul_high(r, k), next); }
 
 TARGET WM_INLINE void prefetch(const uint8_t *data, int bytes) {
     for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char *)data + AHEAD + line, _MM_HINT_T0);

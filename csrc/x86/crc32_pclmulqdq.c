@@ -70,10 +70,10 @@ TARGET WM_INLINE uint32_t crc_4_to_15(uint32_t state, const uint8_t *data, size_
 
 /* Shuffles for the last n bytes, 1 to 15. Read from shifts[n], a register's bytes move up by 16 - n; read from
  * shifts[16 + n], down by n. A byte with its top bit set makes a zero. */
-static const uint8_t shifts[48] = {
-    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
-    0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,   11,   12,   13,   14,   15,
-    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
+static const uint8_t shifts[48] = {0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+                                   0x80, 0x80, 0x80, 0x80, 0,    1,    2,    3,    4,    5,    6,    7,
+                                   8,    9,    10,   11,   12,   13,   14,   15,   0x80, 0x80, 0x80, 0x80,
+                                   0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
 
 /* The register x stands for all bytes before data; 0 to 15 remain, and at least 16 bytes lie before them in memory. */
 TARGET WM_INLINE uint32_t finish(__m128i x, const uint8_t *data, size_t len, __m128i k1) {
@@ -127,9 +127,7 @@ TARGET WM_INLINE uint32_t crc32_folding(uint32_t state, const uint8_t *data, siz
     return finish(x0, data, len, k1);
 }
 
-TARGET uint32_t crc32_x86_pclmulqdq(uint32_t state, const uint8_t *data, size_t len) {
-    return crc32_folding(state, data, len);
-}
+TARGET uint32_t crc32_x86_pclmulqdq(uint32_t state, const uint8_t *data, size_t len) { return crc32_folding(state, data, len); }
 
 WM_TARGET("avx2,pclmul") uint32_t crc32_x86_pclmulqdq_avx2(uint32_t state, const uint8_t *data, size_t len) {
     return crc32_folding(state, data, len);

@@ -30,8 +30,8 @@ TARGET WM_INLINE void load_block(const uint8_t *const *names, uint64_t at, __m25
 
 /* Sixteen steps of all groups, or as many as the longest name needs, from the byte `at` on. With `masked` 0 every lane
  * takes part, or else those whose name is longer. */
-TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, const __m256i lengths[GROUPS],
-                                 uint32_t longest, int masked, __m256i hash[GROUPS]) {
+TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, const __m256i lengths[GROUPS], uint32_t longest,
+                                 int masked, __m256i hash[GROUPS]) {
     const __m256i prime = _mm256_set1_epi32((int)PRIME), low = _mm256_set1_epi32(255), one = _mm256_set1_epi32(1);
     __m256i words[GROUPS][WORDS], position = _mm256_set1_epi32((int)at);
     for (int g = 0; g < GROUPS; g++) load_block(names + LANES * g, at, words[g]);
@@ -60,14 +60,12 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
     for (int g = 0; g < GROUPS; g++) {
         hash[g] = _mm256_set1_epi32((int)OFFSET);
         /* Comparisons are signed; no position reaches 2^31. */
-        length[g] = _mm256_min_epu32(_mm256_loadu_si256((const __m256i *)(lengths + LANES * g)),
-                                     _mm256_set1_epi32(INT32_MAX));
+        length[g] = _mm256_min_epu32(_mm256_loadu_si256((const __m256i *)(lengths + LANES * g)), _mm256_set1_epi32(INT32_MAX));
     }
     if (room > INT32_MAX) room = INT32_MAX;
     uint64_t at = 0;
     uint64_t unfinished;
-    for (; room - at >= BLOCK && shortest - at >= BLOCK; at += BLOCK)
-        hash_block(names, (uint32_t)at, length, longest, 0, hash);
+    for (; room - at >= BLOCK && shortest - at >= BLOCK; at += BLOCK) hash_block(names, (uint32_t)at, length, longest, 0, hash);
     for (;; at += BLOCK) {
         unfinished = 0;
         const __m256i position = _mm256_set1_epi32((int)at);

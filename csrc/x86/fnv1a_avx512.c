@@ -44,8 +44,8 @@ TARGET WM_INLINE void load_block(const uint8_t *const *names, uint64_t at, __m51
  * steps: multiplications wait for one another, loads and transpositions use units that would idle. A byte is taken out of
  * its word by a shuffle, which such a unit does too; shifts would take their turn with the multiplications. */
 TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, uint64_t next_at, const __m512i lengths[GROUPS],
-                                 uint32_t longest, int masked, __m512i words[GROUPS][WORDS],
-                                 __m512i next[GROUPS][WORDS], __m512i hash[GROUPS]) {
+                                 uint32_t longest, int masked, __m512i words[GROUPS][WORDS], __m512i next[GROUPS][WORDS],
+                                 __m512i hash[GROUPS]) {
     const __m512i prime = _mm512_set1_epi32((int)PRIME), one = _mm512_set1_epi32(1);
     __m512i position = _mm512_set1_epi32((int)at);
     for (int k = 0; k < WORDS; k++) {
@@ -110,8 +110,8 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
     }
 }
 
-TARGET void fnv1a32_x86_avx512(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap,
-                               uint64_t n, uint32_t *out) {
+TARGET void fnv1a32_x86_avx512(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
+                               uint32_t *out) {
     const uint8_t *names[BATCH];
     for (; n >= BATCH; n -= BATCH, lengths += BATCH, out += BATCH) {
         for (int i = 0; i < BATCH; i++) {

@@ -17,8 +17,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         for (int broken = 0; broken < 2; broken++) {
             for (int turn = 0; turn < 2; turn++) {
                 if (bytes) memset(out[turn], turn ? 0xFF : 0, bytes);
-                const int done = wm_adaptive_decode(own, in.size, scale_type, block, n, plan, n_plan, first, out[turn],
-                                                    n - first, half, 1);
+                const int done =
+                    wm_adaptive_decode(own, in.size, scale_type, block, n, plan, n_plan, first, out[turn], n - first, half, 1);
                 CHECK(done == 0 || (broken && done == -1));
                 for (uint64_t i = 0; i < (blocks + 3) / 4; i++) own[i] ^= (uint8_t)(choice + 37 * i);
             }

@@ -10,8 +10,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const uint64_t n = take(&in, 1), shift = take(&in, 1) % 8, choice = take(&in, 1), data_size = take(&in, 4);
     const uint64_t gap = choice & 1 ? 0 : 63;
     wm_fault fault = {0};
-    const int64_t used = wm_records_check(in.data, in.size, n, bits, sizeof bits, data_size, (uint64_t)1 << shift, gap,
-                                          choice >> 1 & 1, &fault);
+    const int64_t used =
+        wm_records_check(in.data, in.size, n, bits, sizeof bits, data_size, (uint64_t)1 << shift, gap, choice >> 1 & 1, &fault);
     CHECK((used < 0) == (fault.code != WM_FAULT_NONE));
     if (n > in.size / RECORD) {
         CHECK(used < 0 && wm_records_find(in.data, in.size, n, in.data, 0) == -1);

@@ -10,7 +10,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     wm_fault fault;
     /* Mostly what is always enough; else some few, which must be a fault and no overrun. */
     new_columns(&columns, room ? room % 16 : in.size / 48 + 1, room ? room / 16 : in.size / 2, in.size);
-    const int failed = wm_safetensors_scan(in.data, in.size, dtypes[0], sizeof dtypes / sizeof *dtypes, &columns, &found, &fault);
+    const int failed =
+        wm_safetensors_scan(in.data, in.size, dtypes[0], sizeof dtypes / sizeof *dtypes, &columns, &found, &fault);
     CHECK(failed == (fault.code == WM_FAULT_NONE ? 0 : -1));
     if (failed) {
         CHECK(fault.at <= in.size);

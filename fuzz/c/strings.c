@@ -40,17 +40,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         CHECK(bad >= -1 && bad < (int64_t)count);
         for (uint64_t i = 0; i < count; i++) {
             const int valid = wm_utf8_valid(in.data + bounds[i], bounds[i + 1] - (uint32_t)width - bounds[i]);
-            CHECK(bad < 0 || i < (uint64_t)bad ? valid : i > (uint64_t)bad || !valid);
+            CHECK(bad < 0 || i<(uint64_t)bad ? valid : i>(uint64_t) bad || !valid);
         }
         check_index(in.data, in.size, bounds, count, (uint32_t)width);
     }
     uint64_t *indices = new_array(count, sizeof *indices), entries = 0;
-    const int64_t ngrams = wm_fifu_ngrams(in.data, in.size, count, bounds, indices);
+    const int64_t ngrams = wm_finalfusion_ngrams(in.data, in.size, count, bounds, indices);
     CHECK(ngrams <= (int64_t)in.size && ngrams >= -(int64_t)count);
-    const uint64_t skipped = wm_fifu_skip(in.data, in.size, count, 8, &entries);
+    const uint64_t skipped = wm_finalfusion_skip(in.data, in.size, count, 8, &entries);
     CHECK(skipped <= in.size && entries <= count);
     CHECK(ngrams < 0 ? entries == (uint64_t)(-1 - ngrams) : entries == count && skipped == (uint64_t)ngrams);
-    const uint64_t words = wm_fifu_skip(in.data, in.size, count, 0, &entries);
+    const uint64_t words = wm_finalfusion_skip(in.data, in.size, count, 0, &entries);
     CHECK(words <= in.size && (width == 2 || (walked >= 0) == (entries == count)));
     free(indices);
     free(bounds);

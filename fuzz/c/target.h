@@ -10,12 +10,12 @@
 #include "internal.h"
 
 /* A broken promise ends the run, and the fuzzer keeps the input. */
-#define CHECK(condition)                                                         \
-    do {                                                                         \
-        if (!(condition)) {                                                      \
+#define CHECK(condition)                                                            \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
             fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            abort();                                                             \
-        }                                                                        \
+            abort();                                                                \
+        }                                                                           \
     } while (0)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

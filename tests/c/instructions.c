@@ -21,8 +21,16 @@ typedef struct {
 
 /* Blocks of 32, past the caches, to where numpy lets a large array begin: 16 bytes into a line. */
 static int stream_int4(const job *j) {
-    wm_runs w = {.scales = j->data, .codes = j->data + 2, .end = j->data + j->len, .scale_stride = 18, .stride = 18,
-                 .runs = j->count / 32, .len = 32, .scale_type = WM_SCALE_FP16, .bits = 4, .stream = 1};
+    wm_runs w = {.scales = j->data,
+                 .codes = j->data + 2,
+                 .end = j->data + j->len,
+                 .scale_stride = 18,
+                 .stride = 18,
+                 .runs = j->count / 32,
+                 .len = 32,
+                 .scale_type = WM_SCALE_FP16,
+                 .bits = 4,
+                 .stream = 1};
     wm_sink sink = {(uint8_t *)j->out + (16 - (uintptr_t)j->out) % 64, 0, 1};
     wm_decode_runs(&sink, &w);
     wm_sink_done(&sink);
@@ -34,8 +42,7 @@ __attribute__((noinline)) int measured(const job *j) {
     static const wm_rules rules = {1, 4, 64, 63, {32}};
     wm_fault fault;
     if (!strcmp(j->kernel, "crc32")) return *(uint32_t *)j->out = wm_crc32(0, j->data, j->len, 1), 0;
-    if (!strcmp(j->kernel, "fnv1a32_many"))
-        return wm_fnv1a32_many(j->data, j->len, j->lengths, j->count, 0, j->out) != -1;
+    if (!strcmp(j->kernel, "fnv1a32_many")) return wm_fnv1a32_many(j->data, j->len, j->lengths, j->count, 0, j->out) != -1;
     if (!strcmp(j->kernel, "f16_to_f32")) return wm_f16_to_f32(j->data, j->out, j->count, 1);
     if (!strcmp(j->kernel, "bf16_to_f32")) return wm_bf16_to_f32(j->data, j->out, j->count, 1);
     if (!strcmp(j->kernel, "int4")) return wm_blocks_decode(j->data, j->len, 4, 1, 32, j->count, 0, j->out, j->count, 0, 1);

@@ -51,9 +51,8 @@ static uint8_t *random_bytes(size_t len) {
 static void test_crc(const char *name, wm_crc32_fn *crc32) {
     /* Past 700 the lengths lie around the ends of blocks, 3 * 128, 256, 512, 1024, 1152 and 3 * 1024 bytes, and past the 16 KiB
      * and so many windows of 1152 bytes where a kernel begins to be used. */
-    static const size_t more[] = {767,  768,  1023, 1024,  1025,  1151,  1152,  2047,  2048,  3071,  3072,  3073,  3455,
-                                  3456, 4096, 6144, 6145,  9216,  16383, 16384, 16385, 17279, 17280, 17281, 65535, 65536,
-                                  100003};
+    static const size_t more[] = {767,  768,  1023, 1024, 1025,  1151,  1152,  2047,  2048,  3071,  3072,  3073,  3455,  3456,
+                                  4096, 6144, 6145, 9216, 16383, 16384, 16385, 17279, 17280, 17281, 65535, 65536, 100003};
     int before = failures;
     for (size_t i = 0; i < 700 + sizeof more / sizeof *more; i++) {
         size_t len = i < 700 ? i : more[i - 700];
@@ -61,8 +60,8 @@ static void test_crc(const char *name, wm_crc32_fn *crc32) {
         uint32_t state = next_random();
         check(crc32(state, exact, len) == crc_by_definition(state, exact, len), name, len);
         for (size_t offset = 1; offset < 17 && offset < len; offset++)
-            check(crc32(state, exact + offset, len - offset) == crc_by_definition(state, exact + offset, len - offset),
-                  name, len);
+            check(crc32(state, exact + offset, len - offset) == crc_by_definition(state, exact + offset, len - offset), name,
+                  len);
         free(exact);
     }
     printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
@@ -80,8 +79,7 @@ static void test_combine(void) {
     size_t len = (9u << 20) + 123; /* of which each thread takes two mebibytes at least */
     uint8_t *data = random_bytes(len);
     uint32_t crc = wm_crc32(7, data, len, 1);
-    for (int threads = 0; threads <= 6; threads++)
-        check(wm_crc32(7, data, len, threads) == crc, "threads", (uint64_t)threads);
+    for (int threads = 0; threads <= 6; threads++) check(wm_crc32(7, data, len, threads) == crc, "threads", (uint64_t)threads);
     free(data);
     printf("%-34s %s\n", "combine and threads", failures == before ? "ok" : "FAILED");
 }
@@ -210,8 +208,16 @@ static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int sc
     memset(memory, 0xA5, skew);
     for (uint64_t r = 0; r < runs; r++)
         if (scale_type == WM_SCALE_FP16 && r % 8 == 3) data[r * stride + 1] |= 0x7C;
-    wm_runs w = {.scales = data, .codes = data + scale, .end = data + runs * stride, .scale_stride = stride,
-                 .stride = stride, .runs = runs, .len = len, .scale_type = scale_type, .bits = bits, .half = half,
+    wm_runs w = {.scales = data,
+                 .codes = data + scale,
+                 .end = data + runs * stride,
+                 .scale_stride = stride,
+                 .stride = stride,
+                 .runs = runs,
+                 .len = len,
+                 .scale_type = scale_type,
+                 .bits = bits,
+                 .half = half,
                  .stream = stream};
     decode(&w, place);
     for (uint64_t i = 0; i < n; i++) {
@@ -248,13 +254,21 @@ static void test_mixed(const char *name, wm_mixed_fn *decode) {
             const uint64_t scales = scale_at[BLOCKS], size = scales + codes_at[BLOCKS], item = value_bytes(half);
             uint8_t *data = random_bytes(size), *out = aligned_alloc(64, (BLOCKS * len * item + 63) / 64 * 64);
             if (!out) exit(2);
-            wm_mixed m = {.mask = mask, .scales = data, .codes = data + scales, .scales_end = data + scales,
-                          .end = data + size, .last = BLOCKS, .len = len, .scale_type = scale_type, .half = half};
+            wm_mixed m = {.mask = mask,
+                          .scales = data,
+                          .codes = data + scales,
+                          .scales_end = data + scales,
+                          .end = data + size,
+                          .last = BLOCKS,
+                          .len = len,
+                          .scale_type = scale_type,
+                          .half = half};
             while (m.next < BLOCKS) {
                 const uint64_t from = m.next, done = decode(&m, out + from * len * item);
                 decoded += done;
                 check(m.next == from + done && m.scales == data + scale_at[m.next] &&
-                      m.codes == data + scales + codes_at[m.next], name, from);
+                          m.codes == data + scales + codes_at[m.next],
+                      name, from);
                 for (uint64_t b = from; b < m.next; b++)
                     for (uint64_t i = 0; i < len; i++) {
                         const int kind = wm_kind_at(mask, b);
@@ -284,7 +298,8 @@ static void test_intblock(const char *name, wm_intblock_fn *decode) {
                     test_runs(name, decode, bits, type % 2, runs, len, type / 2, 0, next_random() % 16 * 4);
                     /* Streamed to wherever an element may lie. */
                     for (uint64_t skew = 0; skew < 64; skew += value_bytes(type / 2))
-                        if (len % 8 == 0 || skew % 16 == 0) test_runs(name, decode, bits, type % 2, runs, len, type / 2, 1, skew);
+                        if (len % 8 == 0 || skew % 16 == 0)
+                            test_runs(name, decode, bits, type % 2, runs, len, type / 2, 1, skew);
                 }
     printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
@@ -295,8 +310,9 @@ static void test_narrow(const char *name, wm_narrow_fn *narrow) {
     for (uint32_t half = 0; half < 0x7BFF; half++) {
         const float low = widen_half(half), high = widen_half(half + 1), middle = (low + high) / 2; /* all exact */
         const uint32_t m = bits_of_float(middle);
-        const float values[9] = {low, middle, float_of_bits(m - 1), float_of_bits(m + 1), -low, -middle,
-                                 -float_of_bits(m - 1), -float_of_bits(m + 1), high};
+        const float values[9] = {low,  middle,  float_of_bits(m - 1),  float_of_bits(m + 1),
+                                 -low, -middle, -float_of_bits(m - 1), -float_of_bits(m + 1),
+                                 high};
         const uint32_t up = half + 1, even = half % 2 ? up : half;
         const uint32_t wanted[9] = {half, even, half, up, half | 0x8000, even | 0x8000, half | 0x8000, up | 0x8000, up};
         uint8_t out[18];
@@ -325,8 +341,15 @@ static void test_blocks(void) {
     for (uint64_t shift = 0; shift < 64; shift += 2)
         for (int half = shift % 4 != 0; half < 2; half++) {
             wm_sink sink = {to + shift, half, 1};
-            wm_runs w = {.scales = data, .codes = data + 2, .end = data + size, .scale_stride = 17, .stride = 17,
-                         .runs = N / SIZE, .len = SIZE, .scale_type = WM_SCALE_FP16, .bits = 5};
+            wm_runs w = {.scales = data,
+                         .codes = data + 2,
+                         .end = data + size,
+                         .scale_stride = 17,
+                         .stride = 17,
+                         .runs = N / SIZE,
+                         .len = SIZE,
+                         .scale_type = WM_SCALE_FP16,
+                         .bits = 5};
             wm_decode_runs(&sink, &w);
             const uint8_t *expected = half ? halves : (const uint8_t *)whole;
             check(!memcmp(to + shift, expected, N / SIZE * SIZE * value_bytes(half)), "streamed blocks", shift);
@@ -363,8 +386,8 @@ static void test_quantize(void) {
                 const uint64_t bytes = (uint64_t)wm_blocks_size(bits, scale_type, size, N);
                 uint8_t *data = malloc(bytes);
                 if (!data) exit(2);
-                check(wm_blocks_encode(x, N, bits, scale_type, size, data, bytes, errors, size ? BLOCKS : 1, 2) == -1,
-                      "encode", bytes);
+                check(wm_blocks_encode(x, N, bits, scale_type, size, data, bytes, errors, size ? BLOCKS : 1, 2) == -1, "encode",
+                      bytes);
                 check(wm_blocks_decode(data, bytes, bits, scale_type, size, N, 0, back, N, 0, 1) == 0, "decode", bytes);
                 crc = wm_crc32(crc, data, bytes, 1);
                 free(data);
@@ -375,8 +398,8 @@ static void test_quantize(void) {
         const uint64_t bytes = kind == 2 ? BLOCKS * 2 * SIZE : (uint64_t)wm_blocks_size(4 + kind, 1, SIZE, N);
         out[kind] = malloc(bytes);
         if (!out[kind]) exit(2);
-        check(wm_blocks_encode(x, N, kind == 2 ? 16 : 4 + kind, 1, SIZE, out[kind], bytes, errors, BLOCKS, 1) == -1,
-              "encode", bytes);
+        check(wm_blocks_encode(x, N, kind == 2 ? 16 : 4 + kind, 1, SIZE, out[kind], bytes, errors, BLOCKS, 1) == -1, "encode",
+              bytes);
     }
     uint64_t total = (BLOCKS + 3) / 4, plan[64];
     const uint64_t n_plan = wm_adaptive_plan_size(SIZE, N);
@@ -386,14 +409,15 @@ static void test_quantize(void) {
         total += kinds[b] == 2 ? 2 * SIZE : 2 + SIZE * (4u + kinds[b]) / 8;
     }
     check(wm_adaptive_encode(kinds, BLOCKS, 1, SIZE, out[0], BLOCKS * 22, out[1], BLOCKS * 27, out[2], BLOCKS * 2 * SIZE,
-                             packed, total) == 0, "adaptive", total);
+                             packed, total) == 0,
+          "adaptive", total);
     check(wm_adaptive_check(packed, total, 1, SIZE, N, plan, n_plan, NULL) == 0, "adaptive", plan[0]);
     uint8_t *exact = malloc(total);
     if (!exact) exit(2);
     memcpy(exact, packed, total);
     for (uint64_t first = 0; first < N; first += 1234)
-        check(wm_adaptive_decode(exact, total, 1, SIZE, N, plan, n_plan, first, back, N - first,
-                                 first % 2 == 1, 2) == 0, "adaptive", first);
+        check(wm_adaptive_decode(exact, total, 1, SIZE, N, plan, n_plan, first, back, N - first, first % 2 == 1, 2) == 0,
+              "adaptive", first);
     for (int kind = 0; kind < 3; kind++) free(out[kind]);
     free(exact);
     free(packed);
@@ -447,9 +471,11 @@ static void test_words(void) {
             if (total >= 0) {
                 uint64_t *rows = malloc((uint64_t)total * sizeof *rows + 1);
                 if (!rows) exit(2);
-                check(wm_subword_rows(&subwords, text, len, bounds, 1, rows, (uint64_t)total, row_bounds) == total, "rows", len);
-                check(wm_unit_sums((const uint8_t *)matrix, sizeof matrix, DIMS, rows, (uint64_t)total, row_bounds, NULL, 1, out,
-                                   1, &norm, 1) == -1, "sums", len);
+                check(wm_subword_rows(&subwords, text, len, bounds, 1, rows, (uint64_t)total, row_bounds) == total, "rows",
+                      len);
+                check(wm_unit_sums((const uint8_t *)matrix, sizeof matrix, DIMS, rows, (uint64_t)total, row_bounds, NULL, 1,
+                                   out, 1, &norm, 1) == -1,
+                      "sums", len);
                 check((norm > 0) == (total > 0), "norm", len);
                 free(rows);
             }

@@ -61,9 +61,7 @@ long shim_disarm(void) {
 }
 
 /* Return the name of the call with this number, from 1 on. */
-const char *shim_name(long number) {
-    return number >= 1 && number <= MOST ? names[number - 1] : "";
-}
+const char *shim_name(long number) { return number >= 1 && number <= MOST ? names[number - 1] : ""; }
 
 /* Count a call; return 0 when it is to be done, SHORT when only half of it, else the errno that it fails with. */
 static int fault_of(const char *name) {
@@ -84,17 +82,17 @@ static int fault_of(const char *name) {
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 /* What a call that is to fail does instead. */
-#define FAIL(fault)     \
-    if (fault > 0) {    \
-        errno = fault;  \
-        return -1;      \
+#define FAIL(fault)    \
+    if (fault > 0) {   \
+        errno = fault; \
+        return -1;     \
     }
 
 /* A function that does nothing when it fails. */
 #define PLAIN(name, known_as, parameters, arguments) \
     int name parameters {                            \
         int fault = fault_of(known_as);              \
-        FAIL(fault) \
+        FAIL(fault)                                  \
         return REAL(name) arguments;                 \
     }
 
@@ -102,33 +100,33 @@ static int fault_of(const char *name) {
 #define SIZED(name, known_as, parameters, arguments) \
     ssize_t name parameters {                        \
         int fault = fault_of(known_as);              \
-        FAIL(fault) \
+        FAIL(fault)                                  \
         if (fault == SHORT) size = (size + 1) / 2;   \
         return REAL(name) arguments;                 \
     }
 
 /* One with a list of buffers: of them the first is taken, and half of it. */
-#define VECTOR(name, known_as, type)                              \
-    ssize_t name(int fd, const struct iovec *list, int count, type at) { \
-        int fault = fault_of(known_as);                           \
-        FAIL(fault) \
-        if (fault == SHORT && count > 0) {                        \
+#define VECTOR(name, known_as, type)                                           \
+    ssize_t name(int fd, const struct iovec *list, int count, type at) {       \
+        int fault = fault_of(known_as);                                        \
+        FAIL(fault)                                                            \
+        if (fault == SHORT && count > 0) {                                     \
             struct iovec half = {list[0].iov_base, (list[0].iov_len + 1) / 2}; \
-            return REAL(name)(fd, &half, 1, at);                  \
-        }                                                         \
-        return REAL(name)(fd, list, count, at);                   \
+            return REAL(name)(fd, &half, 1, at);                               \
+        }                                                                      \
+        return REAL(name)(fd, list, count, at);                                \
     }
 
 /* One that opens a file: its mode is there only when a file may be created. */
-#define OPENING(name, parameters, arguments)                \
-    int name parameters {                                   \
-        va_list rest;                                       \
-        va_start(rest, flags);                              \
+#define OPENING(name, parameters, arguments)                                    \
+    int name parameters {                                                       \
+        va_list rest;                                                           \
+        va_start(rest, flags);                                                  \
         mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
-        va_end(rest);                                       \
-        int fault = fault_of("open");                       \
-        FAIL(fault) \
-        return REAL(name) arguments;                        \
+        va_end(rest);                                                           \
+        int fault = fault_of("open");                                           \
+        FAIL(fault)                                                             \
+        return REAL(name) arguments;                                            \
     }
 
 OPENING(open, (const char *path, int flags, ...), (path, flags, mode))
@@ -143,15 +141,14 @@ SIZED(pread64, "pread", (int fd, void *data, size_t size, off64_t at), (fd, data
 SIZED(pwrite, "pwrite", (int fd, const void *data, size_t size, off_t at), (fd, data, size, at))
 SIZED(pwrite64, "pwrite", (int fd, const void *data, size_t size, off64_t at), (fd, data, size, at))
 SIZED(sendfile64, "sendfile", (int to, int from, off64_t *at, size_t size), (to, from, at, size))
-SIZED(copy_file_range, "copy_file_range",
-      (int from, off64_t *from_at, int to, off64_t *to_at, size_t size, unsigned flags),
+SIZED(copy_file_range, "copy_file_range", (int from, off64_t *from_at, int to, off64_t *to_at, size_t size, unsigned flags),
       (from, from_at, to, to_at, size, flags))
 SIZED(readlink, "readlink", (const char *path, char *target, size_t size), (path, target, size))
 /* Their second editions have flags behind the place. */
 #define VECTOR2(name, known_as, type)                                               \
     ssize_t name(int fd, const struct iovec *list, int count, type at, int flags) { \
         int fault = fault_of(known_as);                                             \
-        FAIL(fault) \
+        FAIL(fault)                                                                 \
         if (fault == SHORT && count > 0) {                                          \
             struct iovec half = {list[0].iov_base, (list[0].iov_len + 1) / 2};      \
             return REAL(name)(fd, &half, 1, at, flags);                             \
@@ -191,14 +188,14 @@ PLAIN(fstat64, "fstat", (int fd, struct stat64 *st), (fd, st))
 PLAIN(fstatat, "stat", (int folder, const char *path, struct stat *st, int flags), (folder, path, st, flags))
 PLAIN(fstatat64, "stat", (int folder, const char *path, struct stat64 *st, int flags), (folder, path, st, flags))
 /* Only of files: Python gets its own memory by mmap, too. */
-#define MAPPING(name, type)                                                              \
-    void *name(void *at, size_t size, int prot, int flags, int fd, type from) {          \
-        int fault = fd < 0 ? 0 : fault_of("mmap");                                       \
-        if (fault > 0) {                                                                 \
-            errno = fault;                                                               \
-            return MAP_FAILED;                                                           \
-        }                                                                                \
-        return REAL(name)(at, size, prot, flags, fd, from);                              \
+#define MAPPING(name, type)                                                     \
+    void *name(void *at, size_t size, int prot, int flags, int fd, type from) { \
+        int fault = fd < 0 ? 0 : fault_of("mmap");                              \
+        if (fault > 0) {                                                        \
+            errno = fault;                                                      \
+            return MAP_FAILED;                                                  \
+        }                                                                       \
+        return REAL(name)(at, size, prot, flags, fd, from);                     \
     }
 
 MAPPING(mmap, off_t)

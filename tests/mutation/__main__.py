@@ -21,7 +21,19 @@ if TYPE_CHECKING:
 
 FOLDER = ROOT / "build/checks/mutation"
 C_FILES = (
-    *("table.c", "index.c", "json.c", "json.h", "safetensors.c", "bintensors.c", "amb.c", "cnn.c", "fifu.c", "scan.c"),
+    *(
+        "table.c",
+        "names.c",
+        "index.c",
+        "json.c",
+        "json.h",
+        "safetensors.c",
+        "bintensors.c",
+        "amb.c",
+        "cnn.c",
+        "finalfusion.c",
+        "scan.c",
+    ),
     *("utf8.c", "utf8.h"),
 )
 MODULES = (

@@ -160,7 +160,7 @@ def convert(
         When the target cannot express a tensor; it names every such tensor, and no file was created. One exception: an
         int64 buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported, where the target has no
         int64: every program that reads such a model knows these numbers.
-    FormatError, OSError
+    FormatError, MissingDependencyError, OSError
         As of `open` and `save`.
     """
     path, target = path_of(src), os.fsdecode(os.fspath(dst))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.conversion.training import Options, Trainer
 from weightmap.dtypes import DTYPES
-from weightmap.errors import EncodeError, QuantError, TensorFileError, counted
+from weightmap.errors import EncodeError, MissingDependencyError, QuantError, TensorFileError, counted
 from weightmap.formats import FORMATS, Payload, Request
 from weightmap.importers import NAMES
 from weightmap.importers.explicit import explicit
@@ -145,7 +145,11 @@ def _to_format(
         msg = f"{found.title} has no place for subwords"
         raise EncodeError(msg, path=target.path, format=found.name)
     metadata = words.metadata if found.embeddings is not None and words.metadata else None
-    plan = plan_request(target.path, found, Request(payloads, layout, metadata, vocab))
+    try:
+        plan = plan_request(target.path, found, Request(payloads, layout, metadata, vocab))
+    except MissingDependencyError as error:  # the words are worth having without them
+        warnings.append(f"the {len(metadata or ())} options of the model were left behind: {error.what}")
+        plan = plan_request(target.path, found, Request(payloads, layout, None, vocab))
     write_plan(target.path, plan, progress=progress)
     done = () if trainer is None or trainer.info is None else (trainer.info,)
     return Written(found.name, layout, len(payloads), plan.size, (), tuple(warnings), done)

@@ -21,7 +21,7 @@ def fifu_skip(data: Buffer, count: int, tail: int) -> tuple[int, int]:
     """
     buffer = as_input(data)
     walked = ffi.new("uint64_t *")
-    size: int = lib.wm_fifu_skip(buffer, len(buffer), count, tail, walked)
+    size: int = lib.wm_finalfusion_skip(buffer, len(buffer), count, tail, walked)
     return size, walked[0]
 
 
@@ -40,7 +40,7 @@ def fifu_ngrams(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDAr
     """
     buffer = as_input(data)
     bounds, indices = np.empty(count + 1, np.uint32), np.empty(count, np.uint64)
-    walked: int = lib.wm_fifu_ngrams(
+    walked: int = lib.wm_finalfusion_ngrams(
         buffer, len(buffer), count, as_output(bounds, "uint32_t[]"), as_output(indices, "uint64_t[]")
     )
     return walked, bounds, indices

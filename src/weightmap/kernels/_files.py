@@ -54,7 +54,7 @@ def look(fd: int) -> Any:
 
 unchanged = lib.wm_unchanged
 
-# What the system gives is owned from the moment that it is there: see owners.c.
+# What the system gives is owned from the moment that it is there: see csrc/python/owners.c.
 Descriptor = module.Descriptor
 own = module.own
 with_temporary = module.with_temporary

@@ -148,7 +148,7 @@ def floats(a: ArrayLike) -> NDArray[np.float32]:
     array = real_numbers(a)
     with np.errstate(over="ignore"):  # what becomes infinite is reported as such
         flat = np.require(array, np.float32, ("C", "A")).reshape(-1)
-    if (index := lib.wm_first_odd(from_buffer("float[]", flat), flat.size)) >= 0:
+    if (index := lib.wm_first_not_finite(from_buffer("float[]", flat), flat.size)) >= 0:
         raise QuantError(f"element {index}", actual=array.reshape(-1)[index], expected="a number finite in float32")
     return flat
 

@@ -127,7 +127,7 @@ def save(
     metadata : mapping, optional
         What may stand there depends on the format: strings in safetensors and EMBD, which takes integers too and writes
         them as decimal strings; ``version`` and ``mip_level`` in CNN v2; what TOML has in finalfusion, where metadata
-        that was read keeps its text.
+        that was read keeps its text and new one needs the package tomli_w.
     vocab : sequence of str, optional
         Tokens by id. In finalfusion files, which need one, with an attribute ``subwords`` for a vocabulary that takes
         apart unknown words: a `Vocabulary` of such a file, or ``Vocabulary.of(words, subwords=Subwords(...))``.
@@ -146,6 +146,8 @@ def save(
     ------
     EncodeError
         When the format cannot express this; it names every offending tensor, and no file was created.
+    MissingDependencyError
+        For new metadata of a finalfusion file without the package tomli_w (``pip install tomli-w``).
     OSError
         As the system reports it; the old file is intact and nothing is left behind.
     TypeError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import FormatError, LimitError
+from weightmap.errors import FormatError, LimitError, MissingDependencyError
 from weightmap.formats.finalfusion import toml
 from weightmap.options import DEEPEST
 
@@ -67,20 +67,24 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
 def encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes:
     """Return metadata as TOML: the text that it was read from, if it is unchanged.
 
-    What cannot be expressed is added to `reasons`.
+    What cannot be expressed is added to `reasons`. Raises `MissingDependencyError` when the text is new and the package
+    tomli_w is not installed.
     """
     document = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
     if isinstance(document, TomlDocument) and _says(document):
         return document.text.encode()
     if not document:
         return b""
-    from weightmap.formats.finalfusion.toml_text import dumps  # noqa: PLC0415 - reading needs none of it
-
+    try:
+        import tomli_w  # noqa: PLC0415 - optional
+    except ImportError:
+        msg = "new metadata of finalfusion files needs the package tomli_w: pip install tomli-w"
+        raise MissingDependencyError(msg) from None
     if not toml.shallow(_plain(document)):
         reasons.append(f"metadata nested more than {DEEPEST} deep")
         return b""
     try:
-        text: str = dumps(document)
+        text: str = tomli_w.dumps(document)
         toml.loads(text)
         return text.encode()
     except LimitError as error:

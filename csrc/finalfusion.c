@@ -4,8 +4,8 @@
  * eight bytes more. Where an entry begins is known only when the one before it has been read, and nothing else in a file
  * tells reliably where a list ends: writers have got the length of the chunk around it wrong. So the list is walked.
  *
- * It may be of any length, and is walked in pieces where it need not be in memory as a whole: wm_fifu_skip stops before the
- * first entry that does not lie whole in its piece. wm_fifu_ngrams walks a list that is there, and notes where each string
+ * It may be of any length, and is walked in pieces where it need not be in memory as a whole: wm_finalfusion_skip stops before the
+ * first entry that does not lie whole in its piece. wm_finalfusion_ngrams walks a list that is there, and notes where each string
  * is and its index.
  *
  * Every check compares a length with what is left, which cannot wrap. Each entry takes four bytes at least, so a walk ends
@@ -25,7 +25,7 @@ static inline uint32_t read_length(const uint8_t *p) {
     return length;
 }
 
-uint64_t wm_fifu_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_t tail, uint64_t *walked) {
+uint64_t wm_finalfusion_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_t tail, uint64_t *walked) {
     uint64_t pos = 0, i = 0;
     for (; i < count; i++) {
         uint64_t left = len - pos;
@@ -38,7 +38,7 @@ uint64_t wm_fifu_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_
     return pos;
 }
 
-int64_t wm_fifu_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds, uint64_t *indices) {
+int64_t wm_finalfusion_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds, uint64_t *indices) {
     uint64_t pos = 0, most = UINT32_MAX - PREFIX; /* bounds are 32 bits wide, and the last one lies four bytes past the end */
     if (len > most) len = most;
     for (uint64_t i = 0; i < count; i++) {

@@ -5,23 +5,21 @@
  * always right, and so is the absence of marks. That survives OR, but not inversion. Words are loaded little-endian, so
  * the lowest byte is the first.
  */
-#ifndef WEIGHTMAP_SWAR_H
-#define WEIGHTMAP_SWAR_H
+#ifndef WEIGHTMAP_WORD_BYTES_H
+#define WEIGHTMAP_WORD_BYTES_H
 #include "internal.h"
 
-#define SWAR_ONES 0x0101010101010101u
-#define SWAR_MARKS 0x8080808080808080u
+#define EVERY_BYTE_1 0x0101010101010101u
+#define EVERY_MARK 0x8080808080808080u
 
 /* Marks the bytes below `limit` (1 to 0x80). */
-static inline uint64_t swar_below(uint64_t word, uint8_t limit) {
-    return (word - SWAR_ONES * limit) & ~word & SWAR_MARKS;
-}
+static inline uint64_t mark_below(uint64_t word, uint8_t limit) { return (word - EVERY_BYTE_1 * limit) & ~word & EVERY_MARK; }
 
 /* Marks the bytes equal to `byte`. */
-static inline uint64_t swar_equal(uint64_t word, uint8_t byte) { return swar_below(word ^ SWAR_ONES * byte, 1); }
+static inline uint64_t mark_equal(uint64_t word, uint8_t byte) { return mark_below(word ^ EVERY_BYTE_1 * byte, 1); }
 
 /* Position (0 to 7) of the lowest mark; there is one. */
-static inline unsigned swar_first(uint64_t marks) {
+static inline unsigned first_mark(uint64_t marks) {
 #if defined(__GNUC__)
     return (unsigned)__builtin_ctzll(marks) >> 3;
 #else

@@ -1,0 +1,42 @@
+/* What the files of this folder share. They are the only ones that know Python: the kernels do without.
+ *
+ * A function that users call once for a batch is called through cffi. The functions here are built-in functions of Python's own,
+ * for two reasons. Where inputs are short the call is the cost: a Python function that asks cffi for a pointer and then calls
+ * through it takes longer than zlib takes for a kilobyte. And some work is on Python's own objects.
+ *
+ * Only the stable ABI is used, as by the rest of the module.
+ */
+#ifndef WEIGHTMAP_BUILTIN_H
+#define WEIGHTMAP_BUILTIN_H
+#include <pyconfig.h>
+#if !defined(Py_GIL_DISABLED) /* which has no stable ABI yet */
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+
+#include "../internal.h"
+
+/* Releasing and taking the lock costs more than a kernel needs for this many bytes. */
+enum { KEEP_GIL_BELOW = 8192 };
+
+/* C keeps pointers to functions as another type only by way of void (*)(void). */
+#define WM_FUNCTION(function) ((PyCFunction)(void (*)(void))(function))
+
+/* How many threads C may use; of what no int holds, the most or none. -1 with an exception when it is no number. */
+static inline int take_threads(PyObject *threads) {
+    int overflow;
+    const long n = PyLong_AsLongAndOverflow(threads, &overflow);
+    if (n == -1 && !overflow && PyErr_Occurred()) return -1;
+    return overflow < 0 || n < 0 ? 0 : overflow || n > INT_MAX ? INT_MAX : (int)n;
+}
+
+/* Adds functions to the module. 0, or -1 without an exception. The caller holds the lock. */
+static inline int add_functions(PyMethodDef *functions) {
+    PyObject *module = PyImport_ImportModule("weightmap._kernels");
+    const int failed = !module || PyModule_AddFunctions(module, functions);
+    Py_XDECREF(module);
+    if (failed) PyErr_Clear();
+    return failed ? -1 : 0;
+}
+
+#endif

@@ -1,0 +1,22 @@
+# What the makefiles share: nothing else defines these. Each of them includes this file.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+# Each step of the environment leaves a stamp, so that it is done again when one of its inputs changed and costs nothing
+# (and needs no network) otherwise.
+BASE   := $(VENV)/.base
+MODULE := $(VENV)/.module
+MODEL  := $(VENV)/.model
+
+# The C sources; all but those in csrc/python are the kernels, which need no Python.
+C_SOURCES := $(wildcard csrc/*.c csrc/*.h csrc/*/*.c csrc/*/*.h csrc/build_ffi.py)
+KERNELS   := $(filter-out csrc/python/%,$(filter %.c,$(C_SOURCES)))
+# What clang-format lays out, with the style of .clang-format.
+C_LAID_OUT := $(filter %.c %.h,$(C_SOURCES)) $(wildcard tests/*/*.c fuzz/c/*.c fuzz/c/*.h benchmarks/*.c)
+C_FLAGS   := -std=c11 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc
+# The driver that tests the kernels without Python.
+KERNELS_TEST := $(C_FLAGS) -pthread tests/c/kernels_test.c $(KERNELS) -lm
