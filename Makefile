@@ -154,7 +154,7 @@ $(OTHER)/.installed: requirements/finalfusion.txt requirements/finalfusion-build
 	@touch $@
 
 finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
-	@WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) tests/test_finalfusion_upstream.py
+	@WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) tests/formats/finalfusion/test_finalfusion_upstream.py
 
 # The arm64 variants, cross-compiled and run by an emulator; sanitisers, libFuzzer, coverage, mutation.
 include arm64.mk checks.mk

@@ -7,7 +7,7 @@ CHECKS := build/checks
 .PHONY: sanitize sanitize-test tsan-test fuzz-c coverage mutation
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
-# Which tests, and how: make sanitize SANITIZE_TESTS="-n 2 tests/test_crc32.py". tests/sanitised.py says which are left out,
+# Which tests, and how: make sanitize SANITIZE_TESTS="-n 2 tests/kernels/test_crc32.py". tests/sanitised.py says which are left out,
 # and why, and what the sanitisers are told; `make test` runs a part.
 SANITIZE_TESTS := tests
 SANITIZED := build/sanitize/lib

@@ -1,4 +1,4 @@
-"""Make the reference vectors that ``tests/test_demo.py`` compares the numpy encoder with.
+"""Make the reference vectors that ``tests/integration/test_demo.py`` compares the numpy encoder with.
 
 Run once, by hand, in an environment of its own; the result is committed, so the tests need neither PyTorch nor
 transformers::

@@ -39,17 +39,17 @@ TESTS = (
             "words_write",
         )
     ),
-    "tests/test_big.py::test_a_collision_flood_stays_quick",
-    "tests/test_big.py::test_a_flooded_vocabulary_stays_quick",
-    "tests/test_contract.py::test_verify_reports_what_it_checked",
-    "tests/test_damage.py::test_every_prefix_is_refused",
-    "tests/test_quantizing.py::test_decoding_in_pieces",
-    "tests/test_limits.py::test_vocabularies_of_embd_are_bounded",
-    "tests/test_limits.py::test_vocabularies_of_finalfusion_are_bounded",
-    "tests/test_limits.py::test_a_walk_ends_where_words_are_too_many_already",
-    "tests/test_limits.py::test_listed_ngrams_are_bounded",
-    "tests/test_writer_bounds.py::test_names_of_one_reason_take_300_characters",
-    "tests/test_writer_bounds.py::test_reasons_take_1000_characters",
+    "tests/robustness/test_big.py::test_a_collision_flood_stays_quick",
+    "tests/robustness/test_big.py::test_a_flooded_vocabulary_stays_quick",
+    "tests/contract/test_contract.py::test_verify_reports_what_it_checked",
+    "tests/robustness/test_damage.py::test_every_prefix_is_refused",
+    "tests/api/test_quantizing.py::test_decoding_in_pieces",
+    "tests/robustness/test_limits.py::test_vocabularies_of_embd_are_bounded",
+    "tests/robustness/test_limits.py::test_vocabularies_of_finalfusion_are_bounded",
+    "tests/robustness/test_limits.py::test_a_walk_ends_where_words_are_too_many_already",
+    "tests/robustness/test_limits.py::test_listed_ngrams_are_bounded",
+    "tests/contract/test_writer_bounds.py::test_names_of_one_reason_take_300_characters",
+    "tests/contract/test_writer_bounds.py::test_reasons_take_1000_characters",
     "tests/faults/test_kinds.py::test_other_files_are_told_by_name",
     "tests/faults/test_kinds.py::test_files_of_words_are_told_to_be_converted",
     "tests/faults/test_kinds.py::test_what_only_begins_like_words_is_not_told_as_such",
@@ -59,20 +59,20 @@ _DAMAGE = "tries thousands of damaged files: it takes long, and whether it takes
 _LARGE = "takes long, for what is large or many, and adds no branch"
 # Of these, by the beginnings of their ids, what does not run here, and why.
 LEFT_OUT = {
-    "tests/test_bintensors_malformed.py::test_messages_show_the_beginning_of_a_long_name": (
+    "tests/formats/bintensors/test_bintensors_malformed.py::test_messages_show_the_beginning_of_a_long_name": (
         "may take a second, and takes more when every line is counted"
     ),
-    "tests/test_amb_quantised.py::test_any_number_anywhere_may_be_at_its_edge": _DAMAGE,
-    "tests/test_amb_quantised.py::test_any_single_byte_of_a_quantised_file_may_be_wrong": _DAMAGE,
-    "tests/test_amb_quantised.py::test_random_damage_of_a_quantised_file": _DAMAGE,
-    "tests/test_embd_malformed.py::test_no_descriptor_value_whatever_does_harm": _DAMAGE,
-    "tests/test_embd_malformed.py::test_no_header_value_whatever_does_harm": _DAMAGE,
-    "tests/test_finalfusion_malformed.py::test_any_number_may_stand_at_any_byte": _DAMAGE,
-    "tests/test_bintensors.py::test_a_real_model_goes_through_three_formats": _LARGE,
-    "tests/test_bintensors.py::test_counts_of_every_width_are_what_0_2_0_writes": _LARGE,
-    "tests/test_bintensors_malformed.py::test_many_names_of_which_two_are_one": _LARGE,
-    "tests/test_save.py::test_big_tensors_are_written_without_a_second_copy": _LARGE,
-    "tests/test_words_write.py::test_memory_stays_flat": _LARGE,
+    "tests/formats/amb/test_amb_quantised.py::test_any_number_anywhere_may_be_at_its_edge": _DAMAGE,
+    "tests/formats/amb/test_amb_quantised.py::test_any_single_byte_of_a_quantised_file_may_be_wrong": _DAMAGE,
+    "tests/formats/amb/test_amb_quantised.py::test_random_damage_of_a_quantised_file": _DAMAGE,
+    "tests/formats/embd/test_embd_malformed.py::test_no_descriptor_value_whatever_does_harm": _DAMAGE,
+    "tests/formats/embd/test_embd_malformed.py::test_no_header_value_whatever_does_harm": _DAMAGE,
+    "tests/formats/finalfusion/test_finalfusion_malformed.py::test_any_number_may_stand_at_any_byte": _DAMAGE,
+    "tests/formats/bintensors/test_bintensors.py::test_a_real_model_goes_through_three_formats": _LARGE,
+    "tests/formats/bintensors/test_bintensors.py::test_counts_of_every_width_are_what_0_2_0_writes": _LARGE,
+    "tests/formats/bintensors/test_bintensors_malformed.py::test_many_names_of_which_two_are_one": _LARGE,
+    "tests/api/test_save.py::test_big_tensors_are_written_without_a_second_copy": _LARGE,
+    "tests/words/test_words_write.py::test_memory_stays_flat": _LARGE,
 }
 
 

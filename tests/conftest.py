@@ -32,7 +32,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out, visibly, what cannot run under the sanitisers when they are there; begin with what takes longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_sanitised.py"))
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/robustness/test_sanitised.py"))
     for item in items if sanitised.ACTIVE else ():
         reason = sanitised.reason_to_skip(item.nodeid)
         if reason:

@@ -21,21 +21,24 @@ LEFT_OUT = {
     **dict.fromkeys(
         (
             "tests/faults/test_reading.py::test_bombs_meet_a_memory_limit_unharmed",
-            "tests/test_attacks.py::test_all_attacks_within_half_a_gibibyte",
-            "tests/test_attacks.py::test_other_libraries_can_be_tried_on_the_attacks",
-            "tests/test_cnn_v2.py::test_four_billion_layers_take_no_memory",
-            "tests/test_limits.py::test_files_full_of_holes_are_refused_in_little_memory",
+            "tests/robustness/test_attacks.py::test_all_attacks_within_half_a_gibibyte",
+            "tests/robustness/test_attacks.py::test_other_libraries_can_be_tried_on_the_attacks",
+            "tests/formats/cnn_v2/test_cnn_v2.py::test_four_billion_layers_take_no_memory",
+            "tests/robustness/test_limits.py::test_files_full_of_holes_are_refused_in_little_memory",
         ),
         "limits the address space, of which the sanitiser takes terabytes",
     ),
     **dict.fromkeys(
-        ("tests/test_guard_pages.py::test_the_pages_are_forbidden", "tests/test_crc32.py::test_guard_pages_guard"),
+        (
+            "tests/kernels/test_guard_pages.py::test_the_pages_are_forbidden",
+            "tests/kernels/test_crc32.py::test_guard_pages_guard",
+        ),
         "the sanitiser has a handler for segmentation faults",
     ),
     **dict.fromkeys(
         (
-            "tests/test_guard.py::test_instructions",
-            "tests/test_growth.py::test_ten_times_as_many_take_no_more_than_fifteen_times",
+            "tests/robustness/test_guard.py::test_instructions",
+            "tests/contract/test_growth.py::test_ten_times_as_many_take_no_more_than_fifteen_times",
         ),
         "valgrind, which counts there, cannot load the sanitiser's library",
     ),
@@ -46,17 +49,17 @@ LEFT_OUT = {
         ),
         "counts memory, of which the sanitiser keeps for a while what was freed",
     ),
-    "tests/test_growth.py::test_a_million_tensors_open_in_bounded_time_and_memory[embd-simple]": (
+    "tests/contract/test_growth.py::test_a_million_tensors_open_in_bounded_time_and_memory[embd-simple]": (
         "limits the processor time, of which Python's own loops take a multiple"
     ),
     # gcc 12: a thread of the child then waits for ever, seen in its allocator.
     "tests/faults/test_threads.py::test_forking_while_threads_run": "the sanitiser keeps its locks in a fork",
-    "tests/test_sanitised.py": "runs the others like this",
+    "tests/robustness/test_sanitised.py": "runs the others like this",
 }
 
 # What a run of all tests takes of this, besides all attacks: seconds. WEIGHTMAP_SANITIZED=most takes every test but
 # those of LATER, each with the reason why it can wait for `make sanitize`: minutes, which continuous integration has.
-FEW = ("tests/test_table.py",)
+FEW = ("tests/index/test_table.py",)
 LATER = {
     "benchmarks": "each once, on what tests have had",
     "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
@@ -73,7 +76,8 @@ LATER = {
         "nothing of the C module, or next to it",
     ),
     **dict.fromkeys(
-        ("tests/test_crc32.py::test_emulated", "tests/test_isa.py::test_c_driver"), "C that they compile themselves"
+        ("tests/kernels/test_crc32.py::test_emulated", "tests/kernels/test_isa.py::test_c_driver"),
+        "C that they compile themselves",
     ),
 }
 

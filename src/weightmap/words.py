@@ -20,9 +20,10 @@ What they become
 * By default, as finalfusion has it, the rows of words are divided by their L2 norms, which become the tensor "norms";
   ``normalize=False`` keeps the rows as they are, and no norms. Rows of n-grams stay as they are. A row of zeros stays
   one, with norm 0. For a target other than finalfusion the default is to keep the rows.
-* A fastText model becomes a vocabulary of kind "fasttext", its training options become metadata, and the row of each
-  word becomes the mean of its own row and those of its n-grams (all of them, those of ``</s>`` too, as in finalfusion;
-  fastText itself answers for ``</s>`` alone with the bare row). A model without n-grams becomes a simple vocabulary.
+* A fastText model becomes a vocabulary of kind "fasttext", its training options become metadata (they are left behind,
+  with a warning, where the package tomli_w is missing), and the row of each word becomes the mean of its own row and
+  those of its n-grams (all of them, those of ``</s>`` too, as in finalfusion; fastText itself answers for ``</s>``
+  alone with the bare row). A model without n-grams becomes a simple vocabulary.
 * Going back, rows are multiplied by their norms, unless ``normalize=True``; of fastText's rows the mean is undone.
   Formats other than fastText's have no place for n-grams: their rows are left behind, with a warning.
 * ``subwords="explicit"`` lists the n-grams of the words of a bucket or fastText vocabulary in an explicit one, where

@@ -2,7 +2,7 @@
  *
  *     valgrind --tool=callgrind --instr-atstart=no python ...
  *
- * A shared library for ctypes; see tests/test_growth.py. Does nothing when no valgrind is there.
+ * A shared library for ctypes; see tests/contract/test_growth.py. Does nothing when no valgrind is there.
  */
 #include <valgrind/callgrind.h>
 

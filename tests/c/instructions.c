@@ -3,7 +3,7 @@
  *     valgrind --tool=callgrind --toggle-collect=measured instructions KERNEL TIER FILE COUNT SIZE
  *
  * FILE holds the input, COUNT the number of elements, names or records in it, SIZE the bytes of a name, or those of the data
- * that an index speaks of. Prints the name of the tier. Needs no Python; see tests/test_guard.py.
+ * that an index speaks of. Prints the name of the tier. Needs no Python; see tests/robustness/test_guard.py.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tests.api.test_cli import NASTY, on_terminal
 from tests.builders import embd, normal
 from tests.builders import safetensors as st
-from tests.test_cli import NASTY, on_terminal
 
 import weightmap as wm
 from weightmap import cli

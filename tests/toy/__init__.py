@@ -1,1 +1,1 @@
-"""A whole small format, only read: the worked example of docs/formats.md. `tests/test_toy.py` puts it into place."""
+"""A small read-only format, the worked example of docs/formats.md. tests/contract/test_toy.py puts it into place."""

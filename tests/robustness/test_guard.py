@@ -26,7 +26,7 @@ import weightmap as wm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Numbers of tensors (of words, in finalfusion, which has one matrix). Bounds are the same for all of them: nothing that
 # is counted here may grow with the number.
 COUNTS = (10, 1_000, 10_000)

@@ -22,7 +22,7 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
 
 

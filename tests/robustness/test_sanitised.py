@@ -12,7 +12,7 @@ from tests import sanitised
 from tests.attacks import cases
 from tests.attacks.__main__ import OUTCOMES, write_all
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

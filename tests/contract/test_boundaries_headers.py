@@ -13,7 +13,7 @@ from tests.bounds_support import around, error_of, refused, warnings_of
 from tests.builders import bintensors as bt
 from tests.builders import cnn_v2, embd, noise
 from tests.builders import safetensors as st
-from tests.test_safetensors_scan import ScanError, scan
+from tests.formats.safetensors.test_safetensors_scan import ScanError, scan
 
 import weightmap as wm
 from weightmap import kernels

@@ -175,7 +175,7 @@ def test_what_the_readme_says_of_torch_and_read_only_memory(model, mode, status)
     code = "import sys, torch, weightmap as wm; f = wm.open(sys.argv[1], mode=sys.argv[2])\n"
     code += "torch.from_numpy(f['float32'])[0, 0] = 1"
     assert run_child(code, model[0], mode, check=False).returncode == status
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     contract = readme[readme.index("### The memory-mapping contract") :]
     contract = contract[: contract.index("\n## ")]
     for word in ("torch.from_numpy", "SIGSEGV", 'mode="cow"', "to_torch"):

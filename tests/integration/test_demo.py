@@ -22,7 +22,7 @@ import weightmap
 from weightmap import demo
 from weightmap.demo import bert, measure, parts, report
 
-REFERENCE = Path(__file__).parent / "data" / "minilm_reference.npz"
+REFERENCE = Path(__file__).parents[1] / "data" / "minilm_reference.npz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -477,7 +477,7 @@ def test_missing_tokenizers_is_told_with_the_command(minilm, monkeypatch):
 
 def test_the_example_ranks_by_meaning(conversion):
     """The example script prints the sentences in the order of their similarity to the first."""
-    example = Path(__file__).parent.parent / "examples" / "embed.py"
+    example = Path(__file__).resolve().parents[2] / "examples" / "embed.py"
     command = [sys.executable, str(example), str(conversion[0]), "a sleeping cat", "stock prices", "a napping kitten"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -160,7 +160,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     library = folder / "callgrind.so"
     if valgrind is None or compiler is None:
         pytest.skip("counts instructions with valgrind and needs a C compiler: one of them is not installed")
-    source = os.path.join(os.path.dirname(__file__), "c", "callgrind.c")  # noqa: PTH118, PTH120
+    source = os.path.join(os.path.dirname(__file__), "..", "c", "callgrind.c")  # noqa: PTH118, PTH120
     built = subprocess.run(
         [compiler, "-shared", "-fPIC", "-O1", source, "-o", str(library)], capture_output=True, text=True, check=False
     )

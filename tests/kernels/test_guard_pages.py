@@ -20,7 +20,7 @@ from weightmap._kernels import ffi, lib
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Every length up to two lines of the cache and a bit, so that flush at one end, a buffer takes every alignment at the
 # other; and lengths around those of vectors, of blocks that kernels step over, of pages.
 FEW = (0, 1, 63, 64, 65, 200)

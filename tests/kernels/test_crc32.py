@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-CSRC = Path(__file__).parent.parent / "csrc"
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
 MIB = 1 << 20
 
 # Lengths beyond those that are all tried, each with one less and one more.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.api.test_cli import NASTY, is_printable, on_terminal
 from tests.builders import amb, normal, tensor
 from tests.builders import safetensors as st
 from tests.support import listing
-from tests.test_cli import NASTY, is_printable, on_terminal
 
 import weightmap as wm
 from weightmap import cli

@@ -57,7 +57,7 @@ def test_every_row_has_a_case() -> None:
 
 def test_the_tests_that_rows_name_are_there() -> None:
     """A row that is an attack on a process or a writer names tests that exist."""
-    files = Path(__file__).parent.rglob("test_*.py")
+    files = Path(__file__).parents[1].rglob("test_*.py")
     found = {
         name for path in files for name in re.findall(r"^def (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
@@ -66,7 +66,7 @@ def test_the_tests_that_rows_name_are_there() -> None:
 
 def test_the_published_table_is_current() -> None:
     """docs/reliability.md has the rows as they are: `python -m tests.attacks.table --into docs/reliability.md`."""
-    document = (Path(__file__).parent.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
+    document = (Path(__file__).resolve().parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
     assert between(document, MARK).splitlines() == "\n".join(lines()).strip("\n").splitlines()
 
 

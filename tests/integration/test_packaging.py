@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.[ch]"))
 
 # Writes a file, opens it again and compares, through the installed package alone.
@@ -60,7 +60,7 @@ def test_the_source_distribution_is_complete(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"LICENSE", "README.md", "Makefile", "pyproject.toml", "setup.py", "csrc/build_ffi.py", "csrc/kernels.h"}
-    wanted |= {"tests/test_packaging.py", "benchmarks/conftest.py", "requirements/model.txt", *SOURCES}
+    wanted |= {"tests/integration/test_packaging.py", "benchmarks/conftest.py", "requirements/model.txt", *SOURCES}
     assert wanted <= names
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc")) or name.startswith((".venv", "build"))]
 

@@ -13,7 +13,7 @@ from tests.attacks.table import between
 
 import weightmap as wm
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOY = ROOT / "tests" / "toy"
 # Where each of the two files goes, and by which mark docs/formats.md shows it.
 PLACES = {"toy_format.py": "src/weightmap/formats/toy.py", "toy_builder.py": "tests/builders/toy.py"}

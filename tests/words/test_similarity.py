@@ -18,7 +18,7 @@ from weightmap.embeddings.subwords import Subwords
 from weightmap.quant.product import ProductQuantized
 
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
-GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).parents[2] / "shared" / "groundtruth")
+GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).resolve().parents[3] / "shared" / "groundtruth")
 UPSTREAM = Path(GROUND) / "upstream" / "finalfusion-python"
 needs_upstream = pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of finalfusion is not here")
 

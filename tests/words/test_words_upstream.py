@@ -14,7 +14,7 @@ import pytest
 
 import weightmap as wm
 
-_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "groundtruth"
+_DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "groundtruth"
 ROOT = Path(os.environ.get("WEIGHTMAP_GROUNDTRUTH", _DEFAULT)) / "upstream"
 RUST, PYTHON = ROOT / "finalfusion-rust", ROOT / "finalfusion-python"
 

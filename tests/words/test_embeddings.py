@@ -28,7 +28,7 @@ from weightmap.quant.product import ProductQuantized
 
 OF_PYTHON = sorted(path.with_suffix(".fifu") for path in (DATA / "finalfusion").glob("*.json"))
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
-GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).parents[2] / "shared" / "groundtruth")
+GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).resolve().parents[3] / "shared" / "groundtruth")
 OF_UPSTREAM = sorted((Path(GROUND) / "upstream").glob("*/*.fifu"))
 UNKNOWN = ["unknown", "q", "Daniëlle", "日本", "🌎", "x" * 60, "\ud800", "\x00\x00"]
 

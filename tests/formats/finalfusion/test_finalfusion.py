@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TRUTH = DATA / "finalfusion"
 OF_PYTHON = sorted(path.stem for path in TRUTH.glob("*.json"))
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
-GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).parents[2] / "shared" / "groundtruth")
+GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).resolve().parents[4] / "shared" / "groundtruth")
 UPSTREAM = Path(GROUND) / "upstream"
 OF_UPSTREAM = [
     f"{folder}/{name}"

@@ -10,7 +10,7 @@ import pytest
 
 import weightmap
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "weightmap"
 
 # From the ground up: a module imports what stands below it, or beside it in its own room.
@@ -35,21 +35,6 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
-# Those that may know TensorFile. The rest of the package is usable, and testable, without it.
-TOP = {
-    "",
-    "__main__",
-    "cli",
-    "comparison",
-    "compat",
-    "conversion",
-    "demo",
-    "hub",
-    "opening",
-    "saving",
-    "sharded",
-    "torch",
-}
 # Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
 INTEGRATIONS = {"__main__", "cli", "compat", "demo", "torch"}
 
@@ -70,25 +55,24 @@ def resolve(name):
     return name
 
 
-def nodes(tree, *, in_functions):
-    """Statements and expressions of a module, without those that only a type checker looks at."""
+def nodes(tree, *, in_functions, for_types):
+    """Yield what a module consists of, with what stands in functions and for type checkers if asked."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        if isinstance(node, ast.FunctionDef) and not in_functions:
+        guard = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        if (guard and not for_types) or (isinstance(node, ast.FunctionDef) and not in_functions):
             continue
         yield node
-        yield from nodes(node, in_functions=in_functions)
+        yield from nodes(node, in_functions=in_functions, for_types=for_types)
 
 
-def imports(module, *, in_functions=True):
-    """Names of the modules of this package that `module` imports: at its top, and within its functions if asked."""
+def imports(module, *, in_functions=True, for_types=True):
+    """Return the modules of this package that `module` imports: at its top, in its functions, for type checkers."""
     path = MODULES[module]
     package = ["weightmap", *filter(None, module.split("."))]
     if path.stem != "__init__":
         package.pop()
     found = set()
-    for node in nodes(ast.parse(path.read_text(encoding="utf-8")), in_functions=in_functions):
+    for node in nodes(ast.parse(path.read_text(encoding="utf-8")), in_functions=in_functions, for_types=for_types):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -109,7 +93,7 @@ def part(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_imports_only_what_stands_below_it(module):
-    """A module imports modules of its own layer and of those below, never one above."""
+    """A module imports from its own room and those below, never from one above; lazy and type-only imports count."""
     assert part(module) in RANK, f"{part(module)} has no place in LAYERS"
     above = {other for other in imports(module) if RANK[part(other)] > RANK[part(module)]}
     assert not above
@@ -117,7 +101,7 @@ def test_every_module_imports_only_what_stands_below_it(module):
 
 def test_no_imports_go_in_a_circle():
     """Within a layer too, modules can be put in an order in which each, when imported, imports only earlier ones."""
-    remaining = {module: imports(module, in_functions=False) & set(MODULES) for module in MODULES}
+    remaining = {module: imports(module, in_functions=False, for_types=False) & set(MODULES) for module in MODULES}
     while ready := [module for module, needs in remaining.items() if not needs & remaining.keys()]:
         for module in ready:
             del remaining[module]
@@ -137,20 +121,15 @@ def test_only_kernels_touches_the_c_module():
     assert {part(module) for module in MODULES if "_kernels" in imports(module)} == {"kernels"}
 
 
-def test_only_the_top_layer_knows_tensor_files():
-    """Formats, tables and sources are usable without weightmap.model.file."""
-    assert {part(module) for module in MODULES if "file" in imports(module)} <= TOP
-
-
 @pytest.mark.parametrize("module", [name for name in MODULES if part(name) not in INTEGRATIONS])
 def test_nothing_imports_an_integration(module):
     """The command line, the demonstration and the bridges to other libraries are imported by nobody of the package."""
     assert not {part(other) for other in imports(module)} & INTEGRATIONS
 
 
-@pytest.mark.parametrize("module", ["errors", "limits"])
+@pytest.mark.parametrize("module", ["errors", "options"])
 def test_the_ground_imports_nothing_of_ours(module):
-    """Errors and limits can be imported by everybody, because they import nobody."""
+    """Errors and options can be imported by everybody, because they import nobody."""
     assert imports(module) <= {"errors"} - {module}
 
 
