@@ -15,22 +15,12 @@
 
 enum { PREFIX = 4, INDEX = 8 };
 
-/* The bytes may be mapped from a file that somebody changes during the walk: the length that was checked has to be the one
- * that is used. This keeps the compiler from reading it again. */
-static inline uint32_t read_length(const uint8_t *p) {
-    uint32_t length = load_le32(p);
-#if defined(__GNUC__)
-    __asm__ volatile("" : "+r"(length));
-#endif
-    return length;
-}
-
 uint64_t wm_finalfusion_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_t tail, uint64_t *walked) {
     uint64_t pos = 0, i = 0;
     for (; i < count; i++) {
         uint64_t left = len - pos;
         if (left < PREFIX || left - PREFIX < tail) break;
-        uint64_t length = read_length(data + pos);
+        uint64_t length = read_once(load_le32(data + pos));
         if (length > left - PREFIX - tail) break;
         pos += PREFIX + length + tail;
     }
@@ -44,7 +34,7 @@ int64_t wm_finalfusion_ngrams(const uint8_t *data, uint64_t len, uint64_t count,
     for (uint64_t i = 0; i < count; i++) {
         uint64_t left = len - pos;
         if (left < PREFIX + INDEX) return -1 - (int64_t)i;
-        uint64_t length = read_length(data + pos);
+        uint64_t length = read_once(load_le32(data + pos));
         if (length > left - PREFIX - INDEX) return -1 - (int64_t)i;
         bounds[i] = (uint32_t)(pos + PREFIX);
         pos += PREFIX + length;

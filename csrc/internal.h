@@ -55,6 +55,15 @@ static inline uint64_t load_le64(const uint8_t *p) {
 }
 #endif
 
+/* The value itself, loaded once: what lies in a mapped file may change meanwhile, and the value that was checked has to be the
+ * one that is used. This keeps the compiler from loading it again. */
+static inline uint64_t read_once(uint64_t value) {
+#if defined(__GNUC__)
+    __asm__ volatile("" : "+r"(value));
+#endif
+    return value;
+}
+
 /* Asks for a line of memory that will be needed soon. */
 #if defined(__GNUC__)
 #define PREFETCH(address) __builtin_prefetch(address)

@@ -9,15 +9,6 @@
  */
 #include "internal.h"
 
-/* The bytes may be mapped from a file that somebody changes during the walk. A length must therefore be read once: the
- * value that was checked has to be the value used. This keeps the compiler from reading it again. */
-static inline uint64_t read_once(uint64_t value) {
-#if defined(__GNUC__)
-    __asm__ volatile("" : "+r"(value));
-#endif
-    return value;
-}
-
 /* Bounds are 32 bits wide and the last one lies `gap` bytes past the end: what cannot be expressed does not fit. */
 static uint64_t reach(uint64_t len, uint32_t gap, const uint32_t *bounds) {
     uint64_t most = UINT32_MAX - gap;
