@@ -72,3 +72,17 @@ def test_links_between_documents_lead_somewhere(document):
     """Every relative link names a file that is there."""
     targets = re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8"))
     assert not [target for target in targets if not (document.parent / target).exists()]
+
+
+def test_what_the_architecture_page_names_is_there():
+    """Each file that docs/architecture.md names exists, and beside it each function and class; each room is there."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`(?:, `([A-Za-z_]\w+(?:\.\w+)?)`)?", text)
+    assert len(named) > 40
+    for path, name in named:
+        found = [base / path for base in (ROOT, PACKAGE) if (base / path).exists()]
+        assert found, path
+        if name:
+            assert re.search(rf"\b{name.rpartition('.')[2]}\b", found[0].read_text(encoding="utf-8")), (path, name)
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms <= {path.strip("/") for path, _ in named}
