@@ -48,7 +48,7 @@ def blocks(bits, size, n):
 
 
 def mixed_blocks(size, n):
-    """Return random blocks of int4, int5 and float16, half of them int4, and what finds one of them."""
+    """Return random blocks of int4, int5 and float16, half of them int4, and the plan by which they are decoded."""
     kinds = np.random.default_rng(1).choice(3, n // size, p=[0.5, 0.35, 0.15]).astype(np.uint8)
     four, five, half = np.bincount(kinds, minlength=3).tolist()
     pairs = kinds.reshape(-1, 4)
@@ -58,7 +58,7 @@ def mixed_blocks(size, n):
         0, 60, four * size // 2 + five * size * 5 // 8 + half * 2 * size, np.uint8
     )
     raw = limits.memory_of(np.concatenate([mask, scales, codes]))
-    return raw, kernels.adaptive_places(raw, n, size)
+    return raw, kernels.adaptive_plan(raw, n, size)
 
 
 def weightmap(work, bits=None, size=BLOCK, threads=1, *, empty=False):
@@ -71,8 +71,8 @@ def weightmap(work, bits=None, size=BLOCK, threads=1, *, empty=False):
         options = {"bits": bits, "block_size": size, "scale_type": "fp16", "out": out, "threads": threads}
         function = partial(kernels.decode_blocks, raw, out.size, **options)
     else:
-        raw, places = mixed_blocks(size, out.size)
-        function = partial(kernels.decode_adaptive, raw, out.size, size, out=out, threads=threads, places=places)
+        raw, plan = mixed_blocks(size, out.size)
+        function = partial(kernels.decode_adaptive, raw, out.size, size, out=out, threads=threads, plan=plan)
     assert function() is out
     return Timed(function, variant=kernels.intblock_variant(), begins=f"{out.ctypes.data % 64} bytes into a line")
 

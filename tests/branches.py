@@ -11,11 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.places import suite
+
 ROOT = Path(__file__).parent.parent
 # Modules of tests, and single tests of those that take long.
 TESTS = (
     *(
-        f"tests/test_{name}.py"
+        suite(name)
         for name in (
             "formats",
             "table",

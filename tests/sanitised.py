@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.places import suite
+
 # The sanitiser's library has to be there before Python is, so it is preloaded.
 ACTIVE = "libasan" in os.environ.get("LD_PRELOAD", "")
 
@@ -64,15 +66,15 @@ LATER = {
     "benchmarks": "each once, on what tests have had",
     "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
     **dict.fromkeys(
-        (f"tests/test_{name}.py" for name in ("ceilings", "growth", "guard", "memory")),
+        (suite(name) for name in ("ceilings", "growth", "guard", "memory")),
         "count instructions, calls and memory, of large files",
     ),
     **dict.fromkeys(
-        (f"tests/test_{name}.py" for name in ("contract", "damage", "demo", "determinism", "quantizing")),
+        (suite(name) for name in ("contract", "damage", "demo", "determinism", "quantizing")),
         "minutes; the same files and kernels as in the tests of formats and of kernels",
     ),
     **dict.fromkeys(
-        (f"tests/test_{name}.py" for name in ("docs", "imports", "mutation", "packaging", "report", "toy")),
+        (suite(name) for name in ("docs", "imports", "mutation", "packaging", "report", "toy")),
         "nothing of the C module, or next to it",
     ),
     **dict.fromkeys(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.attacks.table import between
+from tests.places import suite
 
 import weightmap as wm
 
@@ -40,8 +41,8 @@ def test_the_two_files_are_short() -> None:
     assert sum(len((TOY / name).read_text(encoding="utf-8").splitlines()) for name in PLACES) < 150
 
 
-@pytest.mark.parametrize("suite", SUITES)
-def test_every_suite_takes_the_new_format_up(installation: Path, suite: str) -> None:
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_takes_the_new_format_up(installation: Path, name: str) -> None:
     """Contract, attacks, damage, mutants, growth, determinism and comparison run on it, and nothing of that fails."""
     command = [
         sys.executable,
@@ -57,7 +58,7 @@ def test_every_suite_takes_the_new_format_up(installation: Path, suite: str) -> 
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(installation / "src"), "WEIGHTMAP_FUZZ": "1000"}
     done = subprocess.run(
-        [*command, f"tests/test_{suite}.py"],
+        [*command, suite(name)],
         cwd=installation,
         env=environment,
         capture_output=True,

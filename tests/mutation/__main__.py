@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.places import suite
 
 from . import c_sources, python_sources, verdicts
 from .runner import Plugin
@@ -150,7 +151,7 @@ def main() -> int:
 
     plugin = Plugin(c_sites, switch, known, Chooser(known, args), args.most, keep)
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler", f"--rootdir={ROOT}"]
-    status = pytest.main([*options, *(args.tests or (f"tests/test_{name}.py" for name in TESTS))], plugins=[plugin])
+    status = pytest.main([*options, *(args.tests or map(suite, TESTS))], plugins=[plugin])
     if not plugin.mutants:
         return int(status) or 1
     keys = [mutant.key for mutant in plugin.mutants]
