@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import limits
-from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 from weightmap import kernels
 
 # Of the short ones `bytes` are given, as most callers have them, and the call is the cost.

@@ -13,7 +13,7 @@ import pytest
 
 import limits
 import weightmap as wm
-from race import Timed, everyone, limit, need, ours, rival
+from timing import Timed, everyone, limit, need, ours, rival
 
 ROWS = 1 << 20  # bytes
 

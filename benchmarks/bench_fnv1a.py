@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from race import EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import EVERY_ISA, Timed, everyone, need, ours, rival
 from weightmap import kernels
 
 LENGTH = 51  # a usual length of a tensor's name

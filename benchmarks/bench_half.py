@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 import limits
-from race import AVX2, EVERY_ISA, Timed, everyone, limit, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, everyone, limit, need, ours, rival
 from weightmap import kernels
 
 CASES = {"L2": 1 << 19, "L3": 1 << 23, "DRAM": 1 << 27, "DRAM, fresh output": 1 << 27}  # bytes of output

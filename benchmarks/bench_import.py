@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from race import everyone, need, ours, rival
+from timing import everyone, need, ours, rival
 
 # Prints the seconds that a statement takes in an interpreter that has imported numpy already.
 BEYOND_NUMPY = "import time, numpy; start = time.perf_counter(); {}; print(time.perf_counter() - start)"

@@ -21,7 +21,7 @@ import pytest
 
 import limits
 import weightmap as wm
-from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 from weightmap import kernels
 from weightmap.demo import find_checkpoint
 

@@ -1,7 +1,7 @@
 """What the machine can do: reading, writing and copying memory, with one thread and two, wherever it lies."""
 
 import limits
-from race import everyone
+from timing import everyone
 
 SIZES = {"L2": 1 << 19, "L3": 1 << 23, "DRAM": 1 << 28}
 WHAT = {"read": limits.READ, "write": limits.WRITE, "copy": limits.COPY}

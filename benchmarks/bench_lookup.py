@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from race import AVX2, Timed, everyone, limit, need, ours, rival
+from timing import AVX2, Timed, everyone, limit, need, ours, rival
 
 LARGEST = "100,000 tensors"
 

@@ -15,7 +15,7 @@ import pytest
 import files
 import weightmap as wm
 from processes import Loading
-from race import need, ours, rival
+from timing import need, ours, rival
 
 SPARE = 10 << 30  # bytes of disk, beyond which a file of 4 GiB is nothing to worry about
 TENSORS, SHAPE = 300, (1748, 2048)  # 4.0 GiB of float32

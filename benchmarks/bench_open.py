@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 import weightmap as wm
-from race import AVX2, Timed, everyone, limit, need, ours, rival
+from timing import AVX2, Timed, everyone, limit, need, ours, rival
 
 SIZES = ["MiniLM", "1,000 tensors", "10,000 tensors", "100,000 tensors"]
 

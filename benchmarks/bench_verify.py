@@ -12,7 +12,7 @@ import pytest
 
 import limits
 import weightmap as wm
-from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 
 MEBIBYTES = 128
 

@@ -1,7 +1,7 @@
 """Words: opening a file of a million of them, finding one, finding many, taking apart those that it does not have.
 
-They have 300 dimensions, and buckets for n-grams. finalfusion-python runs in a process of its own (`elsewhere`), gensim
-reads a file of its own.
+They have 300 dimensions, and buckets for n-grams. finalfusion-python runs in a process of its own (`external_env`),
+gensim reads a file of its own.
 """
 
 import random
@@ -12,9 +12,9 @@ import pytest
 
 import files
 import weightmap as wm
-from elsewhere import Elsewhere
+from external_env import Elsewhere
 from processes import Loading
-from race import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
 
 COUNT, DIMS = 1_000_000, 300
 LABEL = f"{COUNT:,} words"

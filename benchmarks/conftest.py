@@ -13,9 +13,9 @@ import pytest
 
 import files
 import machine
-import race as races
+import timing
 
-REPLAY = races.Replay()
+REPLAY = timing.Replay()
 
 
 def pytest_collection_modifyitems(items):
@@ -66,11 +66,11 @@ def race(request, benchmark, results, smoke):
         contenders = groups[group]
         contender = contenders[who]
         if smoke:
-            benchmark.pedantic(races.Lane(contender, contender.prepare(*case)).turn, (1,))
+            benchmark.pedantic(timing.Lane(contender, contender.prepare(*case)).turn, (1,))
             return
         key = (request.node.originalname, others(request.node))
         if key not in results:
-            results[key] = races.compete(chosen(request, contenders), *case)
+            results[key] = timing.compete(chosen(request, contenders), *case)
         times, info, out = results[key]
         if who in out:
             raise out[who]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from race import Clock, Contender, limit
+from timing import Clock, Contender, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

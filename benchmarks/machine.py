@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import elsewhere
+import external_env
 import weightmap as wm
 
 LIBRARIES = (
@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
-    return found | {"finalfusion": elsewhere.version("finalfusion") or "not installed"}
+    return found | {"finalfusion": external_env.version("finalfusion") or "not installed"}
 
 
 def describe() -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from recorded import Run
+    from results import Run
 
 # Okabe and Ito's colours, which people tell apart whatever colours they see, and a mark for each, for print.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (

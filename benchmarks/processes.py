@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from elsewhere import OTHER, version
-from race import need
+from external_env import OTHER, version
+from timing import need
 
 CHILD = Path(__file__).with_name("processes_child.py")
 # What each way of loading imports, so that it can be left out where that is not installed.

@@ -5,7 +5,7 @@
     make report
     python benchmarks/report.py [benchmark.json [later.json ...]] [--into docs/benchmarks.md] [--no-plots]
 
-Everything on the page comes from the recorded run, from `reach.toml` and from here: it is written anew each time.
+Everything on the page comes from the recorded run, from `targets.toml` and from here: it is written anew each time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import reach
-import recorded
-from recorded import digits, span
+import results
+import targets
+from results import digits, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from reach import Outcome
-    from recorded import Entry, Run
+    from results import Entry, Run
+    from targets import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_TOLD = "**Not yet told.**"
@@ -242,8 +242,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "benchmarks.md", metavar="FILE")
     parser.add_argument("--no-plots", action="store_true", help="without the pictures, which need matplotlib")
     options = parser.parse_args(arguments)
-    run = recorded.load(*options.recorded)
-    outcomes = [reach.evaluate(figure, run) for figure in reach.load()]
+    run = results.load(*options.recorded)
+    outcomes = [targets.evaluate(figure, run) for figure in targets.load()]
     into: Path = options.into
     plots: dict[str, str] = {}
     if not options.no_plots:
@@ -255,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
     into.write_text(text.rstrip() + "\n", encoding="utf-8")
     for outcome in outcomes:
         if outcome.verdict == "missed" and not outcome.figure.tried:
-            sys.stderr.write(f"{outcome.figure.id} is missed, and reach.toml does not tell what was tried\n")
+            sys.stderr.write(f"{outcome.figure.id} is missed, and targets.toml does not tell what was tried\n")
         if outcome.verdict == "not measured":
             sys.stderr.write(f"{outcome.figure.id} is not measured: {'; '.join(outcome.absent)}\n")
     return 0

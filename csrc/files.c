@@ -23,7 +23,7 @@ void wm_unmap(uint8_t *map, uint64_t size) {}
 int wm_advise(uint8_t *map, uint64_t map_size, int advice) { return 40; }
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) { return 0; }
 int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) { return 0; }
-int wm_look(int fd, wm_file *file) { return 40; }
+int wm_fstat(int fd, wm_file *file) { return 40; }
 int wm_unchanged(const wm_file *file) { return 1; }
 
 #else
@@ -94,7 +94,7 @@ static int64_t modified(const struct stat *st) {
     return (int64_t)((uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec);
 }
 
-int wm_look(int fd, wm_file *file) {
+int wm_fstat(int fd, wm_file *file) {
     struct stat st;
     if (fstat(fd, &st) != 0) return errno;
     *file = (wm_file){fd, (uint32_t)st.st_mode, (uint64_t)st.st_size, (uint64_t)st.st_dev, (uint64_t)st.st_ino, modified(&st)};

@@ -260,6 +260,6 @@ typedef struct {
     int64_t mtime_ns; /* since the epoch, modulo 2^64 */
 } wm_file;
 /* Looks at the file behind a descriptor. Returns 0 or an errno (ENOSYS on systems where Python has to look). */
-int wm_look(int fd, wm_file *file);
+int wm_fstat(int fd, wm_file *file);
 /* 1 when the file behind file->fd still has this size and modification time, 0 when not, -errno on failure. */
 int wm_unchanged(const wm_file *file);

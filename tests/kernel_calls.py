@@ -30,7 +30,7 @@ LEFT_OUT = {
     "wm_advise": "a mapping, which is not read",
     "wm_will_need": "a mapping, which is not read",
     "wm_populate": "a mapping, which the system reads",
-    "wm_look": "one struct",
+    "wm_fstat": "one struct",
     "wm_unchanged": "one struct",
 }
 FILL = 0xA5  # what outputs hold before a call

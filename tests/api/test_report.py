@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import reach
-import recorded
 import report
+import results
+import targets
 from weightmap import kernels
 
-BENCHMARKS = Path(reach.FILE).parent
+BENCHMARKS = Path(targets.FILE).parent
 MODULES = sorted(path.stem for path in BENCHMARKS.glob("bench_*.py"))
-FIGURES = reach.load()
+FIGURES = targets.load()
 
 
 def entry(group, who, role, median, threads=1, **info):
@@ -62,11 +62,11 @@ def run(tmp_path):
     }
     path = tmp_path / "benchmark.json"
     path.write_text(json.dumps(document), encoding="utf-8")
-    return recorded.load(path), path
+    return results.load(path), path
 
 
 def figure(name):
-    """The figure of reach.toml of this name."""
+    """The figure of targets.toml of this name."""
     return next(one for one in FIGURES if one.id == name)
 
 
@@ -80,7 +80,7 @@ def groups():
 
 
 def test_every_figure_asks_for_benchmarks_that_there_are():
-    """Groups and contenders that reach.toml names are those of a benchmark; those of AVX2 where the CPU has it."""
+    """Groups and contenders that targets.toml names are those of a benchmark; those of AVX2 where the CPU has it."""
     there = groups()
     for one in FIGURES:
         for group in one.groups:
@@ -97,28 +97,28 @@ def test_every_figure_can_be_judged():
     for one in FIGURES:
         assert (one.at_least is None) != (one.at_most is None), one.id
         assert bool(one.beside) == (one.at_least is not None), one.id
-        assert one.at_most is None or one.info or one.unit in reach.SECONDS, one.id
+        assert one.at_most is None or one.info or one.unit in targets.SECONDS, one.id
 
 
 def test_a_ratio_is_that_of_medians(run):
     """Against a rival, and against the limit for as many threads; with AVX2 in place of the best as well."""
-    outcome = reach.evaluate(figure("crc32-1gib-zlib-ng"), run[0])
+    outcome = targets.evaluate(figure("crc32-1gib-zlib-ng"), run[0])
     assert (outcome.value, outcome.avx2, outcome.verdict) == (pytest.approx(1.5), pytest.approx(0.75), "reached")
-    outcome = reach.evaluate(figure("crc32-1gib-limit"), run[0])
+    outcome = targets.evaluate(figure("crc32-1gib-limit"), run[0])
     assert (outcome.value, outcome.whom, outcome.verdict) == (pytest.approx(0.8), LIMIT, "missed")
-    outcome = reach.evaluate(figure("crc32-threads-limit"), run[0])
+    outcome = targets.evaluate(figure("crc32-threads-limit"), run[0])
     assert (outcome.value, outcome.whom) == (pytest.approx(0.9), "limit: read, 2 threads")
 
 
 def test_a_time_is_told_in_its_unit(run):
     """Seconds become microseconds, and less is better."""
-    outcome = reach.evaluate(figure("lookup-later"), run[0])
+    outcome = targets.evaluate(figure("lookup-later"), run[0])
     assert (outcome.told(outcome.value), outcome.verdict) == ("1.20 µs", "reached")
 
 
 def test_of_several_sizes_the_worst_counts(run):
     """A figure for several groups takes the one that is furthest from what was asked."""
-    both = reach.Figure(
+    both = targets.Figure(
         id="both",
         section="",
         question="",
@@ -129,16 +129,16 @@ def test_of_several_sizes_the_worst_counts(run):
         tried="",
     )
     half = {
-        name: recorded.Entry("crc32/half", name, "ours", 1, median, {})
+        name: results.Entry("crc32/half", name, "ours", 1, median, {})
         for name, median in {"weightmap": 2.0, "isal": 1.0}.items()
     }
-    outcome = reach.evaluate(both, run[0]._replace(groups=run[0].groups | {"crc32/half": half}))
+    outcome = targets.evaluate(both, run[0]._replace(groups=run[0].groups | {"crc32/half": half}))
     assert (outcome.value, outcome.where, outcome.verdict) == (0.5, "crc32/half", "missed")
 
 
 def test_what_was_not_measured_is_said(run):
     """A rival that was not there leaves no figure, and the page names it."""
-    outcome = reach.evaluate(figure("half-dram-torch"), run[0])
+    outcome = targets.evaluate(figure("half-dram-torch"), run[0])
     assert (outcome.verdict, outcome.value) == ("not measured", None)
     assert "f16 to f32/DRAM: torch" in outcome.absent
 
@@ -146,7 +146,7 @@ def test_what_was_not_measured_is_said(run):
 def test_a_figure_that_says_nothing_on_this_cpu_is_left_alone(run):
     """Kernels of PCLMULQDQ are no rivals where the rivals use VPCLMULQDQ."""
     newer = run[0]._replace(machine={"isas": ["portable", "avx2", "avx512", "avx512icl"]})
-    assert reach.evaluate(figure("crc32-pclmulqdq"), newer).verdict == "does not apply"
+    assert targets.evaluate(figure("crc32-pclmulqdq"), newer).verdict == "does not apply"
 
 
 def test_the_page_is_made_of_the_recorded_run(run, tmp_path, capsys):

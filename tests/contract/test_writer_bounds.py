@@ -14,7 +14,7 @@ import pytest
 
 import weightmap as wm
 from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.formats import Parts, Payload, Request, by_name
+from weightmap.formats import Payload, PQShape, Request, by_name
 from weightmap.formats.amb import tokenizer as amb_tokenizer
 from weightmap.formats.amb import writing as amb_writing
 from weightmap.formats.embd import writing as embd_writing
@@ -379,7 +379,7 @@ def test_lengths_of_ngrams(min_n, max_n, good):
 @pytest.mark.parametrize(("centroids", "good"), [(0, False), (1, True), (256, True), (257, False)])
 def test_centroids_have_codes_of_a_byte(centroids, good):
     """From 1 to 256 centroids are written."""
-    parts = Parts(1, centroids, projection=False, norms=False)
+    parts = PQShape(1, centroids, projection=False, norms=False)
     matrix = tensor("embeddings", (1, 1), "pq", parts=parts)
     matrix.nbytes = 4 * centroids + 1
     found = plan_of([matrix], vocab=["w"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = Path(__file__).parent.parent.parent
-RESULTS = Path(__file__).parent / "results.jsonl"
+RESULTS = ROOT / "build" / "mutation" / "results.jsonl"
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
 WORDS = ("killed", "crashed", "endless", "equivalent", "survived", "unreached")
 NOTICED = WORDS[:3]
@@ -55,6 +55,7 @@ def save(verdicts: Mapping[Key, Verdict], order: Iterable[Key]) -> None:
     """Keep verdicts, in the order of the sources."""
     rows = [key._asdict() | asdict(verdicts[key]) for key in order if key in verdicts]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
     fresh = RESULTS.with_suffix(".new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(RESULTS)

@@ -118,7 +118,7 @@ def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
         sides = [_side(source, stack) for source in (a, b)]
         for side in sides:
             side.file.check_unchanged()
-            side.file.settle()
+            side.file.detach_index()
         return _diff(sides[0], sides[1], tensors_only=tensors_only)
 
 

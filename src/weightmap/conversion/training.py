@@ -21,7 +21,7 @@ import numpy as np
 from weightmap.conversion.quantizer import QuantizedInfo
 from weightmap.dtypes import SCHEMES
 from weightmap.errors import MissingDependencyError, QuantError
-from weightmap.formats import Parts, Payload
+from weightmap.formats import Payload, PQShape
 from weightmap.importers.words import l2_norms
 from weightmap.quant.product import ProductQuantized
 
@@ -274,7 +274,7 @@ class Trainer:
                 yield codes.tobytes()
 
         count, centroids, _ = self.codebooks.shape
-        parts = Parts(count, centroids, self.projection is not None, self.norms is not None)
+        parts = PQShape(count, centroids, self.projection is not None, self.norms is not None)
         return Payload(self.name, SCHEMES["pq"], self.shape, self.nbytes, chunks, parts=parts)
 
 

@@ -18,7 +18,7 @@ from weightmap.lazy import later, on_demand
 if TYPE_CHECKING:
     from weightmap.formats._metadata import fitted
     from weightmap.formats._verifying import Verification
-    from weightmap.formats._writing import Parts, Payload, Plan, Request, Unfit, listed, refuse
+    from weightmap.formats._writing import Payload, Plan, PQShape, Request, Unfit, listed, refuse
     from weightmap.io.source import Source
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "Content",
     "Format",
     "Options",
-    "Parts",
+    "PQShape",
     "Payload",
     "Plan",
     "Request",
@@ -43,7 +43,7 @@ __all__ = [
     "refuse",
 ]
 
-_WRITING = dict.fromkeys(("Parts", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
+_WRITING = dict.fromkeys(("PQShape", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
 __getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"})
 
 

@@ -80,7 +80,7 @@ class Options:
         names = ("format", "mode", "verify", "strict", "limits", "advise", "private")
         return {name: getattr(self, name) for name in names} | other
 
-    def odd(self, error: TensorFileError, warnings: list[str]) -> None:
+    def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:
         """Raise `error` in strict mode, else add it to `warnings`."""
         if self.strict:
             raise error
@@ -260,7 +260,7 @@ def trailing(source: Source, end: int, options: Options, warnings: list[str], fi
             actual=source.size,
             expected=f"{end}: there are trailing bytes",
         )
-        options.odd(error, warnings)
+        options.tolerate(error, warnings)
 
 
 def take(source: Source, head: bytes, offset: int, size: int) -> bytes:

@@ -84,6 +84,6 @@ class Verification:
             msg = f"{what} changed after the file was opened"
             raise LayoutError(msg, offset=0)
 
-    def odd(self, error: TensorFileError) -> None:
+    def tolerate(self, error: TensorFileError) -> None:
         """Raise `error` in strict mode, else note it as a warning."""
-        self.options.odd(error, self.warnings)
+        self.options.tolerate(error, self.warnings)

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
 
-__all__ = ["Parts", "Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "listed", "refuse"]
+__all__ = ["PQShape", "Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "listed", "refuse"]
 
 
-class Parts(NamedTuple):
+class PQShape(NamedTuple):
     """What a tensor by product quantisation is made of, besides its shape (rows, length).
 
     Attributes
@@ -45,7 +45,7 @@ class Payload:
     nbytes : int
     block_size, scale_type
         Of a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
-    parts : Parts or None
+    parts : PQShape or None
         Of a tensor of scheme "pq", whose bytes are its projection, codebooks, norms and codes.
     """
 
@@ -61,7 +61,7 @@ class Payload:
         *args: Any,
         block_size: int = 0,
         scale_type: str = "",
-        parts: Parts | None = None,
+        parts: PQShape | None = None,
     ) -> None:
         self.parts = parts
         self.name = name

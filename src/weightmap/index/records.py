@@ -60,7 +60,7 @@ class RecordTable(Table):
             self.is_mapped = type(index) is not bytes
         return index
 
-    def settle(self) -> None:
+    def detach_index(self) -> None:
         """Replace a mapped index by one that is read; what was made of the mapped one is made anew."""
         if self.is_mapped:
             self._bytes = self._load(private=True)

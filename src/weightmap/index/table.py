@@ -164,7 +164,7 @@ class Table:
     path, format : str or None
         Of the file, for messages, once they are known.
     is_mapped : bool
-        Whether it looks into the mapping of the file; not any more after `settle`.
+        Whether it looks into the mapping of the file; not any more after `detach_index`.
     """
 
     count: int
@@ -198,7 +198,7 @@ class Table:
     def __len__(self) -> int:
         return self.count
 
-    def settle(self) -> None:
+    def detach_index(self) -> None:
         """Hold in memory of our own what may still lie in a mapping, where touching it is a fault once the file shrank.
 
         Raises what `Source.pread` raises.

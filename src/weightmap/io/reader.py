@@ -1,9 +1,9 @@
 """Bytes that can be read: of an open file by pread, or in memory.
 
 A file is opened once; its size, its header and its mapping all come from that one descriptor, so nobody can swap the
-file between two looks. A handle that has mapped its file may give the descriptor back (`Readable.park`): then what is
-read later is read from the same file, opened again by its path and recognised by device, inode, size and time, or not
-at all.
+file in between. A handle that has mapped its file may give the descriptor back (`Source.release_descriptor`). What is
+read after that is read from the same file, opened again by its path and recognised by device, inode, size and time, or
+not at all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Readable:
     closed = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
     _file: Descriptor | None = None
-    _parked: str | None = None  # the path of a file whose descriptor was given back
+    _released: str | None = None  # the path of a file whose descriptor was given back
     _seen: Any = None  # what the file was when it was opened, a wm_file: see kernels.h
     _identity: tuple[int, ...] | None = None  # of the file that sealed memory from another process is a copy of
     _octets: NDArray[np.uint8] | None = None
@@ -52,7 +52,7 @@ class Readable:
     def _adopt(self, file: Descriptor) -> None:
         """Look once at what was opened, and refuse what is no regular file."""
         try:
-            seen = self._seen = kernels.look(file)
+            seen = self._seen = kernels.fstat(file)
         except OSError as error:
             raise self._named(error) from None
         if seen.mode & _KIND != stat.S_IFREG:
@@ -75,7 +75,7 @@ class Readable:
     @property
     def in_memory(self) -> bool:
         """Whether the bytes are in memory that no file can take away, and are read from there."""
-        return self._file is None and self._parked is None
+        return self._file is None and self._released is None
 
     @property
     def descriptor(self) -> int:
@@ -90,7 +90,7 @@ class Readable:
         """Return the open file, to be held while it is used; None where the bytes are in memory."""
         file = self._file
         if file is None:
-            path = self._parked
+            path = self._released
             return None if path is None else self._open_again(path)
         return file
 
@@ -98,7 +98,7 @@ class Readable:
         """Open the file whose descriptor was given back. Raises `FileChangedError` when it is another one now."""
         file = open_descriptor(path)
         try:
-            seen = kernels.look(file)
+            seen = kernels.fstat(file)
         except OSError as error:
             raise self._named(error) from None
         if _identity_of(seen) != self.identity:
@@ -182,7 +182,7 @@ class Readable:
         """
         file = self._file
         if file is None:
-            path = self._parked
+            path = self._released
             if path is not None:
                 self._check_path(path)
             return
@@ -190,7 +190,7 @@ class Readable:
         if unchanged < 0:  # a server that no longer knows the file: its pages would be missing, too
             raise OSError(-unchanged, os.strerror(-unchanged), self.name)
         if not unchanged:
-            now = kernels.look(file)
+            now = kernels.fstat(file)
             self._fail_changed(now.size, now.mtime_ns)
 
     def _check_path(self, path: str) -> None:

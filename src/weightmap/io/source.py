@@ -332,7 +332,7 @@ class Source(Readable):
         """Whether nothing outside this process can change these bytes or take them away."""
         file = self._file
         if file is None:
-            return self._parked is None and self._stable
+            return self._released is None and self._stable
         from weightmap.io.sealed import is_sealed  # noqa: PLC0415 - few handles need it
 
         return is_sealed(file)
@@ -352,7 +352,7 @@ class Source(Readable):
         return to_child(self._sealed)
 
     # ------------------------------------------------------------------------------------------------- closing
-    def park(self) -> None:
+    def release_descriptor(self) -> None:
         """Map the file now, if it is to be mapped, and give its descriptor back.
 
         From then on what is read is read from the file opened again by its path, which raises `FileChangedError` when
@@ -364,7 +364,7 @@ class Source(Readable):
         self.octets  # noqa: B018 - maps it
         if self._file is not None:
             # In this order: whoever finds no descriptor looks for the path.
-            self._parked = self.absolute
+            self._released = self.absolute
             self._file = None
         self._sealed = None
 
@@ -372,4 +372,4 @@ class Source(Readable):
         """Let go of the file. Arrays that view it keep the mapping alive; idempotent."""
         self.closed = True
         self._memory = self._octets = None
-        self._file = self._sealed = self._parked = None
+        self._file = self._sealed = self._released = None

@@ -39,10 +39,10 @@ def will_need(memory: Any, offset: int, size: int) -> None:
     lib.wm_will_need(buffer, len(buffer), offset, size)
 
 
-def look(fd: int) -> Any:
+def fstat(fd: int) -> Any:
     """Return what the file behind a descriptor is, a wm_file: `unchanged` compares it with what the file is then."""
     file = ffi.new("wm_file *")
-    error = lib.wm_look(fd, file)
+    error = lib.wm_fstat(fd, file)
     if error == errno.ENOSYS and os.name == "nt":
         status = os.fstat(fd)
         ours = (fd, status.st_mode, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns)

@@ -147,11 +147,11 @@ class TensorFile(Mapping[str, Any]):
         """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
         return self._source.name
 
-    def settle(self) -> None:
+    def detach_index(self) -> None:
         """Hold all of the index in memory of our own: what is read from now on touches no mapping."""
         self._check_index()
         try:
-            self._table.settle()
+            self._table.detach_index()
         except TensorFileError as error:
             raise error.located(path=self._source.name, format=self.format) from None
 
@@ -332,7 +332,7 @@ class TensorFile(Mapping[str, Any]):
         TypeError
             When `out` is no array.
         """
-        self.settle()
+        self.detach_index()
         place = self.locate(name)
         try:
             return read(place, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
@@ -399,7 +399,7 @@ class TensorFile(Mapping[str, Any]):
         source = self._source
         try:
             source.check_unchanged()
-            self._table.settle()
+            self._table.detach_index()
             why = by_name(self.format).structure_only(self._content)
             run = Verification(source, self._options, progress, why)
             if not self._options.checked:  # opening has not
@@ -441,9 +441,9 @@ class TensorFile(Mapping[str, Any]):
             raise UnsupportedOperation(msg)
         return number
 
-    def park(self) -> None:
-        """Keep the mapping and no descriptor from now on: see `Source.park`."""
-        self._source.park()
+    def release_descriptor(self) -> None:
+        """Keep the mapping and no descriptor from now on: see `Source.release_descriptor`."""
+        self._source.release_descriptor()
 
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` when the file no longer has the size and modification time it was opened with."""

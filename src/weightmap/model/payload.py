@@ -11,7 +11,7 @@ import numpy as np
 
 from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
-from weightmap.formats import Parts, Payload
+from weightmap.formats import Payload, PQShape
 from weightmap.model.foreign import is_torch, look_at_torch, octets_of_torch
 from weightmap.quant.blocks import QuantizedTensor
 
@@ -132,7 +132,7 @@ def _from_product(name: str, value: Any) -> Payload:
         value.shape,
         sum(part.nbytes for part in arrays),
         lambda: itertools.chain.from_iterable(map(pieces, arrays)),
-        parts=Parts(quantized_len, n_centroids, value.projection is not None, value.norms is not None),
+        parts=PQShape(quantized_len, n_centroids, value.projection is not None, value.norms is not None),
     )
 
 

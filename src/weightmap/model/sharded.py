@@ -159,7 +159,7 @@ class ShardedTensorFile(TensorFile):
             for name in names:
                 shard = self._shards[name] = self._open_shard(folder, name, options)
                 if len(names) > _KEPT:
-                    shard.park()
+                    shard.release_descriptor()
             self._place(where)
             self._check_total(metadata)
         except BaseException:
@@ -217,7 +217,7 @@ class ShardedTensorFile(TensorFile):
                 actual=stated,
                 expected=f"{total}, the bytes of all tensors",
             )
-            self._options.odd(error, self._warnings)
+            self._options.tolerate(error, self._warnings)
 
     # ---------------------------------------------------------------------------- what one file does otherwise
     def __getitem__(self, name: str) -> Any:
@@ -334,12 +334,12 @@ class ShardedTensorFile(TensorFile):
         index = os.path.basename(self._source.absolute or "")
         return {index: self._source.identity} | {name: shard.identity for name, shard in self._shards.items()}
 
-    def settle(self) -> None:
-        """Hold the index of every shard: see `TensorFile.settle`."""
+    def detach_index(self) -> None:
+        """Hold the index of every shard: see `TensorFile.detach_index`."""
         self._check_open()
         if not self._settled:
             for shard in self._shards.values():
-                shard.settle()
+                shard.detach_index()
             self._settled = True
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:

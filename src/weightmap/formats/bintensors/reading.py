@@ -145,7 +145,7 @@ class _Reading:
                 actual=f"{len(padding)} bytes {padding[:16]!r}",
                 expected="fewer than 8 bytes, all of them spaces",
             )
-            self._options.odd(error, warnings)
+            self._options.tolerate(error, warnings)
         if len(header) % 8:
             warnings.append(f"the header has {len(header)} bytes, which is no multiple of 8: data is not aligned")
         if found.wide < found.end:
@@ -161,7 +161,7 @@ class _Reading:
             for key, _ in _pairs(raw, found.metadata_count):
                 if key in seen:
                     what = f"metadata: the key {quoted(key)} is there twice"
-                    self._options.odd(
+                    self._options.tolerate(
                         LayoutError(what, field="metadata", offset=LENGTH.size + found.metadata_begin), self._warnings
                     )
                     break

@@ -104,7 +104,7 @@ def _check_total(found: Any, total: int, options: Options, warnings: list[str]) 
         error = LayoutError(what, field="total_weights", offset=12, actual=total, expected=expected)
         if found.counted > total:
             raise error
-        options.odd(error, warnings)
+        options.tolerate(error, warnings)
 
 
 def _fail(fault: kernels.Fault, header_size: int) -> NoReturn:

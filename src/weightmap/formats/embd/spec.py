@@ -67,7 +67,7 @@ def parse_spec(
 
     table = RecordTable(index, count, start, record_rules(flags, data, fields[11], source.size, options))
     if options.verify == "full":
-        table.settle()
+        table.detach_index()
     if options.checked:
         check_metadata(metadata, metadata_offset, warnings)
         check_table(table, start, data)
@@ -155,7 +155,7 @@ def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options,
         warnings.append(f"version_minor is {minor}: written by a newer version of the format")
     for field, value, offset in (("reserved", odd, 60), ("footer reserved", end, source.size - 4)):
         if value:
-            options.odd(FormatError(field, field=field, offset=offset, actual=value, expected=0), warnings)
+            options.tolerate(FormatError(field, field=field, offset=offset, actual=value, expected=0), warnings)
 
 
 def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoReturn:

@@ -72,7 +72,7 @@ def _verify_data(
     end = run.source.size
     tail = run.read(start + size, end - start - size)[: -FOOTER.size]
     if any(tail):
-        run.odd(LayoutError("padding before the footer is not zero", field="padding", offset=start + size))
+        run.tolerate(LayoutError("padding before the footer is not zero", field="padding", offset=start + size))
     run.checked("padding is zero")
     if not header.flags & CHECKSUM_ENABLED:
         run.checked("no data checksums: the file has none")
@@ -99,7 +99,7 @@ def _verify_section_padding(run: Verification, prefix: bytes, header: Header, ta
         if start == 0:  # a section that is not there
             continue
         if any(prefix[end:start]):
-            run.odd(LayoutError("padding between sections is not zero", field="padding", offset=end))
+            run.tolerate(LayoutError("padding between sections is not zero", field="padding", offset=end))
         end = start + size
 
 
@@ -122,7 +122,7 @@ def _verify_gaps(run: Verification, gaps: list[tuple[int, int]], chunk: memoryvi
     while gaps and gaps[-1][0] < end:
         first, last = gaps.pop()
         if any(chunk[max(first - position, 0) : last - position]):
-            run.odd(LayoutError("padding between tensors is not zero", field="padding", offset=start + first))
+            run.tolerate(LayoutError("padding between tensors is not zero", field="padding", offset=start + first))
         if last > end:
             gaps.append((end, last))
             break

@@ -10,7 +10,7 @@ from weightmap.formats.finalfusion import TYPES
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType
-    from weightmap.formats._writing import Parts
+    from weightmap.formats._writing import PQShape
 
 VERSION = 0
 HEADER = struct.Struct("<4sII")
@@ -128,7 +128,7 @@ class Block(NamedTuple):
         Where the chunk begins.
     padding, data, end : int
         Where the zero bytes before the data, the data and what follows begin.
-    product : Parts or None
+    product : PQShape or None
     declared : int
         Where the chunk ends by its length.
     """
@@ -139,7 +139,7 @@ class Block(NamedTuple):
     padding: int
     data: int
     end: int
-    product: Parts | None
+    product: PQShape | None
     declared: int
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats._writing import Parts
+from weightmap.formats._writing import PQShape
 from weightmap.formats.finalfusion import TYPES
 from weightmap.formats.finalfusion.layout import (
     BITS,
@@ -142,7 +142,7 @@ def read_product(placing: Placing, raw: bytes) -> Block:
     fields = dict(zip(QUANTIZED_NAMES, values, strict=True))
     _check_product(placing, fields)
     rows, width, parts = fields["rows"], fields["reconstructed_len"], fields["quantized_len"]
-    product = Parts(parts, fields["n_centroids"], bool(fields["projection"]), bool(fields["norms"]))
+    product = PQShape(parts, fields["n_centroids"], bool(fields["projection"]), bool(fields["norms"]))
     nbytes = sum(product_sizes((rows, width), product))
     _check_size(nbytes, "quantised matrix", placing.payload)
     _check_size(max(rows, 1) * width * 4, "quantised matrix", placing.payload)
@@ -151,7 +151,7 @@ def read_product(placing: Placing, raw: bytes) -> Block:
     return Block(PQ_CODE, (rows, width), placing.position, padding, data, end, product, declared)
 
 
-def product_sizes(shape: tuple[int, ...], product: Parts) -> tuple[int, int, int, int]:
+def product_sizes(shape: tuple[int, ...], product: PQShape) -> tuple[int, int, int, int]:
     """Return the bytes of projection, codebooks, norms and codes: they lie in this order."""
     rows, width = shape
     return (

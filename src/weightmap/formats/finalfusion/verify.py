@@ -82,7 +82,7 @@ def _verify_strings(run: Verification, table: UniqueStrings) -> None:
         table[bad]  # raises, saying which
     found = table.duplicates()
     if found[0]:
-        run.odd(table.repeated(*found))
+        run.tolerate(table.repeated(*found))
 
 
 def _verify_numbering(run: Verification, vocab: VocabChunk, table: UniqueStrings, indices: NDArray[np.uint64]) -> None:
@@ -106,7 +106,7 @@ def numbered(indices: NDArray[np.uint64]) -> bool:
 def _verify_padding(run: Verification, block: Block) -> None:
     padding = run.read(block.padding, block.data - block.padding)
     if any(padding):
-        run.odd(LayoutError("padding before the data is not zero", field="padding", offset=block.padding))
+        run.tolerate(LayoutError("padding before the data is not zero", field="padding", offset=block.padding))
     width = 4 if block.product is not None else BITS[block.code] // 8
     if block.data % width:
         run.warn(f"the data at byte {block.data} is not aligned: elements have {width} bytes")

@@ -144,7 +144,7 @@ class _Walk:
         alone = id_ == NORMS and stage == -1  # as finalfusion-python writes norms by themselves
         if missing and not alone:
             error = LayoutError(f"the {title} chunk stands before any {missing[0]}", field="chunk_id", offset=position)
-            self._options.odd(error, self._warnings)
+            self._options.tolerate(error, self._warnings)
 
     def _chunk(self, id_: int, length: int, position: int, fields: bytes) -> int:
         """Read one chunk, whose `fields` follow its header; return where it ends."""
@@ -243,4 +243,4 @@ class _Walk:
         missing = " or ".join(name for name, part in parts if part is None)
         if missing:
             error = TruncatedError(f"the file ends without a {missing} chunk", field="chunk", offset=self._size)
-            self._options.odd(error, self._warnings)
+            self._options.tolerate(error, self._warnings)

@@ -1,4 +1,4 @@
-"""The figures that weightmap set out to reach (`reach.toml`), and what a run has measured of each."""
+"""The figures that weightmap set out to reach (`targets.toml`), and what a run has measured of each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recorded import digits
+from results import digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from recorded import Entry, Run
+    from results import Entry, Run
 
-FILE = Path(__file__).with_name("reach.toml")
+FILE = Path(__file__).with_name("targets.toml")
 SECONDS = {"s": 1.0, "ms": 1e3, "µs": 1e6}  # what a second is in each unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure, as `reach.toml` explains it."""
+    """One figure, as `targets.toml` explains it."""
 
     id: str
     question: str

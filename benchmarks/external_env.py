@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-CHILD = Path(__file__).with_name("elsewhere_child.py")
+CHILD = Path(__file__).with_name("external_env_child.py")
 OTHER = os.environ.get("WEIGHTMAP_FINALFUSION")
 VERSION = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
 
@@ -30,7 +30,7 @@ def version(library: str) -> str | None:
 
 
 class Elsewhere:
-    """The clock of a question that is put to a library of the other environment; see `elsewhere_child.py`."""
+    """The clock of a question that is put to a library of the other environment; see `external_env_child.py`."""
 
     def __init__(self, library: str, question: str, *arguments: str) -> None:
         if version(library) is None:

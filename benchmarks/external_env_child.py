@@ -1,6 +1,6 @@
-"""finalfusion-python, timed by itself: see `elsewhere.py`. Runs without weightmap, in the environment of the rival.
+"""finalfusion-python, timed by itself: see `external_env.py`. Runs without weightmap, in the environment of the rival.
 
-    python elsewhere_child.py QUESTION FILE WORDS
+    python external_env_child.py QUESTION FILE WORDS
 
 WORDS names a text file of the words that are asked for, a line each. Each line of standard input is a number of calls;
 the answer is how many seconds they took.

@@ -5,7 +5,7 @@ contenders for a question are not timed one after another: in each round everybo
 in some of the rounds only. What is compared are medians of times that lie side by side.
 
 A contender is whatever tells how long a number of calls took: a function timed here (`Timed`), a loop in C that reads
-its own clock (`limits`), a library in another interpreter (`elsewhere`).
+its own clock (`limits`), a library in another interpreter (`external_env`).
 """
 
 from __future__ import annotations
