@@ -10,7 +10,9 @@ from weightmap.errors import LimitError
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["DEEPEST", "Limits"]
+    from weightmap.errors import TensorFileError
+
+__all__ = ["DEEPEST", "Limits", "Options"]
 
 # How deep objects, arrays and tables lie within each other, at most, in any text of a file. What goes through the
 # parsed content by recursion (to print, compare or copy it) goes so deep, whatever the interpreter allows.
@@ -69,3 +71,52 @@ class Limits(tuple[int, int, "int | None", int]):
         bound = getattr(self, name)
         if bound is not None and value > bound:
             raise LimitError(what, field=name, offset=offset, actual=value, expected=f"at most {bound} (Limits.{name})")
+
+
+class Options:
+    """How a file is to be opened: what `weightmap.open` was asked for.
+
+    Attributes
+    ----------
+    format, mode, advise : str or None
+    verify : str
+    strict : bool
+    limits : Limits
+    private : bool
+        See `Source.private`.
+    checked : bool
+        Whether the index is validated: `verify` is not "none".
+    """
+
+    __slots__ = ("advise", "checked", "format", "limits", "mode", "private", "strict", "verify")
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        format: str | None = None,
+        mode: str | None = None,
+        verify: str = "header",
+        strict: bool = True,
+        advise: str | None = None,
+        private: bool = False,
+    ) -> None:
+        self.format = format
+        self.mode = mode
+        self.verify = verify
+        self.strict = strict
+        self.limits = limits
+        self.advise = advise
+        self.private = private
+        self.checked = verify != "none"
+
+    def keywords(self, **other: Any) -> dict[str, Any]:
+        """Return what makes others like these; some may be given other values."""
+        names = ("format", "mode", "verify", "strict", "limits", "advise", "private")
+        return {name: getattr(self, name) for name in names} | other
+
+    def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:
+        """Raise `error` in strict mode, else add it to `warnings`."""
+        if self.strict:
+            raise error
+        warnings.append(str(error))

@@ -19,10 +19,11 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.dtypes import DTYPES
-from weightmap.formats import FORMATS, Options
+from weightmap.formats import FORMATS
 from weightmap.index.records import RecordTable
-from weightmap.index.table import Rules
+from weightmap.index.rules import Rules
 from weightmap.io.source import Source
+from weightmap.options import Options
 
 SCALAR = '{"dtype":"U8","shape":[],"data_offsets":[0,1]}'
 

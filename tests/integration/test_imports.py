@@ -55,24 +55,14 @@ def resolve(name):
     return name
 
 
-def nodes(tree, *, in_functions, for_types):
-    """Yield what a module consists of, with what stands in functions and for type checkers if asked."""
-    for node in ast.iter_child_nodes(tree):
-        guard = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        if (guard and not for_types) or (isinstance(node, ast.FunctionDef) and not in_functions):
-            continue
-        yield node
-        yield from nodes(node, in_functions=in_functions, for_types=for_types)
-
-
-def imports(module, *, in_functions=True, for_types=True):
-    """Return the modules of this package that `module` imports: at its top, in its functions, for type checkers."""
+def imports(module):
+    """Return the modules of this package that `module` imports: at its top, in functions, and for type checkers."""
     path = MODULES[module]
     package = ["weightmap", *filter(None, module.split("."))]
     if path.stem != "__init__":
         package.pop()
     found = set()
-    for node in nodes(ast.parse(path.read_text(encoding="utf-8")), in_functions=in_functions, for_types=for_types):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -100,8 +90,8 @@ def test_every_module_imports_only_what_stands_below_it(module):
 
 
 def test_no_imports_go_in_a_circle():
-    """Within a layer too, modules can be put in an order in which each, when imported, imports only earlier ones."""
-    remaining = {module: imports(module, in_functions=False, for_types=False) & set(MODULES) for module in MODULES}
+    """Within a room too, modules have an order in which each imports only earlier ones, lazily and for types too."""
+    remaining = {module: imports(module) & set(MODULES) for module in MODULES}
     while ready := [module for module, needs in remaining.items() if not needs & remaining.keys()]:
         for module in ready:
             del remaining[module]

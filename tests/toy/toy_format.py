@@ -14,13 +14,14 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Content, Format, Options, take, trailing
+from weightmap.formats._base import Content, Format, take, trailing
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules
+from weightmap.index.rules import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 
 class _Rules(Rules):
@@ -75,13 +76,11 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         table.check()
 
     def verify(run: Verification) -> None:
-        if run.read(0, size) != header:
-            raise LayoutError("the header changed after the file was opened", offset=0)
-        for _ in run.chunks(size, run.source.size - size):
-            pass
-        run.checked("header; every byte of data is readable")
+        run.unchanged(run.read(0, size), kernels.crc32(header), "the header")
+        run.checked("header")
+        run.rest()
 
     return Content("toy", table, dict, verify, warnings)
 
 
-FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, None, {"toy": frozenset()}, {"toy": frozenset()}, b"TOYT")
+FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, magic=b"TOYT")

@@ -418,7 +418,9 @@ def _extras(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what goes along with the tensors, and what has to stay behind."""
     carried = found.carries[layout]
-    metadata, homeless = fitted(metadata, found) if "metadata" in carried else (metadata, [])
+    metadata, homeless = (
+        fitted(metadata, found.metadata_keys, found.metadata_kinds) if "metadata" in carried else (metadata, [])
+    )
     vocab: Sequence[str] | None = file.vocab
     special_ids = None if file.vocab is None else file.vocab.special_ids
     if directory is not None and directory.vocab is not None:

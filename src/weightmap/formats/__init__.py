@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError
-from weightmap.formats._base import HEAD, Content, Format, Options
+from weightmap.formats._base import HEAD, Content, Format
 from weightmap.formats._hints import FOREIGN, hint
 from weightmap.lazy import later, on_demand
 
@@ -26,7 +26,6 @@ __all__ = [
     "HEAD",
     "Content",
     "Format",
-    "Options",
     "PQShape",
     "Payload",
     "Plan",

@@ -21,70 +21,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.errors import TensorFileError
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Plan, Request
     from weightmap.index.table import Row, Table
     from weightmap.io.source import Source
-    from weightmap.options import Limits
+    from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
-__all__ = ["HEAD", "MAX_HEADER", "Content", "Format", "Options", "take", "trailing"]
+__all__ = ["HEAD", "MAX_HEADER", "Content", "Format", "take", "trailing"]
 
 # Bytes from the start of a file that `sniff` and `parse` get without reading again: a page.
 HEAD = 4096
 # What the reference implementations of the formats that frame a header by its length allow it to have.
 MAX_HEADER = 100_000_000
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
-
-
-class Options:
-    """How a file is to be opened: what `weightmap.open` was asked for.
-
-    Attributes
-    ----------
-    format, mode, advise : str or None
-    verify : str
-    strict : bool
-    limits : Limits
-    private : bool
-        See `Source.private`.
-    checked : bool
-        Whether the index is validated: `verify` is not "none".
-    """
-
-    __slots__ = ("advise", "checked", "format", "limits", "mode", "private", "strict", "verify")
-
-    def __init__(
-        self,
-        limits: Limits,
-        *,
-        format: str | None = None,
-        mode: str | None = None,
-        verify: str = "header",
-        strict: bool = True,
-        advise: str | None = None,
-        private: bool = False,
-    ) -> None:
-        self.format = format
-        self.mode = mode
-        self.verify = verify
-        self.strict = strict
-        self.limits = limits
-        self.advise = advise
-        self.private = private
-        self.checked = verify != "none"
-
-    def keywords(self, **other: Any) -> dict[str, Any]:
-        """Return what makes others like these; some may be given other values."""
-        names = ("format", "mode", "verify", "strict", "limits", "advise", "private")
-        return {name: getattr(self, name) for name in names} | other
-
-    def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:
-        """Raise `error` in strict mode, else add it to `warnings`."""
-        if self.strict:
-            raise error
-        warnings.append(str(error))
 
 
 class Content:

@@ -12,12 +12,12 @@ from weightmap.formats._base import MAX_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.formats._base import Options
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Payload
     from weightmap.index.table import Table
     from weightmap.io.sink import Sink
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 __all__ = ["LENGTH", "read_header", "verifier", "writer"]
 

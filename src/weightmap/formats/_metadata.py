@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from weightmap.formats._base import Format
+from typing import Any
 
 __all__ = ["JSON", "TEXT", "TOML", "fitted"]
 
@@ -40,8 +37,10 @@ def _kinds(value: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def fitted(metadata: dict[str, Any], target: Format) -> tuple[dict[str, Any], list[str]]:
-    """Return what goes along to a format, and the keys of what has to stay behind.
+def fitted(
+    metadata: dict[str, Any], places: frozenset[str] | None, held: frozenset[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what goes along to a format, by its `metadata_keys` and `metadata_kinds`, and the keys that stay behind.
 
     A value of a kind that the format holds goes along as it is. A number or a truth value becomes its JSON text where
     there are only texts. All else, and every key that the format has no place for, stays behind.
@@ -49,11 +48,11 @@ def fitted(metadata: dict[str, Any], target: Format) -> tuple[dict[str, Any], li
     kept, behind = dict(metadata), []
     for key, value in metadata.items():
         kinds = _kinds(value)
-        if target.metadata_keys is not None and key not in target.metadata_keys:
+        if places is not None and key not in places:
             behind.append(key)
-        elif kinds <= target.metadata_kinds:
+        elif kinds <= held:
             continue
-        elif kinds <= _SCALARS and "text" in target.metadata_kinds:
+        elif kinds <= _SCALARS and "text" in held:
             kept[key] = json.dumps(value)
         else:
             behind.append(key)

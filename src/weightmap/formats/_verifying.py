@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from weightmap.errors import TensorFileError
-    from weightmap.formats._base import Options
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 __all__ = ["Verification"]
 

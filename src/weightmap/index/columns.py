@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.index.rules import U64_MAX, Rules
 from weightmap.index.strings import StringTable
-from weightmap.index.table import U64_MAX, Rules, Table
+from weightmap.index.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

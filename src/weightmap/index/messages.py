@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from weightmap.dtypes import NUMPY_MAX_NDIM
 from weightmap.errors import (
@@ -17,7 +17,8 @@ from weightmap.errors import (
 
 if TYPE_CHECKING:
     from weightmap import kernels
-    from weightmap.index.table import Rules, Table
+    from weightmap.index.rules import Rules
+    from weightmap.index.strings import StringTable
 
 __all__ = ["table_error"]
 
@@ -26,7 +27,19 @@ _INT64_MAX = (1 << 63) - 1
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
 
 
-def table_error(table: Table, fault: kernels.Fault) -> FormatError:
+class Described(Protocol):
+    """What a message needs of a table: see `weightmap.index.table.Table`, which stands on this module."""
+
+    @property
+    def rules(self) -> Rules: ...
+    @property
+    def names(self) -> StringTable: ...
+    def position(self, row: int) -> int | None: ...
+    def label(self, row: int) -> str: ...
+    def __len__(self) -> int: ...
+
+
+def table_error(table: Described, fault: kernels.Fault) -> FormatError:
     """Return the error that a fault deserves, with the name of the tensor where that can be read.
 
     The field is the one that the format calls it by, and the offset that of the field, where the format's rules say so.
@@ -40,7 +53,7 @@ def table_error(table: Table, fault: kernels.Fault) -> FormatError:
     return error
 
 
-def _describe(table: Table, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+def _describe(table: Described, fault: kernels.Fault) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
     kind = fault.kind
     rules, row = table.rules, fault.row
     at = table.position(row)
@@ -116,7 +129,7 @@ def _words(rules: Rules) -> tuple[str, str]:
     return offset, _WORDS[1][1][0] if size == offset else size  # one field for both is no word for the size
 
 
-def _name(table: Table, row: int) -> str:
+def _name(table: Described, row: int) -> str:
     try:
         return quoted(table.names[row])
     except (FormatError, IndexError, ValueError):

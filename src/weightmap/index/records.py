@@ -10,13 +10,14 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.index.strings import StringTable
-from weightmap.index.table import Rules, Table
+from weightmap.index.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from weightmap.index.rules import Rules
     from weightmap.index.table import Place
 
     Index = bytes | NDArray[np.uint8]

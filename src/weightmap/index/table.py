@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import math
 from operator import itemgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from weightmap import kernels
-from weightmap.dtypes import DECLARED, NUMPY_MAX_NDIM
+from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError, LayoutError, quoted
+from weightmap.index.rules import INT64_MAX, U64_MAX, Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     Place = tuple[DType, tuple[int, ...], int, int]
     Run = tuple[DType, tuple[int, ...], int, int, int, int]
 
-__all__ = ["ANY_GAP", "Row", "Rules", "Table"]
+__all__ = ["Row", "Table"]
 
-INT64_MAX, U64_MAX = (1 << 63) - 1, (1 << 64) - 1
-ANY_GAP = U64_MAX
 # Rows that are turned into Python objects at once, when all are asked for.
 _BATCH = 4096
 
@@ -53,86 +51,6 @@ class Row(tuple["DType", "tuple[int, ...]", int, int]):
     shape: tuple[int, ...] = property(itemgetter(1))  # type: ignore[assignment]
     offset: int = property(itemgetter(2))  # type: ignore[assignment]
     nbytes: int = property(itemgetter(3))  # type: ignore[assignment]
-
-
-class Rules:
-    """What a format asks of every row, in either kind of table.
-
-    A format states in a class of its own what holds for all of its files; what one file says are the parameters.
-
-    Parameters
-    ----------
-    base : int
-        Where the data begins in the file; offsets in rows count from there.
-    file_size : int
-    declared : int, optional
-        Size of the data section, where the format declares one.
-    lax : bool
-        Order, overlap and holes are not looked at.
-
-    Attributes
-    ----------
-    dtypes : tuple of DType or None
-        By the format's code; None where a code is not used. A class lists them up to the last one that is used.
-    min_ndim, max_ndim : int
-    alignment : int
-        Every offset is a multiple of it: a power of two.
-    max_gap : int
-        Bytes of padding allowed before a tensor and after the last one; `ANY_GAP` where a format has seen to it.
-    room : int
-        Bytes of the file from `base` on. A row that ends past them is a `TruncatedError`, one that ends past `declared`
-        a `LayoutError`.
-    data_size : int
-        Bytes that rows may lie in: the lesser of the two.
-    fields : mapping of str to (str, int)
-        What the format calls the fields that messages name, and where each lies in the entry of a row, in bytes; by our
-        names: "data_offset", "data_size", "dtype", "name", "ndim", "shape". Those that are missing are called as here.
-    unit : int
-        Bytes that the format's own offsets and sizes count in; for messages.
-
-    Notes
-    -----
-    `Table.check` checks everything. A single row is checked again whenever it is used, but not for alignment, order,
-    overlap and holes: none of them makes an array reach out of the file.
-    """
-
-    # What one file says. The rest is the class's, so that setting it for one file is an error, and not without effect.
-    __slots__ = ("base", "data_size", "declared", "lax", "room")
-    dtypes: Sequence[DType | None] = ()
-    bits = b""
-    min_ndim = 0
-    max_ndim = NUMPY_MAX_NDIM
-    ndims = range(NUMPY_MAX_NDIM + 1)
-    alignment = 1
-    max_gap = 0
-    fields: Mapping[str, tuple[str, int]] = MappingProxyType({})
-    unit = 1
-    native: Any = None  # a wm_rules
-
-    def __init_subclass__(cls) -> None:
-        if "__slots__" not in cls.__dict__:
-            msg = f"{cls.__name__} needs __slots__ = (): its rules are those of the class"
-            raise TypeError(msg)
-        # One entry for each value of a byte, so that a look-up need not ask how many there are.
-        cls.dtypes = (*cls.dtypes, *(None,) * (256 - len(cls.dtypes)))
-        cls.bits = bytes(0 if dtype is None else dtype.bits for dtype in cls.dtypes)
-        cls.ndims = range(cls.min_ndim, cls.max_ndim + 1)
-        cls.native = kernels.row_rules(cls)
-
-    def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:
-        self.base = base
-        room = file_size - base
-        if room < 0:  # noqa: PLR1730 - half the time; the padding before the data is cut off
-            room = 0
-        self.room = room
-        self.declared = declared
-        self.data_size = declared if declared < room else room  # noqa: FURB136 - half the time
-        self.lax = lax
-
-    @classmethod
-    def varied(cls, **attributes: Any) -> type[Self]:
-        """Return rules that differ in these attributes, for a file that says so itself, such as its alignment."""
-        return type(cls.__name__, (cls,), {"__slots__": (), **attributes})
 
 
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:

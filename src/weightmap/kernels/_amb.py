@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.kernels._columns import Columns
-from weightmap.kernels._faults import Fault
-from weightmap.kernels._native import NULL, U32_MAX, fault_of, ffi, from_buffer, lib
+from weightmap.kernels._faults import Fault, fault_of
+from weightmap.kernels._native import NULL, U32_MAX, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

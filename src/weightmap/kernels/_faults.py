@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weightmap.kernels._native import lib
 
 
@@ -32,3 +34,11 @@ class Fault:
 
 FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
 _KINDS = {code: name for name, code in FAULTS.items()}
+
+
+def fault_of(fault: Any) -> Fault:
+    """Return what a scan has written into a wm_fault. Raises MemoryError where that was the fault."""
+    if fault.code == lib.WM_FAULT_MEMORY:  # nothing that the file could help
+        msg = f"no memory for a table of {fault.actual} bytes"
+        raise MemoryError(msg)
+    return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.kernels._faults import Fault
-
     Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
 
 __all__ = [
@@ -25,7 +23,6 @@ __all__ = [
     "as_input",
     "as_output",
     "decode_array",
-    "fault_of",
     "ffi",
     "from_buffer",
     "lib",
@@ -73,13 +70,3 @@ def thread_count(threads: int) -> int:
 def as_output(array: NDArray[Any], ctype: str) -> Any:
     """Return an array of our own making as a pointer that C may write."""
     return from_buffer(ctype, array, require_writable=True)
-
-
-def fault_of(fault: Any) -> Fault:
-    """Return what a scan has written into a wm_fault. Raises MemoryError where that was the fault."""
-    from weightmap.kernels._faults import Fault  # noqa: PLC0415 - files that are in order need none of it
-
-    if fault.code == lib.WM_FAULT_MEMORY:  # nothing that the file could help
-        msg = f"no memory for a table of {fault.actual} bytes"
-        raise MemoryError(msg)
-    return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)

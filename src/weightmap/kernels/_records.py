@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.kernels._native import NULL, fault_of, ffi, from_buffer, lib
+from weightmap.kernels._faults import fault_of
+from weightmap.kernels._native import NULL, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightmap.kernels._columns import Columns
-from weightmap.kernels._native import NULL, fault_of, ffi, lib
+from weightmap.kernels._faults import fault_of
+from weightmap.kernels._native import NULL, ffi, lib
 
 if TYPE_CHECKING:
     from weightmap.kernels._faults import Fault

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats import Content, Options
+    from weightmap.formats import Content
     from weightmap.index.table import Table
     from weightmap.io.source import Source
+    from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
 __all__ = ["TensorFile"]
@@ -468,19 +469,6 @@ class TensorFile(Mapping[str, Any]):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        shared = self._source.to_child()
-        if shared is not None:
-            from weightmap.model.opening import receive  # noqa: PLC0415 - opening stands above
-
-            return receive, (shared, self._source.absolute, self._options.keywords(), self._source.identity)
-        if self._source.absolute is None:
-            msg = f"a handle on {self._source.name} cannot be pickled: only one opened by path can"
-            raise TypeError(msg)
-        from weightmap.model.opening import reopen  # noqa: PLC0415 - opening stands above
-
-        return reopen, (self._source.absolute, self._options.keywords(), self._source.identity)
 
     def __repr__(self) -> str:
         state = "closed " if self._source.closed else ""

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import FileChangedError, TensorFileError, UnknownFormatError
-from weightmap.formats import HEAD, Options, by_name, identify, mistaken
+from weightmap.errors import UnknownFormatError
+from weightmap.formats import by_name
 from weightmap.io.mapping import ADVICE
-from weightmap.io.source import MODES, Source, path_of
-from weightmap.model.file import TensorFile
-from weightmap.options import Limits
+from weightmap.io.source import path_of
+from weightmap.model.sharded import INDEX_SUFFIX, open_sharded
+from weightmap.model.single import DEFAULT_LIMITS, open_file
+from weightmap.options import Limits, Options
+
+if TYPE_CHECKING:
+    from weightmap.model.file import TensorFile
 
 __all__ = ["load", "open"]
 
 _VERIFY = ("none", "header", "full")
-_LIMITS = Limits()
-# `os.environ.get` encodes the name and raises and catches a KeyError: 3 us of the 30 that opening a file takes. The
-# dictionary behind it is the same one and always up to date; where there is none, or one of another kind, the public
-# one serves.
-_environment: Any = getattr(os.environ, "_data", None)
-_MODE_VARIABLE: Any = b"WEIGHTMAP_MODE"
-if type(_environment) is not dict or os.name == "nt":
-    _environment, _MODE_VARIABLE = os.environ, "WEIGHTMAP_MODE"
 
 
 def open(
@@ -100,90 +95,30 @@ def open(
         raise ValueError(msg)
     if format is not None:
         by_name(format)
-    limits = _LIMITS if limits is None else limits
+    limits = DEFAULT_LIMITS if limits is None else limits
     return open_with(source, Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise))
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
     """Open a file of which no tensor is handed out: see `Source.private`."""
-    return open_with(source, Options(_LIMITS if limits is None else limits, strict=strict, private=True))
+    return open_with(source, Options(DEFAULT_LIMITS if limits is None else limits, strict=strict, private=True))
 
 
 def open_with(source: Any, options: Options) -> TensorFile:
     """Do what `open` says, with options that are in order."""
-    mode = options.mode
-    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else _mode(mode)
     path = source if type(source) is str else path_of(source)
-    if path is not None and path.endswith(".index.json"):
-        return _open_sharded(path, options)
+    if path is not None and path.endswith(INDEX_SUFFIX):
+        return open_sharded(path, options)
     try:
-        opened = Source.of(source, path, chosen)
+        return open_file(source, path, options)
     except IsADirectoryError:
         if path is None:
             raise
-        return _open_sharded(path, options)
-    try:
-        return _open_source(opened, options)
+        return open_sharded(path, options)
     except UnknownFormatError as error:
         if isinstance(source, bytes) and b"\0" not in source:
             error.add_note("bytes are the content of a file: os.fsdecode makes a path of them")
         raise
-
-
-def _mode(mode: str | None) -> str:
-    """Return the mode to open in: as asked, else as the environment says."""
-    chosen = mode if mode is not None else _environment.get(_MODE_VARIABLE) or "mmap"
-    if type(chosen) is bytes:
-        chosen = os.fsdecode(chosen)
-    if chosen not in MODES:
-        msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
-        raise ValueError(msg)
-    if chosen == "sealed":
-        from weightmap.io.sealed import AVAILABLE  # noqa: PLC0415 - few handles need it
-
-        if not AVAILABLE:
-            msg = "mode is 'sealed', and this system has no memory that can be sealed: that takes Linux; use 'copy'"
-            raise ValueError(msg)
-    return chosen
-
-
-def _open_source(source: Source, options: Options) -> TensorFile:
-    """Recognise and parse what was opened."""
-    wanted, limits = options.format, options.limits
-    try:
-        if options.advise is not None:
-            source.advise(options.advise)
-        source.private = options.private
-        explicit = options.mode is not None
-        if explicit or limits is not _LIMITS or source.mode != "mmap":
-            source.prepare(explicit=explicit, limits=limits)
-        head = source.head(HEAD)
-        found = identify(source, head) if wanted is None or not head else by_name(wanted)
-        try:
-            content = found.parse(source, head, options)
-        except TensorFileError as error:
-            instead = mistaken(found, head) if wanted is None else None
-            raise instead or error.located(path=None, format=found.name) from None
-        content.table.belongs_to(source.name, found.name)
-        vocab = content.vocab
-        if vocab is not None:
-            vocab.path, vocab.format = source.name, found.name
-        file = TensorFile(source, found.name, content, options)
-        if options.verify == "full":
-            file.verify()
-    except TensorFileError as error:
-        source.close()
-        raise error.located(path=source.name) from None
-    except BaseException:
-        source.close()
-        raise
-    return file
-
-
-def _open_sharded(path: str, options: Options) -> TensorFile:
-    from weightmap.model.sharded import open_sharded  # noqa: PLC0415 - sharded models stand on files, not under them
-
-    return open_sharded(path, options)
 
 
 def load(source: Any, **open_options: Any) -> dict[str, Any]:
@@ -205,23 +140,3 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
     """
     with open(source, **open_options) as file:
         return dict(file.items())
-
-
-def reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
-    """Open a file for a pickled handle. Raises `FileChangedError` when it is no longer the same."""
-    return _open_source(source_of(path, _mode(options["mode"]), identity), Options(**options))
-
-
-def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
-    """Open sealed memory that the process which started this one has handed over."""
-    return _open_source(Source.from_parent(shared, path, identity), Options(**options))
-
-
-def source_of(path: str, mode: str, identity: tuple[int, ...]) -> Source:
-    """Open the file that had this `Source.identity`. Raises `FileChangedError` when another one is there now."""
-    source = Source.from_path(path, mode)
-    if source.identity != identity:
-        source.close()
-        msg = "the file is no longer the one that the pickled handle was opened on"
-        raise FileChangedError(msg, path=path)
-    return source

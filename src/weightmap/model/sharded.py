@@ -19,12 +19,13 @@ from weightmap.errors import (
     escape,
     quoted,
 )
-from weightmap.formats import FORMATS, Options
+from weightmap.formats import FORMATS
 from weightmap.io import strict_json
 from weightmap.io.source import Source
 from weightmap.model.file import TensorFile
-from weightmap.model.opening import open_with, source_of
 from weightmap.model.reports import VerifyReport
+from weightmap.model.single import open_file, source_of
+from weightmap.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -75,7 +76,7 @@ def open_sharded(path: str, options: Options) -> TensorFile:
     if os.path.isdir(path):
         path = find_model(path)
         if not path.endswith(INDEX_SUFFIX):
-            return open_with(path, options)
+            return open_file(path, path, options)
     source = Source.from_path(path, "copy")
     try:
         options.limits.check("max_header_bytes", source.size, "size of the index of shards")
@@ -181,7 +182,7 @@ class ShardedTensorFile(TensorFile):
             msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
             raise LayoutError(msg, field="weight_map")
         try:
-            return open_with(path, asked)
+            return open_file(path, path, asked)
         except OSError as error:
             if error.errno not in _MISSING:
                 raise

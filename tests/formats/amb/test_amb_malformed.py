@@ -15,10 +15,10 @@ import pytest
 from tests.builders import amb, noise, normal
 
 import weightmap as wm
-from weightmap.formats import Options
 from weightmap.formats.amb import layout, records
 from weightmap.io.source import Source
 from weightmap.kernels import _amb
+from weightmap.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightmap.dtypes import DType
-    from weightmap.formats._base import Options
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 VERSION = 1
 HEADER = struct.Struct("<5sBH3IQ")

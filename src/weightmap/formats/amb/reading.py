@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.formats._base import Options
     from weightmap.formats._verifying import Verification
     from weightmap.index.table import Row
     from weightmap.io.source import Source
+    from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
 

@@ -19,12 +19,12 @@ from weightmap.errors import (
 )
 from weightmap.formats.amb.layout import ALIGNMENT, DTYPE_NAMES, TYPES
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules
+from weightmap.index.rules import Rules
 
 if TYPE_CHECKING:
-    from weightmap.formats._base import Options
     from weightmap.formats.amb.layout import Header
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 # What may lie between two tensors: padding, and the longest header of a record. The walk knows it exactly.
 _MAX_GAP = 7 + 2 + 65535 + 1 + 4 * NUMPY_MAX_NDIM + 1 + 8

@@ -10,11 +10,12 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
-from weightmap.formats._base import Content, Options, trailing
+from weightmap.formats._base import Content, trailing
 from weightmap.formats._framed import LENGTH, read_header, verifier
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules
+from weightmap.index.rules import Rules
+from weightmap.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

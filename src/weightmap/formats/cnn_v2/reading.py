@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Content, Options, take, trailing
+from weightmap.formats._base import Content, take, trailing
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD, RECORD_FIELDS
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules
+from weightmap.index.rules import Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 
 class _Rules(Rules):

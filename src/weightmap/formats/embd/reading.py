@@ -12,8 +12,9 @@ from weightmap.formats.embd.simple import parse_simple
 from weightmap.formats.embd.spec import parse_spec
 
 if TYPE_CHECKING:
-    from weightmap.formats._base import Content, Options
+    from weightmap.formats._base import Content
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:

@@ -11,17 +11,18 @@ import numpy as np
 from weightmap import kernels
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Content, Options, trailing
+from weightmap.formats._base import Content, trailing
 from weightmap.formats._cursor import Cursor
 from weightmap.formats.embd import MAGIC
 from weightmap.formats.embd.layout import DTYPE_LIST, MAX_NDIM
 from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import ANY_GAP, Rules
+from weightmap.index.rules import ANY_GAP, Rules
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 
 class _Rules(Rules):

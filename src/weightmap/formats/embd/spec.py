@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap import kernels
 from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats._base import Content, Options, take
+from weightmap.formats._base import Content, take
+from weightmap.formats.embd.descriptors import check_table, record_rules
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
     COMPRESSED,
     DESCRIPTOR,
-    DTYPE_LIST,
     FOOTER,
     HEADER,
-    MAX_NDIM,
-    TENSORS_ALIGNED,
     VOCAB_EMBEDDED,
     Header,
     check_gap,
@@ -26,7 +23,6 @@ from weightmap.formats.embd.layout import (
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
 from weightmap.formats.embd.vocabulary import vocabulary
 from weightmap.index.records import RecordTable
-from weightmap.index.table import Rules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
 
     from weightmap.formats._verifying import Verification
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 # A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each
 # record is copied and checked again when it is used.
@@ -171,42 +168,3 @@ def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoRet
     cls = TruncatedError if start + size > limit + FOOTER.size else LayoutError
     what = f"the section at {field} does not fit in the file: its end"
     raise field_error(cls, _SIZES[field], start + size, f"at most {limit}, where the footer begins", what)
-
-
-class _Rules(Rules):
-    __slots__ = ()
-    dtypes = DTYPE_LIST
-    min_ndim, max_ndim = 1, MAX_NDIM
-    # Where each field lies in a descriptor.
-    fields = MappingProxyType(
-        {
-            "name_hash": ("name_hash", 0),
-            "dtype": ("dtype", 4),
-            "ndim": ("ndim", 5),
-            "name_length": ("name_length", 6),
-            "shape": ("shape", 8),
-            "data_offset": ("data_offset", 24),
-        }
-    )
-
-
-class _Aligned(_Rules):
-    __slots__ = ()
-    alignment, max_gap = ALIGNMENT, ALIGNMENT - 1
-
-
-def record_rules(flags: int, base: int, size: int, file_size: int, options: Options) -> Rules:
-    """Return what is asked of every descriptor of a file whose data section has `size` bytes from `base` on."""
-    kind = _Aligned if flags & TENSORS_ALIGNED else _Rules
-    return kind(base, file_size, size, lax=not options.strict)
-
-
-def check_table(table: RecordTable, start: int, data: int) -> None:
-    """Check the descriptors, their names, and that nothing but padding lies between those and the data.
-
-    `start` is where the index lies, `data` where the data does.
-    """
-    table.check()
-    end = start + DESCRIPTOR.size * len(table) + table.names_size
-    if data - end >= ALIGNMENT:
-        check_gap("tensor_data_offset", end, data)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.errors import ChecksumError, LayoutError
+from weightmap.formats.embd.descriptors import check_table, record_rules
 from weightmap.formats.embd.layout import (
     CHECKSUM_ENABLED,
     DESCRIPTOR,
@@ -16,7 +17,6 @@ from weightmap.formats.embd.layout import (
     Header,
 )
 from weightmap.formats.embd.metadata import load_metadata
-from weightmap.formats.embd.spec import check_table, record_rules
 from weightmap.formats.embd.vocabulary import verify_vocabulary, vocabulary
 from weightmap.index.records import RecordTable
 from weightmap.io.source import Source

@@ -15,15 +15,15 @@ from weightmap.formats.finalfusion.storage import product_sizes
 from weightmap.formats.finalfusion.vocabulary import vocabulary
 from weightmap.formats.finalfusion.walk import walk
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import ANY_GAP, Rules
+from weightmap.index.rules import ANY_GAP, Rules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._base import Options
     from weightmap.formats._verifying import Verification
     from weightmap.index.table import Row
     from weightmap.io.source import Source
+    from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
 _NAMES = ("embeddings", "norms")

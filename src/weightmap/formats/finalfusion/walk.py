@@ -27,8 +27,8 @@ from weightmap.formats.finalfusion.layout import (
 from weightmap.formats.finalfusion.storage import Placing, read_matrix, read_norms, read_product
 
 if TYPE_CHECKING:
-    from weightmap.formats._base import Options
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 # A list of more chunk ids than this is no list of the chunks that are there.
 _LISTED_MOST = 64

@@ -11,15 +11,16 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
-from weightmap.formats._base import Content, Options, trailing
+from weightmap.formats._base import Content, trailing
 from weightmap.formats._framed import LENGTH, read_header, verifier
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.index.columns import ColumnTable
-from weightmap.index.table import Rules
+from weightmap.index.rules import Rules
 from weightmap.io import strict_json
 
 if TYPE_CHECKING:
     from weightmap.io.source import Source
+    from weightmap.options import Options
 
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
 # Metadata of at most this many bytes is worth remembering, and costs little memory.
