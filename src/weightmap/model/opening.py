@@ -8,8 +8,7 @@ from weightmap.errors import UnknownFormatError
 from weightmap.formats import by_name
 from weightmap.io.mapping import ADVICE
 from weightmap.io.source import path_of
-from weightmap.model.sharded import INDEX_SUFFIX, open_sharded
-from weightmap.model.single import DEFAULT_LIMITS, open_file
+from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file
 from weightmap.options import Limits, Options
 
 if TYPE_CHECKING:
@@ -108,17 +107,23 @@ def open_with(source: Any, options: Options) -> TensorFile:
     """Do what `open` says, with options that are in order."""
     path = source if type(source) is str else path_of(source)
     if path is not None and path.endswith(INDEX_SUFFIX):
-        return open_sharded(path, options)
+        return _open_sharded(path, options)
     try:
         return open_file(source, path, options)
     except IsADirectoryError:
         if path is None:
             raise
-        return open_sharded(path, options)
+        return _open_sharded(path, options)
     except UnknownFormatError as error:
         if isinstance(source, bytes) and b"\0" not in source:
             error.add_note("bytes are the content of a file: os.fsdecode makes a path of them")
         raise
+
+
+def _open_sharded(path: str, options: Options) -> TensorFile:
+    from weightmap.model.sharded import open_sharded  # noqa: PLC0415 - what most programs never open
+
+    return open_sharded(path, options)
 
 
 def load(source: Any, **open_options: Any) -> dict[str, Any]:

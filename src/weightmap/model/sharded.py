@@ -24,7 +24,7 @@ from weightmap.io import strict_json
 from weightmap.io.source import Source
 from weightmap.model.file import TensorFile
 from weightmap.model.reports import VerifyReport
-from weightmap.model.single import open_file, source_of
+from weightmap.model.single import INDEX_SUFFIX, open_file, source_of
 from weightmap.options import Options
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
 
-INDEX_SUFFIX = ".index.json"
 # What Hugging Face calls the file of a model, and its index.
 _USUAL = ("model.safetensors.index.json", "model.safetensors")
 # Models of more files than this keep no descriptor of any: systems grant a process 256 or 1024 of them.

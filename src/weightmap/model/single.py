@@ -12,7 +12,10 @@ from weightmap.io.source import MODES, Source
 from weightmap.model.file import TensorFile
 from weightmap.options import Limits, Options
 
-__all__ = ["DEFAULT_LIMITS", "open_file", "source_of"]
+__all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "open_file", "source_of"]
+
+# How the name of an index of shards ends.
+INDEX_SUFFIX = ".index.json"
 
 DEFAULT_LIMITS = Limits()
 # `os.environ.get` encodes the name and raises and catches a KeyError: 3 us of the 30 that opening a file takes. The
