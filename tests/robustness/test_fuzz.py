@@ -33,7 +33,8 @@ def test_no_mutant_does_harm(format: str, tmp_path: Path) -> None:
     assert not found.failures, "\n".join(found.failures)
     assert found.outcomes.total() == COUNT
     assert found.outcomes[""] > COUNT // 50
-    assert len(found.outcomes) > ERRORS[format][COUNT >= 100_000]
+    if COUNT >= 5_000:  # what the builders count; fewer, as under the sanitisers, come to fewer different errors
+        assert len(found.outcomes) > ERRORS[format][COUNT >= 100_000]
 
 
 def test_a_process_that_dies_is_told_with_its_mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
