@@ -51,8 +51,12 @@ LEFT_OUT = {
         ),
         "counts memory, of which the sanitiser keeps for a while what was freed",
     ),
-    "tests/contract/test_growth.py::test_a_million_tensors_open_in_bounded_time_and_memory[embd-simple]": (
-        "limits the processor time, of which Python's own loops take a multiple"
+    **dict.fromkeys(
+        (
+            "tests/contract/test_growth.py::test_a_million_tensors_open_in_bounded_time_and_memory[embd-simple]",
+            "tests/contract/test_toy.py::test_every_suite_takes_the_new_format_up[growth]",
+        ),
+        "limits the processor time, of which Python's own loops take a multiple",
     ),
     # gcc 12: a thread of the child then waits for ever, seen in its allocator.
     "tests/faults/test_threads.py::test_forking_while_threads_run": "the sanitiser keeps its locks in a fork",
