@@ -39,6 +39,8 @@ TESTS = (
             "nesting",
             "save",
             "words_write",
+            "cursor",
+            "read_only_format",
         )
     ),
     "tests/robustness/test_big.py::test_a_collision_flood_stays_quick",
@@ -46,6 +48,9 @@ TESTS = (
     "tests/contract/test_contract.py::test_verify_reports_what_it_checked",
     "tests/robustness/test_damage.py::test_every_prefix_is_refused",
     "tests/api/test_quantizing.py::test_decoding_in_pieces",
+    "tests/api/test_cli_quantize.py::test_inspect_tells_how_tensors_are_quantised",
+    "tests/api/test_cli_quantize.py::test_inspect_json_on_quantised_tensors",
+    "tests/api/test_cli_quantize.py::test_inspect_shows_a_file_whose_mask_is_damaged",
     "tests/robustness/test_limits.py::test_vocabularies_of_embd_are_bounded",
     "tests/robustness/test_limits.py::test_vocabularies_of_finalfusion_are_bounded",
     "tests/robustness/test_limits.py::test_a_walk_ends_where_words_are_too_many_already",

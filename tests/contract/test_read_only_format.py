@@ -7,6 +7,7 @@ texts stand behind u64 lengths. Neither the size of the data nor where a tensor 
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import struct
 from typing import TYPE_CHECKING, Any
@@ -230,3 +231,11 @@ def test_what_no_text_can_hold_stays_behind(value: Any) -> None:
     for name in ("safetensors", "finalfusion"):
         assert going_along({"k": value}, name) == ({}, ["k"])
     assert going_along({"k": value}, "amb")[1] == (["k"] if isinstance(value, bytes) else [])
+
+
+def test_times_go_along_to_toml_alone() -> None:
+    """TOML has dates and times; JSON and texts have none."""
+    times = {"when": dt.datetime(2026, 11, 21, 12, 30, tzinfo=dt.UTC), "days": [dt.date(2026, 11, 21)]}
+    assert going_along(times, "finalfusion") == (times, [])
+    for name in ("amb", "safetensors"):
+        assert going_along(times, name) == ({}, ["when", "days"])

@@ -49,7 +49,14 @@ def by_windows(data: bytes, folder: Path) -> Cursor:
     return Cursor(data[:3], Source.from_path(str(path), "mmap"), Limits(), whole="header")
 
 
-@pytest.fixture(params=[by_memory, by_windows])
+def by_windows_without_limits(data: bytes, folder: Path) -> Cursor:
+    """A cursor over a file, for which nobody has set limits."""
+    path = folder / "header"
+    path.write_bytes(data)
+    return Cursor(b"", Source.from_path(str(path), "mmap"), whole="header")
+
+
+@pytest.fixture(params=[by_memory, by_windows, by_windows_without_limits])
 def cursor_of(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[bytes], Cursor]:
     """A cursor of either kind over these bytes."""
     return lambda data: request.param(data, tmp_path)
