@@ -73,6 +73,15 @@ def test_verify_says_of_how_many_shards_it_could_check_the_structure_only(index:
         assert f.verify().scope == "structure and checksums"
 
 
+def test_a_mode_that_does_not_exist_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    """The mode is checked once, also of a model without shards and of an index that is not there."""
+    empty = tmp_path / "model.safetensors.index.json"
+    empty.write_text('{"weight_map": {}}', encoding="utf-8")
+    for path in (empty, tmp_path, tmp_path / "missing.index.json"):
+        with pytest.raises(ValueError, match="mode is 'sideways'"):
+            wm.open(path, mode="sideways")
+
+
 def test_a_directory_opens_as_its_index(index: Path) -> None:
     """The directory that holds the index opens the same model."""
     with wm.open(index.parent) as f, wm.open(str(index.parent)) as g:

@@ -24,7 +24,7 @@ from weightmap.io import strict_json
 from weightmap.io.source import Source
 from weightmap.model.file import TensorFile
 from weightmap.model.reports import VerifyReport
-from weightmap.model.single import INDEX_SUFFIX, open_file, source_of
+from weightmap.model.single import INDEX_SUFFIX, mode_of, open_file, source_of
 from weightmap.options import Options
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def find_model(folder: str) -> str:
 
 def open_sharded(path: str, options: Options) -> TensorFile:
     """Open a directory or an index of shards, with the options of `weightmap.open`."""
+    mode_of(options.mode)  # the index itself is read in any mode: a wrong one is told before, as of one file
     if os.path.isdir(path):
         path = find_model(path)
         if not path.endswith(INDEX_SUFFIX):

@@ -12,7 +12,7 @@ from weightmap.io.source import MODES, Source
 from weightmap.model.file import TensorFile
 from weightmap.options import Limits, Options
 
-__all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "open_file", "source_of"]
+__all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "mode_of", "open_file", "source_of"]
 
 # How the name of an index of shards ends.
 INDEX_SUFFIX = ".index.json"
@@ -30,11 +30,11 @@ if type(_environment) is not dict or os.name == "nt":
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
     mode = options.mode
-    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else _mode(mode)
+    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else mode_of(mode)
     return _open_source(Source.of(source, path, chosen), options)
 
 
-def _mode(mode: str | None) -> str:
+def mode_of(mode: str | None) -> str:
     """Return the mode to open in: as asked, else as the environment says."""
     chosen = mode if mode is not None else _environment.get(_MODE_VARIABLE) or "mmap"
     if type(chosen) is bytes:
@@ -86,7 +86,7 @@ def _open_source(source: Source, options: Options) -> TensorFile:
 
 def reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
     """Open a file for a pickled handle. Raises `FileChangedError` when it is no longer the same."""
-    return _open_source(source_of(path, _mode(options["mode"]), identity), Options(**options))
+    return _open_source(source_of(path, mode_of(options["mode"]), identity), Options(**options))
 
 
 def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
