@@ -26,12 +26,9 @@ class Verification:
         Where the bytes end that were read so far: a format reads them in the order of the file.
     """
 
-    def __init__(
-        self, source: Source, options: Options, progress: Callable[[int, int], None] | None, structure_only: str | None
-    ) -> None:
+    def __init__(self, source: Source, options: Options, progress: Callable[[int, int], None] | None) -> None:
         self.source = source
         self.options = options
-        self._structure_only = structure_only
         self.position = 0
         self.checks: list[str] = []
         self.warnings: list[str] = []
@@ -74,9 +71,7 @@ class Verification:
     def rest(self) -> None:
         """Read on to the end of the file, and note that all of it is readable."""
         self.until(self.source.size)
-        self.checked(
-            f"every byte is readable ({self._structure_only})" if self._structure_only else "every byte is readable"
-        )
+        self.checked("every byte is readable")
 
     def unchanged(self, data: bytes, crc: int, what: str) -> None:
         """Refuse bytes whose CRC-32 is not that of `what` when the file was opened."""

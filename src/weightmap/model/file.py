@@ -402,7 +402,7 @@ class TensorFile(Mapping[str, Any]):
             source.check_unchanged()
             self._table.detach_index()
             why = by_name(self.format).structure_only(self._content)
-            run = Verification(source, self._options, progress, why)
+            run = Verification(source, self._options, progress)
             if not self._options.checked:  # opening has not
                 self._table.check()
             self._content.verify(run)
