@@ -1,34 +1,52 @@
 /* CRC-32, from the definition to sixteen bytes a step.
  *
- * 1. The definition. Read the message as one long polynomial M over GF(2), a coefficient a bit, and let P be the
- *    fixed polynomial x^32 + x^26 + x^23 + x^22 + x^16 + x^12 + x^11 + x^10 + x^8 + x^7 + x^5 + x^4 + x^2 + x + 1.
- *    The CRC is the remainder of M * x^32 divided by P: addition and subtraction are both XOR, there are no carries,
- *    and the remainder has 32 bits. To tell a message from the same one with zeros before it, the first 32 bits are
- *    inverted, and so is the result.
+ * 1. The definition. Read the message as one long polynomial M whose coefficients are bits, and let P be the polynomial
+ *    x^32 + x^26 + x^23 + x^22 + x^16 + x^12 + x^11 + x^10 + x^8 + x^7 + x^5 + x^4 + x^2 + x + 1. The CRC is the
+ *    remainder of M * x^32 divided by P, in arithmetic modulo 2: addition and subtraction are both XOR, and nothing
+ *    carries. A message that begins with zeros must differ from the same one without them, so the first 32 bits are
+ *    inverted, and the result too. (The kernels take and return the register without these inversions.)
  *
- *    This CRC is *reflected*: the lowest bit of each byte comes first, as on a serial line, so the whole arithmetic
- *    is mirrored. In a 32-bit word bit 31 is the coefficient of x^0 and bit 0 that of x^31; multiplying by x shifts
- *    right, and P without its leading term is 0xEDB88320.
+ *    This CRC is *reflected*: the lowest bit of each byte comes first, as on a serial line. So in a 32-bit word bit 31 is
+ *    the coefficient of x^0 and bit 0 that of x^31; multiplying by x shifts right, and P without x^32 is 0xEDB88320.
  *
- * 2. Bit by bit. The register r holds the remainder so far. For each bit of the message: XOR it into bit 0 of r (the
- *    coefficient of x^31), multiply by x and, when x^32 came up, subtract P:
- *        r ^= bit;  r = r & 1 ? r >> 1 ^ 0xEDB88320 : r >> 1;
+ * 2. Bit by bit, as in school: bring down the next bit, multiply by x, and subtract P when x^32 came up.
  *
- * 3. Byte by byte. Eight such steps depend on the low eight bits only and are linear, so a table of 256 entries does
- *    them at once: r = slices[0][(r ^ byte) & 255] ^ r >> 8. One look-up a byte, each waiting for
- *    the last.
+ *        uint32_t crc32_bits(uint32_t state, const uint8_t *data, size_t len) {
+ *            for (; len; len--) {
+ *                state ^= *data++;
+ *                for (int i = 0; i < 8; i++) state = state & 1 ? state >> 1 ^ 0xEDB88320 : state >> 1;
+ *            }
+ *            return state;
+ *        }
  *
- * 4. Sixteen bytes a step ("slicing"). By linearity the register after sixteen bytes is the XOR of what each byte
- *    contributes alone, and a byte followed by k others contributes slices[k][byte]. The four bytes of the old
- *    register are first XORed into the first four of the message. Sixteen look-ups that do not wait for one another.
+ * 3. Byte by byte. What the inner loop XORs into the upper bits depends on the low eight bits alone: a table holds it for
+ *    each of their 256 values. One look-up a byte, but each waits for the last.
  *
- * The variants for CPUs that multiply without carries are explained in x86/crc32_pclmulqdq.c. gen_crc32.py writes the
- * tables.
+ *        for (; len; len--) state = slices[0][(state ^ *data++) & 255] ^ state >> 8;
+ *
+ * 4. Sixteen bytes a step ("slicing"). Remainders of sums are sums of remainders. So the register after sixteen bytes is
+ *    the XOR of what each byte would leave alone: slices[k][byte] for a byte that k others follow. The old register is
+ *    XORed into the first four bytes. Sixteen look-ups, none of which waits for another: crc32_portable.
+ *
+ * x86/crc32_pclmulqdq.c explains the kernels for CPUs that multiply polynomials.
  */
-#include "crc32_tables.h"
+#include "crc32_constants.h"
 #include "internal.h"
 
-/* What four bytes contribute, with `after` more bytes behind them. */
+/* slices[k][b]: the register b after k + 1 zero bytes. It is the sum of what the bits of b leave, so the compiler makes
+ * each table of eight constants: SUMS_n lists the sums of s and any of n constants, the highest bit first. */
+#define SUMS_1(s, h) s, s ^ h
+#define SUMS_2(s, g, h) SUMS_1(s, h), SUMS_1(s ^ g, h)
+#define SUMS_3(s, f, g, h) SUMS_2(s, g, h), SUMS_2(s ^ f, g, h)
+#define SUMS_4(s, e, f, g, h) SUMS_3(s, f, g, h), SUMS_3(s ^ e, f, g, h)
+#define SUMS_5(s, d, e, f, g, h) SUMS_4(s, e, f, g, h), SUMS_4(s ^ d, e, f, g, h)
+#define SUMS_6(s, c, d, e, f, g, h) SUMS_5(s, d, e, f, g, h), SUMS_5(s ^ c, d, e, f, g, h)
+#define SUMS_7(s, b, c, d, e, f, g, h) SUMS_6(s, c, d, e, f, g, h), SUMS_6(s ^ b, c, d, e, f, g, h)
+#define TABLE(a, b, c, d, e, f, g, h) {SUMS_7(0, b, c, d, e, f, g, h), SUMS_7(a, b, c, d, e, f, g, h)}
+static const uint32_t slices[16][256] = {CRC32_SLICES(TABLE)};
+static const uint32_t powers[8][16] = {CRC32_POWERS};
+
+/* What four bytes leave that `after` more bytes follow. */
 static inline uint32_t slice4(uint32_t four, int after) {
     return (slices[after + 3][four & 255] ^ slices[after + 2][four >> 8 & 255]) ^
            (slices[after + 1][four >> 16 & 255] ^ slices[after][four >> 24]);
@@ -36,7 +54,7 @@ static inline uint32_t slice4(uint32_t four, int after) {
 
 uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
     for (; len >= 16; data += 16, len -= 16) {
-        /* Only the first four bytes wait for the register: the others are summed before, and it comes in last. */
+        /* Only the first four bytes wait for the register, so the others are summed before them. */
         uint32_t rest = slice4(load_le32(data + 4), 8);
         rest ^= slice4(load_le32(data + 8), 4) ^ slice4(load_le32(data + 12), 0);
         state = rest ^ slice4(load_le32(data) ^ state, 12);
@@ -47,11 +65,11 @@ uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
 }
 
 /* ------------------------------------------------------------------------------------------------ combining
- * Let A be followed by B of n bytes. In the register A's remainder is multiplied by x^(8n) and B's is added; the
+ * Let B, of n bytes, follow A. Each byte of B multiplies A's remainder by x^8, and B's own remainder is added; the
  * inversions at both ends cancel out. So crc(AB) = crc(A) * x^(8n) + crc(B), all modulo P.
  */
 
-/* a * b modulo P, without branches: the time does not depend on the values. */
+/* a * b modulo P, without branches that a CPU could predict wrong. */
 static uint32_t multiply(uint32_t a, uint32_t b) {
     uint32_t product = 0;
     for (int i = 31; i >= 0; i--) { /* bit i of b is the coefficient of x^(31 - i) */
@@ -62,9 +80,9 @@ static uint32_t multiply(uint32_t a, uint32_t b) {
 }
 
 uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2) {
-    /* P is primitive, so the powers of x repeat after 2^32 - 1: only 8 * len2 modulo that counts. There 2^32 is 1,
-     * hence the halves are added, and multiplying by 8 rotates. The exponent's eight hexadecimal digits each name a
-     * power in the table; at most eight products remain. */
+    /* P is primitive: the powers of x repeat after 2^32 - 1, so the exponent 8 * len2 counts modulo that. There 2^32 is 1:
+     * the halves of len2 are added, and multiplying by 8 rotates. Each of the exponent's eight hexadecimal digits picks a
+     * power from the table, which leaves at most eight products. */
     uint64_t folded = (len2 >> 32) + (len2 & 0xFFFFFFFF);
     uint32_t n = (uint32_t)(folded + (folded >> 32));
     n = n << 3 | n >> 29;
@@ -74,8 +92,8 @@ uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2) {
 }
 
 /* -------------------------------------------------------------------------------------------------- threads */
-/* A thread takes some 20 microseconds to start and to end: one that runs already does half a mebibyte meanwhile with
- * PCLMULQDQ, and more than one with the wider kernels. */
+/* Starting and ending a thread takes some 20 microseconds, in which a running one does half a mebibyte with PCLMULQDQ and
+ * more than one with the wider kernels. */
 static const uint64_t BYTES_A_THREAD = 2 << 20;
 
 typedef struct {

@@ -1,4 +1,4 @@
-"""Writes the tables and constants of the CRC-32 kernels: `python csrc/gen_crc32.py` rewrites the two headers beside it.
+"""Writes the constants of the CRC-32 kernels: `python csrc/gen_crc32.py` rewrites crc32_constants.h beside it.
 
 A polynomial over GF(2) of degree below 32 is held *reflected*: bit 31 of the word is the coefficient of x^0, bit 0 that
 of x^31. Everything below follows from one operation, multiplication by x modulo P.
@@ -13,7 +13,6 @@ FOLD_BLOCKS = (1, 2, 4, 8, 16, 32, 72)  # distances of folding, in blocks of 128
 AFFINE_STEP = 3 * 512  # bits from one block that is folded by matrices to the next
 AFFINE_WINDOW = 6  # steps: how far the farthest of the four blocks may be that such a block is folded onto
 ARM_STRIDES = (128, 1024)  # bytes of each of the three streams of the kernel for the arm64 CRC instructions
-HERE = Path(__file__).parent
 
 
 def times_x(a: int) -> int:
@@ -42,18 +41,12 @@ def x_to_the(n: int) -> int:
     return result
 
 
-def slices() -> list[list[int]]:
-    """Return 16 tables: entry b of table k is the register b followed by k + 1 zero bytes, that is b * x^(8k + 8)."""
-    table = []
-    for byte in range(256):
-        register = byte
-        for _ in range(8):
-            register = times_x(register)
-        table.append(register)
-    tables = [table]
-    for _ in range(15):
-        tables.append([entry >> 8 ^ table[entry & 255] for entry in tables[-1]])
-    return tables
+def slice_bases() -> list[list[int]]:
+    """Return, for each of the 16 tables of crc32.c, its entries 128, 64, ... 1, of which all others are sums.
+
+    Bit i of a byte that k more bytes follow is the coefficient of x^(7 - i + 8k), and the CRC multiplies by x^32.
+    """
+    return [[x_to_the(32 + 8 * k + i) for i in range(8)] for k in range(16)]
 
 
 def powers() -> list[list[int]]:
@@ -73,11 +66,11 @@ def quotient(dividend: int) -> int:
 
 
 def affine_matrices(steps: tuple[int, ...]) -> list[int] | None:
-    """Return the matrices that fold a byte onto four bytes, each so many steps on; or None where there are none.
+    """Return the matrices that fold a byte onto the four bytes `steps` later, or None where there are none.
 
-    Bit k of a byte is the coefficient of x^(7 - k). Each of our eight powers of x is to be a sum of the 32 powers in
-    the four bytes, found by elimination. A matrix is written as GF2P8AFFINEQB takes it: the mask of the bits that make
-    up bit i of the product is byte 7 - i.
+    Bit k of a byte is the coefficient of x^(7 - k). Elimination finds each of our eight powers of x as a sum of the 32
+    powers in the four bytes. A matrix is written as GF2P8AFFINEQB takes it: byte 7 - i masks the bits whose sum is bit
+    i of the product.
     """
     far = steps[-1]
     basis: list[tuple[int, int, int]] = []  # a vector, its highest bit, and the set of powers that it is a sum of
@@ -105,7 +98,7 @@ def affine_matrices(steps: tuple[int, ...]) -> list[int] | None:
 
 
 def affine_folding() -> dict[int, int]:
-    """Return distances in steps, the first that there are in order, with the matrix for each."""
+    """Return the first four distances, in steps, that have matrices, with the matrix of each."""
     for steps in combinations(range(1, AFFINE_WINDOW + 1), 4):
         if matrices := affine_matrices(steps):
             return dict(zip(steps, matrices, strict=True))
@@ -113,37 +106,29 @@ def affine_folding() -> dict[int, int]:
     raise ValueError(msg)
 
 
-def words(values: list[int], per_line: int = 8) -> str:
-    """Return the values as lines of C hexadecimals."""
-    rows = [values[i : i + per_line] for i in range(0, len(values), per_line)]
-    return ",\n".join("     " + ", ".join(f"0x{value:08x}" for value in row) for row in rows)
+def words(values: list[int]) -> str:
+    """Return the values as C hexadecimals."""
+    return ", ".join(f"0x{value:08x}" for value in values)
 
 
-def table_2d(name: str, tables: list[list[int]]) -> str:
-    """Return the C definition of a two-dimensional table of uint32_t."""
-    body = ",\n".join("    {\n" + words(table) + "}" for table in tables)
-    return f"static const uint32_t {name}[{len(tables)}][{len(tables[0])}] = {{\n{body}}};\n"
+def define_list(name: str, items: list[str]) -> str:
+    """Return the definition of a macro of these items, one on each line."""
+    return f"#define {name} \\\n    " + ", \\\n    ".join(items)
 
 
-def tables_header() -> str:
-    """Return the text of crc32_tables.h."""
-    return (
-        "/* Written by `python csrc/gen_crc32.py`; do not edit. Tables of crc32.c. */\n"
-        "#include <stdint.h>\n\n"
-        "/* slices[k][b]: the register b after k + 1 zero bytes. */\n"
-        + table_2d("slices", slices())
-        + "\n/* powers[k][d]: x^(d * 16^k) mod P. */\n"
-        + table_2d("powers", powers())
-    )
-
-
-def constants_header() -> str:
+def header() -> str:
     """Return the text of crc32_constants.h."""
+    halves = [half for row in powers() for half in (f"{{{words(row[:8])}", f"{words(row[8:])}}}")]
     lines = [
-        "/* Written by `python csrc/gen_crc32.py`; do not edit. Constants of the CRC-32 kernels that",
-        " * multiply without carries; x86/crc32_pclmulqdq.c tells what they mean. */",
+        "/* Written by `python csrc/gen_crc32.py`; do not edit. Constants of the CRC-32 kernels. */",
         "#ifndef WEIGHTMAP_CRC32_CONSTANTS_H",
         "#define WEIGHTMAP_CRC32_CONSTANTS_H",
+        "",
+        "/* TABLE(x^(8k + 32), ... x^(8k + 39), all mod P) for k = 0 to 15: the tables of crc32.c. */",
+        define_list("CRC32_SLICES(TABLE)", [f"TABLE({words(basis)})" for basis in slice_bases()]),
+        "",
+        "/* Entry d of row k: x^(d * 16^k) mod P. */",
+        define_list("CRC32_POWERS", halves),
         "",
         "/* Folding by n blocks of 128 bits: x^(128n + 63) and x^(128n - 1) mod P, in the upper half of 64 bits. */",
     ]
@@ -172,5 +157,4 @@ def constants_header() -> str:
 
 
 if __name__ == "__main__":
-    (HERE / "crc32_tables.h").write_text(tables_header(), encoding="ascii")
-    (HERE / "crc32_constants.h").write_text(constants_header(), encoding="ascii")
+    (Path(__file__).parent / "crc32_constants.h").write_text(header(), encoding="ascii")
