@@ -3,7 +3,7 @@
 The canonical name of a type is the one that numpy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn". Formats
 have codes or names of their own and translate them to these. All values in files are little-endian.
 
-Quantised tensors have a scheme in the place of a type: see `weightmap.quant.blocks`.
+Quantised tensors have a scheme in the place of a type: see `weightmap.quant.schemes`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 
 from weightmap.errors import MissingDependencyError, UnsupportedError
 from weightmap.model.foreign import CROSSING, from_torch
-from weightmap.quant.base import Decodable
+from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ __all__ = ["STAGE", "from_torch", "staged", "to_device", "to_torch", "torch_devi
 STAGE = 4 << 20
 
 
-def to_torch(array: np.ndarray[Any, Any] | Decodable, *, copy: bool | None = None) -> Any:
+def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None = None) -> Any:
     """Return a CPU tensor with the values of `array`.
 
     Parameters
@@ -57,7 +57,7 @@ def to_torch(array: np.ndarray[Any, Any] | Decodable, *, copy: bool | None = Non
         torch is not installed.
     """
     torch = _torch()
-    if isinstance(array, Decodable):
+    if isinstance(array, QuantizedTensor):
         if copy is False:
             raise ValueError("a quantised tensor is decoded into a new array: copy=False is impossible")
         return torch.from_numpy(array.dequantize())
@@ -84,7 +84,7 @@ def to_torch(array: np.ndarray[Any, Any] | Decodable, *, copy: bool | None = Non
         raise _no_dtype(name) from None
 
 
-def to_device(array: np.ndarray[Any, Any] | Decodable, device: Any) -> Any:
+def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any:
     """Return a new tensor on a device with the values of `array`, copied through a buffer of at most 4 MiB.
 
     So no driver is given pages of a mapping, which it would fault in, pin or migrate as it likes, and beside the new
@@ -108,7 +108,7 @@ def to_device(array: np.ndarray[Any, Any] | Decodable, device: Any) -> Any:
     MissingDependencyError
         torch is not installed.
     """
-    dtype = np.dtype(np.float32) if isinstance(array, Decodable) else array.dtype.newbyteorder("=")
+    dtype = np.dtype(np.float32) if isinstance(array, QuantizedTensor) else array.dtype.newbyteorder("=")
     return staged(_parts(array, STAGE // dtype.itemsize), array.shape, dtype, device)
 
 
@@ -141,7 +141,7 @@ def staged(
 
 def _parts(array: Any, most: int) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the elements of an array or a quantised tensor in row-major order, at most `most` at a time."""
-    if isinstance(array, Decodable):
+    if isinstance(array, QuantizedTensor):
         yield from array.in_runs(most)
     elif array.size <= most:
         yield array

@@ -14,7 +14,8 @@ from weightmap import kernels
 from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
 from weightmap.errors import QuantError
 from weightmap.formats import Payload
-from weightmap.quant.blocks import BITS, BLOCKED, quantize
+from weightmap.quant.blocks import quantize
+from weightmap.quant.schemes import BITS, BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -30,6 +30,7 @@ from weightmap.kernels._files import will_need as will_need
 from weightmap.kernels._files import with_temporary as with_temporary
 from weightmap.kernels._finalfusion import fifu_ngrams as fifu_ngrams
 from weightmap.kernels._finalfusion import fifu_skip as fifu_skip
+from weightmap.kernels._memory import check_out as check_out
 from weightmap.kernels._memory import empty as empty
 from weightmap.kernels._memory import given_array as given_array
 from weightmap.kernels._native import U32_MAX as U32_MAX

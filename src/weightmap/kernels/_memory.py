@@ -12,7 +12,7 @@ from weightmap.kernels._native import module
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["empty", "given_array"]
+__all__ = ["check_out", "empty", "given_array"]
 
 # Up to this size glibc's malloc comes to use memory again, and numpy asks for huge pages; beyond, each array would be
 # made of fresh pages, which the system clears first.
@@ -48,3 +48,14 @@ def given_array(out: object) -> NDArray[Any]:
         msg = f"out must be an array, not {type(out).__name__}"
         raise TypeError(msg)
     return out
+
+
+def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
+    """Raise TypeError or ValueError when `out` is no writeable array of this shape, that of `what`."""
+    array = given_array(out)
+    if array.shape != shape:
+        msg = f"out has shape {array.shape}, {what} has {shape}"
+        raise ValueError(msg)
+    if not array.flags.writeable:
+        msg = "out is read-only"
+        raise ValueError(msg)

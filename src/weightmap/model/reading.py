@@ -10,7 +10,6 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import dtype_named, numpy_dtype
 from weightmap.errors import LimitError
-from weightmap.quant.base import check_out
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -43,7 +42,7 @@ def read(
     if out is None:
         out = _new(row, dtype_named(dtype), limits, what)
     else:
-        check_out(out, row.shape, what)
+        kernels.check_out(out, row.shape, what)
     plain = np.asarray(out)  # a matrix stays two-dimensional whatever it is asked for
     if quantized:
         place.decoder().dequantize(out=plain, threads=threads)

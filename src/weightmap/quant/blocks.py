@@ -1,51 +1,37 @@
-"""Quantised tensors: integers of few bits, and scales.
-
-===============  ==========================================================================================
-scheme           what a tensor of n elements is, flattened in row-major order
-===============  ==========================================================================================
-``int8``         one scale, then n codes of 8 bits
-``int4 int5``    one scale, then n codes of 4 or 5 bits
-``int4_block``   ``[scale][codes]`` for each block of `block_size` elements; the last block is stored whole
-``int5_block``   the same with codes of 5 bits
-``adaptive``     ``[mask][scales][codes]``: each block is INT4, INT5 or FP16, as 2 bits of the mask say (0, 1, 2)
-===============  ==========================================================================================
-
-A value is ``scale * q``, one multiplication of float32; a scale is a float32 or a float16. Codes are two's complement,
-back to back, the first one in the lowest bits of byte 0: of two int4 it is the low nibble, and eight int5 take five
-bytes. All of it is little-endian and may lie at any alignment. In an adaptive tensor the mask is padded to a whole
-byte, blocks of FP16 have no scale, and the codes of each block begin at a byte.
-"""
+"""`QuantizedTensor`: integers of few bits and their scales, decoded on demand. Its bytes: see quant/schemes.py."""
 
 from __future__ import annotations
 
 import math
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from weightmap import kernels
+from weightmap.dtypes import dtype_named
 from weightmap.errors import QuantError
-from weightmap.quant.base import Decodable
+from weightmap.quant.schemes import BITS, BLOCKED, SCALE, block_bytes, checked_shape, no_scheme
+from weightmap.quant.selection import groups, selected
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from collections.abc import Iterator
 
-__all__ = ["BITS", "BLOCKED", "QuantizedTensor", "quantize"]
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-# Bits of a code in the schemes that have one kind of code.
-BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
-BLOCKED = ("int4_block", "int5_block")
-_SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
-# Numpy's, and more elements than any memory holds.
-_MOST_DIMENSIONS, _MOST = 64, 1 << 56
+__all__ = ["QuantizedTensor", "quantize"]
+
+# Elements decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
+_PIECE = 1 << 18
+# Elements of a group of rows in a scheme without blocks.
+_GROUP = 64
 
 
-class QuantizedTensor(Decodable):
-    """A tensor of integers and scales, decoded when it is asked for.
+class QuantizedTensor:
+    """A tensor of integers and scales that decodes on demand and is indexed like an array.
 
-    What it is made of are views of the bytes that it was made from: of a mapped file, nothing is copied, and the views
-    keep the mapping alive.
+    Its parts are views of the bytes it was made from: of a mapped file nothing is copied, and the views keep the
+    mapping alive.
 
     Parameters
     ----------
@@ -83,9 +69,15 @@ class QuantizedTensor(Decodable):
     ((32,), dtype('float32'))
     """
 
-    __slots__ = ("_octets", "_plan", "scale_type", "scheme")
+    __slots__ = ("__weakref__", "_octets", "_plan", "block_size", "scale_type", "scheme", "shape", "size")
 
-    # Of an adaptive tensor: a copy of its mask, and what finds a block by it. See `kernels.adaptive_plan`.
+    # Types that `_decode_to` writes; any other type takes a buffer of float32.
+    _direct: ClassVar[tuple[np.dtype[Any], ...]] = (np.dtype(np.float32), np.dtype(np.float16))
+
+    shape: tuple[int, ...]
+    size: int
+    block_size: int
+    # Of an adaptive tensor: a copy of its mask with an index of its blocks. See `kernels.adaptive_plan`.
     _plan: NDArray[np.uint64]
 
     def __init__(
@@ -98,12 +90,12 @@ class QuantizedTensor(Decodable):
         scale_type: str = "fp16",
     ) -> None:
         if scheme not in BITS and scheme != "adaptive":
-            raise _no_scheme(scheme)
+            raise no_scheme(scheme)
         if scheme in BITS and bool(block_size) != (scheme in BLOCKED):
             expected = "a positive number" if scheme in BLOCKED else "0: there is one scale"
             raise QuantError(f"block size of {scheme}", field="block_size", actual=block_size, expected=expected)
         self.scheme = scheme
-        self.shape = _shape(shape)
+        self.shape = checked_shape(shape)
         self.size = math.prod(self.shape)
         self.block_size = index(block_size)
         self.scale_type = scale_type
@@ -157,11 +149,11 @@ class QuantizedTensor(Decodable):
 
         Shape (n_blocks,); one in the schemes with one scale; of an adaptive tensor, those of its INT4 and INT5 blocks.
         """
-        kind, octets = _SCALE[self.scale_type], self._octets
+        kind, octets = SCALE[self.scale_type], self._octets
         if self.scheme == "adaptive":
             scales, codes = self._adaptive_parts()
             return octets[scales:codes].view(kind)
-        step = self._block_bytes() if self.block_size else kind.itemsize
+        step = block_bytes(self.scheme, self.block_size, self.scale_type) if self.block_size else kind.itemsize
         if not self.n_blocks:
             return np.empty(0, kind)
         return np.ndarray((self.n_blocks,), kind, octets, 0, (step,))
@@ -175,14 +167,14 @@ class QuantizedTensor(Decodable):
         * int4_block, int5_block: uint8, packed, shape (n_blocks, bytes of a block), strided;
         * adaptive: uint8, shape (bytes,), the blocks one after another.
         """
-        start, octets = _SCALE[self.scale_type].itemsize, self._octets
+        start, octets = SCALE[self.scale_type].itemsize, self._octets
         if self.scheme == "adaptive":
             return octets[self._adaptive_parts()[1] :]
         if self.scheme == "int8":
             return octets[start:].view(np.int8).reshape(self.shape)
         if not self.block_size:
             return octets[start:]
-        step = self._block_bytes()
+        step = block_bytes(self.scheme, self.block_size, self.scale_type)
         if not self.n_blocks:
             return np.empty((0, step - start), np.uint8)
         return np.ndarray((self.n_blocks, step - start), np.uint8, octets, start, (step, 1))
@@ -191,8 +183,7 @@ class QuantizedTensor(Decodable):
     def mask(self) -> NDArray[np.uint8] | None:
         """The mask of an adaptive tensor, packed, shape (ceil(n_blocks / 4),): a view. None in other schemes.
 
-        Decoding goes by a copy, made with this object: a file whose mask is overwritten later decodes to other values,
-        but each of them is made of bytes of the file.
+        Decoding uses a copy made with this object: a mask overwritten in the file changes values, never what is read.
         """
         return self._octets[: -(-self.n_blocks // 4)] if self.scheme == "adaptive" else None
 
@@ -205,16 +196,14 @@ class QuantizedTensor(Decodable):
         pairs: NDArray[np.uint8] = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).astype(np.uint8)
         return pairs.reshape(-1)[: self.n_blocks]
 
-    def _block_bytes(self) -> int:
-        return _SCALE[self.scale_type].itemsize + (BITS[self.scheme] * self.block_size + 7) // 8
-
     def _adaptive_parts(self) -> tuple[int, int]:
         """Return where the scales and where the codes of an adaptive tensor begin."""
         begin = -(-self.n_blocks // 4)
-        return begin, begin + (self.n_blocks - int(self._plan[1])) * _SCALE[self.scale_type].itemsize
+        return begin, begin + (self.n_blocks - int(self._plan[1])) * SCALE[self.scale_type].itemsize
 
     # -------------------------------------------------------------------------------------------------- decoding
     def _check_scales(self) -> None:
+        """Raise `QuantError` for a scale that is no number."""
         bad = np.flatnonzero(~np.isfinite(self.scales))
         if len(bad):
             block = int(bad[0])
@@ -224,6 +213,7 @@ class QuantizedTensor(Decodable):
             raise QuantError(f"scale of block {block}", actual=self.scales[bad[0]].item(), expected="a finite number")
 
     def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
+        """Write the values from `start` to `stop` to a contiguous, aligned array of one of the direct types."""
         if self.scheme == "adaptive":
             kernels.decode_adaptive(
                 self._octets,
@@ -248,6 +238,131 @@ class QuantizedTensor(Decodable):
             out=out,
             threads=threads,
         )
+
+    def dequantize(
+        self,
+        dtype: DTypeLike = np.float32,
+        *,
+        out: NDArray[Any] | None = None,
+        threads: int | None = None,
+        strict: bool = False,
+    ) -> NDArray[Any]:
+        """Return the values as a dense array.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            Of the result; ignored when `out` is given. float32 holds the values exactly; for other types they are then
+            converted as `numpy.ndarray.astype` converts them.
+        out : ndarray, optional
+            Filled in place and returned; of the tensor's shape, of any dtype and strides.
+        threads : int, optional
+            At most this many threads share the work; one when not given.
+        strict : bool
+            Refuse scales that are NaN or infinite. Otherwise their blocks decode to NaN and infinity.
+
+        Returns
+        -------
+        ndarray, the tensor's shape
+
+        Raises
+        ------
+        QuantError
+            With ``strict``, for a scale that is no number: it names the block.
+        ValueError, TypeError
+            When `out` has another shape or cannot be written, or is no array.
+        """
+        if strict:
+            self._check_scales()
+        if out is None:
+            target = kernels.empty(self.shape, dtype_named(dtype))
+        else:
+            kernels.check_out(out, self.shape, "the tensor")
+            target = out
+        # Not through a matrix, which stays two-dimensional whatever it is asked for.
+        self._decode(0, self.size, np.asarray(target), 1 if threads is None else threads)
+        return target
+
+    def _decode(self, start: int, stop: int, target: NDArray[Any], threads: int) -> None:
+        """Write the values from `start` to `stop` to an array of as many elements."""
+        if target.dtype in self._direct and target.flags.c_contiguous and target.flags.aligned:
+            self._decode_to(start, stop, target, threads)
+            return
+        if target.flags.c_contiguous:
+            flat = target.reshape(-1)
+            room = np.empty(min(stop - start, _PIECE), np.float32)
+            for first in range(start, stop, _PIECE):
+                piece = room[: min(_PIECE, stop - first)]
+                self._decode_to(first, first + len(piece), piece, threads)
+                flat[first - start : first - start + len(piece)] = piece
+            return
+        dense = kernels.empty(target.shape, target.dtype if target.dtype in self._direct else np.float32)
+        self._decode_to(start, stop, dense, threads)
+        target[...] = dense
+
+    def flat(self, start: int, stop: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return elements `start` to `stop` of the flattened tensor, decoding no other blocks than theirs.
+
+        Raises ValueError when they do not lie within it.
+        """
+        if not 0 <= start <= stop <= self.size:
+            raise ValueError(f"elements {start} to {stop} do not lie within {self.size}")
+        part = kernels.empty(stop - start, dtype_named(dtype))
+        self._decode(start, stop, part, 1)
+        return part
+
+    def in_runs(self, most: int) -> Iterator[NDArray[np.float32]]:
+        """Yield the elements of the flattened tensor, at most `most` at a time."""
+        for start in range(0, self.size, most):
+            yield self.flat(start, min(start + most, self.size))
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
+        if copy is False:
+            raise ValueError("a quantised tensor is decoded into a new array: copy=False is impossible")
+        return self.dequantize(np.float32 if dtype is None else dtype)
+
+    # -------------------------------------------------------------------------------------------------- indexing
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a quantised tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return what numpy returns for the decoded tensor, as float32; decode only the blocks needed.
+
+        An integer, a slice, or a list or array of integers or truth values on the first axis selects rows. Any other
+        key decodes the whole tensor.
+        """
+        rows, rest = selected(key, self.shape)
+        if rows is None:
+            return self.dequantize()[key]
+        if not isinstance(rows, range):
+            part = self._gather(rows.reshape(-1)).reshape(*rows.shape, *self.shape[1:])
+        elif rows.step == 1:
+            part = self._rows(rows.start, rows.stop)
+        elif self.size:
+            part = self._gather(np.asarray(rows, np.intp))
+        else:  # there may be more rows than memory holds numbers of
+            part = np.empty((len(rows), *self.shape[1:]), np.float32)
+        return part[rest]
+
+    def _rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        stop = max(start, stop)
+        width = math.prod(self.shape[1:])
+        part = kernels.empty((stop - start, *self.shape[1:]), np.float32)
+        self._decode(start * width, stop * width, part, 1)
+        return part
+
+    def _gather(self, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Return these rows, in this order; decode each once, and rows without a block between them together."""
+        part = kernels.empty((len(rows), *self.shape[1:]), np.float32)
+        if part.size:
+            for at, first, last in groups(rows, math.prod(self.shape[1:]), self.block_size or _GROUP):
+                part[at] = self._rows(first, last + 1)[rows[at] - first]
+        return part
 
     # ------------------------------------------------------------------------------------------------- as an object
     def __repr__(self) -> str:
@@ -276,23 +391,9 @@ def quantize(
         payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
         return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
     if scheme not in BITS:
-        raise _no_scheme(scheme)
+        raise no_scheme(scheme)
     size = block_size if scheme in BLOCKED else 0
     if scheme in BLOCKED and size == 0:
         raise QuantError("block size", field="block_size", actual=0, expected="a positive number")
     payload = kernels.encode_blocks(values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads)
     return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)
-
-
-def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape whose values numpy can hold in a type of any size, also where there are no elements."""
-    dims = tuple(map(index, shape))
-    if min(dims, default=0) < 0 or len(dims) > _MOST_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MOST:
-        expected = f"up to {_MOST_DIMENSIONS} dimensions, none negative, with a product of those but 0 up to 2**56"
-        raise QuantError("shape", field="shape", actual=list(dims), expected=expected)
-    return dims
-
-
-def _no_scheme(scheme: object) -> QuantError:
-    expected = f"one of {', '.join([*BITS, 'adaptive'])}"
-    return QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)

@@ -84,7 +84,8 @@ def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
 
     What has one scale, or one for each block, comes in pieces of about 2**18 elements; anything else at once.
     """
-    from weightmap.quant.blocks import BITS, QuantizedTensor  # noqa: PLC0415 - opening a file needs none of it
+    from weightmap.quant.blocks import QuantizedTensor  # noqa: PLC0415 - opening a file needs none of it
+    from weightmap.quant.schemes import BITS  # noqa: PLC0415 - as above
 
     source, row, _ = place
     scheme, layout = row.dtype.name, place.layout()

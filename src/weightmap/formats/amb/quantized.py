@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightmap import kernels
 from weightmap.errors import QuantError
 from weightmap.formats.amb.layout import BY_BLOCKS, QUANT_HEADER, QUANT_TYPES, SCALE_SIZES, SCALE_TYPES
-from weightmap.quant.blocks import BITS, QuantizedTensor
+from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.schemes import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,56 @@
+"""The schemes of integers of few bits and scales: how the bytes of a quantised tensor lie.
+
+===============  ==========================================================================================
+scheme           what a tensor of n elements is, flattened in row-major order
+===============  ==========================================================================================
+``int8``         one scale, then n codes of 8 bits
+``int4 int5``    one scale, then n codes of 4 or 5 bits
+``int4_block``   ``[scale][codes]`` for each block of `block_size` elements; the last block is stored whole
+``int5_block``   the same with codes of 5 bits
+``adaptive``     ``[mask][scales][codes]``: each block is INT4, INT5 or FP16, as 2 bits of the mask say (0, 1, 2)
+===============  ==========================================================================================
+
+A value is ``scale * q``, one multiplication of float32; a scale is a float32 or a float16. Codes are two's complement,
+back to back, the first one in the lowest bits of byte 0: of two int4 it is the low nibble, and eight int5 take five
+bytes. All of it is little-endian and may lie at any alignment. In an adaptive tensor the mask is padded to a whole
+byte, blocks of FP16 have no scale, and the codes of each block begin at a byte.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from weightmap.errors import QuantError
+
+__all__ = ["BITS", "BLOCKED", "SCALE", "block_bytes", "checked_shape", "no_scheme"]
+
+# Bits of a code in the schemes that have one kind of code.
+BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
+BLOCKED = ("int4_block", "int5_block")
+SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
+# Numpy's limit, and more elements than any memory holds.
+_MOST_DIMENSIONS, _MOST = 64, 1 << 56
+
+
+def block_bytes(scheme: str, block_size: int, scale_type: str) -> int:
+    """Return the bytes of a block, its scale included."""
+    return SCALE[scale_type].itemsize + (BITS[scheme] * block_size + 7) // 8
+
+
+def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape as integers. Raises `QuantError` when no array of any dtype has it, be it empty."""
+    dims = tuple(map(index, shape))
+    if min(dims, default=0) < 0 or len(dims) > _MOST_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MOST:
+        expected = f"up to {_MOST_DIMENSIONS} dimensions, none negative, with a product of those but 0 up to 2**56"
+        raise QuantError("shape", field="shape", actual=list(dims), expected=expected)
+    return dims
+
+
+def no_scheme(scheme: object) -> QuantError:
+    """Return the error for a scheme that does not exist."""
+    expected = f"one of {', '.join([*BITS, 'adaptive'])}"
+    return QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)
