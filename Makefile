@@ -16,7 +16,7 @@ help:
 	@echo "make lint    ruff, mypy --strict, clang-format, and the C sources with warnings as errors"
 	@echo "make format  lay the sources out as make lint wants them"
 	@echo "make bench   the benchmarks with all their rivals; writes benchmark.json"
-	@echo "make report  docs/benchmarks.md and its pictures, of benchmark.json"
+	@echo "make report  docs/benchmarks.md from benchmark.json; all times and plots into build/benchmarks/"
 	@echo "make quantisation-table  the table of docs/quantisation.md, measured anew"
 	@echo "make wheel   source distribution and wheel, into dist/"
 	@echo "make arm64-test     the arm64 kernels, cross-compiled and run under an emulator"
@@ -71,7 +71,7 @@ bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.rivals
 
 report: $(VENV)/.extra-docs
 	@$(BIN)/python benchmarks/report.py
-	@echo "Wrote docs/benchmarks.md"
+	@echo "Wrote docs/benchmarks.md and build/benchmarks/"
 
 quantisation-table: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.extra-demo
 	@echo "Quantising all-MiniLM-L6-v2 in every scheme; this takes a minute or two"

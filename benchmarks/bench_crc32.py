@@ -1,4 +1,4 @@
-"""CRC-32 by length: every instruction set, one thread and two, beside zlib, zlib-ng and ISA-L, and reading alone."""
+"""CRC-32 by length: every instruction set, one thread and two, against zlib, zlib-ng, ISA-L and reading alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import limits
-from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
 
-# Of the short ones `bytes` are given, as most callers have them, and the call is the cost.
+# Short inputs are `bytes`, as most callers have them; the call is their cost.
 SHORT = {f"{n} B": n for n in (0, 1, 8, 16, 32, 64, 128, 256, 512)} | {f"{n} KiB": n << 10 for n in (1, 2, 4)}
 MIDDLE = {"16 KiB": 1 << 14, "64 KiB": 1 << 16, "256 KiB": 1 << 18}
 LONG = {"1 MiB": 1 << 20, "16 MiB": 1 << 24, "1 GiB": 1 << 30}
@@ -20,7 +20,7 @@ BLOCK = 1 << 24
 
 
 def call(function, data, **options):
-    """Return the clock of a checksum, once it has been found to be right."""
+    """Return the clock of a checksum, after checking its result."""
     head = data[:BLOCK]
     assert function(head, **options) == zlib.crc32(head)
     return Timed(partial(function, data, **options))
@@ -49,7 +49,7 @@ THREADS = (
 
 @pytest.fixture(scope="module")
 def data(request, smoke):
-    """Return random bytes in huge pages, as many as are asked for at most; the same 16 MiB again and again."""
+    """Return random bytes in huge pages, as many as the largest group needs: the same 16 MiB repeated."""
     wanted = {item.callspec.params["group"] for item in request.session.items if item.path == request.path}
     most = max((LONG.get(group.partition("/")[2], 0) for group in wanted), default=0) if not smoke else 0
     whole = limits.memory(max(most, BLOCK))
@@ -66,19 +66,19 @@ CHECKSUMS = {
 }
 
 
-@everyone(CHECKSUMS)
-def test_crc32(race, data, group, who):
-    """The checksum of so many bytes."""
+@each_contender(CHECKSUMS)
+def test_crc32(compare, data, group, who):
+    """Checksum this many bytes."""
     size = group.partition("/")[2]
     given = data[: SHORT[size]].tobytes() if size in SHORT else data[: (MIDDLE | LONG)[size]]
-    race(CHECKSUMS, given, nbytes=len(given))
+    compare(CHECKSUMS, given, nbytes=len(given))
 
 
 COMBINE = {"crc32/combine": ours(lambda: Timed(partial(kernels.crc32_combine, 1, 2, 2**63 - 1)))}
 GROUPS = CHECKSUMS | COMBINE
 
 
-@everyone(COMBINE)
-def test_combine(race, group, who):
-    """Combining two CRCs for a length whose every bit is set."""
-    race(COMBINE)
+@each_contender(COMBINE)
+def test_combine(compare, group, who):
+    """Combine two CRCs for a length with all bits set."""
+    compare(COMBINE)

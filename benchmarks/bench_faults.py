@@ -1,7 +1,7 @@
-"""The page faults of reading a file for the first time, by who wrote it.
+"""Page faults of reading a file for the first time, by its writer.
 
-The system takes a page fault for each piece that a file has in the page cache, and the writer decides how large these
-are: pieces of 2 MiB cost a hundredth of pages of 4 KiB. Nothing is read here but a byte of each page.
+The system takes one page fault for each folio of a file in the page cache, and the writer decides how large folios are:
+those of 2 MiB cost a hundredth of pages of 4 KiB. The benchmarks read one byte of each page.
 """
 
 import mmap
@@ -13,14 +13,14 @@ import pytest
 
 import limits
 import weightmap as wm
-from timing import Timed, everyone, limit, need, ours, rival
+from timing import Timed, each_contender, limit, need, ours, rival
 
 ROWS = 1 << 20  # bytes
 
 
 @pytest.fixture(scope="module")
 def written(smoke, tmp_path_factory):
-    """Return the paths of the same file of 1 GiB, by how it was written; made when first asked for."""
+    """Return write(how) -> path of a file of 1 GiB, written at the first call."""
     folder = tmp_path_factory.mktemp("faults")
     array = np.zeros((2 if smoke else 1024, ROWS), np.uint8)
 
@@ -46,13 +46,13 @@ def written(smoke, tmp_path_factory):
 
 
 def first_touch(how, write):
-    """Read a byte of every page of a view that nobody has touched yet."""
+    """Read a byte of every page of a fresh view."""
     path = write(how)
     return Timed(limits.touch, setup=lambda: wm.open(path)["w"])
 
 
 def prefetched(write):
-    """The same with `prefetch`, which returns at once and works while the touching begins."""
+    """Read a byte of every page while `prefetch` works in the background."""
     path = write("weightmap")
 
     def setup():
@@ -64,7 +64,7 @@ def prefetched(write):
 
 
 def again(write):
-    """Read a byte of every page of a view that has been touched before: no faults are left."""
+    """Read a byte of every page of a view that has no faults left."""
     view = wm.open(Path(write("weightmap")))["w"]
     limits.touch(view)
     return Timed(partial(limits.touch, view))
@@ -81,7 +81,7 @@ CONTENDERS = ours(partial(first_touch, "weightmap"), "written by weightmap") | {
 GROUPS = {"faults/1 GiB": CONTENDERS}
 
 
-@everyone(GROUPS)
-def test_faults(race, written, group, who):
+@each_contender(GROUPS)
+def test_faults(compare, written, group, who):
     """Touch 1 GiB."""
-    race(GROUPS, written, nbytes=1 << 30)
+    compare(GROUPS, written, nbytes=1 << 30)

@@ -1,4 +1,4 @@
-"""FNV-1a 32 of many names: every instruction set, beside fnv-hash-fast (a call a name) and plain Python."""
+"""FNV-1a 32 of many names: every instruction set, against fnv-hash-fast (a call a name) and plain Python."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from timing import EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
 
-LENGTH = 51  # a usual length of a tensor's name
-PART = 100  # plain Python takes so long that it gets this part of the names
+LENGTH = 51  # a common length of names
+PART = 100  # plain Python is slow: it hashes one name in so many
 
 
 class Names(NamedTuple):
-    """Names as separate objects, and as one blob with their lengths."""
+    """Names as separate objects, and as one blob with lengths."""
 
     apart: list[bytes]
     blob: bytes
@@ -23,7 +23,7 @@ class Names(NamedTuple):
 
 
 def fnv1a32(data: bytes) -> int:
-    """Return the hash by its definition, in plain Python."""
+    """Return the hash, in plain Python."""
     value = 0x811C9DC5
     for byte in data:
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -31,7 +31,7 @@ def fnv1a32(data: bytes) -> int:
 
 
 def make(count: int, *, mixed: bool = False) -> Names:
-    """Return so many names."""
+    """Make names."""
     rng = np.random.default_rng(count)
     lengths = rng.integers(20, 61, count, np.uint32) if mixed else np.full(count, LENGTH, np.uint32)
     blob = rng.integers(97, 123, int(lengths.sum()), np.uint8).tobytes()
@@ -46,21 +46,21 @@ def weightmap(names):
 
 
 def fnv_hash_fast(names):
-    """Return the rival, from names that are Python objects already."""
+    """Return the rival, which gets names as Python objects."""
     function = need("fnv_hash_fast").fnv1a_32
     assert function(names.apart[0]) == fnv1a32(names.apart[0])
     return Timed(lambda: [function(name) for name in names.apart])
 
 
 class Scaled(Timed):
-    """What was timed for a part, and is told for all."""
+    """The clock of a part, scaled to the whole."""
 
     def __call__(self, calls):
         return PART * super().__call__(calls)
 
 
 def python(names):
-    """Return the definition, timed on a part of the names."""
+    """Return plain Python, timed on a part of the names."""
     some = names.apart[: len(names.apart) // PART]
     return Scaled(lambda: [fnv1a32(name) for name in some], timed_on=f"one name in {PART}")
 
@@ -72,8 +72,8 @@ COUNTS = {"1,000 names": 1_000, "100,000 names": 100_000, "100,000 names of mixe
 GROUPS = {f"fnv1a32/{label}": CONTENDERS for label in COUNTS}
 
 
-@everyone(GROUPS)
-def test_fnv1a32(race, group, who):
+@each_contender(GROUPS)
+def test_fnv1a32(compare, group, who):
     """Hash names of one length, or of 20 to 60 bytes."""
     label = group.partition("/")[2]
-    race(GROUPS, make(COUNTS[label], mixed="mixed" in label), items=COUNTS[label])
+    compare(GROUPS, make(COUNTS[label], mixed="mixed" in label), items=COUNTS[label])

@@ -1,8 +1,8 @@
-"""float16 and bfloat16 to float32: every instruction set, one thread and two, beside numpy and torch with one thread.
+"""float16 and bfloat16 to float32: every instruction set, one thread and two, against numpy and torch with one.
 
-The output lies in the second-level cache with its input, in the third, or in no cache, and is written again and again;
-or it is made for each call, which has the system clear its pages too. The limit is to write that much; what
-any conversion does, reading half as many bytes beside it, is told too.
+The output fits into the second-level cache with its input, into the third, or into none, and every call overwrites it;
+a fresh output also costs the system's clearing of pages. One limit writes as many bytes, another also reads half as
+many.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 import limits
-from timing import AVX2, EVERY_ISA, Timed, everyone, limit, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, each_contender, limit, need, ours, rival
 from weightmap import kernels
 
 CASES = {"L2": 1 << 19, "L3": 1 << 23, "DRAM": 1 << 27, "DRAM, fresh output": 1 << 27}  # bytes of output
@@ -25,7 +25,7 @@ KINDS = {
 
 
 class Work(NamedTuple):
-    """Input and output; without one, a fresh output is to be made for each call."""
+    """Input and output; None as output makes a fresh one for each call."""
 
     kind: str
     array: np.ndarray
@@ -40,7 +40,7 @@ def weightmap(work, threads=1):
 
 
 def by_numpy(work):
-    """Return numpy's conversion; for bfloat16 that of ml_dtypes, which numpy calls."""
+    """Return numpy's conversion, which for bfloat16 is that of ml_dtypes."""
     if work.out is None:
         return Timed(partial(work.array.astype, np.float32))
     return Timed(partial(np.copyto, work.out, work.array))
@@ -67,10 +67,10 @@ REUSED = (
     BOTH
     | limits.of(limits.WRITE, lambda work: work.out, (1, 2))
     | {
-        f"limit: {limits.WIDEN}{told}": limit(
+        f"limit: {limits.WIDEN}{suffix}": limit(
             partial(lambda work, count: limits.loop(limits.WIDEN, work.out, count, work.array), count=count), count
         )
-        for count, told in {1: "", 2: ", 2 threads"}.items()
+        for count, suffix in {1: "", 2: ", 2 threads"}.items()
     }
 )
 FRESH = BOTH | {
@@ -82,11 +82,11 @@ FRESH = BOTH | {
 GROUPS = {f"{kind} to f32/{case}": FRESH if "fresh" in case else REUSED for kind in KINDS for case in CASES}
 
 
-@everyone(GROUPS)
-def test_widening(race, smoke, group, who):
+@each_contender(GROUPS)
+def test_widening(compare, smoke, group, who):
     """Convert to float32."""
     kind, case = group.split(" to f32/")
     n = 1 << 12 if smoke else CASES[case] // 4
     array = limits.memory_of(np.random.default_rng(1).standard_normal(n, np.float32).astype(KINDS[kind][1]))
     out = None if "fresh" in case else limits.memory(4 * n).view(np.float32)
-    race(GROUPS, Work(kind, array, out), nbytes=4 * n)
+    compare(GROUPS, Work(kind, array, out), nbytes=4 * n)

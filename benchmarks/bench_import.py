@@ -1,19 +1,19 @@
-"""What `import weightmap` costs a program, measured in fresh interpreters."""
+"""The time of `import weightmap` in fresh interpreters."""
 
 import os
 import subprocess
 import sys
 
-from timing import everyone, need, ours, rival
+from timing import each_contender, need, ours, rival
 
-# Prints the seconds that a statement takes in an interpreter that has imported numpy already.
+# Prints the seconds of a statement in an interpreter that has imported numpy.
 BEYOND_NUMPY = "import time, numpy; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
-# What pip compiles when it installs a rival, an editable installation compiles at the first import, if it may.
+# An editable installation compiles modules at the first import, if it may; pip has compiled the rivals'.
 ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Import:
-    """The clock of a statement: the child reads it."""
+    """The clock of a statement in a child process."""
 
     def __init__(self, statement):
         self.code, self.info = BEYOND_NUMPY.format(statement), {}
@@ -28,7 +28,7 @@ class Import:
 
 
 def library(name):
-    """Import a rival, where it is installed."""
+    """Return the import of a rival."""
 
     def prepare():
         need(name)
@@ -47,7 +47,7 @@ CONTENDERS = ours(lambda: Import("import weightmap")) | {
 GROUPS = {"import/beyond numpy": CONTENDERS}
 
 
-@everyone(GROUPS)
-def test_import(race, group, who):
-    """Import on top of numpy, which everybody needs."""
-    race(GROUPS)
+@each_contender(GROUPS)
+def test_import(compare, group, who):
+    """Import after numpy, which all contenders need."""
+    compare(GROUPS)

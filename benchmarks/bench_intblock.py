@@ -1,13 +1,13 @@
-"""Quantised blocks: decoding by size, and the error of our int4 and int5 beside that of ggml's Q4_0 and Q5_0.
+"""Quantised blocks: decoding by size, and the error of our int4 and int5 against that of ggml's Q4_0 and Q5_0.
 
-The output lies in the second-level cache with its input, in the third, or in no cache, and is written again and again.
-It begins on a page; that of "np.empty" is an array as numpy makes it, which begins 16 bytes into a line of the cache.
-The limit is to write that much. gguf-py decodes Q4_0 and Q5_0: blocks of 32 with a float16 scale, and so of the same
-size as ours. bitsandbytes decodes nf4, a code book of sixteen numbers, in blocks of 64; onnxruntime integers of 4 bits
-in blocks of 64 with a float32 scale. "torch operations" is how one decodes with torch alone.
+The output fits into the second-level cache with its input, into the third, or into none, and every call overwrites it.
+It begins on a page, but that of "np.empty", which numpy begins 16 bytes into a cache line. The limit writes as many
+bytes. gguf-py decodes Q4_0 and Q5_0: blocks of 32 with a float16 scale, of the same size as ours. bitsandbytes decodes
+nf4, a code book of sixteen numbers, in blocks of 64; onnxruntime integers of 4 bits in blocks of 64 with a float32
+scale. "torch operations" decodes with torch alone.
 
-The errors are root mean squares, over numbers drawn from a normal distribution and over the matrices of
-all-MiniLM-L6-v2 where it is installed: `extra_info` has them, with their ratio to those of gguf-py.
+The errors are root mean squares over normally distributed numbers, and over the matrices of all-MiniLM-L6-v2 where it
+is installed. `extra_info` has them and their ratio to those of gguf-py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 import limits
 import weightmap as wm
-from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
 from weightmap.demo import find_checkpoint
 
@@ -34,21 +34,21 @@ GGML = 32  # the block of Q4_0 and Q5_0
 
 
 class Work(NamedTuple):
-    """The bits of a code, or 0 for blocks of different kinds, and an output."""
+    """The bits of a code (0 for mixed blocks) and an output."""
 
     bits: int
     out: np.ndarray
 
 
 def blocks(bits, size, n):
-    """Return random blocks of so many elements, with float16 scales that are finite."""
+    """Return random blocks of `size` elements with finite float16 scales."""
     raw = np.random.default_rng(1).integers(0, 256, (n // size, 2 + bits * size // 8), np.uint8)
     raw[:, 1] &= 0x3F
     return limits.memory_of(raw)
 
 
 def mixed_blocks(size, n):
-    """Return random blocks of int4, int5 and float16, half of them int4, and the plan by which they are decoded."""
+    """Return random blocks of int4, int5 and float16, half of them int4, and their decoding plan."""
     kinds = np.random.default_rng(1).choice(3, n // size, p=[0.5, 0.35, 0.15]).astype(np.uint8)
     four, five, half = np.bincount(kinds, minlength=3).tolist()
     pairs = kinds.reshape(-1, 4)
@@ -62,7 +62,7 @@ def mixed_blocks(size, n):
 
 
 def weightmap(work, bits=None, size=BLOCK, threads=1, *, empty=False):
-    """Return ours; with `empty` into an array of numpy's own."""
+    """Return ours; with `empty`, into an array of np.empty."""
     bits = work.bits if bits is None else bits
     out = np.empty(work.out.shape, work.out.dtype) if empty else work.out
     out[...] = 0
@@ -84,7 +84,7 @@ def gguf_types():
 
 
 def by_gguf(work):
-    """Return gguf-py's, in numpy."""
+    """Return gguf-py's decoder, which uses numpy."""
     gguf, types = gguf_types()
     return Timed(partial(gguf.dequantize, blocks(work.bits, GGML, work.out.size), types[work.bits]))
 
@@ -97,13 +97,13 @@ def nf4(n):
 
 
 def by_bitsandbytes(work):
-    """Return the decoder of nf4 as it is offered: into a fresh tensor."""
+    """Return the public decoder of nf4, which makes a fresh tensor."""
     functional, (packed, state) = nf4(work.out.size)
     return Timed(partial(functional.dequantize_4bit, packed, state))
 
 
 def by_bitsandbytes_kernel(work):
-    """Return the C function within it, which is not offered by itself, so that the output can be written again."""
+    """Return its C function, which is not public, to write into the same output."""
     functional, (packed, state) = nf4(work.out.size)
     kernel = need("bitsandbytes.backends.cpu.ops").lib.cdequantize_blockwise_cpu_nf4_fp32
     addresses = packed.data_ptr(), state.absmax.data_ptr(), work.out.ctypes.data
@@ -118,7 +118,7 @@ def by_bitsandbytes_kernel(work):
 
 
 def by_torch(work):
-    """Return what one writes with torch: mask, shift, stack, multiply; with one thread."""
+    """Return decoding with torch operations: mask, shift, stack, multiply; with one thread."""
     torch = need("torch")
     torch.set_num_threads(1)
     codes = torch.randint(0, 256, (work.out.size // BLOCK, BLOCK // 2), dtype=torch.uint8)
@@ -181,19 +181,19 @@ GROUPS = (
 )
 
 
-@everyone(GROUPS)
-def test_decoding(race, smoke, group, who):
+@each_contender(GROUPS)
+def test_decoding(compare, smoke, group, who):
     """Decode blocks to float32, or to float16."""
     question, _, case = group.partition("/")
     nbytes = 1 << 14 if smoke else CASES[case]
     what = question.split()[1]
     dtype = np.float16 if question.endswith("float16") else np.float32
     work = Work(0 if what == "adaptive" else int(what[-1]), limits.memory(nbytes).view(dtype))
-    race(GROUPS, work, nbytes=nbytes)
+    compare(GROUPS, work, nbytes=nbytes)
 
 
 def weights(name, *, small):
-    """Return the float32 arrays whose error is measured, or skip when they are not installed."""
+    """Return the float32 arrays to quantise, or skip where they are not installed."""
     if name == "normal":
         return [np.random.default_rng(2).standard_normal((1 << 10 if small else 1 << 20, 8), np.float32)]
     checkpoint = find_checkpoint()
@@ -207,7 +207,7 @@ def weights(name, *, small):
 
 
 def rms(arrays, decode):
-    """Return the root mean square of the errors of arrays that were quantised and decoded."""
+    """Return the root mean square error of arrays after quantising and decoding."""
     squares = sum(float(np.square(a.ravel() - decode(a), dtype=np.float64).sum()) for a in arrays)
     return (squares / sum(a.size for a in arrays)) ** 0.5
 
@@ -215,7 +215,7 @@ def rms(arrays, decode):
 @pytest.mark.parametrize("name", ["normal", "MiniLM"])
 @pytest.mark.parametrize("bits", [4, 5])
 def test_error(benchmark, smoke, bits, name):
-    """Our error is smaller than ggml's at the same bits for each weight; timed is the largest array's quantisation."""
+    """Our error is smaller than ggml's at the same bits per weight; the time is that of the largest array."""
     arrays = weights(name, small=smoke)
 
     def ours(a):

@@ -1,7 +1,7 @@
-"""What the machine can do: reading, writing and copying memory, with one thread and two, wherever it lies."""
+"""The limits of the machine: reading, writing and copying in caches and memory, with one thread and two."""
 
 import limits
-from timing import everyone
+from timing import each_contender
 
 SIZES = {"L2": 1 << 19, "L3": 1 << 23, "DRAM": 1 << 28}
 WHAT = {"read": limits.READ, "write": limits.WRITE, "copy": limits.COPY}
@@ -12,9 +12,9 @@ GROUPS = {
 }
 
 
-@everyone(GROUPS)
-def test_limit(race, smoke, group, who):
-    """Pass over memory, half of which is copied over the other half where it is copied."""
+@each_contender(GROUPS)
+def test_limit(compare, smoke, group, who):
+    """Read or write memory, or copy one half over the other."""
     what, size = group.removeprefix("limits/").split()
     nbytes = 1 << 16 if smoke else SIZES[size]
-    race(GROUPS, limits.memory(nbytes * (2 if what == "copy" else 1)), nbytes=nbytes)
+    compare(GROUPS, limits.memory(nbytes * (2 if what == "copy" else 1)), nbytes=nbytes)

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from timing import AVX2, Timed, everyone, limit, need, ours, rival
+from timing import AVX2, Timed, each_contender, limit, need, ours, rival
 
 LARGEST = "100,000 tensors"
 
 
 class Case:
-    """The largest file in every format, and a name from its middle."""
+    """The largest file in each format, and a name from its middle."""
 
     def __init__(self, model, shapes):
         self.model, names = model, list(shapes)
         self.name = names[len(names) // 2]
 
     def path(self, suffix):
-        """Return the file of a format; one that its library writes is left out where that is not installed."""
+        """Return the file of a format, or skip where the library that writes it is missing."""
         if suffix == "bt":
             need("bintensors")
         return self.model(LARGEST, suffix)
@@ -27,24 +27,24 @@ class Case:
 
 @pytest.fixture
 def case(model, shapes):
-    """Return the files, and what is looked up."""
+    """Return the files and the name."""
     return Case(model, shapes[LARGEST])
 
 
 def our_opener(case, suffix):
-    """Return the function that opens a file, and the one that looks up in it."""
+    """Return a function that opens a file, and one that returns the look-up of a handle."""
     path = case.path(suffix)
     return partial(wm.open, path), lambda handle: handle.__getitem__
 
 
 def their_opener(case, library, suffix):
-    """Return the same for a rival, whose handles close when they are dropped."""
+    """Return the same for a rival, whose handles close at their deletion."""
     function, path = need(library).safe_open, case.path(suffix)
     return lambda: function(path, framework="numpy").__enter__(), lambda handle: handle.get_tensor
 
 
-def everybody(prepare):
-    """Return the contenders whose clock `prepare(opener, case)` makes."""
+def contenders_for(prepare):
+    """Return the contenders whose clock `prepare(opener, getter, case)` makes."""
 
     def contender(opener, **options):
         return lambda case: prepare(*opener(case, **options), case)
@@ -60,14 +60,14 @@ def everybody(prepare):
 
 
 def first(opener, getter, case):
-    """The first look-up in a fresh handle."""
+    """Time the first look-up in a fresh handle."""
     name = case.name
     assert getter(opener())(name).shape == (16,)
     return Timed(lambda get: get(name), setup=lambda: getter(opener()))
 
 
 def later(opener, getter, case):
-    """A look-up in a handle that has been used before."""
+    """Time a look-up in a used handle."""
     get = getter(opener())
     for _ in range(3):
         assert get(case.name).shape == (16,)
@@ -75,7 +75,7 @@ def later(opener, getter, case):
 
 
 def every(opener, getter, _case):
-    """All arrays: views for ours, copies for the rivals."""
+    """Time all arrays: views for ours, copies for the rivals."""
 
     def call():
         handle = opener()
@@ -89,7 +89,7 @@ def every(opener, getter, _case):
 
 
 def memmap(case):
-    """What numpy offers: an np.memmap for each tensor, by somebody who knows where it lies."""
+    """Time np.memmap of one tensor, whose place the caller knows."""
     path = case.path("weights")
     with wm.open(path) as f:
         info = f.info(case.name)
@@ -97,20 +97,21 @@ def memmap(case):
 
 
 def bare_view(case):
-    """An array made of a buffer that is mapped already: what every view costs."""
+    """Time an array over a mapped buffer, the least that a view costs."""
     buffer = np.memmap(case.path("weights"), np.uint8, mode="r").data
     return Timed(partial(np.ndarray, (16,), np.float32, buffer, 64))
 
 
 GROUPS = {
-    # Opening is not counted.
-    f"look-up/first, {LARGEST}": everybody(first),
-    f"look-up/later, {LARGEST}": everybody(later) | {"np.memmap": rival(memmap), "limit: np.ndarray": limit(bare_view)},
-    f"all views/{LARGEST}": everybody(every),
+    # The time of opening does not count.
+    f"look-up/first, {LARGEST}": contenders_for(first),
+    f"look-up/later, {LARGEST}": contenders_for(later)
+    | {"np.memmap": rival(memmap), "limit: np.ndarray": limit(bare_view)},
+    f"all views/{LARGEST}": contenders_for(every),
 }
 
 
-@everyone(GROUPS)
-def test_lookup(race, case, group, who):
+@each_contender(GROUPS)
+def test_lookup(compare, case, group, who):
     """Look one tensor up, or all."""
-    race(GROUPS, case)
+    compare(GROUPS, case)

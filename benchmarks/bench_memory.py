@@ -1,8 +1,8 @@
-"""Loading all of a model, in processes of their own: how long it takes, and what memory it leaves.
+"""Loading a whole model in a process of its own: time and memory.
 
-MiniLM, and a model of 4 GiB in 300 tensors, by everybody who can, each from a file of its own format: ours from an EMBD
-file that weightmap wrote, and from the safetensors file that the rivals read. The files lie in the page cache. Of the
-large ones there is one at a time, as one takes 4 GiB of disk and as much page cache.
+Each library loads MiniLM, and a model of 4 GiB in 300 tensors, from a file of its own format: ours from an EMBD file
+that weightmap wrote, and from the safetensors file that the rivals read. The files lie in the page cache. Only one
+large file exists at a time, since it takes 4 GiB of disk and of page cache.
 """
 
 import os
@@ -17,21 +17,21 @@ import weightmap as wm
 from processes import Loading
 from timing import need, ours, rival
 
-SPARE = 10 << 30  # bytes of disk, beyond which a file of 4 GiB is nothing to worry about
+SPARE = 10 << 30  # free bytes of disk that a file of 4 GiB asks for
 TENSORS, SHAPE = 300, (1748, 2048)  # 4.0 GiB of float32
 
 
 def loading(who, model, suffix):
-    """Return the clock of a process that loads a file, which it is given first."""
+    """Write the file, and return the clock of a process that loads it."""
     return Loading(who, model(suffix))
 
 
 def by(who, suffix):
-    """Return the loading that is to be measured."""
+    """Return a loading of a file with this suffix."""
     return partial(loading, who, suffix=suffix)
 
 
-# By the file that they read.
+# By the suffix of the file that they read.
 BY_SUFFIX = {
     "weights": ours(by("weightmap", "weights"), "weightmap, EMBD"),
     "safetensors": ours(by("weightmap", "safetensors"), "weightmap, safetensors")
@@ -44,25 +44,25 @@ BY_SUFFIX = {
     "gguf": {"gguf-py": rival(by("gguf-py", "gguf"))},
     "npz": {"np.load": rival(by("np.load", "npz"))},
 }
-EVERYBODY = {who: contender for contenders in BY_SUFFIX.values() for who, contender in contenders.items()}
-GROUPS = {"memory/MiniLM": EVERYBODY, "memory/4 GiB": EVERYBODY}
-WRITERS = {"pt": "torch", "bt": "bintensors"}  # libraries without which there is no such file
+LOADERS = {who: contender for contenders in BY_SUFFIX.values() for who, contender in contenders.items()}
+GROUPS = {"memory/MiniLM": LOADERS, "memory/4 GiB": LOADERS}
+WRITERS = {"pt": "torch", "bt": "bintensors"}  # libraries that write these files
 
 
-@pytest.mark.parametrize(("group", "who"), [("memory/MiniLM", who) for who in EVERYBODY])
-def test_minilm(race, model, group, who):
-    """Load all-MiniLM-L6-v2's shapes."""
+@pytest.mark.parametrize(("group", "who"), [("memory/MiniLM", who) for who in LOADERS])
+def test_minilm(compare, model, group, who):
+    """Load the shapes of all-MiniLM-L6-v2."""
 
     def write(suffix):
         need(WRITERS.get(suffix, "numpy"))
         return model("MiniLM", suffix)
 
-    race(GROUPS, write, nbytes=sum(4 * int(np.prod(shape)) for shape in files.minilm_shapes().values()))
+    compare(GROUPS, write, nbytes=sum(4 * int(np.prod(shape)) for shape in files.minilm_shapes().values()))
 
 
 @pytest.fixture(scope="module")
 def large(smoke, tmp_path_factory):
-    """Return large(suffix) -> path of the model of 4 GiB, in place of the one that was asked for before."""
+    """Return large(suffix) -> path of the model of 4 GiB, which replaces the one before."""
     folder = tmp_path_factory.mktemp("large")
     shape = (4, 2048) if smoke else SHAPE
     shapes = {f"model.layers.{i:03}.mlp.weight": shape for i in range(TENSORS)}
@@ -96,6 +96,6 @@ def large(smoke, tmp_path_factory):
     ("group", "suffix", "who"),
     [("memory/4 GiB", suffix, who) for suffix, contenders in BY_SUFFIX.items() for who in contenders],
 )
-def test_large(race, large, group, suffix, who):
-    """Load 4 GiB, all those together that read the same file."""
-    race(GROUPS, large, nbytes=TENSORS * 4 * int(np.prod(SHAPE)))
+def test_large(compare, large, group, suffix, who):
+    """Load 4 GiB; contenders that read the same file are timed together."""
+    compare(GROUPS, large, nbytes=TENSORS * 4 * int(np.prod(SHAPE)))

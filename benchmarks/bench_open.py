@@ -1,7 +1,7 @@
-"""Opening a model: of the size of MiniLM, of 1,000, 10,000 and 100,000 tensors.
+"""Opening a model: MiniLM, and 1,000, 10,000 and 100,000 tensors.
 
-Ours is opened validated, as it is by default, and with ``verify="none"``. The limit is what every reader that maps has
-to do: open, fstat, map, unmap, close.
+weightmap opens with validation, its default, and with ``verify="none"``. The limit is the work of every reader that
+maps: open, fstat, map, unmap, close.
 """
 
 import gc
@@ -13,19 +13,19 @@ from functools import partial
 import numpy as np
 
 import weightmap as wm
-from timing import AVX2, Timed, everyone, limit, need, ours, rival
+from timing import AVX2, Timed, each_contender, limit, need, ours, rival
 
 SIZES = ["MiniLM", "1,000 tensors", "10,000 tensors", "100,000 tensors"]
 
 
 def weightmap(model, size, suffix, verify="header"):
-    """Open and close with ours."""
+    """Open and close with weightmap."""
     path = path_of(model, size, suffix)
     return Timed(lambda: wm.open(path, verify=verify).close())
 
 
 def path_of(model, size, suffix):
-    """Return the file, or skip where the rival that writes it is not installed."""
+    """Return the file, or skip where the library that writes it is missing."""
     for ending, library in {"pt": "torch", "bt": "bintensors"}.items():
         if suffix == ending:
             need(library)
@@ -33,7 +33,7 @@ def path_of(model, size, suffix):
 
 
 def safe_open(library, suffix, framework):
-    """Open and close as safetensors and bintensors do it; they read all of the index at once."""
+    """Open and close with safetensors or bintensors, which read the whole index."""
 
     def prepare(model, size):
         path = path_of(model, size, suffix)
@@ -56,18 +56,18 @@ def gguf_py(model, size):
 
 
 def torch_load(model, size):
-    """Load a checkpoint of torch that is mapped."""
+    """Load a torch checkpoint by mapping."""
     torch = need("torch")
     return Timed(partial(torch.load, path_of(model, size, "pt"), mmap=True, weights_only=True))
 
 
 def np_memmap(model, size):
-    """Map the whole file as one array; numpy has no index to read."""
+    """Map the whole file as one array, without an index."""
     return Timed(partial(np.memmap, model(size, "weights"), mode="r"))
 
 
 def map_only(model, size):
-    """What no reader that maps can do without."""
+    """Make the system calls that every reader that maps needs."""
     path = model(size, "weights")
 
     def call():
@@ -101,20 +101,20 @@ CONTENDERS = (
 OPEN = {f"open/{size}": CONTENDERS for size in SIZES}
 
 
-@everyone(OPEN)
-def test_open(race, model, shapes, group, who):
+@each_contender(OPEN)
+def test_open(compare, model, shapes, group, who):
     """Open a file, ready for look-ups by name, and close it."""
     size = group.partition("/")[2]
-    race(OPEN, model, size, items=len(shapes[size]))
+    compare(OPEN, model, size, items=len(shapes[size]))
 
 
 def heap(path):
-    """Return how many bytes of Python's heap an open file takes, numpy's arrays among them, the least of some times."""
+    """Return how many bytes of Python's heap an open file takes, numpy arrays included: the least of five openings."""
     taken = []
     gc.collect()
     tracemalloc.start()
     try:
-        for _ in range(5):  # the first makes and imports what is made once
+        for _ in range(5):  # the first fills caches
             before, _ = tracemalloc.get_traced_memory()
             f = wm.open(path)
             after, _ = tracemalloc.get_traced_memory()
@@ -127,7 +127,7 @@ def heap(path):
 
 
 def weightmap_heap(model, suffix):
-    """Open the largest file, and tell how much more memory that takes than a file of a thousandth of the tensors."""
+    """Open the largest file, and record how many times the heap of a file with a thousandth of the tensors it takes."""
     few, many = (path_of(model, size, suffix) for size in ("100 tensors", "100,000 tensors"))
     small, large = heap(few), heap(many)
     info = {"heap KiB": large / 1024, "heap KiB, few tensors": small / 1024, "times the heap": large / small}
@@ -140,14 +140,14 @@ HEAP = {
 }
 
 
-@everyone(HEAP)
-def test_heap(race, model, group, who):
-    """Memory that grows with the number of tensors, where a format has an index of fixed-size records, need not be."""
-    race(HEAP, model)
+@each_contender(HEAP)
+def test_heap(compare, model, group, who):
+    """An index of fixed-size records takes no heap that grows with the number of tensors."""
+    compare(HEAP, model)
 
 
 def our_names(model, size, suffix):
-    """Open with ours and list the names."""
+    """Open with weightmap and list the names."""
     path = path_of(model, size, suffix)
 
     def call():
@@ -158,7 +158,7 @@ def our_names(model, size, suffix):
 
 
 def their_names(library, suffix):
-    """Open and list the names as safetensors and bintensors do it."""
+    """Open with safetensors or bintensors and list the names."""
 
     def prepare(model, size):
         function, path = need(library).safe_open, path_of(model, size, suffix)
@@ -184,8 +184,8 @@ NAMES = {f"open and list names/{size}": LISTING for size in ("MiniLM", "100,000 
 GROUPS = OPEN | HEAP | NAMES
 
 
-@everyone(NAMES)
-def test_open_and_list_names(race, model, shapes, group, who):
-    """Open a file and make the list of its names, Python strings."""
+@each_contender(NAMES)
+def test_open_and_list_names(compare, model, shapes, group, who):
+    """Open a file and list its names as Python strings."""
     size = group.partition("/")[2]
-    race(NAMES, model, size, items=len(shapes[size]))
+    compare(NAMES, model, size, items=len(shapes[size]))

@@ -1,4 +1,4 @@
-"""Reading a float16 tensor of a file as float32, a copy of its own: what converts a model to compute with it."""
+"""Reading a float16 tensor of a file as a float32 copy."""
 
 from functools import partial
 
@@ -7,14 +7,14 @@ import pytest
 
 import limits
 import weightmap as wm
-from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 
 NAME = "w"
 
 
 @pytest.fixture(scope="session")
 def half_file(smoke, tmp_path_factory):
-    """Return the path of a file with one float16 tensor: 64 MiB, or little in a smoke test."""
+    """Return the path of a file with one float16 tensor of 64 MiB, smaller in a smoke test."""
     rows = 64 if smoke else 8192
     path = tmp_path_factory.mktemp("half") / "half.safetensors"
     wm.save(path, {NAME: np.random.default_rng(1).standard_normal((rows, 4096)).astype(np.float16)})
@@ -32,7 +32,7 @@ def weightmap(path, out, threads=1):
 
 
 def view_by_numpy(path, out):
-    """Open, and let numpy convert the mapped view."""
+    """Open, and convert the mapped view with numpy."""
 
     def call():
         with wm.open(path) as f:
@@ -42,7 +42,7 @@ def view_by_numpy(path, out):
 
 
 def safetensors(path, out):
-    """Read with safetensors, and let numpy convert."""
+    """Read with safetensors, and convert with numpy."""
     function = need("safetensors").safe_open
 
     def call():
@@ -63,10 +63,10 @@ CONTENDERS = (
 GROUPS = {"read f16 as f32/64 MiB": CONTENDERS}
 
 
-@everyone(GROUPS)
-def test_read_as_float32(race, half_file, group, who):
-    """Into an array that is there already."""
+@each_contender(GROUPS)
+def test_read_as_float32(compare, half_file, group, who):
+    """Read into the same array each time."""
     with wm.open(half_file) as f:
         shape = f.info(NAME).shape
     out = limits.memory(4 * int(np.prod(shape))).view(np.float32).reshape(shape)
-    race(GROUPS, half_file, out, nbytes=out.nbytes)
+    compare(GROUPS, half_file, out, nbytes=out.nbytes)

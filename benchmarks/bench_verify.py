@@ -1,6 +1,6 @@
-"""Checking both checksums of an EMBD file: of the tensor data, and of the whole file.
+"""Checking both checksums of an EMBD file: that of the tensor data and that of the whole file.
 
-The specification reads as two passes. One is enough: the checksum of the file is combined from those of its parts.
+The specification describes two passes. One is enough: the checksum of the file is combined from those of its parts.
 """
 
 import struct
@@ -12,7 +12,7 @@ import pytest
 
 import limits
 import weightmap as wm
-from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 
 MEBIBYTES = 128
 
@@ -28,13 +28,13 @@ def path(tmp_path_factory, smoke):
 
 
 def weightmap(path):
-    """Everything that `verify` checks, the checksums among it."""
+    """Run all checks of `verify`, the checksums included."""
     assert "CRC-32 of the file" in wm.open(path).verify().checks
     return Timed(lambda: wm.open(path).verify())
 
 
 def mapped(path, crc32):
-    """Both checksums as the specification describes them, each by a pass over the mapped file."""
+    """Compute each checksum by its own pass over the mapped file, as the specification describes."""
 
     def call():
         data = np.memmap(path, np.uint8, mode="r")
@@ -46,7 +46,7 @@ def mapped(path, crc32):
 
 
 def by_reading(path):
-    """Two passes that read the file as `verify` does: a file that shrinks meanwhile is an error and no SIGBUS."""
+    """Make two passes that read the file as `verify` does, so that a shrinking file is an error instead of a SIGBUS."""
 
     def call():
         buffer = memoryview(bytearray(1 << 20))
@@ -70,7 +70,7 @@ def by_reading(path):
 
 CONTENDERS = (
     ours(weightmap, isas=EVERY_ISA)
-    # Faster than reading, and a SIGBUS if the file shrinks; `verify` does neither.
+    # Reading the mapping is faster, but a file that shrinks ends the process by SIGBUS, so `verify` does not do it.
     | ours(partial(mapped, crc32=wm.kernels.crc32), "two passes, mapped", isas=AVX2)
     | ours(by_reading, "two passes, read", isas=AVX2)
     | {
@@ -84,7 +84,7 @@ CONTENDERS = (
 GROUPS = {f"verify/EMBD, {MEBIBYTES} MiB": CONTENDERS}
 
 
-@everyone(GROUPS)
-def test_verify(race, path, group, who):
+@each_contender(GROUPS)
+def test_verify(compare, path, group, who):
     """Check the checksums of a file in the page cache."""
-    race(GROUPS, path, nbytes=path.stat().st_size)
+    compare(GROUPS, path, nbytes=path.stat().st_size)

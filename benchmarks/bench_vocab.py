@@ -1,7 +1,7 @@
-"""Words: opening a file of a million of them, finding one, finding many, taking apart those that it does not have.
+"""Word embeddings: opening a file of a million words, and looking up one, many, and unknown ones by their n-grams.
 
-They have 300 dimensions, and buckets for n-grams. finalfusion-python runs in a process of its own (`external_env`),
-gensim reads a file of its own.
+The vectors have 300 dimensions, and n-grams have buckets. finalfusion-python runs in a process of its own
+(`external_env`); gensim reads a file of its own.
 """
 
 import random
@@ -12,16 +12,16 @@ import pytest
 
 import files
 import weightmap as wm
-from external_env import Elsewhere
+from external_env import ExternalClock
 from processes import Loading
-from timing import AVX2, EVERY_ISA, Timed, everyone, need, ours, rival
+from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 
 COUNT, DIMS = 1_000_000, 300
 LABEL = f"{COUNT:,} words"
 
 
 class Words:
-    """The file, and the words that are asked for."""
+    """The file, and the words to look up."""
 
     def __init__(self, folder, *, smoke):
         count = 1_000 if smoke else COUNT
@@ -34,13 +34,13 @@ class Words:
         self.folder = folder
 
     def listed(self, which):
-        """Return the path of a list of words, for another process."""
+        """Write a list of words for another process, and return its path."""
         path = self.folder / f"{which}.txt"
         path.write_text("\n".join(getattr(self, which)), encoding="utf-8")
         return str(path)
 
     def of_gensim(self):
-        """Return the path of the same words as gensim writes them, once."""
+        """Write the same words with gensim, once, and return the path."""
         path = self.folder / "words.gensim"
         if not path.exists():
             vectors = need("gensim.models").KeyedVectors(DIMS, count=0)
@@ -52,57 +52,57 @@ class Words:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory, smoke):
-    """Return the file, made once."""
+    """Return the file and its words."""
     return Words(tmp_path_factory.mktemp("words"), smoke=smoke)
 
 
 def our_opener(words):
-    """Return the function that opens the file with ours."""
+    """Return a function that opens the file with weightmap."""
     return lambda: wm.open(words.path).embeddings
 
 
 def gensim_opener(words):
-    """Return the function that opens gensim's file."""
+    """Return a function that opens gensim's file."""
     load, path = need("gensim.models").KeyedVectors.load, words.of_gensim()
     return partial(load, path, mmap="r")
 
 
 def finalfusion(question, which="known"):
-    """Return the rival that answers in a process of its own."""
-    return rival(lambda words: Elsewhere("finalfusion", question, words.path, words.listed(which)))
+    """Return the rival in a process of its own."""
+    return rival(lambda words: ExternalClock("finalfusion", question, words.path, words.listed(which)))
 
 
 def stacked(vectors, words):
-    """Look words up one after another, which is the only way that gensim has; it does it by itself."""
+    """Look words up one after another, as gensim does for a list."""
     return np.stack([vectors[word] for word in words])
 
 
 def opening(opener, words):
-    """Open the file, so that it could be asked for words."""
+    """Time opening the file."""
     return Timed(opener(words))
 
 
 def first(opener, words):
-    """The first word in a fresh handle; opening it is not counted."""
+    """Time the first word in a fresh handle, without its opening."""
     word = words.known[0]
     return Timed(lambda vectors: vectors[word], setup=opener(words))
 
 
 def open_and_first(opener, words):
-    """Opening and the first word together: some do at the one what others do at the other."""
+    """Time opening and the first word together: libraries divide the work differently."""
     fresh, word = opener(words), words.known[0]
     return Timed(lambda: fresh()[word])
 
 
 def later(opener, words):
-    """A known word in a handle that has been used before."""
+    """Time a known word in a used handle."""
     vectors, word = opener(words)(), words.known[0]
     assert vectors[word].shape == (DIMS,)
     return Timed(lambda: vectors[word])
 
 
 def batch(opener, words, which="known", threads=None):
-    """Many words in one call."""
+    """Time many words in one call."""
     vectors, wanted = opener(words)(), getattr(words, which)
     options = {} if threads is None else {"threads": threads}
     matrix, there = vectors.batch(wanted, **options)
@@ -112,19 +112,19 @@ def batch(opener, words, which="known", threads=None):
 
 
 def one_by_one(opener, words):
-    """Many words, one after another."""
+    """Time many words, one after another."""
     vectors = opener(words)()
     return Timed(lambda: stacked(vectors, words.known))
 
 
 def similar(opener, words):
-    """The ten words most similar to one."""
+    """Time the ten words most similar to one."""
     vectors, word = opener(words)(), words.known[0]
     assert len(vectors.most_similar(word)) == 10
     return Timed(lambda: vectors.most_similar(word))
 
 
-def everybody(our_clock, question, gensim_clock=None):
+def contenders_for(our_clock, question, gensim_clock=None):
     """Return the contenders for a question."""
     return (
         ours(partial(our_clock, our_opener), isas=AVX2)
@@ -134,31 +134,31 @@ def everybody(our_clock, question, gensim_clock=None):
 
 
 QUESTIONS = {
-    "open": everybody(opening, "open"),
-    "first": everybody(first, "first"),
-    "open and first": everybody(open_and_first, "open and first"),
-    "known": everybody(later, "known"),
-    "100,000 known": everybody(batch, "many", one_by_one),
+    "open": contenders_for(opening, "open"),
+    "first": contenders_for(first, "first"),
+    "open and first": contenders_for(open_and_first, "open and first"),
+    "known": contenders_for(later, "known"),
+    "100,000 known": contenders_for(batch, "many", one_by_one),
     "10,000 unknown": (
         ours(partial(batch, our_opener, which="unknown", threads=1), isas=EVERY_ISA)
         | ours(partial(batch, our_opener, which="unknown", threads=2), "weightmap, 2 threads", isas=AVX2, threads=2)
         | {"finalfusion-python": finalfusion("many", "unknown")}
     ),
-    "similar": everybody(similar, "similar"),
+    "similar": contenders_for(similar, "similar"),
 }
 
 
 WORDS = {f"vocabulary/{question}, {LABEL}": contenders for question, contenders in QUESTIONS.items()}
 
 
-@everyone(WORDS)
-def test_words(race, words, group, who):
-    """Ask for words."""
-    race(WORDS, words)
+@each_contender(WORDS)
+def test_words(compare, words, group, who):
+    """Open the file or look words up."""
+    compare(WORDS, words)
 
 
 def loading(opener, words):
-    """Open and look a word up, in a process that tells what memory that took."""
+    """Time opening and one look-up in a process that measures its memory."""
     path = words.of_gensim() if opener == "gensim" else words.path
     return Loading(opener, path, words.known[0], words=len(words.words))
 
@@ -170,7 +170,7 @@ MEMORY = {
 GROUPS = WORDS | MEMORY
 
 
-@everyone(MEMORY)
-def test_memory(race, words, group, who):
-    """Private memory that opening and the first look-up take."""
-    race(MEMORY, words)
+@each_contender(MEMORY)
+def test_memory(compare, words, group, who):
+    """Private memory after opening and the first look-up."""
+    compare(MEMORY, words)

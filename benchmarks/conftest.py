@@ -1,10 +1,9 @@
-"""What the benchmarks share: timing in turns, their files, and what the JSON file says of machine and ratios.
+"""Fixtures of the benchmarks: timing in turns, model files, and machine and ratios in the JSON file.
 
-A benchmark belongs to a group, named by the question ("crc32/16 MiB"). ``extra_info`` says who it is (`who`), what it
-is there (`role`: "ours", "rival" or "limit"), with which instruction set (`isa`) and how many `threads`; how many bytes
-or items a call deals with (`bytes`, `GB/s`, `items`); and, for ours, how many times faster it is than the best rival
-of its group (`best_rival`, `ratio_to_rival`) and by the limit (`best_limit`, `ratio_to_limit`: at most 1, but for
-noise). The limit is that for the same number of threads.
+A benchmark belongs to a group, named by its question ("crc32/16 MiB"). ``extra_info`` has the contender (`who`), its
+`role` ("ours", "rival" or "limit"), instruction set (`isa`) and `threads`; the bytes or items of a call (`bytes`,
+`GB/s`, `items`); and, for ours, how many times as fast as the fastest rival it is (`best_rival`, `ratio_to_rival`) and
+as the limit for the same number of threads (`best_limit`, `ratio_to_limit`: at most 1, but for noise).
 """
 
 import sys
@@ -19,31 +18,31 @@ REPLAY = timing.Replay()
 
 
 def pytest_collection_modifyitems(items):
-    """Have the times of those that are timed in turns told to pytest-benchmark, which takes them for its own."""
+    """Give pytest-benchmark a timer that replays the times of benchmarks that are timed in turns."""
     for item in items:
-        if "race" in getattr(item, "fixturenames", ()):
+        if "compare" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.benchmark(timer=REPLAY))
 
 
 @pytest.fixture(scope="session")
 def results():
-    """Return what has been timed, by group."""
+    """Return the results so far, by group."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def smoke(request):
-    """Tell whether everything is only called once, and nothing timed: files are small then."""
+    """Tell whether everything runs once, untimed and with small files."""
     return request.config.option.benchmark_disable
 
 
 def others(item):
-    """Return what a benchmark is parametrised by, but for who it is."""
+    """Return the parameters of a benchmark without its contender."""
     return tuple((name, str(value)) for name, value in sorted(item.callspec.params.items()) if name != "who")
 
 
 def chosen(request, contenders):
-    """Return those of the contenders that this run wants: whoever is not deselected."""
+    """Return the contenders that this run has not deselected."""
     this = request.node
     return {
         item.callspec.params["who"]: contenders[item.callspec.params["who"]]
@@ -55,13 +54,13 @@ def chosen(request, contenders):
 
 
 @pytest.fixture
-def race(request, benchmark, results, smoke):
-    """Return race(groups, *case): time a group when its first one comes, and report this one's times.
+def compare(request, benchmark, results, smoke):
+    """Return compare(groups, *case): time a whole group at its first benchmark, and report the times of this one.
 
-    `groups` are those of `everyone`, and `case` is handed to whoever prepares the contenders.
+    `groups` are those of `each_contender`; the contenders are prepared for `case`.
     """
 
-    def race(groups, *case, nbytes=None, items=None):
+    def compare(groups, *case, nbytes=None, items=None):
         group, who = (request.node.callspec.params[name] for name in ("group", "who"))
         contenders = groups[group]
         contender = contenders[who]
@@ -70,7 +69,7 @@ def race(request, benchmark, results, smoke):
             return
         key = (request.node.originalname, others(request.node))
         if key not in results:
-            results[key] = timing.compete(chosen(request, contenders), *case)
+            results[key] = timing.time_in_turns(chosen(request, contenders), *case)
         times, info, out = results[key]
         if who in out:
             raise out[who]
@@ -84,12 +83,12 @@ def race(request, benchmark, results, smoke):
         REPLAY.load(times[who])
         benchmark.pedantic(lambda: None, rounds=len(times[who]))
 
-    return race
+    return compare
 
 
 @pytest.fixture(scope="session")
 def shapes(smoke):
-    """Tensors of each model that is opened. In a smoke test nothing is timed, and the largest is small."""
+    """Shapes of the models to open, a hundredth as many in a smoke test."""
     part = 100 if smoke else 1
     many = {f"{count:,} tensors": files.many_shapes(-(-count // part)) for count in (100, 1_000, 10_000, 100_000)}
     return {"MiniLM": files.minilm_shapes()} | many
@@ -97,7 +96,7 @@ def shapes(smoke):
 
 @pytest.fixture(scope="session")
 def model(shapes, tmp_path_factory):
-    """Return model(size, suffix) -> path: the file of that size and format, written when first asked for."""
+    """Return model(size, suffix) -> path of the file of that size and format, written at the first call."""
     folder = tmp_path_factory.mktemp("models")
 
     def model(size, suffix):
@@ -110,13 +109,13 @@ def model(shapes, tmp_path_factory):
 
 
 def timed(config):
-    """Benchmarks of this run that have times: none in a smoke test."""
+    """Return the benchmarks of this run that have times: none in a smoke test."""
     session = getattr(config, "_benchmarksession", None)
     return [one for one in getattr(session, "benchmarks", []) if one and one.stats.data]
 
 
 def ratios(benchmarks):
-    """Return {benchmark: {role: (who is the fastest of that role in its group, ratio to it)}} for each of ours."""
+    """Return {benchmark: {role: (fastest contender of that role in its group, ratio to it)}} for each of ours."""
     found = {}
     groups = {}
     for one in benchmarks:
@@ -139,7 +138,7 @@ def ratios(benchmarks):
 
 
 def pytest_benchmark_update_machine_info(config, machine_info):
-    """Say what machine this is, what is installed, and what was run."""
+    """Add the machine, the versions and the command."""
     machine_info["weightmap"] = machine.describe() | {"command": " ".join(["pytest", *sys.argv[1:]])}
 
 
@@ -160,6 +159,6 @@ def pytest_terminal_summary(terminalreporter, config):
         return
     terminalreporter.section("times as fast as the fastest rival, and as the limit (by medians)")
     for one in sorted((one for one in benchmarks if one.fullname in found), key=lambda one: (one.group, one.name)):
-        told = [f"{ratio:10.2f} x {name}" for name, ratio in found[one.fullname].values()]
+        cells = [f"{ratio:10.2f} x {name}" for name, ratio in found[one.fullname].values()]
         terminalreporter.write_line(f"{one.group}: {one.extra_info['who']}")
-        terminalreporter.write_line("    " + "    ".join(told))
+        terminalreporter.write_line("    " + "    ".join(cells))

@@ -1,8 +1,8 @@
-"""Rivals that need an environment of their own: they run in a child process, and read their own clocks.
+"""Rivals that need an environment of their own: they run in a child process and read their own clocks.
 
-`Elsewhere` starts the other interpreter, which the variable ``WEIGHTMAP_FINALFUSION`` names, with a script that knows
-no more than the rival. A line on its standard input asks for a number of calls, a line on its standard output tells how
-many seconds they took: so that it takes its turn among the contenders here.
+`ExternalClock` starts the interpreter that ``WEIGHTMAP_FINALFUSION`` names, with a script that imports only the rival.
+A line on its standard input asks for a number of calls; a line on its standard output answers with the seconds they
+took.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ VERSION = "import importlib.metadata, sys; print(importlib.metadata.version(sys.
 
 @functools.cache
 def version(library: str) -> str | None:
-    """Return the version of a library of the other environment; None when it is not there."""
+    """Return the version of a library in the other environment, or None."""
     if OTHER is None:
         return None
     done = subprocess.run([OTHER, "-c", VERSION, library], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-class Elsewhere:
-    """The clock of a question that is put to a library of the other environment; see `external_env_child.py`."""
+class ExternalClock:
+    """The clock of a library in the other environment, for one question of `external_env_child.py`."""
 
     def __init__(self, library: str, question: str, *arguments: str) -> None:
         if version(library) is None:

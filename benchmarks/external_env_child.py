@@ -2,8 +2,8 @@
 
     python external_env_child.py QUESTION FILE WORDS
 
-WORDS names a text file of the words that are asked for, a line each. Each line of standard input is a number of calls;
-the answer is how many seconds they took.
+WORDS is a text file of the words to look up, one a line. Each line of standard input is a number of calls; the answer
+is the number of seconds they took.
 """
 
 import sys
@@ -14,12 +14,12 @@ import numpy as np
 
 
 def stacked(embeddings, words):
-    """Look words up one after another, the only way that there is."""
+    """Look words up one after another: the library has no other way."""
     return np.stack([embeddings[word] for word in words])
 
 
 def question(name, path, words):
-    """Return (setup, call): what is made ready anew for each call, and what is timed."""
+    """Return (setup, call): `setup` runs before each call, and the call is timed."""
 
     def load():
         return finalfusion.load_finalfusion(path, mmap=True)
@@ -41,7 +41,7 @@ def question(name, path, words):
 
 
 def main():
-    """Answer until nobody asks any more."""
+    """Answer until standard input ends."""
     name, path, words_path = sys.argv[1:]
     with open(words_path, encoding="utf-8") as lines:
         words = lines.read().split("\n")

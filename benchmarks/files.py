@@ -1,4 +1,4 @@
-"""Benchmark files, made without the package: by struct and numpy, or by the rivals' own writers."""
+"""Writers of the benchmark files, without the package: struct and numpy, or the rivals' own writers."""
 
 import json
 import random
@@ -13,7 +13,7 @@ ALIGNED, CHECKSUMS = 2, 4
 
 
 def minilm_shapes():
-    """Names and shapes of the 103 float tensors of all-MiniLM-L6-v2."""
+    """Return names and shapes of the 103 float tensors of all-MiniLM-L6-v2."""
     hidden, inner = 384, 1536
     norm = {"weight": (hidden,), "bias": (hidden,)}
     shapes = {
@@ -41,12 +41,12 @@ def minilm_shapes():
 
 
 def many_shapes(count):
-    """`count` tensors of 64 bytes each, under names of 51 characters as long as those of real models."""
+    """Return `count` shapes of 64 bytes, with names of 51 characters, as long as those of real models."""
     return {f"model.layers.{i // 100:06}.attention.experts.{i % 100:03}.weight": (16,) for i in range(count)}
 
 
 def fnv1a32(name):
-    """FNV-1a of the UTF-8 of `name`, as the format's descriptors hold it."""
+    """Return the FNV-1a of the UTF-8 of `name`, as the descriptors of the format hold it."""
     value = 0x811C9DC5
     for byte in name.encode():
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -54,7 +54,7 @@ def fnv1a32(name):
 
 
 def write_embd(path, shapes, dtype="float32"):
-    """Write an EMBD file of the specification's layout whose tensors are all zero; the data is left sparse."""
+    """Write an EMBD file of the specification's layout with zero tensors and sparse data."""
     itemsize = np.dtype(dtype).itemsize
     pairs = {"format": "weightmap benchmark", "dtype": dtype}
     entries = b"".join(
@@ -89,7 +89,7 @@ def write_embd(path, shapes, dtype="float32"):
 
 
 def write_safetensors(path, shapes, dtype="float32"):
-    """Write a safetensors file of the same tensors; the data is left sparse."""
+    """Write a safetensors file of the same tensors, with sparse data."""
     itemsize = np.dtype(dtype).itemsize
     header, size = {}, 0
     for name, shape in shapes.items():
@@ -111,7 +111,7 @@ def write_bintensors(path, shapes, dtype="float32"):
 
 
 def write_gguf(path, shapes):
-    """Write a GGUF file of the same tensors, float32; the data is left sparse."""
+    """Write a GGUF file of the same tensors, float32, with sparse data."""
     key, value = b"general.architecture", b"benchmark"
     parts, size = [struct.pack("<4sIQQQ", b"GGUF", 3, len(shapes), 1, len(key)), key], 0
     parts += [struct.pack("<IQ", 8, len(value)), value]
@@ -149,7 +149,7 @@ def varint(value):
 
 
 def write_bintensors_spec(path, shapes):
-    """Write a BinTensors file of the specification's layout, float32; the data is left sparse."""
+    """Write a BinTensors file of the specification's layout, float32, with sparse data."""
     parts, size = [b"\0", varint(len(shapes))], 0
     for shape in shapes.values():
         end = size + 4 * int(np.prod(shape))
@@ -179,7 +179,7 @@ SYLLABLES = ["ba", "ne", "ko", "sti", "ur", "el", "tra", "min", "ös", "la", "ge
 
 
 def words_like(count, suffix):
-    """`count` words of two to five syllables, made different by a number; words of another suffix are others."""
+    """Return `count` different words of two to five syllables, a number and a suffix."""
     rng = random.Random(count)
     return ["".join(rng.choices(SYLLABLES, k=rng.randint(2, 5))) + f"{i:x}{suffix}" for i in range(count)]
 

@@ -1,8 +1,8 @@
-/* What this machine can do at best: reading, writing and copying memory, and nothing else.
+/* The limits of this machine: reading, writing and copying memory.
  *
- * The loops use the widest vectors that the compiler has for this CPU (build with -O3 -march=native) and come in several
- * kinds, since which one is fastest depends on the size and on the CPU: the limit is the best of them. Every function
- * reads the clock itself, so that neither Python nor the start of threads counts.
+ * The loops use the widest vectors that the compiler has for this CPU (build with -O3 -march=native). Which kind of loop is
+ * fastest depends on size and CPU; the limit is the fastest. Every function reads the clock itself, so neither Python nor the
+ * start of threads counts.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -27,8 +27,8 @@ typedef struct {
     const uint8_t *src;
     size_t n; /* bytes, a multiple of STEP */
     long passes;
-    atomic_int *waiting; /* threads that are not there yet */
-    uint64_t seen;       /* what was read is used, so that the compiler cannot leave the reading out */
+    atomic_int *waiting; /* threads that have not started yet */
+    uint64_t seen;       /* a result, so that the compiler cannot remove the reading */
 } work_t;
 
 static double now(void) {
@@ -83,7 +83,7 @@ static void write_all(uint8_t *dst, size_t n, int streaming, int prefetch) {
                 stream(dst + i + LINE * j, value);
             else
                 *(line_t *)(dst + i + LINE * j) = value;
-            __asm__ volatile("" ::: "memory"); /* no call of memset in place of the loop */
+            __asm__ volatile("" ::: "memory"); /* keeps the compiler from calling memset instead */
         }
     fence();
 }
@@ -97,7 +97,7 @@ static void copy_streaming(uint8_t *dst, const uint8_t *src, size_t n) {
     fence();
 }
 
-/* Reads half as many bytes as it writes, each twice: the traffic of 16 bits made 32, and no arithmetic. */
+/* Reads half as many bytes as it writes, and writes each twice: the traffic of 16 to 32 bits without arithmetic. */
 static void widen(uint8_t *dst, const uint8_t *src, size_t n) {
     for (size_t i = 0; i < n; i += STEP)
         for (int j = 0; j < 4; j++) {
@@ -125,13 +125,13 @@ static void *run(void *argument) {
         case COPY_STREAM: copy_streaming(w->dst, w->src, w->n); break;
         case WIDEN: widen(w->dst, w->src, w->n); break;
         }
-        __asm__ volatile("" ::: "memory"); /* a pass is a pass, though it reads what the last one read */
+        __asm__ volatile("" ::: "memory"); /* keeps the compiler from merging passes */
     }
     return NULL;
 }
 
-/* Seconds that `threads` threads take for so many passes over n bytes, together, from the moment when all are there.
- * dst and src are aligned to 64 bytes. -1 when there are no such threads. */
+/* Seconds of `threads` threads for `passes` passes over n bytes that they share, from the start of the last thread on.
+ * dst and src are aligned to 64 bytes. -1 when a thread cannot start. */
 double limits_run(int kind, uint8_t *dst, const uint8_t *src, size_t n, int threads, long passes) {
     if (threads < 1 || threads > MOST_THREADS) return -1;
     pthread_t others[MOST_THREADS];
@@ -143,7 +143,7 @@ double limits_run(int kind, uint8_t *dst, const uint8_t *src, size_t n, int thre
             (work_t){kind, dst + part * (size_t)i, src + part * (size_t)i / (kind == WIDEN ? 2 : 1), part, passes, &waiting, 0};
     for (int i = 1; i < threads; i++)
         if (pthread_create(&others[i], NULL, run, &work[i]) != 0) {
-            atomic_fetch_sub(&waiting, threads - i + 1); /* lets those go that are there */
+            atomic_fetch_sub(&waiting, threads - i + 1); /* releases the started threads */
             while (--i > 0) pthread_join(others[i], NULL);
             return -1;
         }
@@ -154,8 +154,8 @@ double limits_run(int kind, uint8_t *dst, const uint8_t *src, size_t n, int thre
     return now() - begin;
 }
 
-/* Seconds to get n bytes of fresh memory from the system, backed by huge pages where it has them, write all of them
- * and give them back, so many times; -1 when there is no such memory. */
+/* Seconds of `passes` times allocating n bytes from the system, in huge pages where it has them, writing and freeing them;
+ * -1 when memory is short. */
 double limits_fresh(size_t n, int streaming, long passes) {
     const size_t huge = (size_t)2 << 20;
     double begin = now();
@@ -172,7 +172,7 @@ double limits_fresh(size_t n, int streaming, long passes) {
     return now() - begin;
 }
 
-/* Reads one byte of each of the pages of n bytes: what is left is the cost of the page faults. */
+/* Reads one byte of each page of n bytes, so that page faults dominate the time. */
 uint64_t limits_touch(const uint8_t *data, size_t n, size_t page) {
     uint64_t sum = 0;
     for (size_t i = 0; i < n; i += page) sum += ((const volatile uint8_t *)data)[i];

@@ -1,7 +1,7 @@
-"""What this machine can do at best, measured in the same rounds as what is compared with it.
+"""The limits of this machine, measured in the same rounds as the contenders.
 
-The loops stand in `limits.c`, which is compiled when first needed. Where there is no compiler, numpy's loops take their
-place, and `extra_info` says so: they are slower than the machine, so that what reaches them has reached less.
+The loops of `limits.c` are compiled at the first use. Without a compiler, slower loops of numpy replace them, and
+`extra_info` says so.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ KINDS = (
     "read half as much and write",
 )
 READ, WRITE, COPY, WIDEN = KINDS[:2], KINDS[2:5], KINDS[5:7], KINDS[7]
-STEP = 256  # bytes; the loops take so many at once
+STEP = 256  # bytes a step of the loops
 HUGE = 2 << 20
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Compile and load the loops; None where that cannot be done."""
+    """Compile and load the loops; return None where that fails."""
     folder = Path(tempfile.mkdtemp(prefix="weightmap-limits-"))
     target = folder / "limits.so"
     command = [*shlex.split(os.environ.get("CC", "cc")), "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
@@ -67,7 +67,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def memory(nbytes: int) -> NDArray[np.uint8]:
-    """Return memory backed by huge pages where the system has them, all of it touched, on a boundary of 2 MiB."""
+    """Return touched memory at a multiple of 2 MiB, in huge pages where the system has them."""
     mapping = mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -86,7 +86,7 @@ def memory_of(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class Loop:
-    """A loop in C that reads its own clock."""
+    """The clock of a C loop, which reads the time itself."""
 
     def __init__(self, function: Callable[[int], float]) -> None:
         self.function, self.info = function, {"by": "C"}
@@ -98,10 +98,10 @@ class Loop:
 
 
 class NumpyLoop:
-    """What stands in for it."""
+    """The clock of a numpy loop."""
 
     def __init__(self, function: Callable[[], object]) -> None:
-        self.function, self.info = function, {"by": "numpy, for want of a C compiler"}
+        self.function, self.info = function, {"by": "numpy, without a C compiler"}
 
     def __call__(self, calls: int) -> float:
         begin = time.perf_counter()
@@ -111,9 +111,9 @@ class NumpyLoop:
 
 
 def loop(kind: str, array: NDArray[Any], threads: int, half: NDArray[Any] | None = None) -> Clock:
-    """Return the clock of passes over all of an array: it is read, written, or one half copied over the other.
+    """Return the clock of passes over an array: reading it, writing it, or copying one half over the other.
 
-    For `WIDEN` `half` has half as many bytes, each of which is written twice.
+    For `WIDEN`, `half` has half as many bytes, and each is written twice.
     """
     size = array.nbytes // (2 if kind in COPY else 1)
     begin = array.ctypes.data
@@ -136,7 +136,7 @@ def loop(kind: str, array: NDArray[Any], threads: int, half: NDArray[Any] | None
 
 
 def fresh(nbytes: int, *, streaming: bool) -> Clock:
-    """Return the clock of getting memory from the system, writing it and giving it back."""
+    """Return the clock of allocating memory, writing it and freeing it."""
     if (found := library()) is None:
         return NumpyLoop(lambda: np.empty(nbytes, np.uint8).fill(1))
     return Loop(lambda calls: found.limits_fresh(nbytes, int(streaming), calls))
@@ -145,7 +145,7 @@ def fresh(nbytes: int, *, streaming: bool) -> Clock:
 def of(
     kinds: tuple[str, ...], array_of: Callable[..., NDArray[Any]], threads: tuple[int, ...] = (1,)
 ) -> dict[str, Contender]:
-    """Return the limits of these kinds; `array_of(case)` is the array of a case."""
+    """Return the limits of these kinds; `array_of(*case)` is the array of a case."""
     return {
         f"limit: {kind}" + (f", {count} threads" if count > 1 else ""): limit(
             functools.partial(lambda *case, kind, count: loop(kind, array_of(*case), count), kind=kind, count=count),

@@ -1,4 +1,4 @@
-"""What the benchmarks ran on: the machine, and the versions of everything."""
+"""The machine of a run, and the versions of the libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIBRARIES = (
 
 
 def read(path: str) -> str:
-    """Return what a file of the system says, or nothing."""
+    """Return the text of a system file, or nothing where it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
@@ -26,7 +26,7 @@ def read(path: str) -> str:
 
 
 def cpu() -> str:
-    """Return the name of the CPU as its maker gives it."""
+    """Return the model name of the CPU."""
     for line in read("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -34,7 +34,7 @@ def cpu() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what is installed, those of the other environment among them."""
+    """Return the versions of all libraries, including that of the other environment."""
     found = {"weightmap": wm.__version__, "Python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def describe() -> dict[str, Any]:
-    """Return all that the page of results says of the machine."""
+    """Return the description of the machine for docs/benchmarks.md."""
     caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
     kinds = {read(f"{path}/level") + read(f"{path}/type")[:1]: read(f"{path}/size") for path in caches}
     return {

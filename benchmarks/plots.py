@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmarks.md. Everybody keeps their colour in all of them; limits are dashed lines."""
+"""The plots of a run. A contender has one colour in all of them; limits are dashed lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from results import Run
 
-# Okabe and Ito's colours, which people tell apart whatever colours they see, and a mark for each, for print.
+# Okabe and Ito's colours, which the colour-blind can tell apart, and a mark for each, for print.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#B8A800", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
@@ -37,7 +37,7 @@ STYLE = {
     "svg.fonttype": "path",
     "svg.hashsalt": "weightmap",  # the same numbers make the same file
 }
-# Who is in a picture: name of the contender, colour, mark.
+# The contenders of a plot: name, colour, mark.
 CRC32 = [
     ("weightmap", BLUE, "o"),
     ("weightmap, avx2", SKY, "s"),
@@ -72,7 +72,7 @@ LOADING = (
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes for an axis."""
+    """Format a number of bytes for an axis."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):g} {unit}"
@@ -80,7 +80,7 @@ def size(nbytes: float) -> str:
 
 
 def lines(ax: Axes, run: Run, prefix: str, who: list[tuple[str, str, str]], least: int) -> None:
-    """Draw throughput by size for those, and the limits."""
+    """Draw throughput by size of contenders and limits."""
     entries = [e for name, group in run.groups.items() if name.startswith(prefix) for e in group.values()]
     entries = [e for e in entries if e.info.get("bytes", 0) >= least]
     for name, colour, mark in who:
@@ -104,7 +104,7 @@ def lines(ax: Axes, run: Run, prefix: str, who: list[tuple[str, str, str]], leas
 
 
 def by_size(run: Run, prefix: str, who: list[tuple[str, str, str]], title: str, *, least: int = 0) -> Figure | None:
-    """Draw throughput by size; on a logarithmic scale, or the slower ones would all lie on the axis."""
+    """Draw throughput by size on a logarithmic scale, which keeps the slow contenders off the axis."""
     if not any(name.startswith(prefix) for name in run.groups):
         return None
     figure, ax = plt.subplots(figsize=(8, 4.6), layout="constrained")
@@ -125,7 +125,7 @@ def plain(axis: object) -> None:
 
 
 def opening(run: Run) -> Figure | None:
-    """Draw the time of opening against the number of tensors."""
+    """Draw opening time by number of tensors."""
     entries = [e for name, group in run.groups.items() if name.startswith("open/") for e in group.values()]
     entries = [e for e in entries if e.info.get("items")]
     if not entries:
@@ -150,7 +150,7 @@ def opening(run: Run) -> Figure | None:
 
 
 def memory(run: Run) -> Figure | None:
-    """Draw what memory loading leaves: anonymous, file-backed, and the peak."""
+    """Draw the memory of loading: anonymous, file-backed and peak."""
     models = [name for name in ("memory/MiniLM", "memory/4 GiB") if name in run.groups]
     if not models:
         return None
@@ -161,8 +161,8 @@ def memory(run: Run) -> Figure | None:
         found = [there[name].info if name in there else {} for name in who]
         anonymous = [info.get("anonymous MiB after use", 0) for info in found]
         backed = [info.get("file-backed MiB after use", 0) for info in found]
-        ax.barh(who, anonymous, color=RED, label="anonymous: the process's own")
-        ax.barh(who, backed, left=anonymous, color=SKY, label="file-backed: shared, given up when wanted")
+        ax.barh(who, anonymous, color=RED, label="anonymous: of the process alone")
+        ax.barh(who, backed, left=anonymous, color=SKY, label="file-backed: shared, taken back when memory is short")
         ax.plot([info.get("peak MiB") for info in found], who, "|", color=BLACK, markersize=12, label="peak")
         ax.set_title(model.removeprefix("memory/"))
         ax.set_xlabel("MiB")
@@ -173,8 +173,8 @@ def memory(run: Run) -> Figure | None:
     return figure
 
 
-def pictures(run: Run) -> Iterator[tuple[str, str, Figure]]:
-    """Yield name, description and picture for everything that the run has measured."""
+def plots(run: Run) -> Iterator[tuple[str, str, Figure]]:
+    """Yield name, description and figure of every plot that the run has results for."""
     kinds = {
         "crc32": ("CRC-32 by length", lambda: by_size(run, "crc32/", CRC32, "CRC-32 by length", least=1 << 10)),
         "int4": (
@@ -196,11 +196,11 @@ def pictures(run: Run) -> Iterator[tuple[str, str, Figure]]:
 
 
 def save_all(run: Run, folder: Path) -> dict[str, str]:
-    """Write the pictures as SVG, and return {file name: description}."""
+    """Write the plots as SVG, and return {file name: description}."""
     folder.mkdir(parents=True, exist_ok=True)
     mpl.use("svg")
     made = {}
-    for name, description, figure in pictures(run):
+    for name, description, figure in plots(run):
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
         made[f"{name}.svg"] = description
     return made

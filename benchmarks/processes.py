@@ -1,7 +1,7 @@
-"""Loading in a process of its own, which reads its clock and what `/proc` says of its memory.
+"""Loading in a process of its own, which reads its own clock, and its memory from `/proc`.
 
-Memory is told apart: *anonymous* is what the process has for itself and the system can only swap out, *file-backed*
-are pages of files, which are shared with every other process that maps them and given up when memory is wanted.
+*Anonymous* memory belongs to the process alone, and the system can only swap it out. *File-backed* pages are shared
+with every process that maps the file, and the system takes them back when memory runs short.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from external_env import OTHER, version
 from timing import need
 
 CHILD = Path(__file__).with_name("processes_child.py")
-# What each way of loading imports, so that it can be left out where that is not installed.
+# The library of each way of loading; where it is missing, the contender is skipped.
 LIBRARIES = {
     "weightmap": "weightmap",
     "weightmap, words": "weightmap",
@@ -36,8 +36,8 @@ LIBRARIES = {
 class Loading:
     """The clock of a process that opens a file and uses all of it; `info` has its memory in MiB, of the last call.
 
-    The seconds are those until a byte of every page was read. "after opening" and "after use" are what came on top of
-    the process that had imported the library.
+    The seconds end when a byte of every page was read. "after opening" and "after use" are what loading adds to a
+    process that has imported the library.
     """
 
     def __init__(self, who: str, path: str, *more: str, words: int = 0) -> None:

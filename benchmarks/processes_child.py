@@ -1,8 +1,8 @@
-"""Loads a file with one library, and tells how long it took and what memory it left: see `processes.py`.
+"""Loads a file with one library, and prints the time and the memory: see `processes.py`.
 
     python processes_child.py WHO FILE [WORD]
 
-Imports nothing but the library that is asked for, and numpy, which they all need.
+Imports only WHO and numpy, which all of them need.
 """
 
 import json
@@ -16,7 +16,7 @@ PAGE = 4096
 
 
 def memory():
-    """Return anonymous and file-backed memory of this process, and the most that it ever had, in MiB."""
+    """Return the anonymous, file-backed and peak memory of this process in MiB."""
     found = {}
     for path in ("/proc/self/smaps_rollup", "/proc/self/status"):
         with open(path, encoding="ascii") as lines:
@@ -32,7 +32,7 @@ def memory():
 
 
 def loader(who):
-    """Import a library, and return the function that loads a file: it returns what is to be kept, and its arrays."""
+    """Import a library, and return load(path) -> (object to keep alive, arrays)."""
     if who == "weightmap":
         import weightmap
 
@@ -84,7 +84,7 @@ def loader(who):
 
 
 def words_loader(who):
-    """Import a library of word embeddings, and return the function that opens a file."""
+    """Import a library of word embeddings, and return its function that opens a file."""
     if who == "gensim":
         from gensim.models import KeyedVectors
 
@@ -99,14 +99,14 @@ def words_loader(who):
 
 
 def octets(array):
-    """Return the bytes of an array, or of a tensor of torch."""
+    """Return the bytes of an array or of a torch tensor."""
     if hasattr(array, "numpy"):
         array = array.numpy()
     return np.asarray(array).reshape(-1).view(np.uint8)
 
 
 def main():
-    """Load, use, tell."""
+    """Load, use, and print the measurements."""
     who, path, *word = sys.argv[1:]
     load = words_loader(who) if word else loader(who)
     before = memory()
@@ -127,12 +127,12 @@ def main():
         sum(int(array[: array.size // 8 * 8].view(np.uint64).max(initial=0)) for array in arrays)
         read = time.perf_counter() - begin
     after_use = memory()
-    told = {"seconds": opened + used, "seconds to read all bytes": opened + used + read, "seconds to open": opened}
+    found = {"seconds": opened + used, "seconds to read all bytes": opened + used + read, "seconds to open": opened}
     for kind in ("anonymous", "file-backed"):
-        told[f"{kind} MiB after opening"] = after_opening[kind] - before[kind]
-        told[f"{kind} MiB after use"] = after_use[kind] - before[kind]
-    told["peak MiB"] = after_use["peak"] - before["peak"]
-    print(json.dumps(told))
+        found[f"{kind} MiB after opening"] = after_opening[kind] - before[kind]
+        found[f"{kind} MiB after use"] = after_use[kind] - before[kind]
+    found["peak MiB"] = after_use["peak"] - before["peak"]
+    print(json.dumps(found))
 
 
 main()

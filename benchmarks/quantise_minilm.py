@@ -1,17 +1,17 @@
-"""What quantisation costs: all-MiniLM-L6-v2 in every scheme, as the table of docs/quantisation.md.
+"""The cost of quantisation: all-MiniLM-L6-v2 in every scheme, as the table of docs/quantisation.md.
 
 ::
 
     make quantisation-table
     python benchmarks/quantise_minilm.py [--into docs/quantisation.md]
 
-Each row is a file made as ``weightmap quantize CHECKPOINT FILE --scheme SCHEME --block-size N`` makes it: the matrices
-of the layers are quantised, the embeddings and all tensors of one dimension stay float32. (In one row the embeddings
-are quantised too.) The errors are computed here, from the original's bytes and from what the file decodes to, and not
-taken from the report of the conversion. The sentences are those of ``weightmap demo``.
+Each row is a file of ``weightmap quantize CHECKPOINT FILE --scheme SCHEME --block-size N``: it quantises the matrices
+of the layers and keeps embeddings and tensors of one dimension float32. (One row also quantises the embeddings.) This
+script computes the errors itself, from the original and the decoded file. The sentences are those of ``weightmap
+demo``.
 
-ggml's Q4_0 and Q5_0, by the gguf package where that is installed, are applied to the same matrices. There is no file of
-theirs; the size is that of the float32 file with these bytes in the place of the matrices.
+The gguf package, where it is installed, quantises the same matrices with ggml's Q4_0 and Q5_0. It writes no file here;
+the size is that of the float32 file with these bytes in place of the matrices.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BEGIN, END = "<!-- made by benchmarks/quantise_minilm.py -->", "<!-- end -->"
 
 
 class Row(NamedTuple):
-    """One line of the table; `bits` are bits per weight of the quantised tensors, `cosines` one for each sentence."""
+    """One line of the table: `bits` per weight of the quantised tensors, and the `cosines` by sentence."""
 
     scheme: str
     block: int | None
@@ -58,13 +58,13 @@ class Row(NamedTuple):
 
 
 def rmse_of(exact: Mapping[str, NDArray[Any]], rounded: Mapping[str, NDArray[Any]]) -> float:
-    """Root of the mean squared error over all elements of these tensors."""
+    """Return the root mean square error over all elements of these tensors."""
     pairs = [(exact[name].astype(np.float64), rounded[name]) for name in rounded]
     return math.sqrt(sum(float(np.square(a - b).sum()) for a, b in pairs) / sum(a.size for a, _ in pairs))
 
 
 def cosines_of(exact: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Cosine similarity of each row of one matrix with that of the other."""
+    """Return the cosine similarity of each row of one matrix with that of the other."""
     a, b = exact.astype(np.float64), found.astype(np.float64)
     result: NDArray[np.float64] = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     return result
@@ -85,7 +85,7 @@ def ours(checkpoint: Path, folder: Path, exact: Mapping[str, Any], embeddings: N
 
 
 def ggml(exact: Any, size_of_all: int, names: list[str], embeddings: NDArray[np.float32]) -> Iterator[Row]:
-    """Measure ggml's blocks on the same matrices; nothing where the gguf package is not installed."""
+    """Measure ggml's blocks on the same matrices; yield nothing without the gguf package."""
     try:
         import gguf
         from gguf import quants
@@ -104,7 +104,7 @@ def ggml(exact: Any, size_of_all: int, names: list[str], embeddings: NDArray[np.
 
 
 def lines(checkpoint: Path) -> Iterator[str]:
-    """Yield the table, in Markdown, and what it was measured on."""
+    """Yield the table in Markdown, and the machine."""
     with tempfile.TemporaryDirectory(prefix="weightmap-") as name:
         folder = Path(name)
         wm.convert(checkpoint, folder / "exact.weights")

@@ -1,4 +1,4 @@
-"""What a run of the benchmarks has recorded: the JSON file of pytest-benchmark, by group and contender."""
+"""The results of a run of the benchmarks, by group and contender, and how they are printed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -21,19 +22,19 @@ class Entry(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All entries by group and contender, in the order of the run; what it ran on, when, and on which commit.
+    """All entries by group and contender, in the order of the run, with its machine, date and commit.
 
-    `again` are the groups that were measured once more by a later run, each with the commit of that run.
+    `again` has each group that a later run measured again, with the commit of that run.
     """
 
     groups: dict[str, dict[str, Entry]]
     machine: dict[str, Any]
     date: str
     commit: str
-    again: dict[str, str] = {}  # noqa: RUF012 - of a tuple, and never changed
+    again: dict[str, str] = {}  # noqa: RUF012 - a default of a tuple, which nothing changes
 
     def limit(self, group: str, threads: int) -> Entry | None:
-        """Return what is fastest of the limits of a group for so many threads."""
+        """Return the fastest limit of a group for this number of threads."""
         there = [e for e in self.groups[group].values() if e.role == "limit" and e.threads == threads]
         return min(there, key=lambda entry: entry.median, default=None)
 
@@ -44,7 +45,7 @@ class Run(NamedTuple):
 
 
 def load(path: Path, *later: Path) -> Run:
-    """Read the file that ``make bench`` has written; groups of `later` runs of parts take the place of its own."""
+    """Read the file that ``make bench`` wrote; groups of `later` runs replace those of the first."""
     run = _load(path)
     for other in map(_load, later):
         run = run._replace(
@@ -66,7 +67,7 @@ def _load(path: Path) -> Run:
 
 
 def span(seconds: float) -> str:
-    """Return a time for people, of three digits."""
+    """Format a time with three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{digits(seconds / size)} {unit}"
@@ -74,9 +75,19 @@ def span(seconds: float) -> str:
 
 
 def digits(number: float) -> str:
-    """Return a number of three significant digits, or two below 1."""
+    """Format a number with three significant digits, or two below 1."""
     if abs(number) >= 100:
         return f"{number:,.0f}"
     if abs(number) >= 10:
         return f"{number:.1f}"
     return f"{number:.2f}" if abs(number) >= 0.1 else f"{number:.2g}"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]], right: str = "") -> Iterator[str]:
+    """Yield a Markdown table; `right` has ">" at the place of each right-aligned column."""
+    heads = list(head)
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "|".join("--:" if right[i : i + 1] == ">" else "---" for i in range(len(heads))) + "|"
+    for row in rows:
+        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
+    yield ""

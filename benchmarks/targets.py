@@ -1,13 +1,13 @@
-"""The figures that weightmap set out to reach (`targets.toml`), and what a run has measured of each."""
+"""The figures that weightmap wants to reach (`targets.toml`), and the outcome of each in a run."""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from results import digits
+from results import digits, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from results import Entry, Run
 
 FILE = Path(__file__).with_name("targets.toml")
-SECONDS = {"s": 1.0, "ms": 1e3, "µs": 1e6}  # what a second is in each unit
+SECONDS = {"s": 1.0, "ms": 1e3, "µs": 1e6}  # units in a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,12 @@ class Figure:
 
     @property
     def rivals(self) -> list[str]:
-        """Return the names of those that it is compared with."""
+        """Return the names of the contenders that ours is compared with."""
         return [self.beside] if isinstance(self.beside, str) else self.beside
 
     @property
     def asked(self) -> str:
-        """Return what was asked, for people."""
+        """Return the bound, for people."""
         if self.at_least is None:
             return f"at most {self.at_most:g} {self.unit}".rstrip()
         whom = " and ".join(self.rivals).replace("limit", "the limit")
@@ -51,7 +51,7 @@ class Figure:
         return f"{self.at_least:g} × {whom}{hoped}"
 
     def reached(self, value: float, bound: float | None = None) -> bool:
-        """Tell whether a value is what was asked for, or what `bound` says."""
+        """Tell whether a value keeps the bound, or `bound` in its place."""
         if self.at_least is None:
             assert self.at_most is not None
             return value <= self.at_most
@@ -60,12 +60,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured: `value` is the worst of the figure's groups, `where` that group, `whom` it is beside."""
+    """A measured figure: the `value` of its worst group, `where` that is, and the entries it compares."""
 
     figure: Figure
     value: float | None = None
     where: str = ""
-    whom: str = ""
+    ours: Entry | None = None
+    other: Entry | None = None
     avx2: float | None = None
     absent: list[str] = field(default_factory=list)
     pointless: bool = False
@@ -83,8 +84,13 @@ class Outcome:
             return "stretch reached"
         return "reached"
 
-    def told(self, value: float | None) -> str:
-        """Return a value for people."""
+    @property
+    def times(self) -> str:
+        """Return both times, for people; nothing where the figure is no ratio."""
+        return f"{span(self.ours.median)}, {span(self.other.median)}" if self.ours and self.other else ""
+
+    def format(self, value: float | None) -> str:
+        """Return a value with its unit."""
         if value is None:
             return ""
         return f"{digits(value)} {'×' if self.figure.at_least is not None else self.figure.unit}".rstrip()
@@ -96,7 +102,7 @@ def load(path: Path = FILE) -> list[Figure]:
 
 
 def evaluate(figure: Figure, run: Run) -> Outcome:
-    """Find a figure among what was measured."""
+    """Find the outcome of a figure in a run."""
     if figure.unless and figure.unless in run.machine.get("isas", ()):
         return Outcome(figure, pointless=True)
     absent = [
@@ -107,34 +113,42 @@ def evaluate(figure: Figure, run: Run) -> Outcome:
     ]
     if absent:
         return Outcome(figure, absent=absent)
-    worst: Callable[..., tuple[float, str, str]] = min if figure.at_least is not None else max
-    found = [(*measure(figure, run, group, figure.ours), group) for group in figure.groups]
-    value, whom, where = worst(found, key=lambda one: one[0])
+    worst: Callable[..., Measured] = min if figure.at_least is not None else max
+    found = [measure(figure, run, group, figure.ours) for group in figure.groups]
+    value, ours, other = worst(found, key=lambda one: one.value)
     slower = f"{figure.ours}, avx2"
     avx2 = None
     if all(slower in run.groups[group] for group in figure.groups):
-        avx2 = worst([measure(figure, run, group, slower) for group in figure.groups], key=lambda one: one[0])[0]
-    return Outcome(figure, value, where, whom, avx2)
+        avx2 = worst([measure(figure, run, group, slower) for group in figure.groups], key=lambda one: one.value).value
+    return Outcome(figure, value, ours.group, ours, other, avx2)
 
 
-def measure(figure: Figure, run: Run, group: str, ours: str) -> tuple[float, str]:
-    """Return a figure for one group and one of ours, and whom it was compared with."""
+class Measured(NamedTuple):
+    """A figure for one group: its value, and the entries that it compares."""
+
+    value: float
+    ours: Entry
+    other: Entry | None = None
+
+
+def measure(figure: Figure, run: Run, group: str, ours: str) -> Measured:
+    """Measure one of ours in one group."""
     entry = run.groups[group][ours]
     if figure.info:
-        return float(entry.info[figure.info]), ""
+        return Measured(float(entry.info[figure.info]), entry)
     if figure.at_least is None:
-        return entry.median * SECONDS[figure.unit], ""
+        return Measured(entry.median * SECONDS[figure.unit], entry)
     other = beside(figure, run, entry)
-    return other.median / entry.median, other.who
+    return Measured(other.median / entry.median, entry, other)
 
 
 def beside(figure: Figure, run: Run, entry: Entry) -> Entry:
-    """Return the fastest of those that an entry is compared with."""
+    """Return the fastest contender that an entry is compared with."""
     if figure.beside == "limit":
         limit = run.limit(entry.group, entry.threads)
         assert limit is not None, f"{entry.group} has no limit for {entry.threads} threads"
         return limit
-    # In the rounds of AVX2, int4 has AVX2 too.
+    # When ours runs with AVX2, so does int4, which int5 is compared with.
     twins = [name + entry.who.removeprefix(figure.ours) for name in figure.rivals]
     there = run.groups[entry.group]
     return min((there.get(twin, there[name]) for twin, name in zip(twins, figure.rivals, strict=True)),

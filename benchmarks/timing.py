@@ -1,11 +1,10 @@
 """Contenders for one question, timed in turns.
 
-On a shared machine times drift from one second to the next, by more than what two libraries differ in. So the
-contenders for a question are not timed one after another: in each round everybody gets a turn, and slow ones take part
-in some of the rounds only. What is compared are medians of times that lie side by side.
+On a shared machine, times drift from one second to the next by more than two libraries differ. So every contender gets
+a turn in each round, and slow ones in some of the rounds; medians of times from the same rounds are compared.
 
-A contender is whatever tells how long a number of calls took: a function timed here (`Timed`), a loop in C that reads
-its own clock (`limits`), a library in another interpreter (`external_env`).
+A contender has a clock, which returns how long a number of calls took: a function timed here (`Timed`), a C loop that
+reads its own clock (`limits`), or a library in another interpreter (`external_env`).
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ROUNDS = 45
-BUDGET = 0.4  # seconds for a contender, unless the fewest rounds take longer
+BUDGET = 0.4  # seconds a contender, unless the minimum of rounds takes longer
 SLOW = 1.0  # seconds of a call that is not repeated
-SHORTEST = 2e-3  # seconds of a turn: shorter calls are repeated within it
+SHORTEST = 2e-3  # seconds of a turn, which repeats shorter calls
 BEST = kernels.available_isas()[-1]
 
 
 class Clock(Protocol):
-    """Whatever tells how many seconds a number of calls took; `info` goes to `extra_info`."""
+    """Returns how many seconds a number of calls took; `info` goes to `extra_info`."""
 
     info: dict[str, Any]
 
     def __call__(self, calls: int) -> float:
-        """Call as often, and return how long that took."""
+        """Make so many calls and return how long they took."""
 
 
 class Timed:
-    """A function timed in this process; what `setup` returns is handed to it, and the time of `setup` not counted."""
+    """A function timed in this process; it gets what `setup` returns, whose time does not count."""
 
     def __init__(self, function: Callable[..., object], setup: Callable[[], object] | None = None, **info: Any) -> None:
         self.function, self.setup, self.info = function, setup, info
@@ -62,7 +61,7 @@ class Timed:
 
 
 class Contender(NamedTuple):
-    """One of those compared: `role` is "ours", "rival", or "limit" for what nobody can do without."""
+    """One way to do the work: `role` is "ours", "rival", or "limit" for the least that the work takes."""
 
     role: str
     prepare: Callable[..., Clock]
@@ -71,19 +70,19 @@ class Contender(NamedTuple):
 
 
 def rival(prepare: Callable[..., Clock]) -> Contender:
-    """Return a contender that `prepare(case)` makes ready; it skips when its library is not there (`need`)."""
+    """Return a rival; `prepare(case)` returns its clock, or skips where its library is missing (`need`)."""
     return Contender("rival", prepare)
 
 
 def limit(prepare: Callable[..., Clock], threads: int = 1) -> Contender:
-    """Return what no contender of so many threads can be faster than."""
+    """Return a limit, which no contender with as many threads can beat."""
     return Contender("limit", prepare, threads=threads)
 
 
 def ours(
     prepare: Callable[..., Clock], name: str = "weightmap", *, isas: tuple[str, ...] = (), threads: int = 1
 ) -> dict[str, Contender]:
-    """Return ours under `name`, with the best instruction set, and again with each other of `isas` that is here."""
+    """Return ours under `name`, with the best instruction set, and with each other of `isas` that this CPU has."""
     others = [isa for isa in kernels.available_isas() if isa in isas and isa != BEST]
     return {name: Contender("ours", prepare, BEST, threads)} | {
         f"{name}, {isa}": Contender("ours", prepare, isa, threads) for isa in others
@@ -91,17 +90,17 @@ def ours(
 
 
 EVERY_ISA = kernels.available_isas()
-AVX2 = ("avx2",)  # where no loop over bytes decides: the other one that most users have
+AVX2 = ("avx2",)  # enough where no loop over bytes decides the time
 
 
-def everyone(groups: Mapping[str, Mapping[str, Contender]]) -> pytest.MarkDecorator:
-    """Make a benchmark of every contender of every group; each module's groups, all of them, are its `GROUPS`."""
+def each_contender(groups: Mapping[str, Mapping[str, Contender]]) -> pytest.MarkDecorator:
+    """Make a benchmark of each contender of each group; a module lists all of its groups in `GROUPS`."""
     cases = [(group, who) for group, contenders in groups.items() for who in contenders]
     return pytest.mark.parametrize(("group", "who"), cases)
 
 
 def need(module: str) -> Any:
-    """Return a module of a rival, or leave the rival out, visibly, where it is not installed."""
+    """Return the module of a rival, or skip the rival where it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -109,14 +108,14 @@ def need(module: str) -> Any:
 
 
 class Lane:
-    """A contender that has been prepared, the number of calls in a turn, the number of turns, and their times."""
+    """A prepared contender: the number of calls in a turn, the number of turns, and their times."""
 
     def __init__(self, contender: Contender, clock: Clock) -> None:
         self.contender, self.clock = contender, clock
         self.calls, self.turns, self.times = 1, 1, list[float]()
 
     def turn(self, calls: int) -> float:
-        """Call so often, with the instruction set asked for."""
+        """Make so many calls with the instruction set of the contender."""
         kernels.use_isa(self.contender.isa or BEST)
         try:
             return self.clock(calls)
@@ -124,35 +123,35 @@ class Lane:
             kernels.use_isa(BEST)
 
     def calibrate(self) -> None:
-        """Find how many calls a turn takes, which warms up too, and how many turns there is time for."""
+        """Find how many calls a turn makes and how many turns there is time for; this also warms up."""
         while True:
             begin = time.perf_counter()
-            told = self.turn(self.calls)
+            measured = self.turn(self.calls)
             took = time.perf_counter() - begin
             if took >= SHORTEST or self.calls >= 100_000:
                 break
             self.calls *= 4
         least = 5 if took < BUDGET else 3
-        self.turns = 1 if told > SLOW else max(least, min(ROUNDS, int(BUDGET / took)))
+        self.turns = 1 if measured > SLOW else max(least, min(ROUNDS, int(BUDGET / took)))
 
     def take(self, number: int) -> None:
-        """Take part in this round, if it is one of ours."""
+        """Take a turn, if this round is one of the lane's."""
         if number * self.turns % ROUNDS < self.turns:
             if self.calls > 1:
-                self.turn(1)  # others have been using the caches
+                self.turn(1)  # the other contenders have used the caches
             self.times.append(self.turn(self.calls) / self.calls)
 
 
 class Result(NamedTuple):
-    """Seconds a call of each contender, what else they have to say, and the exceptions of those that were left out."""
+    """Seconds a call by contender, their `info`, and the exceptions of those that could not run."""
 
     times: dict[str, list[float]]
     info: dict[str, dict[str, Any]]
     out: dict[str, BaseException]
 
 
-def compete(contenders: Mapping[str, Contender], *case: Any) -> Result:
-    """Time the contenders in turns, each prepared for this case; one that cannot run does not keep others from it."""
+def time_in_turns(contenders: Mapping[str, Contender], *case: Any) -> Result:
+    """Time the contenders in turns for this case; one that cannot run does not stop the others."""
     lanes: dict[str, Lane] = {}
     out: dict[str, BaseException] = {}
     for name, contender in contenders.items():
@@ -161,10 +160,10 @@ def compete(contenders: Mapping[str, Contender], *case: Any) -> Result:
             lane.calibrate()
             lanes[name] = lane
         except pytest.skip.Exception as reason:
-            out[name] = reason.with_traceback(None)  # which would keep alive all that was prepared
-        except Exception as error:  # noqa: BLE001 - raised for this one, later
+            out[name] = reason.with_traceback(None)  # a traceback would keep alive all that was prepared
+        except Exception as error:  # noqa: BLE001 - the benchmark of this contender raises it
             out[name] = error
-    # What the collection of the tests and of other files has left is not what the contenders are to be slowed by.
+    # The collector shall not walk the objects that pytest made.
     gc.collect()
     gc.freeze()
     for number in range(ROUNDS):
@@ -176,15 +175,15 @@ def compete(contenders: Mapping[str, Contender], *case: Any) -> Result:
 
 
 class Replay:
-    """A timer for pytest-benchmark that tells times measured before: `load` them, then let it time nothing."""
+    """A timer for pytest-benchmark that replays measured times: `load` them, then let it time nothing."""
 
-    __name__ = "race"
+    __name__ = "in turns"
 
     def __init__(self) -> None:
         self.instants: list[float] = []
 
     def load(self, seconds: list[float]) -> None:
-        """Let the next rounds seem to take so long."""
+        """Make the next rounds seem to take these times."""
         self.instants = [instant for took in reversed(seconds) for instant in (took, 0.0)]
 
     def __call__(self) -> float:

@@ -1,4 +1,4 @@
-"""The page of results is made of what was recorded, and asks only for benchmarks that there are."""
+"""docs/benchmarks.md comes from the results of a run, and its figures name benchmarks that exist."""
 
 from __future__ import annotations
 
@@ -105,15 +105,16 @@ def test_a_ratio_is_that_of_medians(run):
     outcome = targets.evaluate(figure("crc32-1gib-zlib-ng"), run[0])
     assert (outcome.value, outcome.avx2, outcome.verdict) == (pytest.approx(1.5), pytest.approx(0.75), "reached")
     outcome = targets.evaluate(figure("crc32-1gib-limit"), run[0])
-    assert (outcome.value, outcome.whom, outcome.verdict) == (pytest.approx(0.8), LIMIT, "missed")
+    assert (outcome.value, outcome.other.who, outcome.verdict) == (pytest.approx(0.8), LIMIT, "missed")
+    assert outcome.times == "40.0 ms, 32.0 ms"
     outcome = targets.evaluate(figure("crc32-threads-limit"), run[0])
-    assert (outcome.value, outcome.whom) == (pytest.approx(0.9), "limit: read, 2 threads")
+    assert (outcome.value, outcome.other.who) == (pytest.approx(0.9), "limit: read, 2 threads")
 
 
 def test_a_time_is_told_in_its_unit(run):
     """Seconds become microseconds, and less is better."""
     outcome = targets.evaluate(figure("lookup-later"), run[0])
-    assert (outcome.told(outcome.value), outcome.verdict) == ("1.20 µs", "reached")
+    assert (outcome.format(outcome.value), outcome.verdict) == ("1.20 µs", "reached")
 
 
 def test_of_several_sizes_the_worst_counts(run):
@@ -149,25 +150,46 @@ def test_a_figure_that_says_nothing_on_this_cpu_is_left_alone(run):
     assert targets.evaluate(figure("crc32-pclmulqdq"), newer).verdict == "does not apply"
 
 
-def test_the_page_is_made_of_the_recorded_run(run, tmp_path, capsys):
-    """It has machine, versions, date, commit and command; every figure; and says loudly what nobody has told."""
-    into = tmp_path / "benchmarks.md"
-    assert report.main([str(run[1]), "--into", str(into), "--no-plots"]) == 0
-    text = into.read_text(encoding="utf-8")
+def write(path, folder):
+    """Write page and details of a run into a folder; return both texts."""
+    page, details = folder / "benchmarks.md", folder / "details"
+    assert report.main([str(path), "--into", str(page), "--details", str(details), "--no-plots"]) == 0
+    return page.read_text(encoding="utf-8"), (details / "details.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_run_and_every_figure(run, tmp_path, capsys):
+    """It has machine, versions, date, commit and command, and every figure; an unexplained miss is loud."""
+    text, _ = write(run[1], tmp_path)
     for part in ("A CPU of 3 GHz", "Linux 7", "isal 4.5.6", "torch not installed", "2026-11-20", "0123456789ab"):
         assert part in text
     assert "`pytest benchmarks`" in text
     assert all(one.question in text for one in FIGURES)
-    assert "crc32/1 GiB: weightmap | 40.0 ms | isal | 1.25 × | 0.62 × | 0.80 × | 0.40 × |" in text
+    assert "| 1 × zlib-ng | 1.50 × | 40.0 ms, 60.0 ms | 0.75 × | reached |" in text
     missed = figure("open-minilm")
-    assert missed.tried or report.NOT_TOLD in text
+    assert missed.tried or report.UNEXPLAINED in text
     assert missed.tried or f"{missed.id} is missed" in capsys.readouterr().err
 
 
+def test_the_details_have_all_times(run, tmp_path):
+    """Ratios, limits, memory and every time lie beside the page and not on it."""
+    page, details = write(run[1], tmp_path)
+    for line in (
+        "| crc32/1 GiB: weightmap | 40.0 ms | isal | 1.25 × | 0.62 × | 0.80 × | 0.40 × |",
+        "| read, 1 thread | 16.8 |",
+        "| 1 GiB | zlib-ng | rival | 60.0 ms | 17.9 GB/s |",
+        "| weightmap, EMBD | 1.50 | 1.50 | 1.50 | 2.00 | 10.0 ms | 20.0 ms |",
+    ):
+        assert line in details
+        assert line not in page
+
+
 def test_the_page_is_the_same_each_time(run, tmp_path):
-    """Made twice of the same run, it is the same to the byte."""
-    pages = []
-    for name in ("a.md", "b.md"):
-        report.main([str(run[1]), "--into", str(tmp_path / name), "--no-plots"])
-        pages.append((tmp_path / name).read_bytes())
-    assert pages[0] == pages[1]
+    """Written twice from the same run, page and details are the same to the byte."""
+    assert write(run[1], tmp_path / "a") == write(run[1], tmp_path / "b")
+
+
+def test_the_page_in_the_tree_has_every_figure():
+    """docs/benchmarks.md lists the figures of targets.toml, and fits on one page."""
+    text = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert not [one.id for one in FIGURES if f"| {one.question} | {one.asked} |" not in text]
+    assert len(text.splitlines()) < 150
