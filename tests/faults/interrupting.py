@@ -159,6 +159,8 @@ class Sweep:
             return True
         finally:
             sys.settrace(None)
+            # The driver redirects the output of commands: an interruption of the redirection itself leaves it behind.
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         return False
 
     def numbers(self, how: str) -> list[int]:
