@@ -701,7 +701,7 @@ def test_names_that_are_checked_one_by_one(place):
     with pytest.raises(wm.FormatError, match="is not UTF-8") as caught:
         record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
     assert caught.value.offset == 1000 + 32 * place
-    with pytest.raises(wm.LayoutError, match="two tensors, 0 and 1, are both called"):
+    with pytest.raises(wm.LayoutError, match="tensors 0 and 1 are both called"):
         record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"abab").check_names()
 
 

@@ -333,9 +333,9 @@ CONTRACT = [
     ("dtype after the last", TIGHT(0, 72), {1: 9}, wm.UnsupportedError, "'b': dtype code is 9"),
     ("dtype 255", TIGHT(0, 72), {1: 255}, wm.UnsupportedError, "'b': dtype code is 255"),
     ("overflow", TIGHT(0, 72), OVERFLOW, wm.FormatError, "'b'"),
-    ("a byte past the file", TIGHT(0, 72), {8: 49}, wm.TruncatedError, "ends before tensor 'b' does"),
-    ("at the end of u64", TIGHT(0, 72), {8: 2**64 - 1}, wm.TruncatedError, "ends before tensor 'b' does"),
-    ("empty, past the file", TIGHT(0, 72), {4: 0, 8: 73}, wm.TruncatedError, "ends before tensor 'b' does"),
+    ("a byte past the file", TIGHT(0, 72), {8: 49}, wm.TruncatedError, "ends within tensor 'b'"),
+    ("at the end of u64", TIGHT(0, 72), {8: 2**64 - 1}, wm.TruncatedError, "ends within tensor 'b'"),
+    ("empty, past the file", TIGHT(0, 72), {4: 0, 8: 73}, wm.TruncatedError, "ends within tensor 'b'"),
     ("a byte past the section", TIGHT(0, 99, 72), {8: 49}, wm.LayoutError, "'b': end of its data is 73"),
     ("past section and file", TIGHT(0, 99, 72), {8: 2**63}, wm.LayoutError, "'b': end of its data is 92233"),
     (
@@ -343,7 +343,7 @@ CONTRACT = [
         TIGHT(0, 72, 99),
         {8: 49},
         wm.TruncatedError,
-        "ends before tensor 'b' does",
+        "ends within tensor 'b'",
     ),
     (
         "too few dimensions",
@@ -369,9 +369,9 @@ ONLY_TOGETHER = [
         wm.LayoutError,
         "'b': data offset is 25, expected a multiple of 32",
     ),
-    ("an overlap", TIGHT(0, 72), {8: 23}, wm.LayoutError, "'b': it overlaps the tensor before it"),
+    ("an overlap", TIGHT(0, 72), {8: 23}, wm.LayoutError, "'b' overlaps the tensor before it"),
     ("an overlap, lax", TIGHT(0, 72, lax=True), {8: 23}, None, ""),
-    ("a hole", TIGHT(0, 72), {8: 25}, wm.LayoutError, "'b': it leaves a hole"),
+    ("a hole", TIGHT(0, 72), {8: 25}, wm.LayoutError, "'b' leaves a hole"),
     ("bytes behind the last", TIGHT(0, 73), {}, wm.LayoutError, "the data section goes on after its last tensor"),
     ("bytes behind the last, lax", TIGHT(0, 73, lax=True), {}, None, ""),
     (
@@ -379,7 +379,7 @@ ONLY_TOGETHER = [
         Four.varied(max_gap=63)(0, 72, 80),
         {},
         wm.TruncatedError,
-        "the file ends before the data section does",
+        "the file ends within the data section",
     ),
 ]
 
@@ -447,7 +447,7 @@ def test_a_record_of_no_possible_number_of_dimensions(ndim):
 def test_names_whose_hashes_collide_are_told_apart(make):
     """Names made to collide pass when they differ, and are refused where two are one."""
     names = [key.encode() for key in colliding_keys(80)]
-    for more, fault in (([], None), ([names[3]], "two tensors, 3 and 80, are both called")):
+    for more, fault in (([], None), ([names[3]], "tensors 3 and 80 are both called")):
         rows = [[fnv(name), 8, 1, len(name), 1, 0, 0, 0, i] for i, name in enumerate([*names, *more])]
         table = make(rows, [*names, *more], len(rows))
         if fault is None:
@@ -461,9 +461,9 @@ def test_names_whose_hashes_collide_are_told_apart(make):
 @every_kind
 def test_names_are_checked_by_themselves_too(make):
     """`check_names`, for when hashes collide, finds the first name that is not UTF-8 and the first that is repeated."""
-    with pytest.raises(wm.FormatError, match="tensor 1: its name is not UTF-8"):
+    with pytest.raises(wm.FormatError, match="name of tensor 1 is not UTF-8"):
         make(three(), [b"a", b"\xff", b"c"], 72).check_names()
-    with pytest.raises(wm.LayoutError, match="two tensors, 0 and 2, are both called 'a'"):
+    with pytest.raises(wm.LayoutError, match="tensors 0 and 2 are both called 'a'"):
         make(three(), [b"a", b"b", b"a"], 72).check_names()
     make(three(), [b"a", b"b", b"c"], 72).check_names()
 
@@ -474,4 +474,4 @@ def test_any_fault_has_words():
     found = table_error(table, kernels.Fault(kernels.FAULTS["COLUMN"], 2, 0, 0, 0))
     assert str(found) == "tensor 'c': the index is damaged (COLUMN) (at byte 64)"
     found = table_error(table, kernels.Fault(kernels.FAULTS["NAME_DUPLICATE"], 1, 0, 0, 0))
-    assert "two tensors, 0 and 1, are both called the name of tensor 1" in str(found)
+    assert "tensors 0 and 1 are both called the name of tensor 1" in str(found)

@@ -1,4 +1,4 @@
-"""A table of tensors in private columns, which a scan has filled."""
+"""A table of tensors in private columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import kernels
 from weightmap.index.rules import U64_MAX, Rules
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
@@ -15,22 +14,23 @@ from weightmap.index.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightmap import kernels
     from weightmap.index.table import Place
 
 __all__ = ["ColumnTable"]
 
 
 class ColumnTable(Table):
-    """A table by private columns.
+    """A table in private columns, filled by a scan of a header.
 
     Parameters
     ----------
     columns : Columns
     rules : Rules
     utf8 : bool
-        Whether names are still to be checked for UTF-8.
+        Whether `check` checks names for UTF-8.
     locate : callable, optional
-        Returns where the entry of a row lies in the file, for messages; None where that is not known.
+        Returns the offset in the file of a row's entry, for messages, or None where it is unknown.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ColumnTable(Table):
         self._locate = locate
 
     def position(self, row: int) -> int | None:
-        """Return where the entry of a row lies in the file, where the format says so."""
+        """Return the offset in the file of a row's entry, or None where it is unknown."""
         return self._locate(row) if self._locate is not None and row < self.count else None
 
     def _scan(self, name: bytes) -> int:
@@ -59,7 +59,7 @@ class ColumnTable(Table):
         return StringTable(columns.text(), columns.array(columns.bounds, self.count + 1, "<u4"), 0, "tensor name")
 
     def place(self, i: int) -> Place:
-        """Return dtype, shape, offset and bytes of row i, checked."""
+        """Check row i, and return its dtype, shape, offset and bytes."""
         code, shape, offset = self._columns.raw(i)
         rules = self.rules
         dtype = rules.dtypes[code]
@@ -74,11 +74,11 @@ class ColumnTable(Table):
 
     def _declared(self, i: int) -> int:
         columns = self._columns
-        if not columns.end:  # an error of the format: it has such a type, and no ends
-            self.fail(kernels.Fault(kernels.FAULTS["COLUMN"], i, 0, 0, 0))
+        if not columns.end:  # a mistake of the format, whose scheme needs ends
+            self.refuse("COLUMN", i)
         nbytes: int = columns.end[i] - columns.begin[i]
         if nbytes < 0:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_SIZE"], i, 0, nbytes % (U64_MAX + 1), 0))
+            self.refuse("TABLE_SIZE", i, nbytes % (U64_MAX + 1))
         return nbytes
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
@@ -96,7 +96,7 @@ class ColumnTable(Table):
         )
 
     def check(self) -> None:
-        """Check every row, and that names are unique, by one call."""
+        """Check every row, and that names are unique, by one call into C."""
         rules = self.rules
         fault = self._columns.check(rules.native, rules.declared, rules.room, lax=rules.lax, utf8=self._utf8)
         if fault is None:

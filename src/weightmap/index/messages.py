@@ -1,4 +1,4 @@
-"""The words for what a scan in C found wrong with a table of tensors."""
+"""The errors for the faults that a scan in C finds in a table of tensors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["table_error"]
 
 _INT64_MAX = (1 << 63) - 1
-# What messages call these fields where a format has no name of its own for them.
+# The names of these fields in messages, for formats without names of their own.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
 
 
 class Described(Protocol):
-    """What a message needs of a table: see `weightmap.index.table.Table`, which stands on this module."""
+    """The part of `weightmap.index.table.Table` that messages need."""
 
     @property
     def rules(self) -> Rules: ...
@@ -40,15 +40,15 @@ class Described(Protocol):
 
 
 def table_error(table: Described, fault: kernels.Fault) -> FormatError:
-    """Return the error that a fault deserves, with the name of the tensor where that can be read.
+    """Return the error for a fault, with the tensor's name where it can be read.
 
-    The field is the one that the format calls it by, and the offset that of the field, where the format's rules say so.
+    Field and offset are those of the format's own field, where its rules name it.
     """
     error = _describe(table, fault)
     named = table.rules.fields.get(error.field or "")
     if named is not None:
         error.field, within = named
-        if error.offset is not None and fault.kind != "TABLE_TRUNCATED":  # which has that of the end of the file
+        if error.offset is not None and fault.kind != "TABLE_TRUNCATED":  # its offset is the end of the file
             error.offset += within
     return error
 
@@ -87,11 +87,11 @@ def _describe(table: Described, fault: kernels.Fault) -> FormatError:  # noqa: P
         what, expected = f"{label}: {offset_word}", f"a multiple of {bound}"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
     if kind in ("TABLE_OVERLAP", "TABLE_HOLE"):
-        problem = "overlaps the tensor before it" if kind == "TABLE_OVERLAP" else "leaves a hole"
-        what, expected = f"{label}: it {problem}: {offset_word}", f"{bound}, where the tensor before it ends"
+        problem = "overlaps the tensor before it" if kind == "TABLE_OVERLAP" else "leaves a hole before it"
+        what, expected = f"{label} {problem}: {offset_word}", f"{bound}, where the tensor before it ends"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
     if kind == "TABLE_SIZE" and fault.actual > _INT64_MAX:
-        return LayoutError(f"{label}: its data ends before it begins", field="data_offset", offset=at)
+        return LayoutError(f"{label} ends before it begins", field="data_offset", offset=at)
     if kind == "TABLE_SIZE":
         what, expected = f"{label}: {size_word}", f"{bound} by its shape and dtype"
         return LayoutError(what, field="data_size", offset=at, actual=actual, expected=expected)
@@ -101,15 +101,15 @@ def _describe(table: Described, fault: kernels.Fault) -> FormatError:  # noqa: P
             what, field="name_hash", offset=at, actual=f"{fault.actual:#010x}", expected=f"{fault.expected:#010x}"
         )
     if kind == "NAME_DUPLICATE":
-        return LayoutError(
-            f"two tensors, {fault.expected} and {row}, are both called {_name(table, row)}", field="name", offset=at
-        )
+        what = f"tensors {fault.expected} and {row} are both called {_name(table, row)}"
+        return LayoutError(what, field="name", offset=at)
     if kind == "NAME_UTF8":
-        return FormatError(f"{label}: its name is not UTF-8", field="name", offset=at)
+        return FormatError(f"name of {label} is not UTF-8", field="name", offset=at)
     if kind == "NAME_RANGE":
         whole = row == len(table)
         what = "tensor names: the sum of their lengths" if whole else f"{label}: end of its name"
-        expected = f"{fault.expected}, the size of their section" if whole else f"at most {fault.expected}, that of all"
+        whose = "the size of their section" if whole else "the end of all names"
+        expected = f"{'' if whole else 'at most '}{fault.expected}, {whose}"
         return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=expected)
     return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
 
@@ -118,15 +118,15 @@ def _out_of_range(kind: str, label: str, rules: Rules, at: int | None, actual: i
     if kind == "TABLE_RANGE":
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
-    what, expected = f"the file ends before {label} does: end of its data", f"at most {bound}, which the file has"
+    what, expected = f"the file ends within {label}: end of its data", f"at most {bound}, as the file ends there"
     end = rules.base + rules.room
     return TruncatedError(what, field="data_offset", offset=end, actual=actual, expected=expected)
 
 
 def _words(rules: Rules) -> tuple[str, str]:
-    """Return what the format calls the offset and the size of a tensor's data."""
+    """Return the format's names for the offset and the size of a tensor's data."""
     offset, size = (rules.fields.get(*pair)[0] for pair in _WORDS)
-    return offset, _WORDS[1][1][0] if size == offset else size  # one field for both is no word for the size
+    return offset, _WORDS[1][1][0] if size == offset else size  # a field for both does not name the size
 
 
 def _name(table: Described, row: int) -> str:

@@ -1,4 +1,4 @@
-"""The tensor index of EMBD as a table that stays where it lies."""
+"""A table of fixed-size records that stay where they lie in the file."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ __all__ = ["RecordTable"]
 
 
 class RecordTable(Table):
-    """A table of EMBD's fixed-size descriptors, left where they lie.
+    """A table of EMBD's fixed-size descriptors, used where they lie.
 
     Parameters
     ----------
     load : callable
-        Returns the index, bytes or an array of uint8; called at the first use, and with ``private=True`` for one that
-        lies in no mapping. It holds `count` records of 32 bytes:
-        u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape, u64 offset; then the names, back to back in
-        the order of the records; and perhaps padding.
+        Called at the first use; returns the index as bytes or an array of uint8, with ``private=True`` outside of any
+        mapping. It holds `count` records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape,
+        u64 offset), then the names back to back in the order of the records, and perhaps padding.
     count : int
     start : int
-        Where the index lies in the file, for messages.
+        Offset of the index in the file, for messages.
     rules : Rules
     """
 
@@ -62,7 +61,7 @@ class RecordTable(Table):
         return index
 
     def detach_index(self) -> None:
-        """Replace a mapped index by one that is read; what was made of the mapped one is made anew."""
+        """Replace a mapped index by a copy in private memory, and drop what was built over the mapped one."""
         if self.is_mapped:
             self._bytes = self._load(private=True)
             self._names = None
@@ -72,25 +71,25 @@ class RecordTable(Table):
     def _load_names(self) -> StringTable:
         count, size = self.count, self.RECORD.size
         bounds = np.zeros(count + 1, np.uint32)
-        if not count:  # no array has a stride over no memory
+        if not count:  # numpy refuses strides over no memory
             return StringTable(b"", bounds, 0, "tensor name")
         index = self._index
         lengths = np.ndarray((count,), "<u2", index, self._LENGTH_AT, (size,))
         np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
         names = index[count * size :]
         if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
-            self.fail(kernels.Fault(kernels.FAULTS["NAME_RANGE"], count, 0, int(bounds[-1]), len(names)))
+            self.refuse("NAME_RANGE", count, int(bounds[-1]), len(names))
         return StringTable(names, bounds, 0, "tensor name")
 
     def _scan(self, name: bytes) -> int:
         return kernels.records_find(self._index, self.count, name)
 
     def place(self, i: int) -> Place:
-        """Return dtype, shape, offset and bytes of row i, checked."""
+        """Check row i, and return its dtype, shape, offset and bytes."""
         index = self._bytes
         _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index if index is None else index, i * 32)
         rules = self.rules
-        # The usual cases, written out: this is most of what a look-up costs.
+        # The usual cases are written out: these lines are most of a look-up's time.
         if ndim == 2:
             shape: tuple[int, ...] = (a, b)
             size = a * b
@@ -101,7 +100,7 @@ class RecordTable(Table):
             shape = (a, b, c, d)[:ndim]
             size = math.prod(shape)
         if ndim not in rules.ndims:
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], i, 0, ndim, 0))
+            self.refuse("TABLE_NDIM", i, ndim)
         dtype = rules.dtypes[code]
         if dtype is None:
             dtype = self._dtype(code, i)
@@ -114,21 +113,21 @@ class RecordTable(Table):
 
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         size = self.RECORD.size
-        # A copy: what is checked is what is used.
+        # Copied, so that the bytes checked are the bytes used.
         copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
         ndims = copied["ndim"]
         bad = np.flatnonzero((ndims < self.rules.min_ndim) | (ndims > self.rules.max_ndim))
         if len(bad):
             i = int(bad[0])
-            self.fail(kernels.Fault(kernels.FAULTS["TABLE_NDIM"], first + i, 0, int(ndims[i]), 0))
+            self.refuse("TABLE_NDIM", first + i, int(ndims[i]))
         return copied["dtype"], ndims, copied["dims"], copied["offset"]
 
     def position(self, row: int) -> int | None:
-        """Return where the record lies in the file."""
+        """Return the offset of a record in the file."""
         return self._start + row * self.RECORD.size if row < self.count else None
 
     def check(self) -> None:
-        """Check every record and every name by one call: ranges, UTF-8, stored hashes, uniqueness."""
+        """Check every record and name by one call into C: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
         found = kernels.records_check(self._index, self.count, rules.native, rules.declared, rules.room, lax=rules.lax)
         if isinstance(found, int):

@@ -1,4 +1,4 @@
-"""What a format asks of every row of a table; csrc/table.c checks it."""
+"""The rules that a format sets for every row of a table; csrc/table.c checks them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ANY_GAP = U64_MAX
 
 
 class Rules:
-    """What a format asks of every row, in either kind of table.
+    """The rules of a format for every row, the same for both kinds of table.
 
-    A format states in a class of its own what holds for all of its files; what one file says are the parameters.
+    A format subclasses it for what holds for all its files; the parameters are what one file says.
 
     Parameters
     ----------
@@ -34,35 +34,35 @@ class Rules:
     declared : int, optional
         Size of the data section, where the format declares one.
     lax : bool
-        Order, overlap and holes are not looked at.
+        Whether order, overlap and holes go unchecked.
 
     Attributes
     ----------
     dtypes : tuple of DType or None
-        By the format's code; None where a code is not used. A class lists them up to the last one that is used.
+        By the format's code; None for an unused code. A class lists them up to the last used one.
     min_ndim, max_ndim : int
     alignment : int
         Every offset is a multiple of it: a power of two.
     max_gap : int
-        Bytes of padding allowed before a tensor and after the last one; `ANY_GAP` where a format has seen to it.
+        Bytes of padding allowed before a tensor and after the last one; `ANY_GAP` if the format checks gaps itself.
     room : int
         Bytes of the file from `base` on. A row that ends past them is a `TruncatedError`, one that ends past `declared`
         a `LayoutError`.
     data_size : int
-        Bytes that rows may lie in: the lesser of the two.
+        Bytes that rows may lie in: the lesser of `room` and `declared`.
     fields : mapping of str to (str, int)
-        What the format calls the fields that messages name, and where each lies in the entry of a row, in bytes; by our
-        names: "data_offset", "data_size", "dtype", "name", "ndim", "shape". Those that are missing are called as here.
+        For messages, by our names "data_offset", "data_size", "dtype", "name", "ndim", "shape": the format's own name
+        of the field, and its byte within the entry of a row. A missing field keeps our name.
     unit : int
         Bytes that the format's own offsets and sizes count in; for messages.
 
     Notes
     -----
-    `Table.check` checks everything. A single row is checked again whenever it is used, but not for alignment, order,
-    overlap and holes: none of them makes an array reach out of the file.
+    `Table.check` checks everything. A single row is checked again at each use, but not for alignment, order, overlap
+    and holes: none of them makes an array reach out of the file.
     """
 
-    # What one file says. The rest is the class's, so that setting it for one file is an error, and not without effect.
+    # Only what one file says. Setting a rule of the class on one file is an error instead of having no effect.
     __slots__ = ("base", "data_size", "declared", "lax", "room")
     dtypes: Sequence[DType | None] = ()
     bits = b""
@@ -79,7 +79,7 @@ class Rules:
         if "__slots__" not in cls.__dict__:
             msg = f"{cls.__name__} needs __slots__ = (): its rules are those of the class"
             raise TypeError(msg)
-        # One entry for each value of a byte, so that a look-up need not ask how many there are.
+        # One entry for each value of a byte, so that a look-up does not ask how many there are.
         cls.dtypes = (*cls.dtypes, *(None,) * (256 - len(cls.dtypes)))
         cls.bits = bytes(0 if dtype is None else dtype.bits for dtype in cls.dtypes)
         cls.ndims = range(cls.min_ndim, cls.max_ndim + 1)
@@ -97,5 +97,5 @@ class Rules:
 
     @classmethod
     def varied(cls, **attributes: Any) -> type[Self]:
-        """Return rules that differ in these attributes, for a file that says so itself, such as its alignment."""
+        """Return rules with other `attributes`, for a file that declares them itself, such as its alignment."""
         return type(cls.__name__, (cls,), {"__slots__": (), **attributes})

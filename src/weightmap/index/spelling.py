@@ -1,4 +1,4 @@
-"""Which names look like one that is not there, for messages: found with little work, whatever the names are."""
+"""Names that look like a missing one, for messages: found with little work, however many and long the names are."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 __all__ = ["alike"]
 
-# A miss costs milliseconds at most: so many names are listed, of those of about the right length so many are looked at
-# from both ends, and of these so many characters one by one. Names that are longer than _LONG get no suggestions.
+# Bounds that keep a miss to milliseconds: so many names are listed; so many of about the right length are compared at
+# both ends; of these so many characters are compared one by one. A name longer than _LONG gets no suggestions.
 _LISTED, _LOOKED_AT, _COMPARED = 10_000, 1_000, 10_000
 _LONG = 400
-# By so many characters another name may be longer or shorter: "model." in front is the usual mistake.
+# The lengths of two names differ by at most this: "model." in front is the usual mistake.
 _SLACK = 8
-# At least this part of the characters of two names that are alike stands in both, in the same order.
+# Two names are alike if at least this part of their characters stands in both, in the same order.
 _ALIKE = 0.7
 
 
 def alike(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Return the names that are most like the one that is wanted, the likest first.
+    """Return the names most like `wanted`, the likest first.
 
     Examples
     --------
@@ -42,10 +42,10 @@ def alike(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
 
 
 def _shared_ends(a: str, b: str) -> int:
-    """Return how many bytes two names have in common at their beginning and at their end."""
+    """Return how many bytes two names share at their beginning and at their end."""
     x, y = (name.encode("utf-8", "surrogatepass") for name in (a, b))
     length = max(len(x), len(y))
-    # As one large number each: the highest and the lowest bit in which they differ tell where.
+    # Each as one large number: the highest and the lowest differing bit say where they part.
     ahead = int.from_bytes(x.ljust(length, b"\0"), "big") ^ int.from_bytes(y.ljust(length, b"\0"), "big")
     behind = int.from_bytes(x, "big") ^ int.from_bytes(y, "big")
     if not ahead:
@@ -56,10 +56,10 @@ def _shared_ends(a: str, b: str) -> int:
 
 
 class _Common:
-    """Counts the characters that a name has in common with others, in the same order.
+    """Counts the characters that a name shares with others, in the same order.
 
-    That is the length of the longest common subsequence, of which a bit for each character of the name is enough to
-    know (H. Hyyrö, Bit-parallel LCS-length computation revisited, 2004): a step for each character of the other name.
+    That is the length of the longest common subsequence, computed with one bit for each character of the name, in one
+    step for each character of the other (H. Hyyrö, Bit-parallel LCS-length computation revisited, 2004).
     """
 
     def __init__(self, name: str) -> None:
@@ -69,7 +69,7 @@ class _Common:
             self._where[letter] = self._where.get(letter, 0) | 1 << i
 
     def count(self, other: str) -> int:
-        """Return how many characters the longest common subsequence with another name has."""
+        """Return the length of the longest common subsequence with `other`."""
         left, whole = self._all, self._all
         for letter in other:
             here = left & self._where.get(letter, 0)

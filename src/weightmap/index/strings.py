@@ -1,9 +1,8 @@
-"""Tables of strings over bytes of a file: nothing is decoded, and no Python string made, before somebody asks for it.
+"""Tables of strings over bytes of a file, which decode a string when it is asked for.
 
-A table is the bytes, and the private array `bounds`: string i is ``data[bounds[i] : bounds[i + 1] - gap]``, `gap` being
-the width of the length prefix that stands before each string (0 where the strings lie back to back). Look-up by text
-goes through a hash index that C builds over the bytes at the first call: four bytes a string for the bounds, and at
-most eleven for the index.
+A table is the bytes and the private array `bounds`: string i is ``data[bounds[i] : bounds[i + 1] - gap]``, where `gap`
+is the width of the length prefix before each string (0 for strings back to back). The first look-up by text builds a
+hash index over the bytes in C. Bounds take four bytes a string, the index at most eleven.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ __all__ = ["StringTable"]
 
 
 class StringTable:
-    """Strings that lie in a buffer.
+    """Strings in a buffer.
 
     Parameters
     ----------
     data : bytes or ndarray of uint8
-        The bytes; they may be mapped and may change underneath: bounds are private and every access stays within them.
+        May be mapped and change underneath: bounds are private, and every access stays within them.
     bounds : ndarray of uint32, shape (n + 1,)
         See the module.
     gap : int
         Width of the length before each string: 0, 2, 4 or 8.
     what : str
-        What a string is called in messages, such as "tensor name".
+        The name of a string in messages, such as "tensor name".
     """
 
     __slots__ = ("_bounds", "_data", "_find", "_gap", "_slots", "_what", "end", "format", "path")
@@ -48,20 +47,20 @@ class StringTable:
         self._what = what
         self._find: Callable[[object], int] | None = None
         self._slots: NDArray[np.uint32] | None = None
-        # Of the file, and where in it the bytes end: for messages, where they are known.
+        # For messages, where known: the file, and the offset in it at which the bytes end.
         self.path: str | None = None
         self.format: str | None = None
         self.end: int | None = None
 
     @classmethod
     def of(cls, texts: Sequence[str], what: str) -> StringTable:
-        """Return a table of these texts. Raises UnicodeEncodeError for lone surrogates."""
+        """Return a table of `texts`. Raises UnicodeEncodeError for lone surrogates."""
         raws = [text.encode() for text in texts]
         return cls(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, what)
 
     @classmethod
     def joined(cls, tables: Sequence[StringTable], what: str) -> StringTable:
-        """Return the strings of tables without gaps as one: less than 4 GiB in all."""
+        """Return the strings of tables without gaps as one table of less than 4 GiB."""
         bounds = [np.zeros(1, np.uint32)]
         for table in tables:
             bounds.append(table._bounds[1:] + bounds[-1][-1])  # noqa: SLF001 - the same class
@@ -87,16 +86,16 @@ class StringTable:
             raise FormatError(msg, path=self.path, format=self.format, field=self._what, offset=at) from None
 
     def _offset(self, i: int) -> int | None:
-        """Return where string i begins in the file, as far as that is known."""
+        """Return the offset in the file of string i, or None where it is unknown."""
         return None if self.end is None else self.end - len(self._data) + int(self._bounds[i])
 
     def __iter__(self) -> Iterator[str]:
-        # In pieces: a Python list of a million integers is larger than the strings.
+        # Piece by piece: a Python list of a million integers is larger than the strings.
         for first in range(0, len(self), 4096):
             bounds = self._bounds[first : first + 4097].tolist()
             start = bounds[0]
             blob = bytes(self._data[start : bounds[-1]])
-            if blob.isascii():  # bytes and characters count alike
+            if blob.isascii():  # a byte is a character
                 text = str(blob, "ascii")
                 for i in range(len(bounds) - 1):
                     yield text[bounds[i] - start : bounds[i + 1] - self._gap - start]
@@ -116,7 +115,7 @@ class StringTable:
 
     @property
     def finder(self) -> Callable[[object], int]:
-        """A function from a text to the number of the first string equal to it, or -1. The first use indexes."""
+        """Function from a text to the number of the first string equal to it, or -1. The first use builds the index."""
         if self._find is None:
             self._build()
         assert self._find is not None  # noqa: S101 - for the type checker
@@ -124,7 +123,7 @@ class StringTable:
 
     @property
     def index(self) -> tuple[Any, NDArray[np.uint32], int, NDArray[np.uint32]] | None:
-        """Data, bounds, gap and slots of the hash index, for C. None when hashes collide too much for one."""
+        """Data, bounds, gap and slots of the hash index, for C. None when too many hashes collide for an index."""
         if self._find is None:
             self._build()
         return None if self._slots is None else (self._data, self._bounds, self._gap, self._slots)
@@ -134,7 +133,7 @@ class StringTable:
         return (self._find or self.finder)(text)
 
     def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of many strings at once, -1 for those that are not there, shape (len(texts),)."""
+        """Return the numbers of many strings, -1 for a missing one, shape (len(texts),)."""
         find = self.finder
         packed = None if self._slots is None else kernels.pack_texts(texts)
         if packed is None or self._slots is None:
@@ -151,8 +150,7 @@ class StringTable:
             self._slots = slots
             self._find = kernels.index_finder(self._data, self._bounds, self._gap, slots)
             return found
-        # Somebody made the hashes collide: Python's dict has a secret in its hash, and is bounded whatever the names
-        # are.
+        # Somebody made the hashes collide. A dict is bounded for any names: a secret keys its hash.
         rows: dict[str, int] = {}
         repeated = 0
         first = (0, 0)
@@ -165,9 +163,9 @@ class StringTable:
         return repeated, *first
 
     def duplicates(self) -> tuple[int, int, int]:
-        """Return how many strings equal an earlier one, and the numbers of the first such and of its original."""
+        """Return how many strings equal an earlier one, then the numbers of the first such string and its original."""
         return self._build()
 
     def not_utf8(self) -> int:
-        """Return the number of the first string that is not strict UTF-8, or -1."""
+        """Return the number of the first string that is no strict UTF-8, or -1."""
         return kernels.utf8_strings(self._data, self._bounds, self._gap)

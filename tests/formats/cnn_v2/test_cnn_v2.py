@@ -120,7 +120,10 @@ U32 = 2**32 - 1
 def test_messages_count_in_halves_as_the_format_does() -> None:
     """A wrong offset and a wrong count are told in the format's own words and units, with the name of the layer."""
     for changes, words in (
-        ({"weight_offset": 433, "layer": 1}, "'layer.1.weight': it leaves a hole: weight_offset is 433, expected 432"),
+        (
+            {"weight_offset": 433, "layer": 1},
+            "'layer.1.weight' leaves a hole before it: weight_offset is 433, expected 432",
+        ),
         ({"weight_count": 431, "layer": 1}, "'layer.1.weight': weight_count is 431, expected 432"),
         ({"weight_offset": 500, "layer": 1}, "'layer.1.weight': end of its data is 932, expected at most 872"),
     ):
