@@ -1,22 +1,25 @@
-/* The records of an AMB file: its tensors one after another, each behind a header of its own, and no list of them:
+/* The records of an AMB file: its tensors one after another, each behind a header of its own, without a list of them:
  *
  *     u16 name_length | name | u8 ndim | ndim x u32 | u8 dtype | u64 data_size | data | 0-7 zero bytes
  *
- * The padding brings the end of the data to a multiple of 8. So where a record begins is known only from the one before it,
- * and to find the tensors means to walk from header to header over the data between them. The data is not read: a window of
- * some kilobytes is, at each header, by pread into private memory. So the walk costs a page for each large tensor, small
- * records share a page, and a file that shrinks or changes meanwhile is no danger: every byte that decides is read once.
+ * The padding brings the end of the data to a multiple of 8. Only the end of a record says where the next one begins, so
+ * finding the tensors means to walk from header to header, over the data between them:
  *
- * Every size is compared with the bytes that the section has left before anything is done with it. A record takes at least
- * twelve bytes, and there is a bound on how many may come, so the walk ends whatever the sizes say.
+ *     for (pos = begin; pos < end; pos = round_up(data + data_size, 8)) read_record(pos);
  *
- * Quantised data begins with a header of four bytes, which lies on the same page and is checked here too, with all that
- * follows from it:
+ * pread brings a window of some kilobytes at each header into private memory, and nothing of the data. So the walk costs a
+ * page for each large tensor, small records share a page, and a file may shrink or change meanwhile: every byte that decides
+ * is read once.
+ *
+ * Every size is compared with the bytes left in the section before it is used. A record takes at least twelve bytes, and
+ * max_tensors bounds their number, so the walk ends whatever the sizes say.
+ *
+ * Quantised data begins with a header of four bytes on the same page, which the walk checks too:
  *
  *     u8 quant_type | u16 block_size | u8 scale_type
  *
- * Data of the two schemes by blocks may lack it. Then the sizes of blocks and scales come from elsewhere, and the bytes must
- * fit them exactly; a header that fits goes first.
+ * Data of the two schemes by blocks may lack it. Then the section says the sizes of blocks and scales, and the data must take
+ * exactly the bytes that follow from them. Data that could be either has a header.
  */
 #if !defined(_WIN32)
 #define _GNU_SOURCE
@@ -29,8 +32,8 @@
 
 #include "internal.h"
 
-/* ROOM holds the longest header, of a name of 65,535 bytes and 64 dimensions, and up to a page before and after. A window
- * reads LEAST bytes more than it was asked for, and goes on to the end of their page. */
+/* ROOM holds the longest header (a name of 65,535 bytes, 64 dimensions) and up to a page before and after. A window reads
+ * LEAST bytes more than were asked for, and on to the end of their page. */
 enum { PAGE = 4096, LEAST = 96, ROOM = 65536 + 4 * PAGE };
 enum { MAX_NDIM = 64, AFTER_DIMS = 9, QUANT_HEADER = 4, ALIGNMENT = 8 };
 enum { INT8 = 3, FIRST_QUANT = 4, BLOCKS = 6, ADAPTIVE = 8, DTYPES = 9, QUANTISED_INT8 = 9 };
@@ -47,7 +50,7 @@ typedef struct {
 
 typedef struct {
     const uint8_t *name, *dims;
-    uint64_t name_len, ndim, data, size; /* data: where it begins in the file */
+    uint64_t name_len, ndim, data, size; /* data: its position in the file */
     uint8_t code;
 } record;
 
@@ -57,7 +60,7 @@ static int fail(const walker *w, int32_t code, int32_t part, uint64_t at, uint64
     return 0;
 }
 
-/* Reads the file from `at` on into the window: `least` bytes, and no more than `most`. */
+/* Fills the window from `at` on with at least `least` and at most `most` bytes. */
 static int refill(walker *w, uint64_t at, uint64_t least, uint64_t most) {
     w->start = at;
     w->filled = 0;
@@ -74,9 +77,9 @@ static int refill(walker *w, uint64_t at, uint64_t least, uint64_t most) {
 #endif
 }
 
-/* `count` bytes of the file from `at` on, which the caller knows to lie within the section; NULL when they cannot be read.
- * They stay where they are until the next call. */
-static inline const uint8_t *look(walker *w, uint64_t at, uint64_t count) {
+/* The `count` bytes of the file from `at` on, valid until the next call; NULL when they cannot be read. The caller knows that
+ * they lie within the section. */
+static inline const uint8_t *view(walker *w, uint64_t at, uint64_t count) {
     const wm_amb_section *s = w->section;
     if (!w->buffer) return s->data + at;
     if (at < w->start || at - w->start > w->filled || count > w->filled - (at - w->start)) {
@@ -87,29 +90,25 @@ static inline const uint8_t *look(walker *w, uint64_t at, uint64_t count) {
     return w->buffer + (at - w->start);
 }
 
-/* a + b and a * b, which stay at the largest value where they would wrap around: no size in a file is equal to that. */
-static inline uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
-static inline uint64_t mul(uint64_t a, uint64_t b) { return b && a > UINT64_MAX / b ? UINT64_MAX : a * b; }
+/* Bytes of `count` codes of up to 8 bits; any count, without wrapping around. */
+static uint64_t packed(uint64_t bits, uint64_t count) { return count / 8 * bits + (count % 8 * bits + 7) / 8; }
 
-/* Bytes of `count` codes of `bits` bits. */
-static uint64_t packed(uint64_t bits, uint64_t count) { return add(mul(count / 8, bits), (count % 8 * bits + 7) / 8); }
-
-/* Bytes of n elements in blocks, or, with a block size of 0, as one. */
+/* Bytes of n elements in blocks; with a block size of 0 one scale and all codes. */
 static uint64_t scheme_bytes(uint64_t bits, uint64_t block_size, uint64_t scale, uint64_t n) {
-    if (!block_size) return add(scale, packed(bits, n));
-    return mul(n / block_size + (n % block_size != 0), scale + packed(bits, block_size));
+    if (!block_size) return add_capped(scale, packed(bits, n));
+    return mul_capped(ceil_div(n, block_size), scale + packed(bits, block_size));
 }
 
 static uint64_t bits_of(uint8_t code) { return code == INT8 ? 8 : code == 4 || code == BLOCKS ? 4 : 5; }
 
-/* 1 for a block size that the scheme has. Blocks begin on a byte; adaptive ones do so in 4 bits and in 5. */
+/* 1 for a block size that the scheme allows: each block begins on a byte, an adaptive one in 4 bits as well as in 5. */
 static int fits_blocks(uint8_t code, uint64_t block_size) {
     if (code < BLOCKS) return block_size == 0;
     return block_size != 0 && block_size % (code == BLOCKS ? 2 : 8) == 0;
 }
 
-/* Checks the header and the size of quantised data of n elements. How much adaptive data takes depends on its mask, which is
- * not read here: it lies between what all blocks would take in 4 bits and what they would take as halves. */
+/* Checks the header and the size of quantised data of n elements. The size of adaptive data depends on its mask, which is not
+ * read here: it lies between the size of all blocks in 4 bits and that of all blocks as halves. */
 static int check_quantised(walker *w, const record *r, uint64_t n) {
     const wm_amb_section *s = w->section;
     int by_blocks = r->code == BLOCKS || r->code == BLOCKS + 1;
@@ -117,7 +116,7 @@ static int check_quantised(walker *w, const record *r, uint64_t n) {
                r->size == scheme_bytes(bits_of(r->code), s->bare_block_size, s->bare_scale, n);
     if (r->size < QUANT_HEADER)
         return bare || fail(w, WM_FAULT_AMB_SCHEME_SIZE, WM_AMB_DATA_SIZE, r->data - 8, r->size, QUANT_HEADER);
-    const uint8_t *header = look(w, r->data, QUANT_HEADER);
+    const uint8_t *header = view(w, r->data, QUANT_HEADER);
     if (!header) return 0;
     uint64_t type = header[0], block_size = load_le16(header + 1), scale_type = header[3], scale = scale_type ? 2 : 4;
     uint64_t wanted = r->code - 2u; /* types 1 to 6 stand for dtypes 3 to 8 */
@@ -131,12 +130,14 @@ static int check_quantised(walker *w, const record *r, uint64_t n) {
     } else if (scale_type > 1) {
         problem = WM_FAULT_AMB_SCALE_TYPE, part = WM_AMB_SCALE_TYPE, at += 3, actual = scale_type, expected = 1;
     } else if (r->code == ADAPTIVE) {
-        uint64_t blocks = n / block_size + (n % block_size != 0), mask = blocks / 4 + (blocks % 4 != 0);
-        uint64_t least = add(mask, mul(blocks, scale + block_size / 2)), most = add(mask, mul(blocks, 2 * block_size));
+        uint64_t blocks = ceil_div(n, block_size), mask = ceil_div(blocks, 4);
+        uint64_t least = add_capped(mask, mul_capped(blocks, scale + block_size / 2));
+        uint64_t most = add_capped(mask, mul_capped(blocks, 2 * block_size));
         if (r->size - QUANT_HEADER < least || r->size - QUANT_HEADER > most)
-            problem = WM_FAULT_AMB_SCHEME_SIZE, expected = add(QUANT_HEADER, r->size - QUANT_HEADER < least ? least : most);
+            problem = WM_FAULT_AMB_SCHEME_SIZE,
+            expected = add_capped(QUANT_HEADER, r->size - QUANT_HEADER < least ? least : most);
     } else {
-        expected = add(QUANT_HEADER, scheme_bytes(bits_of(r->code), block_size, scale, n));
+        expected = add_capped(QUANT_HEADER, scheme_bytes(bits_of(r->code), block_size, scale, n));
         if (r->size != expected) problem = WM_FAULT_AMB_SCHEME_SIZE;
     }
     if (!problem || bare) return 1;
@@ -144,41 +145,41 @@ static int check_quantised(walker *w, const record *r, uint64_t n) {
     return fail(w, problem, part, at, actual, expected);
 }
 
-/* The shape, and that the data takes the bytes that it calls for. Stores what the columns call the dtype. */
+/* Checks the shape, and that the data takes the bytes of that shape. Sets the code that goes into the columns. */
 static int check_data(walker *w, record *r) {
     static const uint8_t WIDTH[] = {4, 2, 2, 1};
     uint64_t n = 1, dims_at = r->data - AFTER_DIMS - 4 * r->ndim;
     int empty = 0;
     for (uint64_t k = 0; k < r->ndim; k++) {
         uint64_t dim = load_le32(r->dims + 4 * k);
-        if (dim) n = mul(n, dim);
+        if (dim) n = mul_capped(n, dim);
         empty |= !dim;
     }
-    uint64_t width = r->code < FIRST_QUANT ? WIDTH[r->code] : 1, bytes = mul(n, width);
+    uint64_t width = r->code < FIRST_QUANT ? WIDTH[r->code] : 1, bytes = mul_capped(n, width);
     if (bytes > INT64_MAX) return fail(w, WM_FAULT_TABLE_OVERFLOW, WM_AMB_SHAPE, dims_at, 0, INT64_MAX);
     if (empty) n = bytes = 0;
     if (r->code < FIRST_QUANT && r->size == bytes) return 1;
-    /* One scale and a header more than the elements: quantised. No two of these sizes are equal. */
-    int is_int8 = r->code == INT8 && (r->size == add(n, QUANT_HEADER + 2) || r->size == add(n, QUANT_HEADER + 4));
+    /* A header and one scale more than the elements: quantised. No two of these sizes are equal. */
+    int is_int8 = r->code == INT8 && (r->size == n + QUANT_HEADER + 2 || r->size == n + QUANT_HEADER + 4);
     if (r->code < FIRST_QUANT && !is_int8) return fail(w, WM_FAULT_TABLE_SIZE, WM_AMB_DATA_SIZE, r->data - 8, r->size, bytes);
     if (!check_quantised(w, r, n)) return 0;
     if (is_int8) r->code = QUANTISED_INT8;
     return 1;
 }
 
-/* Reads the header of the record at `pos`. Its name and dimensions stay in the window until the next look. */
+/* Reads the header of the record at `pos`. Its name and dimensions are valid until the next view. */
 static int read_record(walker *w, record *r) {
     uint64_t pos = w->pos, left = w->section->end - pos;
     const uint8_t *p;
     if (left < 2) return fail(w, WM_FAULT_AMB_END, WM_AMB_NAME_LENGTH, pos, left, 2);
-    if (!(p = look(w, pos, 2))) return 0;
+    if (!(p = view(w, pos, 2))) return 0;
     r->name_len = load_le16(p);
     left -= 2;
     if (left < r->name_len) return fail(w, WM_FAULT_AMB_END, WM_AMB_NAME, pos + 2, left, r->name_len);
     uint64_t at = pos + 2 + r->name_len;
     left -= r->name_len;
     if (left < 1) return fail(w, WM_FAULT_AMB_END, WM_AMB_NDIM, at, left, 1);
-    if (!(p = look(w, pos, 3 + r->name_len))) return 0;
+    if (!(p = view(w, pos, 3 + r->name_len))) return 0;
     r->ndim = p[2 + r->name_len];
     if (r->ndim > MAX_NDIM) return fail(w, WM_FAULT_TABLE_NDIM, WM_AMB_NDIM, at, r->ndim, MAX_NDIM);
     uint64_t dims = 4 * r->ndim;
@@ -188,9 +189,9 @@ static int read_record(walker *w, record *r) {
     if (left < 1) return fail(w, WM_FAULT_AMB_END, WM_AMB_DTYPE, at, left, 1);
     if (left < AFTER_DIMS) return fail(w, WM_FAULT_AMB_END, WM_AMB_DATA_SIZE, at + 1, left - 1, AFTER_DIMS - 1);
     left -= AFTER_DIMS;
-    /* With the header of the data, where there may be one, so that it never moves the window away. */
+    /* The header of the data too, where there may be one: so viewing it later does not move the window. */
     uint64_t more = left < QUANT_HEADER ? left : QUANT_HEADER;
-    if (!(p = look(w, pos, at - pos + AFTER_DIMS + more))) return 0;
+    if (!(p = view(w, pos, at - pos + AFTER_DIMS + more))) return 0;
     r->name = p + 2;
     r->dims = p + (at - pos) - dims;
     r->code = r->dims[dims];
@@ -201,7 +202,7 @@ static int read_record(walker *w, record *r) {
     return check_data(w, r);
 }
 
-/* Counts a record, and writes it to the columns as long as they have room. */
+/* Counts a record, and writes it to the columns while they have room. */
 static int take(walker *w, const record *r) {
     const wm_amb_section *s = w->section;
     const wm_columns *c = w->columns;
@@ -228,12 +229,12 @@ static int take(walker *w, const record *r) {
 static int step(walker *w, const record *r) {
     const wm_amb_section *s = w->section;
     uint64_t end = r->data + r->size, padding = (0 - (end - s->origin)) % ALIGNMENT, left = s->end - end;
-    if (left < padding) { /* the last record, and its padding is not all there */
+    if (left < padding) { /* the last record; some of its padding is missing */
         if (!s->lax) return fail(w, WM_FAULT_AMB_UNPADDED, WM_AMB_PADDING, end, left, padding);
         w->out->unpadded = end;
         padding = left;
     }
-    const uint8_t *p = padding ? look(w, end, padding) : NULL;
+    const uint8_t *p = padding ? view(w, end, padding) : NULL;
     if (padding && !p) return 0;
     for (uint64_t i = 0; i < padding; i++)
         if (p[i]) {

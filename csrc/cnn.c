@@ -2,13 +2,12 @@
  *
  *     kernel_size | in_channels | out_channels | weight_offset | weight_count
  *
- * which become the columns that every table of tensors has. Layer i gets the name "layer.<i>.weight" and the shape
- * [out_channels, in_channels, kernel_size, kernel_size]; offsets and counts are of halves (float16), columns are in bytes.
+ * become the columns of a table of tensors. Layer i gets the name "layer.<i>.weight" and the shape [out_channels,
+ * in_channels, kernel_size, kernel_size]. Offsets and counts are in halves (float16), columns in bytes.
  *
- * All arithmetic is in 64 bits, where the sums and products of u32 that the format's own checks let wrap around cannot.
- * What the numbers mean together (a count for each shape, layer after layer, all within the data) is checked where it is
- * for every format, by wm_columns_check. Only what columns cannot tell is looked at here: a dimension of 0 would make an
- * empty tensor, which other formats have and this one does not.
+ * All arithmetic is in 64 bits, so that sums and products of u32 do not wrap around. wm_columns_check, which serves every
+ * format, checks the columns: counts against shapes, order, ranges. It allows empty tensors, which this format does not
+ * have; so dimensions of 0 are refused here.
  */
 #include "internal.h"
 
@@ -26,10 +25,6 @@ static uint64_t write_name(uint8_t *to, uint32_t number) {
     memcpy(to + 6 + count, ".weight", 7);
     return 6 + count + 7;
 }
-
-/* a + b and a * b, which stay at the largest value where they would wrap around: no sum of u32 comes near it. */
-static inline uint64_t add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
-static inline uint64_t mul(uint64_t a, uint64_t b) { return b && a > UINT64_MAX / b ? UINT64_MAX : a * b; }
 
 int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_columns *columns, wm_cnn *out, wm_fault *fault) {
     const wm_columns *c = columns;
@@ -55,8 +50,8 @@ int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_col
         c->dtype[i] = 0;
         c->begin[i] = HALF * offset;
         c->end[i] = HALF * (offset + count);
-        out->counted = add(out->counted, count);
-        out->needed = add(out->needed, mul(mul(channels, in), kernel * kernel));
+        out->counted = add_capped(out->counted, count);
+        out->needed = add_capped(out->needed, mul_capped(mul_capped(channels, in), kernel * kernel));
         out->names_len += write_name(c->names + out->names_len, (uint32_t)i);
         c->bounds[i + 1] = (uint32_t)out->names_len;
     }

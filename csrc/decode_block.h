@@ -1,25 +1,25 @@
-/* Decodes quantised blocks in vectors. Each instruction set includes this file once.
+/* Decodes quantised blocks in vectors. Each instruction set includes this template once.
  *
- * A run is one scale and `len` codes; intblock.h says how they lie. The work in full is
+ * A run is one scale and `len` codes; intblock.h says how they lie. The work in full, as intblock.c does it, is
  *
  *     for (r = 0; r < runs; r++)
  *         for (i = 0; i < len; i++) *out++ = scale(r) * code(r, i);
  *
- * and intblock.c does it like that. Here the inner loop takes LANES codes at a time. What is left is care at the edges: the end
- * of the data, runs that do not fill vectors, scales that are NaN or infinite, and output that goes past the caches.
+ * Here the inner loop takes LANES codes at a time. The rest is care at the edges: the end of the data, runs that do not fill
+ * vectors, scales that are NaN or infinite, and output past the caches.
  *
  * A file defines before it includes this one:
  *
  *   TARGET, SUFFIX    the instructions that functions may use, and the end of their names
  *   NARROWER          if defined, the suffix of the variant with vectors of half the size
- *   LANES, LOAD       the values of a vector; the bytes that one load of codes reads, which may be more than LANES codes take
+ *   LANES, LOAD       the values of a vector; the bytes that one load of codes reads, at least those of LANES codes
  *   vector            LANES values
  *   decoder           what all vectors of a run need: make_decoder(bits), set_scale(decoder, address, scale_type, bits)
  *   decode            decode(decoder, codes, bits): a vector
- *   decode_few        decodes and stores fewer than LANES codes, and reads no others
  *   store             store(values, half, out): to memory, as float32, or rounded to float16 when `half` is not 0
+ *   MASKS             if defined, it has its own decode_few, which decodes and stores fewer than LANES codes
  *   STREAMS           1 if there are stores past the caches; then also `stream` with start_stream, stream_next and end_stream
- *   DECODES_MIXED     1 if blocks of different kinds (adaptive.c) are decoded without a branch on the kind; then also
+ *   DECODES_MIXED     1 if it decodes blocks of different kinds (adaptive.c) without a branch on the kind; then also
  *                     kinds_decoder, kind_decoder with make_kinds, make_kind and decode_kind
  *
  * The arguments bits, half and streaming are constants at each call, so that the compiler writes a loop for each case.
@@ -29,21 +29,21 @@ enum { UNROLL = 4 };
 #define JOIN_NAMES(a, b) a##b
 #define JOIN(a, b) JOIN_NAMES(a, b)
 
-/* Where vectors go: to memory as they come, or past the caches. An ordinary store to a line that no cache holds makes the CPU
- * read the line first. A streaming store does not, but it writes a whole aligned place of the size of a vector, and outputs
- * rarely begin at such a place: large arrays of numpy begin 16 bytes into a line. So each vector is turned until its last
- * elements come first. These wait for the next vector, and what waited before takes their place:
+/* Where vectors go: to memory in the ordinary way, or past the caches. An ordinary store to a line that no cache holds makes
+ * the CPU read the line first. A streaming store does not, but it fills an aligned slot of the size of a vector, and outputs
+ * rarely begin at one: large arrays of numpy begin 16 bytes into a line. So each vector is rotated until its last elements
+ * come first. These wait for the next vector, and those that waited before take their place:
  *
  *     vectors        a b c d    e f g h
- *     turned         c d a b    g h e f
+ *     rotated        c d a b    g h e f
  *     stored    w w  w w a b    c d e f
  *     waiting   w w  c d        g h
  *
- * Streaming begins where the whole place belongs to the output: the elements in it that were stored before are read back, and
- * they are the first to wait. At the end those that wait are stored in the ordinary way.
+ * Streaming begins at a slot that lies in the output as a whole: its elements that were stored before are read back and are
+ * the first to wait. At the end those that wait are stored in the ordinary way.
  */
 typedef struct {
-    uint8_t *next; /* where the next vector goes; when streaming, the place that it completes */
+    uint8_t *next; /* where the next vector goes; when streaming, the slot that it completes */
 #if STREAMS
     uint64_t waiting; /* bytes */
     stream carry;
@@ -75,7 +75,7 @@ TARGET WM_INLINE uint8_t *close_writer(const writer *w, int half, int streaming)
     return w->next;
 }
 
-/* Puts vector number i from here on. */
+/* Stores vector number i from here on. */
 TARGET WM_INLINE void put(writer *w, uint64_t i, vector values, int half, int streaming) {
     uint8_t *const out = w->next + i * LANES * value_bytes(half);
 #if STREAMS
@@ -86,8 +86,8 @@ TARGET WM_INLINE void put(writer *w, uint64_t i, vector values, int half, int st
         store(values, half, out);
 }
 
-/* Decodes `count` vectors, with whole loads. Four in one turn, so that neither the loop nor the prefetches, one for each line,
- * are what limits the speed. */
+/* Decodes `count` vectors, with whole loads: four in one turn, so that neither the loop nor its prefetches, one for each line,
+ * limit the speed. */
 TARGET WM_INLINE void decode_vectors(const decoder *d, const uint8_t *codes, uint64_t count, int bits, int half, int streaming,
                                      writer *w) {
     const uint64_t step = (uint64_t)(LANES / 8 * bits), size = LANES * value_bytes(half);
@@ -103,7 +103,17 @@ TARGET WM_INLINE void decode_vectors(const decoder *d, const uint8_t *codes, uin
     }
 }
 
-/* The first run, of any length, with any scale, and however near the end of the data. */
+#if !defined(MASKS)
+/* Decodes and stores n < LANES codes, and reads no others. */
+TARGET WM_INLINE void decode_few(const decoder *d, const uint8_t *codes, unsigned n, int bits, int half, uint8_t *out) {
+    uint8_t bytes[LOAD] = {0}, values[LANES * sizeof(float)];
+    memcpy(bytes, codes, code_bytes(bits, n));
+    store(decode(d, bytes, bits), half, values);
+    memcpy(out, values, n * value_bytes(half));
+}
+#endif
+
+/* Decodes the first run: of any length, with any scale, however near the end of the data. */
 TARGET WM_INLINE uint8_t *decode_one(const wm_runs *runs, int bits, int half, int streaming, uint8_t *out) {
     const uint8_t *codes = runs->codes;
     const uint64_t step = (uint64_t)(LANES / 8 * bits), room = (uint64_t)(runs->end - codes);
@@ -116,7 +126,7 @@ TARGET WM_INLINE uint8_t *decode_one(const wm_runs *runs, int bits, int half, in
     decoder d = make_decoder(bits);
     set_scale(&d, runs->scales, runs->scale_type, bits);
     const uint64_t fit = room < LOAD ? 0 : (room - LOAD) / step + 1, whole = fit < runs->len / LANES ? fit : runs->len / LANES;
-    /* After UNROLL vectors the place that streaming begins with is ours. */
+    /* After UNROLL vectors the first slot lies in our output. */
     const uint64_t head = streaming && whole > UNROLL ? UNROLL : whole;
     writer w = open_writer(out, half, 0);
     decode_vectors(&d, codes, head, bits, half, 0, &w);
@@ -136,8 +146,8 @@ TARGET WM_INLINE uint8_t *decode_one(const wm_runs *runs, int bits, int half, in
     return out;
 }
 
-/* Up to `count` runs of `len` codes that fill vectors and may be loaded whole; returns how many there were before a scale that is
- * NaN or infinite. */
+/* Decodes up to `count` runs of `len` codes that fill vectors and may be loaded whole; stops at a scale that is NaN or
+ * infinite, and returns how many runs it decoded. */
 TARGET WM_INLINE uint64_t decode_whole(const wm_runs *runs, uint64_t count, int bits, uint64_t len, int scale_type, int half,
                                        int streaming, uint8_t *out) {
     const uint8_t *scales = runs->scales, *codes = runs->codes;
@@ -168,7 +178,7 @@ TARGET WM_INLINE void decode_runs(const wm_runs *runs, int bits, int half, uint8
         else if (whole && (uintptr_t)out % (LANES * value_bytes(half)) <= (uint64_t)(out - first))
             whole = decode_whole(&w, whole, bits, w.len, w.scale_type, half, 1, out);
         else
-            whole = 0; /* the place that streaming would begin with is not ours as a whole */
+            whole = 0; /* the first slot begins before our output */
         wm_runs_skip(&w, whole, &out);
         if (!w.runs) break;
         /* The first run, when streaming; or one whose scale is not finite, that does not fill vectors, or is near the end. */
@@ -180,9 +190,8 @@ TARGET WM_INLINE void decode_runs(const wm_runs *runs, int bits, int half, uint8
     }
 }
 
-/* Constants for bits and half, so that the compiler writes a loop for each kind. */
 TARGET void JOIN(intblock_, SUFFIX)(const wm_runs *runs, void *out) {
-#if defined(NARROWER) /* short runs that fill vectors of half the size, but not ours */
+#if defined(NARROWER) /* short runs that fill vectors of half the size but not ours */
     if (runs->len % LANES == LANES / 2 && runs->len < 8 * LANES) {
         JOIN(intblock_, NARROWER)(runs, out);
         return;
@@ -199,9 +208,8 @@ TARGET void JOIN(intblock_, SUFFIX)(const wm_runs *runs, void *out) {
 }
 
 #if DECODES_MIXED
-/* The CPU cannot predict the kind of a block, and a wrong prediction costs more than a block. So there is no branch: each block
- * is decoded as integers and as float16, and a mask chooses. A block of float16 has no scale; that of the next block is read
- * and not used. */
+/* The CPU cannot predict the kind of a block, and a wrong prediction costs more than a block. So each block is decoded both as
+ * integers and as float16, and a mask chooses. A block of float16 has no scale: the next block's is read and not used. */
 TARGET WM_INLINE uint64_t decode_kinds(wm_mixed *blocks, int scale_type, int half, uint64_t len, uint8_t *out) {
     static const uint8_t steps[WM_KINDS] = {LANES / 2, LANES * 5 / 8, 2 * LANES, 0}; /* bytes of LANES codes */
     const uint8_t scale_steps[WM_KINDS] = {(uint8_t)scale_bytes(scale_type), (uint8_t)scale_bytes(scale_type), 0, 0};

@@ -1,27 +1,19 @@
-/* FNV-1a (Fowler, Noll, Vo): for each byte, XOR it into the hash, then multiply by a prime modulo 2^32 or 2^64.
+/* FNV-1a (Fowler, Noll, Vo): XOR each byte into the hash, then multiply by a prime, modulo 2^32 or 2^64.
  *
- * Every step needs the result of the one before it, XOR and multiplication: about four cycles, most of them waiting.
- * One name cannot be hashed faster than that; eight names at a time can, since a CPU starts a multiplication each
- * cycle.
+ * A step needs the result of the one before it and takes about four cycles, nearly all of them waiting. One name cannot be
+ * hashed faster than that, but eight names side by side can, since a CPU starts a multiplication each cycle.
  */
 #include "internal.h"
 
-static const uint32_t OFFSET_32 = 0x811C9DC5, PRIME_32 = 0x01000193;
-static const uint64_t OFFSET_64 = 0xCBF29CE484222325, PRIME_64 = 0x00000100000001B3;
-
-uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len) {
-    uint32_t hash = OFFSET_32;
-    for (uint64_t i = 0; i < len; i++) hash = (hash ^ data[i]) * PRIME_32;
-    return hash;
-}
+uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len) { return fnv1a32_more(FNV_OFFSET_32, data, len); }
 
 uint64_t wm_fnv1a64(const uint8_t *data, uint64_t len) {
-    uint64_t hash = OFFSET_64;
-    for (uint64_t i = 0; i < len; i++) hash = (hash ^ data[i]) * PRIME_64;
+    uint64_t hash = FNV_OFFSET_64;
+    for (uint64_t i = 0; i < len; i++) hash = (hash ^ data[i]) * FNV_PRIME_64;
     return hash;
 }
 
-/* Eight names side by side for as long as all eight last, then the rest of each. */
+/* Eight names side by side up to the end of the shortest, then the rest of each. */
 void fnv1a32_portable(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
                       uint32_t *out) {
     uint64_t i = 0;
@@ -30,17 +22,13 @@ void fnv1a32_portable(const uint8_t *first, const uint8_t *end, const uint32_t *
         uint32_t hash[8], shortest = lengths[i];
         for (int k = 0; k < 8; k++) {
             name[k] = first;
-            hash[k] = OFFSET_32;
+            hash[k] = FNV_OFFSET_32;
             first += (uint64_t)lengths[i + k] + gap;
             if (lengths[i + k] < shortest) shortest = lengths[i + k];
         }
         for (uint32_t j = 0; j < shortest; j++)
-            for (int k = 0; k < 8; k++) hash[k] = (hash[k] ^ name[k][j]) * PRIME_32;
-        for (int k = 0; k < 8; k++) {
-            uint32_t h = hash[k];
-            for (uint32_t j = shortest; j < lengths[i + k]; j++) h = (h ^ name[k][j]) * PRIME_32;
-            out[i + k] = h;
-        }
+            for (int k = 0; k < 8; k++) hash[k] = (hash[k] ^ name[k][j]) * FNV_PRIME_32;
+        for (int k = 0; k < 8; k++) out[i + k] = fnv1a32_more(hash[k], name[k] + shortest, lengths[i + k] - shortest);
     }
     for (; i < n; i++) {
         out[i] = wm_fnv1a32(first, lengths[i]);
@@ -50,8 +38,8 @@ void fnv1a32_portable(const uint8_t *first, const uint8_t *end, const uint32_t *
 
 int64_t wm_fnv1a32_many(const uint8_t *blob, uint64_t blob_len, const uint32_t *lengths, uint64_t n, uint32_t gap,
                         uint32_t *out) {
-    /* First how many names fit, then all of them at once: the kernels need not look at the end of the blob. Whole chunks
-     * are added up without looking at each name, which compilers turn into vector code. */
+    /* First how many names fit, then all of them at once: the kernels need no check. Compilers make vector code of the sum
+     * over a whole chunk. */
     enum { CHUNK = 1024 };
     uint64_t at = 0, fit = 0;
     while (n - fit >= CHUNK) {

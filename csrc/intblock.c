@@ -1,11 +1,11 @@
-/* Decoding of quantised blocks: the walk over blocks, and the plain way to decode one.
+/* Decoding of quantised blocks: the walk over blocks, and the loop over one in plain C. intblock.h says how they lie.
  *
- * A variant decodes runs of codes, one scale each (wm_intblock_fn). Which blocks a range of elements touches is found here,
- * once for all of them.
+ * A variant decodes runs of codes, one scale each (wm_intblock_fn). wm_decode_range finds the blocks that a range of elements
+ * touches, for all variants.
  *
- * The bits of a result must not depend on the CPU. A product of finite numbers does not. But of infinity times zero an x86
- * makes a negative NaN and an arm64 a positive one. So a NaN in the result is always 0x7FC00000, and in every variant runs
- * with such a scale take the plain way, where that is seen to.
+ * The bits of a result must not depend on the CPU. A product of finite numbers does not, but infinity times zero is a
+ * negative NaN on x86 and a positive one on arm64. So a NaN in the result is always 0x7FC00000: every variant leaves runs
+ * whose scale is NaN or infinite to the portable one, which sees to that.
  */
 #include "intblock.h"
 
@@ -24,12 +24,12 @@ static inline float product(float scale, int32_t q) {
     return value != value ? float_of_bits(0x7FC00000) : value;
 }
 
-/* Codes [from, from + n) of a stream, of any scale. */
+/* Codes [from, from + n) of a stream, with any scale: the plain loop. */
 static void decode_any(float scale, const uint8_t *codes, uint64_t from, uint64_t n, int bits, float *out) {
     for (uint64_t i = 0; i < n; i++) out[i] = product(scale, code_at(codes, from + i, bits));
 }
 
-/* Sixteen int4, eight int5: as many as fill whole bytes and a register; compilers make vector code of the first. */
+/* Two int4 for each byte: compilers make vector code of it. */
 static void decode_int4(float scale, const uint8_t *codes, uint64_t n, float *out) {
     for (uint64_t i = 0; i < n / 2; i++) {
         out[2 * i] = scale * (float)(((codes[i] & 15) ^ 8) - 8);
@@ -38,6 +38,7 @@ static void decode_int4(float scale, const uint8_t *codes, uint64_t n, float *ou
     if (n % 2) out[n - 1] = scale * (float)code_at(codes, n - 1, 4);
 }
 
+/* Eight int5 for each five bytes. */
 static void decode_int5(float scale, const uint8_t *codes, uint64_t n, float *out) {
     uint64_t i = 0;
     for (; i + 8 <= n; i += 8, codes += 5) {
@@ -109,7 +110,7 @@ void wm_decode_runs(wm_sink *sink, const wm_runs *runs) {
     sink->next += w.runs * w.len * value_bytes(w.half);
 }
 
-/* The rest of a block, whole blocks, the beginning of one. */
+/* In turn: the rest of a block, whole blocks, the beginning of one. */
 void wm_decode_range(wm_sink *sink, const wm_runs *runs, uint64_t at, uint64_t stop) {
     while (at < stop) {
         const uint64_t block = at / runs->len, offset = at % runs->len, left = stop - at;
@@ -121,7 +122,7 @@ void wm_decode_range(wm_sink *sink, const wm_runs *runs, uint64_t at, uint64_t s
             part.runs = left / runs->len;
             wm_decode_runs(sink, &part);
             n = part.runs * runs->len;
-        } else if (offset % 8) { /* up to the next code that begins with a byte */
+        } else if (offset % 8) { /* up to the next code that begins on a byte */
             float values[8];
             n = n < 8 - offset % 8 ? n : 8 - offset % 8;
             decode_any(load_scale(part.scales, runs->scale_type), part.codes, offset, n, runs->bits, values);
@@ -138,7 +139,6 @@ void wm_decode_range(wm_sink *sink, const wm_runs *runs, uint64_t at, uint64_t s
 void wm_sink_done(const wm_sink *sink) {
 #if WM_X86
     if (sink->stream) _mm_sfence();
-#else
 #endif
 }
 
@@ -149,13 +149,12 @@ int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n
     if (n > most || (block_size && !block_is_legal(bits, block_size))) return -1;
     const uint64_t scale = scale_bytes(scale_type);
     if (block_size == 0) return (int64_t)(scale + code_bytes(bits, n));
-    const uint64_t blocks = n / block_size + (n % block_size != 0);
-    return (int64_t)(blocks * (scale + code_bytes(bits, block_size)));
+    return (int64_t)(ceil_div(n, block_size) * (scale + code_bytes(bits, block_size)));
 }
 
 typedef struct {
     wm_runs runs;
-    uint64_t first; /* the first element that is wanted */
+    uint64_t first; /* the first element to decode */
     uint8_t *out;
     int half, stream;
 } work;

@@ -4,9 +4,9 @@
  *         for (j = 0; j < i; j++)
  *             if (name i equals name j) return duplicate;
  *
- * A hash table makes of the inner loop a look at the few names whose hash falls into the same slots: open addressing, at most two
- * slots of three in use, thrown away at the end, so that an open file keeps nothing for it. Names of a file may be chosen so that
- * all fall into one place. A search of more than PROBES slots, which happens to no other names, is therefore an error.
+ * A hash table (open addressing, at most two slots of three in use) cuts the inner loop down to the few names that share a
+ * slot. It is freed at the end: an open file keeps nothing of it. Someone may choose names that all fall into one slot, so a
+ * search of more than PROBES slots, which other names never need, is an error.
  */
 #include <stdlib.h>
 
@@ -15,7 +15,7 @@
 
 enum { PROBES = 64, AHEAD = 16 };
 
-/* The top bits of the hash times 2^64 divided by the golden ratio: they depend on all bits of the hash. */
+/* The top bits of hash * 2^64 / golden ratio, which depend on all bits of the hash. */
 static inline uint64_t home_slot(uint32_t hash, int shift) { return hash * UINT64_C(0x9E3779B97F4A7C15) >> shift; }
 
 int wm_names_unique(const uint8_t *names, uint64_t n, const uint32_t *hash, const uint32_t *position, uint64_t step,

@@ -1,7 +1,7 @@
-/* Tables of tensors: every number of an index is checked here, in one pass over its rows, before Python makes an array.
+/* Tables of tensors: one pass over the rows of an index checks every number in it, before Python makes an array.
  *
- * A table is a set of columns that may be strided, so the 32-byte descriptors of a mapped EMBD file are checked where they
- * lie, and the private arrays that a scan of a JSON header has filled are checked by the same code. For each row:
+ * A table is a set of columns that may be strided: so the same code checks the 32-byte records of a mapped EMBD file where
+ * they lie, and the private arrays that a scan of another format has filled. For each row:
  *
  *     dtype       is in the list                      ndim      lies within the format's bounds
  *     unused dims are 0                               bytes     product of the shape, times the bits of an element, rounded
@@ -9,11 +9,11 @@
  *     offset      a multiple of the alignment         range     ends within the data section, and within the file
  *     order       begins where the one before it ended, or at most max_gap bytes later: so two tensors never share a byte
  *
- * A dimension of 0 makes the tensor empty whatever the others are, but the product of the others must still be
- * below 2^63, because numpy refuses such a shape too.
+ * A dimension of 0 makes the tensor empty whatever the others are, but the product of the others must still be below 2^63,
+ * or numpy refuses the shape.
  *
- * Nothing is trusted twice: the values of a row are loaded once into locals, so a file that changes underneath can change
- * the verdict but cannot pass a value that was not checked. (The rows that Python later reads are checked again there.)
+ * Each value is loaded once, into a local: a file that changes meanwhile may change the verdict, but no value passes that was
+ * not checked. (Python checks again the rows that it reads later.)
  */
 #include <stdlib.h>
 
@@ -32,8 +32,7 @@ typedef struct {
     uint64_t n;
     column dtype;               /* u8: index into bits */
     column ndim;                /* u8; used when dim_bounds is NULL */
-    column dims;                /* max_ndim values of dims_width bytes each; or, with dim_bounds, u64 values at stride 8 */
-    int dims_width;             /* 4 or 8 */
+    column dims;                /* dims_cap u32 for each row; or, with dim_bounds, u64 values at stride 8 */
     const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
     column offset;              /* u64, relative to the data */
     column end;                 /* u64, declared end, relative to the data; data NULL when not declared */
@@ -43,8 +42,7 @@ typedef struct {
     int lax;
 } table;
 
-/* a * b for products that must stay below 2^63. Returns 0 when they do not. A division would say so too, and would be most
- * of what checking a row costs. */
+/* a * b below 2^63; returns 0 when it is not. A division instead would be most of the cost of a row. */
 static inline int mul(uint64_t a, uint64_t b, uint64_t *product) {
 #if defined(__GNUC__)
     return !__builtin_mul_overflow(a, b, product) && *product <= LIMIT;
@@ -55,7 +53,7 @@ static inline int mul(uint64_t a, uint64_t b, uint64_t *product) {
 #endif
 }
 
-/* 1 when a column really holds n values of `width` bytes. */
+/* 1 when a column holds n values of `width` bytes. */
 static int holds(const column *c, uint64_t n, uint64_t width) {
     if (n == 0) return 1;
     if (c->len < width) return 0;
@@ -64,11 +62,10 @@ static int holds(const column *c, uint64_t n, uint64_t width) {
 
 static inline uint64_t load_dim(const table *t, uint64_t row, uint64_t k, uint64_t first) {
     if (t->dim_bounds) return load_le64(t->dims.data + 8 * (first + k));
-    const uint8_t *p = t->dims.data + row * t->dims.stride + k * (uint64_t)t->dims_width;
-    return t->dims_width == 4 ? load_le32(p) : load_le64(p);
+    return load_le32(t->dims.data + row * t->dims.stride + 4 * k);
 }
 
-/* Bytes of row's tensor by its shape and dtype. */
+/* Bytes of the row's tensor by its shape and dtype. */
 static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault *fault) {
     uint8_t code = t->dtype.data[row * t->dtype.stride];
     uint64_t bits = t->rules.bits[code];
@@ -101,7 +98,7 @@ static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault 
             if (dim != 0) return wm_fail(fault, WM_FAULT_TABLE_UNUSED_DIM, row, 0, dim, 0);
         }
     uint64_t total;
-    if (bits == WM_BITS_DECLARED) { /* the shape is legal, and says nothing of the bytes */
+    if (bits == WM_BITS_DECLARED) { /* the shape is legal but does not determine the bytes */
         if (!t->end.data) return wm_fail(fault, WM_FAULT_COLUMN, row, 0, code, 0);
         uint64_t offset = load_le64(t->offset.data + row * t->offset.stride);
         uint64_t end = load_le64(t->end.data + row * t->end.stride);
@@ -109,21 +106,21 @@ static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault 
         *nbytes = end - offset;
         return 0;
     }
-    /* Whole bytes are counted as such: numpy has arrays without elements whose dimensions make 2^63 bits or more. */
+    /* Bytes, not bits, where elements are whole bytes: numpy has empty arrays whose dimensions make 2^63 bits or more. */
     uint64_t packed = bits % 8;
     if (!mul(count, packed ? bits : bits / 8, &total)) return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
     *nbytes = empty ? 0 : packed ? (total + 7) / 8 : total;
     return 0;
 }
 
-/* The same for rows of up to four dimensions of 32 bits in a row of their own, none of which is 0: nearly all rows of such
- * tables. Returns 0 when it is not so simple, and the function above has to look. */
+/* The same for nearly all rows of EMBD: one to four dimensions, none of which is 0. Returns 0 for other rows, which
+ * shape_bytes has to look at. */
 static inline int simple_bytes(const table *t, uint64_t row, uint64_t *nbytes) {
     const uint8_t *p = t->dims.data + row * t->dims.stride;
     uint64_t ndim = t->ndim.data[row * t->ndim.stride], code = t->dtype.data[row * t->dtype.stride];
     uint64_t d0 = load_le32(p), d1 = load_le32(p + 4), d2 = load_le32(p + 8), d3 = load_le32(p + 12);
     uint64_t bits = t->rules.bits[code];
-    /* Unused dimensions must be 0, and count as 1. */
+    /* Unused dimensions must be 0 and count as 1. */
     if (ndim - 1 > 3 || (ndim < 2 && d1) || (ndim < 3 && d2) || (ndim < 4 && d3)) return 0;
     d1 = ndim < 2 ? 1 : d1;
     d2 = ndim < 3 ? 1 : d2;
@@ -136,7 +133,7 @@ static inline int simple_bytes(const table *t, uint64_t row, uint64_t *nbytes) {
     return 1;
 }
 
-/* A tensor that ends at `end`, or the data section itself (row n), reaches past what there is. */
+/* Fails for a tensor that ends at `end`, or for the data section itself (row n): it reaches past the section or the file. */
 static int out_of_range(const table *t, uint64_t row, uint64_t end, wm_fault *fault) {
     if (end > t->data_size) return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
     return wm_fail(fault, WM_FAULT_TABLE_TRUNCATED, row, 0, end, t->room);
@@ -144,11 +141,11 @@ static int out_of_range(const table *t, uint64_t row, uint64_t end, wm_fault *fa
 
 /* Checks every row. Returns 0, or -1 with *fault filled. */
 static int check_table(const table *given, wm_fault *fault) {
-    const table copy = *given, *t = &copy; /* the compiler sees that nothing changes it */
+    const table copy = *given, *t = &copy; /* so the compiler knows that nothing changes it */
     const wm_rules *rules = &t->rules;
     if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->end.data && !holds(&t->end, t->n, 8)) ||
-        (!t->dim_bounds && (rules->max_ndim > t->dims_cap || !holds(&t->ndim, t->n, 1) ||
-                            !holds(&t->dims, t->n, t->dims_cap * (uint64_t)t->dims_width))))
+        (!t->dim_bounds &&
+         (rules->max_ndim > t->dims_cap || !holds(&t->ndim, t->n, 1) || !holds(&t->dims, t->n, 4 * t->dims_cap))))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
     /* A remainder by a power of two is a mask; alignments are nothing else. */
     const uint64_t low = rules->alignment ? rules->alignment - 1 : 0;
@@ -156,7 +153,7 @@ static int check_table(const table *given, wm_fault *fault) {
     uint64_t size = t->data_size < t->room ? t->data_size : t->room;
     if (size > LIMIT) size = LIMIT;
     const int lax = t->lax;
-    const int simple = !t->dim_bounds && t->dims_width == 4 && rules->max_ndim == 4 && rules->min_ndim == 1;
+    const int simple = !t->dim_bounds && rules->max_ndim == 4 && rules->min_ndim == 1;
     uint64_t previous = 0; /* where the tensor before this one ended */
     for (uint64_t row = 0; row < t->n; row++) {
         uint64_t nbytes, offset = load_le64(t->offset.data + row * t->offset.stride);
@@ -178,15 +175,15 @@ static int check_table(const table *given, wm_fault *fault) {
 }
 
 /* ------------------------------------------------------------------------------------- names with stored hashes
- * EMBD keeps an FNV-1a hash of each name in its descriptor. Checking the names is one pass in chunks: lengths are copied
- * to the stack, the chunk's names are hashed as one batch and compared with the stored hashes. Then names.c looks for duplicates.
+ * EMBD keeps an FNV-1a hash of each name in its record. One pass in chunks copies the lengths to the stack, hashes the names
+ * of the chunk as one batch and compares the stored hashes. Then names.c looks for duplicates.
  */
 enum { CHUNK = 1024 };
 
 static uint16_t name_length(const column *lengths, uint64_t row) { return load_le16(lengths->data + row * lengths->stride); }
 
-/* Checks n names that lie back to back from names[0] on, their u16 lengths in one column and their FNV-1a 32 hashes in
- * another: each within names[0, len), UTF-8, hashed right, and unique. *used is the bytes that they take. */
+/* Checks n names that lie back to back in names[0, len), with their u16 lengths and their FNV-1a 32 hashes in two columns: each
+ * is in range, UTF-8, hashed right, and unique. *used is the bytes that they take. */
 static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const column *lengths, const column *hashes,
                        uint64_t *used, wm_fault *fault) {
     uint32_t chunk[CHUNK];
@@ -199,7 +196,7 @@ static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const col
     uint32_t *position = hash + n;
     int result = -1;
 
-    /* A chunk at a time, so that records and names are brought into the cache once for all that is asked of them. */
+    /* A chunk at a time, so that records and names come into the cache once for all checks. */
     uint64_t pos = 0;
     position[0] = 0;
     for (uint64_t first = 0; first < n; first += CHUNK) {
@@ -214,7 +211,7 @@ static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const col
             chunk[i] = (uint32_t)length;
             position[first + i + 1] = (uint32_t)pos;
         }
-        /* Names together being UTF-8 would not be enough, for a sequence may straddle two; but being ASCII is. */
+        /* That all bytes together are UTF-8 would not do, since a sequence may straddle two names; that all are ASCII does. */
         if (!wm_ascii(names + start, pos - start))
             for (uint64_t i = first; i < first + count; i++)
                 if (!wm_utf8_valid(names + position[i], position[i + 1] - position[i])) {
@@ -240,11 +237,11 @@ done:
 /* ------------------------------------------------------------------------------------------------ columns in one call */
 int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words) {
     wm_columns *c = columns;
-    const uint64_t least = UINT32_MAX; /* no table has more of anything, so sums do not wrap */
-    if (c->cap > least || c->dims_cap > least || c->names_cap > least) return -1;
+    const uint64_t most = UINT32_MAX; /* no table has more of anything, so sums do not wrap */
+    if (c->cap > most || c->dims_cap > most || c->names_cap > most) return -1;
     uint64_t bytes = 8 * (c->dims_cap + 2 * c->cap) + 8 * (c->cap + 1) + c->names_cap + c->cap;
     if (words < (bytes + 7) / 8) return -1;
-    /* The widest values first, so that all are where they may be. */
+    /* The widest values first, so that all are aligned. */
     c->dims = memory;
     c->begin = c->dims + c->dims_cap;
     c->end = c->begin + c->cap;
@@ -264,7 +261,6 @@ int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uin
         .n = n,
         .dtype = {c->dtype, n, 1},
         .dims = {(const uint8_t *)c->dims, 8 * n_dims, 8},
-        .dims_width = 8,
         .dim_bounds = c->dim_bounds,
         .offset = {(const uint8_t *)c->begin, 8 * n, 8},
         .end = {(const uint8_t *)c->end, 8 * n, 8},
@@ -297,7 +293,7 @@ int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_le
     const uint8_t *names = columns->names;
     const uint32_t *bounds = columns->bounds;
     if (n > columns->cap || names_len > columns->names_cap) return -1;
-    /* Names of a model differ at their ends, which tell the number of a layer or a part, more than at their beginnings. */
+    /* Names of a model begin alike and differ at their ends, in the part of a layer; so compare the last byte first. */
     uint8_t last = name_len ? name[name_len - 1] : 0;
     for (uint64_t i = 0; i < n; i++) {
         uint64_t begin = bounds[i], end = bounds[i + 1];
@@ -323,7 +319,6 @@ int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const w
         .dtype = field(index, n, DTYPE),
         .ndim = field(index, n, NDIM),
         .dims = field(index, n, DIMS),
-        .dims_width = 4,
         .offset = field(index, n, OFFSET),
         .dims_cap = MAX_NDIM,
         .rules = *rules,
@@ -338,15 +333,15 @@ int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const w
 
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len) {
     if (n > len / RECORD) return -1;
-    /* One load brings hash (low half) and length of the name (top 16 bits). Sixteen rows at a time: is any hash the wanted
-     * one, and how long are the names together? Only a block with a hit is looked at row by row. */
+    /* One load brings the hash (low half) and the length (top 16 bits) of a name. Blocks of sixteen rows without the wanted
+     * hash are skipped; in a block with a hit each row is compared. */
     enum { BLOCK = 16 };
     const uint8_t *names = index + n * RECORD;
     const uint32_t wanted = wm_fnv1a32(name, name_len);
     uint64_t names_len = len - n * RECORD, pos = 0;
     for (uint64_t row = 0; row < n; row += BLOCK) {
         uint64_t end = n - row < BLOCK ? n : row + BLOCK;
-        if (end - row == BLOCK) { /* a number of turns that the compiler knows, so that it can write them out */
+        if (end - row == BLOCK) { /* a constant number of turns, which the compiler unrolls */
             const uint8_t *block = index + row * RECORD;
             uint64_t sum = 0;
             uint32_t hit = 0;

@@ -1,8 +1,8 @@
 /* Decoding of quantised blocks, eight elements at a time (NEON), and rounding to float16: see decode_block.h.
  *
- * Field j of eight begins at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. So both bytes go to lane j of
- * 16 bits; shifting the lane up until the field's sign is its highest bit, and down again, leaves q, which is widened,
- * converted and multiplied.
+ * Field j of eight begins at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. A look-up brings both bytes to
+ * lane j of 16 bits. Shifting the lane up until the field's sign is its highest bit, and down again, leaves q, to widen,
+ * convert and multiply.
  */
 #include "../intblock.h"
 
@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     uint8x16_t place; /* which two bytes go to each lane */
-    int16x8_t shift;  /* and how far up they are moved */
+    int16x8_t shift;  /* and how far up they move */
     float32x4_t scale;
 } decoder;
 
@@ -62,13 +62,6 @@ WM_INLINE void store(vector values, int half, uint8_t *out) {
         vst1q_u8(out, vreinterpretq_u8_f32(values.low));
         vst1q_u8(out + 16, vreinterpretq_u8_f32(values.high));
     }
-}
-
-WM_INLINE void decode_few(const decoder *d, const uint8_t *codes, unsigned n, int bits, int half, uint8_t *out) {
-    uint8_t bytes[LOAD] = {0}, values[LANES * sizeof(float)];
-    memcpy(bytes, codes, code_bytes(bits, n));
-    store(decode(d, bytes, bits), half, values);
-    memcpy(out, values, n * value_bytes(half));
 }
 
 #include "../decode_block.h"

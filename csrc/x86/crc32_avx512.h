@@ -1,19 +1,13 @@
-/* What the CRC-32 kernels with 64-byte registers share: crc32_vpclmulqdq.c and crc32_mixed.c.
+/* Shared by the CRC-32 kernels with 64-byte registers: crc32_vpclmulqdq.c and crc32_mixed.c.
  *
- * Compiled with WEIGHTMAP_EMULATE_AVX512ICL, the two instructions that came with Ice Lake and Zen 4 are done by others, so
- * that everything else can be tested on CPUs that have AVX-512 without them: VPCLMULQDQ as four PCLMULQDQ, GF2P8AFFINEQB
- * bit by bit, as its definition says.
+ * WEIGHTMAP_EMULATE_AVX512ICL replaces the two instructions that came with Ice Lake and Zen 4, so that CPUs with AVX-512 but
+ * without them can test everything else: VPCLMULQDQ becomes four PCLMULQDQ, GF2P8AFFINEQB goes bit by bit, as it is defined.
  */
 #ifndef WEIGHTMAP_X86_CRC32_AVX512_H
 #define WEIGHTMAP_X86_CRC32_AVX512_H
-#include <immintrin.h>
+#include "crc32_x86.h"
 
-#include "../crc32_constants.h"
-#include "../internal.h"
-
-#define FOLD(n) _mm_set_epi64x((int64_t)CRC32_FOLD_##n##_HIGH, (int64_t)CRC32_FOLD_##n##_LOW)
 #define FOLD_ZMM(n) _mm512_broadcast_i32x4(FOLD(n))
-enum { AHEAD = 4096 }; /* as in crc32_pclmulqdq.c */
 
 #if defined(WEIGHTMAP_EMULATE_AVX512ICL)
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,pclmul")
@@ -57,7 +51,7 @@ TARGET WM_INLINE __m512i xor3(__m512i a, __m512i b, __m512i c) {
     return _mm512_ternarylogic_epi64(a, b, c, XOR_OF_THREE);
 }
 
-/* `next` with `r` folded onto it, at the distance that `k` is for. */
+/* fold_block in each of the four blocks of a register. */
 TARGET WM_INLINE __m512i fold(__m512i r, __m512i next, __m512i k) { return xor3(clmul_low(r, k), clmul_high(r, k), next); }
 
 TARGET WM_INLINE void prefetch(const uint8_t *data, int bytes) {

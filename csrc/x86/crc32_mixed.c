@@ -1,32 +1,31 @@
 /* CRC-32 by two units of the CPU at once: multiplication without carries, and 8 x 8 bit matrices (GF2P8AFFINEQB).
  *
- * Folding by multiplication is explained in crc32_pclmulqdq.c and crc32_vpclmulqdq.c. It is limited by the one unit that
- * multiplies; so here another unit folds a third of the 64-byte blocks.
+ * crc32_pclmulqdq.c explains folding by multiplication. The one unit that multiplies limits it, so here another unit folds
+ * every third block of 64 bytes.
  *
- * Folding by matrices. Take one byte of a block, and the bytes at the same place of four later blocks. The bits of these
- * four are 32 powers of x modulo P, which has degree 32: if they are linearly independent, every polynomial modulo P is a
+ * Folding by matrices. Take one byte of a block, and the bytes at the same place in four later blocks. The bits of these
+ * four are 32 powers of x modulo P, which has degree 32: if they are linearly independent, every polynomial modulo P is the
  * sum of some of them, in one way. So our byte, a sum of eight other powers, may be replaced by bytes XORed onto the four,
- * each an 8 x 8 bit matrix times ours. At another place in the blocks all these powers are multiplied by the same one, so
- * the same matrices serve all 64 bytes, and a block is folded onto four others by four GF2P8AFFINEQB. gen_crc32.py finds
- * distances at which the powers are independent, and the matrices.
+ * each an 8 x 8 bit matrix times ours. At another place in the blocks one power of x multiplies them all, so the same
+ * matrices serve all 64 bytes, and four GF2P8AFFINEQB fold a block onto four others. gen_crc32.py finds distances at which
+ * the powers are independent, and the matrices.
  *
- * The pattern. Of three blocks, a step, two are folded by multiplication and one by matrices: onto those 1, 2, 4 and 6
- * steps on. Six steps, 1152 bytes, are a window, and registers hold the blocks of the last one. A block of the next, if it
- * is of the former kind, takes in the one a window before it; if of the latter, what four earlier ones of its kind bring.
+ * The pattern. A step is three blocks. Two are folded by multiplication, one by matrices onto those 1, 2, 4 and 6 steps
+ * later. Six steps, 1152 bytes, are a window, and registers hold the blocks of the last window. A new block of the first kind
+ * takes in the one a window before it; a new block of the second kind takes in four earlier ones of its kind.
  *
- * The end. What the window still brings is added to the next one, in a copy. Then the copy stands for all before it, and the
- * plain kernel goes on from there. That is some 140 cycles by estimate, what the model below gains on 9 KiB; so short inputs
- * are left to the plain kernel.
+ * The end. A copy of the next window takes in what the last one still has to give. The copy then stands for all bytes before
+ * it, and the plain kernel goes on from there. That costs an estimated 140 cycles, which the loop gains in 9 KiB by the model
+ * below; so the plain kernel takes short inputs.
  *
- * Why two to one. In the model of AMD's Zen 4 that comes with LLVM, that ratio keeps all four vector pipes busy all the time.
- * In its models of Intel's cores both kinds of folding share two ports with the XORs, and nothing is gained or lost. Bytes
- * a cycle that llvm-mca 19 finds for the loops compiled by gcc 12, the data being in the first cache:
+ * Why two to one. By LLVM's model of AMD's Zen 4 that ratio keeps all four vector pipes busy. By its models of Intel's cores
+ * both kinds of folding share two ports with the XORs, and nothing is gained or lost. Bytes a cycle that llvm-mca 19 finds
+ * for the loops compiled by gcc 12, with the data in the first cache:
  *                                                znver4             icelake-server   sapphirerapids
  *   crc32_vpclmulqdq.c                           16.0               31.9             31.9
  *   this one                                     21.3 (bound 24)    32.0             32.0
  *
- * On a Zen 5 it runs at 88 to 100 GB/s, where zlib-ng runs at 65 to 70. Tests compare its results at every length from the
- * threshold on for two windows; on a CPU without the two instructions they are emulated (see crc32_avx512.h).
+ * On a Zen 5 it runs at 88 to 100 GB/s, where zlib-ng runs at 65 to 70.
  */
 #include "../internal.h"
 
@@ -35,7 +34,7 @@
 
 enum { STEP = 3 * 64, WINDOW = 6 * STEP, WORTH_WHILE = 16 << 10 };
 
-/* Step i: a and b fold by multiplication; the new block `to` takes from its kind 6, 4, 2 and 1 steps before. */
+/* Step i: a and b fold by multiplication; the new block `to` takes in those of its kind 6, 4, 2 and 1 steps before. */
 #define TAKE_STEP(i, a, b, to, before6, before4, before2, before1)                                     \
     do {                                                                                               \
         prefetch(data + STEP * (i), STEP);                                                             \
@@ -72,13 +71,13 @@ TARGET uint32_t crc32_x86_mixed_avx512(uint32_t state, const uint8_t *data, size
     __m512i b0 = none, b1 = none, b2 = none, b3 = none, b4 = none, b5 = none;
     __m512i x0 = none, x1 = none, x2 = none, x3 = none, x4 = none, x5 = none; /* by matrices, one a step */
 
-    TAKE_WINDOW(); /* nothing comes before the first */
+    TAKE_WINDOW(); /* the first: there is nothing to take in */
     a0 = _mm512_xor_si512(a0, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
     data += WINDOW;
     len -= WINDOW;
     for (; len >= 2 * WINDOW; data += WINDOW, len -= WINDOW) TAKE_WINDOW();
 
-    /* Once more, but the new blocks bring nothing to each other: they stay what the plain kernel makes of them. */
+    /* Once more, but new blocks take in nothing from each other: they are message, for the plain kernel to read. */
     __m512i y0, y1, y2, y3, y4, y5;
     TAKE_STEP(0, a0, b0, y0, x0, x2, x4, x5);
     TAKE_STEP(1, a1, b1, y1, x1, x3, x5, none);

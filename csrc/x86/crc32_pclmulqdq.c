@@ -1,18 +1,20 @@
 /* CRC-32 by multiplication without carries (PCLMULQDQ).
  *
- * Folding. Let R be 128 bits of the message and let D bits follow it up to the place where we are now. Since only the
- * remainder modulo P counts, R * x^D may be replaced by anything equal to it modulo P, and with R = L * x^64 + H (two
- * halves of 64 bits) that is
+ * Folding. Let R be 128 bits of the message, and let the next place of interest lie D bits behind it. Only the remainder
+ * modulo P counts, so anything equal to R * x^D modulo P may replace it. With R = L * x^64 + H (two halves of 64 bits) that is
  *     L * (x^(D + 64) mod P) + H * (x^D mod P),
- * two products of 64 by 32 bits, whose sum fits 128 bits again: XORed onto the 128 bits at distance D, it takes R's
- * place. So the message shrinks from the front, 128 bits a step, until 128 bits are left. Eight such registers,
- * D = 1024, keep the multiplier busy: a product takes several cycles, but the next one need not wait for it.
+ * two products of 64 by 32 bits. Their sum fits 128 bits again: XORed onto the 128 bits at distance D, it takes R's place.
+ * So the message shrinks from the front, 128 bits a step, until 128 bits are left. For D = 128 that is
+ *
+ *     for (x = load(data); len >= 32; data += 16, len -= 16) x = fold_block(x, load(data + 16), k1);
+ *
+ * The kernel runs eight such registers side by side, D = 1024: a product takes several cycles, and seven others begin
+ * meanwhile.
  *
  * Reflection. The lowest bit of a register is the highest power of x: bit k of 128 is the coefficient of x^(127 - k),
  * bit k of 64 that of x^(63 - k). The message's first bytes lie lowest and are its highest powers, so a plain load is
- * right, and the *low* quadword is L. The product's bit i + j is the coefficient of x^(126 - i - j), one place off
- * x^(127 - i - j): a product comes out multiplied by x, and so every constant carries an exponent one lower (see
- * gen_crc32.py).
+ * right, and the *low* quadword is L. Bit i + j of a product is the coefficient of x^(126 - i - j), not x^(127 - i - j): a
+ * product comes out multiplied by x, and the exponent of every constant is lower by one to make up for it.
  *
  * The end. 128 bits R to the 32 of R * x^32 mod P:
  *   - Fold L alone: S = L * (x^96 mod P) + H * x^32 has degree 95 at most. It is kept multiplied by x^32, in the
@@ -20,25 +22,15 @@
  *   - Barrett: q = floor(S / P) = floor(floor(S / x^32) * floor(x^95 / P) / x^63), exactly, as nothing carries. Then
  *     the remainder is the 32 lowest coefficients of S + q * P; multiplied by x^32 they are the third 32-bit word.
  *
- * The kernel is one inline function, compiled twice: with SSE, and with AVX, which writes its results to a third
- * register and loads from any address within an instruction. The multiplications limit both, but a core shared with
- * another thread feels the instructions saved.
+ * One inline function is compiled twice: for SSE, and for AVX, whose instructions write to a third register and load from
+ * any address. The multiplications limit both, but a core shared with another thread gains from fewer instructions.
  */
 #include "../internal.h"
 
 #if WM_X86
-#include <immintrin.h>
-
-#include "../crc32_constants.h"
+#include "crc32_x86.h"
 
 #define TARGET WM_TARGET("sse4.2,pclmul")
-#define FOLD(n) _mm_set_epi64x((int64_t)CRC32_FOLD_##n##_HIGH, (int64_t)CRC32_FOLD_##n##_LOW)
-enum { AHEAD = 4096 }; /* bytes; measured best for data in memory, and no loss for data in caches */
-
-/* `next` with `r` folded onto it, at the distance that `k` is for. */
-TARGET WM_INLINE __m128i fold(__m128i r, __m128i next, __m128i k) {
-    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(r, k, 0x00), next), _mm_clmulepi64_si128(r, k, 0x11));
-}
 
 TARGET WM_INLINE __m128i load(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 
@@ -51,8 +43,8 @@ TARGET WM_INLINE uint32_t reduce(__m128i r) {
     return (uint32_t)_mm_extract_epi32(_mm_xor_si128(s, _mm_clmulepi64_si128(q, p, 0x00)), 2);
 }
 
-/* 4 to 15 bytes: put so into 128 bits that they end where the bits end. Zeros in front do not count, since the
- * register is XORed onto the first four bytes, wherever those are. Two loads that overlap take the place of a loop. */
+/* 4 to 15 bytes, moved to the end of 128 bits. The zeros in front leave nothing, since the register is XORed onto the first
+ * four bytes, wherever those lie. Two loads that overlap replace a loop. */
 TARGET WM_INLINE uint32_t crc_4_to_15(uint32_t state, const uint8_t *data, size_t len) {
     if (len >= 8) {
         int past = 8 * ((int)len - 8); /* bits beyond the first eight bytes */
@@ -68,14 +60,14 @@ TARGET WM_INLINE uint32_t crc_4_to_15(uint32_t state, const uint8_t *data, size_
     return reduce(_mm_set_epi64x((int64_t)((uint64_t)high << 32 | low), 0));
 }
 
-/* Shuffles for the last n bytes, 1 to 15. Read from shifts[n], a register's bytes move up by 16 - n; read from
- * shifts[16 + n], down by n. A byte with its top bit set makes a zero. */
+/* Shuffles for the last n bytes, 1 to 15. Loaded from shifts + n they move a register's bytes up by 16 - n, loaded from
+ * shifts + 16 + n down by n. A byte with its top bit set makes a zero. */
 static const uint8_t shifts[48] = {0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
                                    0x80, 0x80, 0x80, 0x80, 0,    1,    2,    3,    4,    5,    6,    7,
                                    8,    9,    10,   11,   12,   13,   14,   15,   0x80, 0x80, 0x80, 0x80,
                                    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
 
-/* The register x stands for all bytes before data; 0 to 15 remain, and at least 16 bytes lie before them in memory. */
+/* x stands for all bytes before `data`; 0 to 15 remain, and at least 16 bytes lie before them in memory. */
 TARGET WM_INLINE uint32_t finish(__m128i x, const uint8_t *data, size_t len, __m128i k1) {
     if (len) {
         /* x followed by len bytes is 16 + len bytes: fold the first len of them onto the last 16. */
@@ -84,7 +76,7 @@ TARGET WM_INLINE uint32_t finish(__m128i x, const uint8_t *data, size_t len, __m
         __m128i head = _mm_shuffle_epi8(x, up);
         /* where `down` picks zeros, the bytes of the message stand */
         __m128i tail = _mm_blendv_epi8(_mm_shuffle_epi8(x, down), last, down);
-        x = fold(head, tail, k1);
+        x = fold_block(head, tail, k1);
     }
     return reduce(x);
 }
@@ -104,26 +96,24 @@ TARGET WM_INLINE uint32_t crc32_folding(uint32_t state, const uint8_t *data, siz
         data += 112;
         len -= 112;
         for (; len >= 128; data += 128, len -= 128) {
-            /* The hardware fetches ahead within a page of 4 KiB only; this crosses to the next. Past the end it does
-             * nothing: a prefetch never faults. */
             _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0);
             _mm_prefetch((const char *)data + AHEAD + 64, _MM_HINT_T0);
-            x0 = fold(x0, load(data), k8);
-            x1 = fold(x1, load(data + 16), k8);
-            x2 = fold(x2, load(data + 32), k8);
-            x3 = fold(x3, load(data + 48), k8);
-            x4 = fold(x4, load(data + 64), k8);
-            x5 = fold(x5, load(data + 80), k8);
-            x6 = fold(x6, load(data + 96), k8);
-            x7 = fold(x7, load(data + 112), k8);
+            x0 = fold_block(x0, load(data), k8);
+            x1 = fold_block(x1, load(data + 16), k8);
+            x2 = fold_block(x2, load(data + 32), k8);
+            x3 = fold_block(x3, load(data + 48), k8);
+            x4 = fold_block(x4, load(data + 64), k8);
+            x5 = fold_block(x5, load(data + 80), k8);
+            x6 = fold_block(x6, load(data + 96), k8);
+            x7 = fold_block(x7, load(data + 112), k8);
         }
-        x4 = fold(x0, x4, k4);
-        x5 = fold(x1, x5, k4);
-        x6 = fold(x2, x6, k4);
-        x7 = fold(x3, x7, k4);
-        x0 = fold(fold(x4, x6, k2), fold(x5, x7, k2), k1);
+        x4 = fold_block(x0, x4, k4);
+        x5 = fold_block(x1, x5, k4);
+        x6 = fold_block(x2, x6, k4);
+        x7 = fold_block(x3, x7, k4);
+        x0 = fold_block(fold_block(x4, x6, k2), fold_block(x5, x7, k2), k1);
     }
-    for (; len >= 16; data += 16, len -= 16) x0 = fold(x0, load(data), k1);
+    for (; len >= 16; data += 16, len -= 16) x0 = fold_block(x0, load(data), k1);
     return finish(x0, data, len, k1);
 }
 

@@ -1,19 +1,15 @@
 /* CRC-32 by multiplication without carries, four times as wide (VPCLMULQDQ, AVX-512).
  *
- * The algorithm is that of crc32_pclmulqdq.c, which explains it. A zmm register holds four blocks of 128 bits and
- * folds each onto the block at distance D; eight registers are 512 bytes a step, D = 4096. VPTERNLOG adds both
- * products and the next 64 bytes at once. (Four registers keep AMD's multiplier busy; on Intel a fold takes longer than
- * four of them take to begin.) At the end the blocks are folded to one, and the rest is the plain kernel's: its register
- * after some bytes is the 128 bits that stand for them, so it simply goes on with these 16 bytes and then the message.
+ * crc32_pclmulqdq.c explains the algorithm. A zmm register holds four blocks of 128 bits and folds each onto the block at
+ * distance D; eight registers are 512 bytes a step, D = 4096. VPTERNLOG adds both products and the next 64 bytes at once.
+ * (Four registers keep AMD's multiplier busy; on Intel a fold takes longer than four of them take to begin.) At the end the
+ * blocks are folded to one. Its 128 bits stand for all bytes so far, so the narrower kernel goes on with these 16 bytes and
+ * then the rest of the message.
  */
 #include "../internal.h"
 
 #if WM_X86
 #include "crc32_avx512.h"
-
-TARGET WM_INLINE __m128i fold_block(__m128i r, __m128i next, __m128i k) {
-    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(r, k, 0x00), next), _mm_clmulepi64_si128(r, k, 0x11));
-}
 
 TARGET uint32_t crc32_x86_vpclmulqdq_avx512(uint32_t state, const uint8_t *data, size_t len) {
     if (len < 256) return crc32_x86_pclmulqdq_avx2(state, data, len);

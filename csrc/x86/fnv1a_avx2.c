@@ -1,16 +1,13 @@
-/* FNV-1a 32 of many names, 64 at a time (AVX2).
- *
- * The algorithm is that of fnv1a_avx512.c, which explains it, with eight groups of eight lanes, and without masks: a lane
- * whose name has ended keeps its hash by a blend.
+/* FNV-1a 32 of many names, in eight groups of eight lanes (AVX2): see fnv1a_x86.h. There are no masks, so a blend keeps the
+ * hash of a lane whose name has ended.
  */
 #include "../internal.h"
 
 #if WM_X86
-#include <immintrin.h>
+#include "fnv1a_x86.h"
 
 #define TARGET WM_TARGET("avx2,popcnt")
-enum { LANES = 8, GROUPS = 8, BATCH = LANES * GROUPS, BLOCK = 16, WORDS = BLOCK / 4, FEW = 8 };
-static const uint32_t OFFSET = 0x811C9DC5, PRIME = 0x01000193;
+enum { LANES = 8, GROUPS = BATCH / LANES };
 
 TARGET WM_INLINE __m128i load(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 
@@ -28,11 +25,11 @@ TARGET WM_INLINE void load_block(const uint8_t *const *names, uint64_t at, __m25
     words[3] = _mm256_unpackhi_epi64(b, d);
 }
 
-/* Sixteen steps of all groups, or as many as the longest name needs, from the byte `at` on. With `masked` 0 every lane
- * takes part, or else those whose name is longer. */
+/* Up to sixteen steps of all groups, as many as the longest name needs, from byte `at` on. With `masked` not 0, lanes whose
+ * name has ended keep their hash. */
 TARGET WM_INLINE void hash_block(const uint8_t *const *names, uint32_t at, const __m256i lengths[GROUPS], uint32_t longest,
                                  int masked, __m256i hash[GROUPS]) {
-    const __m256i prime = _mm256_set1_epi32((int)PRIME), low = _mm256_set1_epi32(255), one = _mm256_set1_epi32(1);
+    const __m256i prime = _mm256_set1_epi32((int)FNV_PRIME_32), low = _mm256_set1_epi32(255), one = _mm256_set1_epi32(1);
     __m256i words[GROUPS][WORDS], position = _mm256_set1_epi32((int)at);
     for (int g = 0; g < GROUPS; g++) load_block(names + LANES * g, at, words[g]);
     for (int k = 0; k < WORDS; k++) {
@@ -58,13 +55,12 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
         longest = lengths[i] > longest ? lengths[i] : longest;
     }
     for (int g = 0; g < GROUPS; g++) {
-        hash[g] = _mm256_set1_epi32((int)OFFSET);
+        hash[g] = _mm256_set1_epi32((int)FNV_OFFSET_32);
         /* Comparisons are signed; no position reaches 2^31. */
         length[g] = _mm256_min_epu32(_mm256_loadu_si256((const __m256i *)(lengths + LANES * g)), _mm256_set1_epi32(INT32_MAX));
     }
     if (room > INT32_MAX) room = INT32_MAX;
-    uint64_t at = 0;
-    uint64_t unfinished;
+    uint64_t at = 0, unfinished;
     for (; room - at >= BLOCK && shortest - at >= BLOCK; at += BLOCK) hash_block(names, (uint32_t)at, length, longest, 0, hash);
     for (;; at += BLOCK) {
         unfinished = 0;
@@ -77,23 +73,14 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
         hash_block(names, (uint32_t)at, length, longest, 1, hash);
     }
     for (int g = 0; g < GROUPS; g++) _mm256_storeu_si256((__m256i *)(out + LANES * g), hash[g]);
-    for (int i = 0; unfinished; i++, unfinished >>= 1) {
-        if (!(unfinished & 1)) continue;
-        uint32_t h = out[i];
-        for (uint64_t j = at; j < lengths[i]; j++) h = (h ^ names[i][j]) * PRIME;
-        out[i] = h;
-    }
+    finish_names(unfinished, names, lengths, at, out);
 }
 
 TARGET void fnv1a32_x86_avx2(const uint8_t *first, const uint8_t *end, const uint32_t *lengths, uint32_t gap, uint64_t n,
                              uint32_t *out) {
     const uint8_t *names[BATCH];
     for (; n >= BATCH; n -= BATCH, lengths += BATCH, out += BATCH) {
-        for (int i = 0; i < BATCH; i++) {
-            PREFETCH(first + WM_AHEAD); /* some forty names: they are read in pieces, which the CPU does not see coming */
-            names[i] = first;
-            first += (uint64_t)lengths[i] + gap;
-        }
+        first = locate_names(first, lengths, gap, BATCH, names);
         hash_batch(names, lengths, (uint64_t)(end - names[BATCH - 1]), out);
     }
     fnv1a32_portable(first, end, lengths, gap, n, out);

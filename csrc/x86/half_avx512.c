@@ -1,4 +1,4 @@
-/* Halves to floats (AVX-512): see half_x86.h. Few elements are converted under a mask, and those outside it are neither read nor
+/* Halves to floats (AVX-512): see half_x86.h. A few elements are converted under a mask: those outside are neither read nor
  * written.
  */
 #include "../internal.h"

@@ -1,15 +1,14 @@
 /* Halves to floats on x86-64, eight at a time. The work in full is `for (i = 0; i < n; i++) out[i] = widen(in[i])`.
  *
- * VCVTPH2PS is the conversion that half.c writes out, with the same bits for every input. It looks neither at the CPU's
- * rounding mode nor at its modes that take subnormal numbers for zero.
+ * VCVTPH2PS gives the same bits as widen_half_bits (floats.h) for every input, whatever the CPU's rounding mode and its modes
+ * that take subnormal numbers for zero.
  *
- * Vectors are stored where lines of the cache begin: one that lies across two costs two stores, and when streaming, memory
- * takes a line in one piece only when all of it was written. The elements before the first line and after the last vector
- * are left to convert_few, which the file that includes this one defines, and TARGET before.
+ * Vectors are stored from the start of a cache line on: one that lies across two lines costs two stores, and when streaming,
+ * memory takes a line in one piece only if all of it was written. convert_few converts the elements before the first line and
+ * after the last vector. A file defines TARGET before it includes this one, and convert_few after.
  *
- * Vectors are of 256 bits. Those of 512 gain nothing, since stores to the caches are the limit, and they lower the clock of
- * some CPUs, for what runs before and after too: on Cascade Lake they were slower by a tenth where all lay in the second
- * level.
+ * Vectors have 256 bits. Those of 512 gain nothing, since stores to the caches are the limit, and they lower the clock of
+ * some CPUs, for other code too: on Cascade Lake they were slower by a tenth for data in the second-level cache.
  */
 #include <immintrin.h>
 
@@ -31,7 +30,7 @@ TARGET WM_INLINE void convert(const uint8_t *in, float *out, uint64_t n, int kin
     convert_few(in, out, head, kind);
     in += 2 * head, out += head, n -= head;
     for (; n >= STEP; in += 2 * STEP, out += STEP, n -= STEP) {
-        PREFETCH(in + WM_AHEAD); /* this and the next may lie outside: a prefetch is a hint and never faults */
+        PREFETCH(in + WM_AHEAD); /* this and the next may lie outside */
         for (int line = 0; !stream && line < 4 * STEP; line += LINE) PREFETCH((const uint8_t *)out + WM_AHEAD + line);
         for (int i = 0; i < STEP; i += LANES) {
             if (stream)
@@ -41,7 +40,7 @@ TARGET WM_INLINE void convert(const uint8_t *in, float *out, uint64_t n, int kin
         }
     }
     convert_few(in, out, n, kind);
-    if (stream) _mm_sfence(); /* streamed stores come in no order: all are done before the result is published */
+    if (stream) _mm_sfence(); /* streamed stores have no order: finish them before anyone sees the result */
 }
 
 #define WM_HALF_FUNCTION(name, kind)                                          \

@@ -1,7 +1,7 @@
 /* Decoding of quantised blocks, eight elements at a time (AVX2), and rounding to float16 (F16C): see decode_block.h.
  *
- * Field j of eight begins at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. So both bytes go to lane j;
- * shifting the lane up until the field's sign is its highest bit, and down again, leaves q, which is converted and multiplied.
+ * Field j of eight begins at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. A shuffle brings both bytes to
+ * lane j. Shifting the lane up until the field's sign is its highest bit, and down again, leaves q, to convert and multiply.
  */
 #include "../intblock.h"
 
@@ -16,7 +16,7 @@ enum { LANES = 8, LOAD = 8 };
 typedef __m256 vector;
 
 typedef struct {
-    __m256i place, shift; /* which two bytes go to each lane, and how far up they are moved */
+    __m256i place, shift; /* which two bytes go to each lane, and how far up they move */
     __m256 scale;
 } decoder;
 
@@ -54,24 +54,17 @@ TARGET WM_INLINE void store(vector values, int half, uint8_t *out) {
         _mm256_storeu_ps((float *)(void *)out, values);
 }
 
-TARGET WM_INLINE void decode_few(const decoder *d, const uint8_t *codes, unsigned n, int bits, int half, uint8_t *out) {
-    uint8_t bytes[LOAD] = {0}, values[LANES * sizeof(float)];
-    memcpy(bytes, codes, code_bytes(bits, n));
-    store(decode(d, bytes, bits), half, values);
-    memcpy(out, values, n * value_bytes(half));
-}
-
 /* ---------------------------------------------------------------------------------------- past the caches */
 typedef struct {
-    __m256i carry, turn, wait; /* what waits, first; by what vectors are turned; all ones in the elements that wait */
-    uint64_t bytes;            /* that wait */
+    __m256i carry, turn, wait; /* the waiting elements, first; how to rotate a vector; all ones where elements wait */
+    uint64_t bytes;            /* how many bytes wait */
 } stream;
 
 TARGET WM_INLINE stream start_stream(const uint8_t *waiting, uint64_t bytes, int half) {
     uint8_t turn[32], wait[32];
     const uint64_t size = half ? 16 : 32;
     for (uint64_t i = 0; i < 32; i++) wait[i] = i < bytes ? 0xFF : 0, turn[i] = (uint8_t)((i - bytes) % size);
-    if (!half) /* numbers of floats, not of bytes */
+    if (!half) /* count floats, not bytes */
         for (uint64_t i = 0; i < 8; i++) turn[4 * i] /= 4, turn[4 * i + 1] = turn[4 * i + 2] = turn[4 * i + 3] = 0;
     return (stream){
         .carry = half ? _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)waiting))

@@ -1,9 +1,9 @@
 /* Decoding of quantised blocks, sixteen elements at a time (AVX-512): see decode_block.h.
  *
- * Codes of 4 bits have sixteen values, so scale * q has sixteen values in a block, which fit one register; those of 5 bits
- * fit two. An instruction that picks from one or two registers by the lowest 4 or 5 bits of each lane (VPERMPS, VPERMT2PS)
- * then does conversion and multiplication at once. What remains is to bring field j into the lowest bits of lane j: it begins
- * at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. So both bytes go to the lane, which is then shifted.
+ * A code of 4 bits has sixteen values, so scale * q has sixteen values in a block, which fit one register; for 5 bits they
+ * fit two. One instruction that picks from one or two registers by the lowest 4 or 5 bits of each lane (VPERMPS, VPERMT2PS)
+ * then converts and multiplies. It remains to bring field j into the lowest bits of lane j: the field begins at bit
+ * (bits * j) % 8 of byte bits * j / 8 and lies within two bytes, so a shuffle brings both to the lane, which is then shifted.
  */
 #include "../intblock.h"
 
@@ -15,12 +15,13 @@
 #define NARROWER x86_avx2
 #define STREAMS 1
 #define DECODES_MIXED 1
+#define MASKS 1
 enum { LANES = 16, LOAD = 16 };
 typedef __m512 vector;
 
 typedef struct {
-    __m512i place, shift; /* which two bytes go to each lane, and how far down they are moved */
-    __m512 low, high;     /* scale * q for fields 0 to 15, and for 16 to 31; of 8 bits: the scale */
+    __m512i place, shift; /* which two bytes go to each lane, and how far down they move */
+    __m512 low, high;     /* scale * q for fields 0 to 15, and for 16 to 31; for 8 bits the scale */
 } decoder;
 
 TARGET WM_INLINE decoder make_decoder(int bits) {
@@ -36,7 +37,7 @@ TARGET WM_INLINE __m512 load_scale_lanes(const uint8_t *at, int scale_type) {
                                        : _mm512_set1_ps(float_of_bits(load_le32(at)));
 }
 
-/* All q of this many bits, times s: those of the fields 0 to 15, and of 16 to 31. */
+/* Every q of this many bits, times s: for fields 0 to 15, and for 16 to 31. */
 TARGET WM_INLINE void fill_tables(decoder *d, __m512 s, int bits) {
     const __m512 up = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512 down = _mm512_setr_ps(-16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1);
@@ -70,7 +71,7 @@ TARGET WM_INLINE void store(vector values, int half, uint8_t *out) {
         _mm512_storeu_ps(out, values);
 }
 
-/* What is masked out is neither read nor written. */
+/* Elements outside the masks are neither read nor written. */
 TARGET WM_INLINE void decode_few(const decoder *d, const uint8_t *codes, unsigned n, int bits, int half, uint8_t *out) {
     const __mmask16 bytes = (__mmask16)((1u << code_bytes(bits, n)) - 1), lanes = (__mmask16)((1u << n) - 1);
     const vector values = decode_bytes(d, _mm_maskz_loadu_epi8(bytes, codes), bits);
@@ -82,7 +83,7 @@ TARGET WM_INLINE void decode_few(const decoder *d, const uint8_t *codes, unsigne
 
 /* ---------------------------------------------------------------------------------------- past the caches */
 typedef struct {
-    __m512i carry, turn; /* what waits, first; by what vectors are turned */
+    __m512i carry, turn; /* the waiting elements, first; how to rotate a vector */
     __mmask16 wait;      /* which elements wait */
 } stream;
 
@@ -124,7 +125,7 @@ TARGET WM_INLINE void end_stream(const stream *s, int half, uint8_t *waiting) {
 }
 
 /* ---------------------------------------------------------------------------------------- different kinds
- * All blocks are decoded by two registers of products, which for 4 bits are equal.
+ * Two registers of products decode a block of any kind; for 4 bits both are equal.
  */
 typedef struct {
     decoder of[WM_KINDS]; /* for a scale of 1 */

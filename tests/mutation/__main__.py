@@ -32,8 +32,7 @@ C_FILES = (
         "bintensors.c",
         "amb.c",
         "cnn.c",
-        "finalfusion.c",
-        "scan.c",
+        "strings.c",
     ),
     *("utf8.c", "utf8.h"),
 )
