@@ -38,7 +38,8 @@ from weightmap.options import Limits
 
 if TYPE_CHECKING:
     from weightmap.conversion.compare import DiffReport, TensorDiff, diff
-    from weightmap.conversion.converting import ConvertReport, convert
+    from weightmap.conversion.converting import convert
+    from weightmap.conversion.reports import ConvertReport
     from weightmap.conversion.schemes import quantize
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
@@ -86,7 +87,7 @@ __all__ = [
 
 # Not needed to open a file, and so imported when first asked for: opening is what import time is for.
 _ON_DEMAND = {
-    "ConvertReport": "conversion.converting",
+    "ConvertReport": "conversion.reports",
     "DiffReport": "conversion.compare",
     "Embeddings": "embeddings.embeddings",
     "QuantizedTensor": "quant.blocks",

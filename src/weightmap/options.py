@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from weightmap.errors import TensorFileError
 
-__all__ = ["DEEPEST", "Limits", "Options"]
+__all__ = ["DEEPEST", "ImportOptions", "Limits", "Options"]
 
 # How deep objects, arrays and tables lie within each other, at most, in any text of a file. What goes through the
 # parsed content by recursion (to print, compare or copy it) goes so deep, whatever the interpreter allows.
@@ -90,6 +90,9 @@ class Options:
 
     __slots__ = ("advise", "checked", "format", "limits", "mode", "private", "strict", "verify")
 
+    # Whether importers may read a file that no format recognises, and how: `ImportOptions`.
+    importing = False
+
     def __init__(
         self,
         limits: Limits,
@@ -120,3 +123,15 @@ class Options:
         if self.strict:
             raise error
         warnings.append(str(error))
+
+
+class ImportOptions(Options):
+    """How `weightmap.convert` opens a file. Importers read it with `lossy`: replace what is not UTF-8 in words."""
+
+    __slots__ = ("lossy",)
+
+    importing = True
+
+    def __init__(self, limits: Limits, *, lossy: bool) -> None:
+        super().__init__(limits, private=True)
+        self.lossy = lossy

@@ -12,6 +12,7 @@ import pytest
 from tests.attacks import sound
 
 import weightmap as wm
+from weightmap.formats._base import module_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_a_format_is_added_by_adding_a_file(toy: Any) -> None:
     """A file that defines FORMAT is all that it takes to be found with the others."""
-    assert formats._module_names() == sorted([*wm.formats(), "toy"])
+    assert module_names(formats.__path__) == sorted([*wm.formats(), "toy"])
     assert toy.title == "Toy"
 
 
@@ -52,7 +53,7 @@ def test_formats_are_found_within_an_archive(tmp_path: Path, monkeypatch: pytest
         for path in folder.rglob("*.py"):
             file.write(path, f"formats/{path.relative_to(folder).as_posix()}")
     monkeypatch.setattr(formats, "__path__", [f"{archive}/formats"])
-    assert formats._module_names() == sorted(wm.formats())
+    assert module_names(formats.__path__) == sorted(wm.formats())
 
 
 def test_a_file_that_two_formats_claim_is_opened_by_neither(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

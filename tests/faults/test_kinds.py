@@ -135,15 +135,14 @@ def test_other_files_are_told_by_name(kind: str, put: Callable[..., Path], capsy
     assert capsys.readouterr().err == f"weightmap: {text}\n"
 
 
-WORD2VEC = "this looks like word embeddings of word2vec or fastText"
 ROWS = b"hello 0.1 -2 3e-5\nworld 1 2 3\n"
 VECTOR = np.arange(3, dtype="<f4").tobytes()
 WORDS = {
     "word2vec": (
         b"2 3\nhello " + VECTOR + b"\nworld " + VECTOR,
-        WORD2VEC,
+        "this looks like word embeddings of word2vec",
     ),
-    "word2vec text": (b"2 3\r\n" + ROWS, WORD2VEC),
+    "word2vec text": (b"2 3\r\n" + ROWS, "this looks like word embeddings of word2vec or fastText, in text"),
     "GloVe": (ROWS, "this looks like word embeddings in text, such as GloVe"),
     "GloVe, long": (b"the" + b" -0.12345" * 1000 + b"\n", "this looks like word embeddings in text, such as GloVe"),
     "fastText": (struct.pack("<2i", 793712314, 12) + bytes(100), "this is a model of fastText"),

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests import word_files as wb
+from tests.builders import safetensors as st
 from tests.support import run_child
 
 import weightmap as wm
+from weightmap import importers
 from weightmap.embeddings.subwords import Subwords
 from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.formats._base import discover
+from weightmap.model import single
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +100,7 @@ def test_rows_of_ngrams_are_left_behind_with_a_warning(tmp_path: Path) -> None:
     rows = wb.matrix(13, 3)
     subword_file(tmp_path / "a.fifu", "bucket", rows)
     report = wm.convert(tmp_path / "a.fifu", tmp_path / "b", format="word2vec")
-    assert report.warnings == ("word2vec has no place for the rows of n-grams: 8 were left behind",)
+    assert report.warnings == ("word2vec has no place for n-grams: 8 rows left behind",)
     assert (tmp_path / "b").read_bytes() == wb.word2vec(wb.WORDS, rows[:5])
     with pytest.raises(wm.EncodeError, match="vocabulary of kind bucket"):
         wm.convert(tmp_path / "a.fifu", tmp_path / "c", format="fasttext")
@@ -211,6 +216,84 @@ def test_without_one_matrix_for_the_words(tmp_path: Path) -> None:
         wm.convert(tmp_path / "bare.safetensors", tmp_path / "p", format="text")
 
 
+# ----------------------------------------------------------------------------------------------------- recognition
+TOY = """
+from weightmap.formats import Importer
+from weightmap.importers._words import Words
+from weightmap.importers.text import IMPORTER as TEXT
+
+def read(source, head, options):
+    return TEXT.read(source, head, options)._replace(format="toy")
+
+IMPORTER = Importer("toy", "this is a toy: convert it", lambda head, size: head.startswith(b"toy "), read)
+"""
+
+
+def test_an_importer_is_added_by_adding_a_file(
+    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that defines IMPORTER is all that it takes: `open` names such a file, `convert` reads it, to any format.
+
+    Where two claim a file, both are named.
+    """
+    (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
+    monkeypatch.setattr(importers, "__path__", [*importers.__path__, str(tmp_path)])
+    found = discover("weightmap.importers", importers.__path__, "IMPORTER")
+    try:
+        assert list(found) == sorted([*importers.IMPORTERS, "toy"])
+        monkeypatch.setattr(single, "_IMPORTERS", (found["toy"],))
+        source = put(b"toy 1 2\nb 3 4\n")
+        with pytest.raises(wm.UnknownFormatError, match="this is a toy: convert it") as caught:
+            wm.open(source)
+        assert (caught.value.path, caught.value.format, caught.value.offset) == (str(source), "toy", 0)
+        wm.convert(source, tmp_path / "a.fifu", normalize=False)
+        with wm.open(tmp_path / "a.fifu") as f:
+            assert f["embeddings"].tolist() == [[1, 2], [3, 4]]
+        monkeypatch.setattr(single, "_IMPORTERS", tuple(found.values()))
+        with pytest.raises(wm.UnknownFormatError, match="more than one format recognises this file: text, toy"):
+            wm.convert(source, tmp_path / "b.fifu")
+    finally:
+        del sys.modules["weightmap.importers.toy"], importers.toy
+
+
+OPENED = """
+import sys
+import weightmap as wm
+source, target = sys.argv[1:]
+wm.convert(source, target)
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+wm.convert(source, target)
+assert opened.count(source) == 1, opened
+"""
+
+
+@pytest.mark.parametrize("kind", [*BUILT, "safetensors"])
+def test_the_source_is_opened_once(kind: str, put: Callable[..., Path], tmp_path: Path) -> None:
+    """What kind of file it is, is found out on the opened file that is then converted."""
+    source, target = put({**BUILT, "safetensors": st.build({}, {})}[kind], "source"), tmp_path / "a.fifu"
+    run_child(OPENED, source, target if kind != "safetensors" else tmp_path / "a.weights")
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_open_names_what_convert_takes(kind: str, put: Callable[..., Path]) -> None:
+    """`open` refuses every file that an importer reads, and says what it is, under the name of the importer."""
+    with pytest.raises(wm.UnknownFormatError) as caught:
+        wm.open(put(BUILT[kind]))
+    assert caught.value.format == kind
+    assert caught.value.what == importers.IMPORTERS[kind].hint
+
+
+def test_what_begins_a_file_of_text(put: Callable[..., Path], tmp_path: Path) -> None:
+    """One number a word takes a second line, a wrong number too; a first line may be longer than what is looked at."""
+    for data in (b"a 1\nb 2\n", b"a 1 2x 3\nb 4 5 6\n", b"a b 1 2\nc 3 4\n", b"w" + b" -1" * 40_000):
+        with pytest.raises(wm.UnknownFormatError, match="in text, such as GloVe"):
+            wm.open(put(data))
+    for data in (b"a 1\nprose\n", b"a 1 2x 3\n", b"It costs 3 or 4\nand more\n"):
+        with pytest.raises(wm.UnknownFormatError, match="its beginning is"):
+            wm.convert(put(data), tmp_path / "a.fifu")
+
+
 # ----------------------------------------------------------------------------------------------------- all at once
 def test_memory_stays_flat(put: Callable[..., Path], tmp_path: Path) -> None:
     """Files of 64 MB are converted there and back with a few blocks of memory."""
@@ -221,7 +304,7 @@ import resource, sys
 import numpy as np
 import weightmap as wm
 from weightmap.conversion import words as converting
-from weightmap.importers import sources
+from weightmap.importers.word2vec import reading, writing
 import io; np.loadtxt(io.BytesIO(b"1 2"))
 wm.convert(sys.argv[1] + ".small", sys.argv[2] + ".small.fifu")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

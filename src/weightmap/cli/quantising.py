@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from weightmap.conversion.quantizer import QuantizedInfo
+    from weightmap.conversion.reports import QuantizedInfo
 
 _BLOCKED = ("int4_block", "int5_block", "adaptive")
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.conversion.converting import file_metadata, spared
+from weightmap.conversion.extras import file_metadata, spared
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import UnsupportedError, counted, quoted
 from weightmap.formats import FORMATS
-from weightmap.importers import huggingface as hub
+from weightmap.importers import _huggingface as hub
 from weightmap.io.source import path_of
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately

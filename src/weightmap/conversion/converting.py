@@ -2,80 +2,44 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.conversion import words
+from weightmap.conversion.extras import extras_of, metadata_of, spared
 from weightmap.conversion.matrix import from_file
-from weightmap.conversion.quantizer import QuantizedInfo, Quantizer, matches
-from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
-from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.formats import Format, Payload, Request, fitted
-from weightmap.importers import NAMES
-from weightmap.importers import huggingface as hub
-from weightmap.importers.sources import recognise
+from weightmap.conversion.quantizer import Quantizer
+from weightmap.conversion.reports import ConvertReport
+from weightmap.conversion.task import Task, WordOptions
+from weightmap.conversion.tensors import payload_of
+from weightmap.conversion.training import Options
+from weightmap.conversion.words import convert_words
+from weightmap.dtypes import DTYPES, FLOATING, DType
+from weightmap.errors import TensorFileError, quoted
+from weightmap.formats import Request
+from weightmap.importers import IMPORTERS, NAMES
+from weightmap.importers._huggingface import ModelDirectory, read_directory
+from weightmap.importers._words import Words
 from weightmap.io.atomic import write_plan
 from weightmap.io.source import path_of
-from weightmap.model.opening import open_privately
-from weightmap.model.payload import from_quantized
+from weightmap.model.opening import open_or_import
 from weightmap.model.saving import choose, choose_layout, plan_request
 from weightmap.model.sharded import ShardedTensorFile, find_model
 from weightmap.options import Limits
-from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import DTypeLike
 
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
+    from weightmap.formats import Format, Payload
     from weightmap.model.file import TensorFile
-    from weightmap.quant.ref import TensorRef
 
-__all__ = ["ConvertReport", "convert"]
+__all__ = ["convert"]
 
 # What types are called where there is less room, as by `scale_type`.
 _SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-# Elements of a quantised tensor that are decoded at once.
-_PIECE = 1 << 18
-
-
-class ConvertReport(NamedTuple):
-    """What `convert` did.
-
-    Attributes
-    ----------
-    src, dst : str
-        As messages call them: the paths, or a word such as ``<bytes>`` for what was read from no path.
-    format, layout : str
-        What was written.
-    tensors : int
-        Number of tensors written.
-    nbytes : int
-        Size of the new file.
-    dropped : tuple of (str, str)
-        Name of each tensor that was left out, and the reason.
-    warnings : tuple of str
-        What else did not go along. Of metadata, numbers and truth values become texts where the target has only texts;
-        what else it cannot hold, such as lists there, stays behind and is listed here.
-    quantized : tuple of QuantizedInfo
-        What became of each tensor that was quantised.
-    """
-
-    src: str
-    dst: str
-    format: str
-    layout: str
-    tensors: int
-    nbytes: int
-    dropped: tuple[tuple[str, str], ...]
-    warnings: tuple[str, ...]
-    quantized: tuple[QuantizedInfo, ...] = ()
 
 
 def convert(
@@ -165,132 +129,96 @@ def convert(
     """
     path, target = path_of(src), os.fsdecode(os.fspath(dst))
     limits = Limits() if limits is None else limits
+    model: Any = src if path is None else path
     directory = None
-    model = src if path is None else path
     if path is not None and os.path.isdir(path):
         model = find_model(path)
-        directory = hub.read_directory(path, model)
-    training = None
+        directory = read_directory(path, model)
+    found: Any = IMPORTERS[format] if format in NAMES else choose(target, format, layout)
+    wanted = None if dtype is None else _floating(dtype)
+    words, quantizer = WordOptions(normalize, subwords, None), None
     if quantize == "pq":
-        training = {
-            "n_subquantizers": n_subquantizers,
-            "n_bits": n_bits,
-            "projection": projection,
-            "norms": pq_norms,
-            "seed": seed,
-        }
-    kind, name = recognise(model)
-    source = name if path is None else path
-    if kind is not None or format in NAMES or (training, subwords, normalize) != (None, None, None):
-        if block_size is not None or (quantize is not None and training is None):
-            raise ValueError("word embeddings are quantised by the scheme pq alone, which has no blocks")
-        if dtype is not None and _floating(dtype).name != "float32":
-            raise ValueError("word embeddings are float32, and become no other type")
-        wanted = words.Target(target, format, layout, normalize, subwords, training)
-        if kind is not None:
-            written = words.convert_file(model, kind, wanted, limits, progress, lossy=lossy)
-        else:
-            with open_privately(model, limits=limits) as file:
-                vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
-                matrix = from_file(file, vocab, include, exclude)
-                written = words.convert_words(matrix, wanted, limits, progress)
-        return ConvertReport(source, target, *written)
-    options = {"block_size": block_size, "scale_type": scale_type, "bits": bits, "threads": threads}
-    among = {"include": quantize_include, "exclude": quantize_exclude}
-    quantizer = functools.partial(_quantizer, quantize, options, among)
-    return _convert_tensors(
-        (source, model, target), directory, format, layout, include, exclude, dtype, quantizer, progress, limits
-    )
+        words = words._replace(training=Options(n_subquantizers, n_bits, projection, pq_norms, seed=seed))
+    elif quantize is not None:
+        try:
+            quantizer = Quantizer(
+                quantize,
+                block_size=32 if block_size is None else block_size,
+                scale_type=scale_type,
+                bits=bits,
+                threads=threads,
+                include=quantize_include,
+                exclude=quantize_exclude,
+            )
+        except TensorFileError as error:
+            raise error.located(path=target) from None
+    # In mode "mmap" this touches no page: tensors are read by pread.
+    opened = open_or_import(model, limits, lossy=lossy)
+    source = path or (opened.path if isinstance(opened, Words) else opened.name)
+    task = Task(source, target, found, layout, include, exclude, wanted, quantizer, words, limits, progress)
+    of_words = isinstance(opened, Words) or format in NAMES or words != (None, None, None)
+    if block_size is not None and (of_words or quantizer is None):
+        what = "word embeddings are quantised by the scheme pq, which has no blocks"
+        raise ValueError(what if of_words else "block_size= is for quantize=, which was not given")
+    if isinstance(opened, Words):
+        return convert_words(opened, task)
+    with opened as file:
+        if of_words:
+            vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
+            return convert_words(from_file(file, vocab, task), task)
+        return _convert_tensors(file, directory, task)
 
 
-def _quantizer(scheme: str | None, options: dict[str, Any], among: dict[str, Any]) -> Quantizer | None:
-    if scheme is None:
-        if options["block_size"] is not None:
-            msg = "block_size= is for quantize=, which was not given"
-            raise ValueError(msg)
-        return None
-    block_size = 32 if options["block_size"] is None else options["block_size"]
-    return Quantizer(scheme, **options | {"block_size": block_size} | among)
-
-
-def _convert_tensors(
-    paths: tuple[str, Any, str],
-    directory: hub.ModelDirectory | None,
-    format: str | None,
-    layout: str | None,
-    include: str | Sequence[str] | None,
-    exclude: str | Sequence[str] | None,
-    dtype: DTypeLike | str | None,
-    quantizing: Callable[[], Quantizer | None],
-    progress: Callable[[int, int], None] | None,
-    limits: Limits,
-) -> ConvertReport:
-    """Do what `convert` says, of files that `open` reads; `paths` are the source, the model in it, and the target."""
-    source, model, target = paths
+def _convert_tensors(file: TensorFile, directory: ModelDirectory | None, task: Task) -> ConvertReport:
+    """Convert a model, and what its directory has beside it."""
+    found: Format = task.format
+    target = task.target
+    metadata = metadata_of(file, directory, found)
     try:
-        found = choose(target, format, layout)
-        quantizer = quantizing()
-        wanted = None if dtype is None else _floating(dtype)
+        layout = choose_layout(found, task.layout, metadata)
     except TensorFileError as error:
-        raise error.located(path=target) from None
-    # Mode "mmap" touches no page: tensors are read by pread.
-    with open_privately(model, limits=limits) as file:
-        metadata = _metadata(file, directory, found)
-        try:
-            chosen = choose_layout(found, layout, metadata)
-        except TensorFileError as error:
-            raise error.located(path=target, format=found.name) from None
-        dropped: list[tuple[str, str]] = []
-        payloads = []
-        for name, place in zip(file, file.located(), strict=True):
-            row = place.row
-            if not _taken(name, include, exclude):
-                continue
-            why = spared(name, place, found, chosen)
-            if why is not None:
-                dropped.append((name, why))
-                continue
-            try:
-                if quantizer is None:
-                    payloads.append(_payload(name, place, wanted))
-                elif quantizer.wants(name, place):
-                    payloads.append(quantizer.payload(name, place, found.schemes.get(chosen, frozenset())))
-                else:  # what is quantised already stays so
-                    payloads.append(_payload(name, place, None if row.dtype.quantized else wanted))
-            except TensorFileError as error:
-                raise error.located(path=source) from None
-        try:
-            limits.check("max_copy_bytes", sum(payload.nbytes for payload in payloads), "bytes of tensors to copy")
-        except TensorFileError as error:
-            raise error.located(path=source) from None
-        extras, warnings = _extras(file, directory, metadata, found, chosen)
-        if isinstance(file, ShardedTensorFile):
-            warnings += [f"{what}: left behind" for what in file.disagreements]
-        if found.embeddings is not None and file.format != found.name:
-            warnings += _as_embeddings(payloads, *found.embeddings)
-        if not payloads:
-            warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
-        request = Request(payloads, chosen, **extras)
-        plan = plan_request(target, found, request)
-        try:
-            write_plan(target, plan, progress=progress)
-        except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
-            raise error.located(path=source) from None
+        raise error.located(path=target, format=found.name) from None
+    try:
+        payloads, dropped = _payloads(file, layout, task)
+        task.limits.check("max_copy_bytes", sum([payload.nbytes for payload in payloads]), "bytes of tensors to copy")
+    except TensorFileError as error:
+        raise error.located(path=task.source) from None
+    extras, warnings = extras_of(file, directory, metadata, found, layout)
+    if isinstance(file, ShardedTensorFile):
+        warnings += [f"{what}: left behind" for what in file.disagreements]
+    if found.embeddings is not None and file.format != found.name:
+        warnings += _as_embeddings(payloads, *found.embeddings)
+    if not payloads:
+        warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
+    plan = plan_request(target, found, Request(payloads, layout, **extras))
+    try:
+        write_plan(target, plan, progress=task.progress)
+    except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
+        raise error.located(path=task.source) from None
+    done = () if task.quantizer is None else tuple(task.quantizer.done)
     return ConvertReport(
-        source,
-        target,
-        found.name,
-        chosen,
-        len(payloads),
-        plan.size,
-        tuple(dropped),
-        tuple(warnings),
-        () if quantizer is None else tuple(quantizer.done),
+        task.source, target, found.name, layout, len(payloads), plan.size, tuple(dropped), tuple(warnings), done
     )
 
 
-def _entries(number: int) -> str:
-    return "1 metadata entry" if number == 1 else f"{number:,} metadata entries"
+def _payloads(file: TensorFile, layout: str, task: Task) -> tuple[list[Payload], list[tuple[str, str]]]:
+    """Return the tensors to be written, and the name of each one that is left out, with the reason."""
+    found, quantizer, wanted = task.format, task.quantizer, task.dtype
+    all_taken = not (task.include or task.exclude)
+    payloads, dropped = [], []
+    for name, place in zip(file, file.located(), strict=True):
+        if not (all_taken or task.takes(name)):
+            continue
+        why = spared(name, place, found, layout)
+        if why is not None:
+            dropped.append((name, why))
+        elif quantizer is None:
+            payloads.append(payload_of(name, place, wanted))
+        elif quantizer.wants(name, place):
+            payloads.append(quantizer.payload(name, place, found.schemes.get(layout, frozenset())))
+        else:  # a quantised tensor stays as it is
+            payloads.append(payload_of(name, place, None if place.row.dtype.quantized else wanted))
+    return payloads, dropped
 
 
 def _as_embeddings(payloads: list[Payload], matrix: str, norms: str) -> list[str]:
@@ -312,144 +240,3 @@ def _floating(dtype: DTypeLike | str) -> DType:
         msg = f"dtype is {name}, expected one of {', '.join(FLOATING)}"
         raise ValueError(msg)
     return DTYPES[name]
-
-
-def _taken(name: str, include: str | Sequence[str] | None, exclude: str | Sequence[str] | None) -> bool:
-    return (not include or matches(name, include)) and not (exclude and matches(name, exclude))
-
-
-def spared(name: str, place: TensorRef, format_: Format, layout: str) -> str | None:
-    """Say why files of a layout that cannot hold a tensor go without it, and miss nothing; None for other tensors."""
-    row = place.row
-    buffer = name.rpartition(".")[2] == "position_ids" and row.dtype.name == "int64" and len(row.shape) > 0
-    if not buffer or "int64" in format_.dtypes[layout] or not _counts(place.source, row):
-        return None
-    return f"{format_.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}"
-
-
-def _counts(source: Source, row: Row) -> bool:
-    """Whether each last axis of an int64 tensor counts 0, 1, 2 ..."""
-    period, position = row.shape[-1], 0
-    for chunk in source.chunks(row.offset, row.nbytes):
-        values = np.frombuffer(chunk, "<i8")
-        if not np.array_equal(values, np.arange(position, position + len(values)) % period):
-            return False
-        position += len(values)
-    return True
-
-
-def _payload(name: str, place: TensorRef, wanted: DType | None) -> Payload:
-    source, row, _ = place
-    if row.dtype.quantized:
-        if wanted is None:
-            return _as_quantized(name, place)
-        size = math.prod(row.shape)
-        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
-    if wanted is None or row.dtype.name not in FLOATING or row.dtype is wanted:
-        return Payload(name, row.dtype, row.shape, row.nbytes, source.chunks, row.offset, row.nbytes)
-    nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-    return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
-
-
-def _as_quantized(name: str, place: TensorRef) -> Payload:
-    """Return a quantised tensor as it is. Its bytes are read when they are written."""
-    source, row, _ = place
-    layout = place.layout()
-    if layout is None:
-        return _in_parts(name, place)
-    start, block_size, scale_type = layout
-    nbytes = row.nbytes - start
-
-    def chunks() -> Iterator[Any]:
-        if row.dtype.name == "adaptive":  # whose mask nobody has checked so far
-            yield place.decoder().payload
-        else:
-            yield from source.chunks(row.offset + start, nbytes)
-
-    return Payload(name, row.dtype, row.shape, nbytes, chunks, block_size=block_size, scale_type=scale_type)
-
-
-def _in_parts(name: str, place: TensorRef) -> Payload:
-    """Return a tensor of product quantisation as it is."""
-    model = from_quantized(name, place.decoder())
-
-    def chunks() -> Iterator[Any]:
-        yield from from_quantized(name, place.decoder()).chunks()
-
-    return Payload(name, model.dtype, model.shape, model.nbytes, chunks, parts=model.parts)
-
-
-def _decoded(place: TensorRef, wanted: DType) -> Iterator[memoryview]:
-    target = numpy_dtype(wanted)
-    for tensor in in_pieces(place):
-        for values in tensor.in_runs(_PIECE):
-            with np.errstate(over="ignore", invalid="ignore"):
-                yield memoryview(values.astype(target).view(np.uint8))
-
-
-def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
-    stored, target = numpy_dtype(row.dtype), numpy_dtype(wanted)
-    for chunk in source.chunks(row.offset, row.nbytes):
-        with np.errstate(over="ignore", invalid="ignore"):
-            yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))
-
-
-def file_metadata(file: TensorFile) -> dict[str, Any]:
-    """Return the metadata of a file as it goes along with its tensors."""
-    metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
-    if file.layout == "sharded":
-        metadata.pop("total_size", None)  # of the shards, not of what is written
-    return metadata
-
-
-def _metadata(file: TensorFile, directory: hub.ModelDirectory | None, found: Format) -> dict[str, Any]:
-    """Return the metadata of a model: of its file, and of the directory that it lies in.
-
-    A format that has a place for the configuration does not get its numbers here.
-    """
-    metadata = file_metadata(file)
-    if directory is None:
-        return metadata
-    return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)
-
-
-def _extras(
-    file: TensorFile, directory: hub.ModelDirectory | None, metadata: dict[str, Any], found: Format, layout: str
-) -> tuple[dict[str, Any], list[str]]:
-    """Return what goes along with the tensors, and what has to stay behind."""
-    carried = found.carries[layout]
-    metadata, homeless = (
-        fitted(metadata, found.metadata_keys, found.metadata_kinds) if "metadata" in carried else (metadata, [])
-    )
-    vocab: Sequence[str] | None = file.vocab
-    special_ids = None if file.vocab is None else file.vocab.special_ids
-    if directory is not None and directory.vocab is not None:
-        vocab, special_ids = directory.vocab, directory.special_ids
-    config, tokenizer, notes = file.config, file.tokenizer, []
-    if directory is not None and "config" in carried:
-        config = {**(config or {}), **directory.config}
-    if directory is not None and "tokenizer" in carried and (parts := directory.tokenizer()) is not None:
-        tokenizer = {"type": parts.type, "special_ids": parts.special_ids, "payload": parts.payload}
-        vocab = special_ids = None  # its tokens are in there
-        for name, i in parts.large_ids.items():
-            config = {**(config or {}), f"{name}_token_id": i}
-            notes.append(f"the special id {name} is {i}, which needs more than 16 bits: it went to the configuration")
-    have = {
-        "metadata": metadata if metadata or file.has_metadata else None,
-        "vocab": vocab,
-        "special_ids": special_ids,
-        "config": config,
-        "tokenizer": tokenizer,
-    }
-    extras = {name: value for name, value in have.items() if name in carried and value is not None}
-    words = {
-        "metadata": _entries(len(metadata)),
-        "config": "the configuration",
-        "tokenizer": "the tokenizer",
-    }
-    words["vocab"] = f"the vocabulary of {counted(0 if vocab is None else len(vocab), 'token')}"
-    lost = [words[name] for name in words if name not in carried and have[name] not in (None, {})]
-    if homeless:
-        some = ", ".join(quoted(key) for key in homeless[:5]) + (", ..." if len(homeless) > 5 else "")
-        lost.insert(0, f"{_entries(len(homeless))} ({some})")
-    return extras, notes + [f"{found.title} has no place for {what}: left behind" for what in lost]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.conversion.quantizer import matches
 from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import EncodeError, Remedy, quoted
-from weightmap.importers.sources import name_errors
-from weightmap.importers.words import Words, check_finite, rows_in_block
+from weightmap.importers._words import Words, check_finite, rows_in_block
 from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.conversion.task import Task
     from weightmap.model.file import TensorFile
     from weightmap.quant.ref import TensorRef
 
@@ -33,21 +33,21 @@ def _rows(place: TensorRef) -> Iterator[NDArray[np.float32]]:
     if row.dtype.quantized:
         matrix = place.decoder()
         for first in range(0, height, step):
-            yield np.array(matrix[first : first + step], np.float32)
+            block = np.array(matrix[first : first + step], np.float32)
+            check_finite(block, first)
+            yield block
         return
-    stored = numpy_dtype(row.dtype)
+    stored, first = numpy_dtype(row.dtype), 0
     for chunk in source.chunks(row.offset, row.nbytes, step * max(dims, 1) * stored.itemsize):
         with np.errstate(over="ignore", invalid="ignore"):
-            yield np.frombuffer(chunk, stored).astype(np.float32).reshape(-1, dims)
+            block = np.frombuffer(chunk, stored).astype(np.float32).reshape(-1, dims)
+        check_finite(block, first)
+        first += len(block)
+        yield block
 
 
-def from_file(
-    file: TensorFile,
-    vocab: Vocabulary | Sequence[str] | None,
-    include: str | Sequence[str] | None,
-    exclude: str | Sequence[str] | None,
-) -> Words:
-    """Return the words of a file with a vocabulary, and its one matrix with a row for each.
+def from_file(file: TensorFile, vocab: Vocabulary | Sequence[str] | None, task: Task) -> Words:
+    """Return the words of a vocabulary, and the one matrix of a file with a row for each.
 
     Raises
     ------
@@ -65,8 +65,7 @@ def from_file(
         if len(info.shape) == 2
         and info.shape[0] == height
         and (info.dtype in FLOATING or info.dtype in SCHEMES)
-        and (not include or matches(info.name, include))
-        and not (exclude and matches(info.name, exclude))
+        and task.takes(info.name)
     ]
     if len(names) != 1:
         found = ", ".join(map(quoted, names[:10])) or "none"
@@ -84,16 +83,7 @@ def from_file(
 
     place = next(place for other, place in zip(file, file.located(), strict=True) if other == name)
 
-    def blocks() -> Iterator[NDArray[np.float32]]:
-        first = 0
-        for block in _rows(place):
-            check_finite(block, first)
-            first += len(block)
-            yield block
-
     table = vocab.table if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
     metadata = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
-    located = name_errors(blocks, path, file.format)
-    return Words(
-        file.format, table, height, dims, located, gather=gather, norms=norms, subwords=subwords, metadata=metadata
-    )
+    make = functools.partial(_rows, place)
+    return Words(path, file.format, table, height, dims, make, gather, norms, subwords, metadata)

@@ -6,15 +6,16 @@ import fnmatch
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap import kernels
+from weightmap.conversion.reports import QuantizedInfo
+from weightmap.conversion.schemes import quantize
 from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
 from weightmap.errors import QuantError
 from weightmap.formats import Payload
-from weightmap.quant.blocks import quantize
 from weightmap.quant.schemes import BITS, BLOCKED
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["QuantizedInfo", "Quantizer", "matches"]
+__all__ = ["Quantizer", "matches"]
 
 # Elements quantised at once: a MiB of float32.
 _PIECE = 1 << 18
@@ -33,35 +34,8 @@ _PIECE = 1 << 18
 _KEEP = 64 << 20
 
 
-class QuantizedInfo(NamedTuple):
-    """What became of one tensor.
-
-    Attributes
-    ----------
-    name : str
-    scheme : str
-    shape : tuple of int
-    nbytes_before, nbytes : int
-        Of its data, in the source and quantised.
-    bits_per_weight : float
-    rmse : float
-        Root of the mean squared error.
-    relative_error : float
-        The same divided by the root of the mean square of the values.
-    """
-
-    name: str
-    scheme: str
-    shape: tuple[int, ...]
-    nbytes_before: int
-    nbytes: int
-    bits_per_weight: float
-    rmse: float
-    relative_error: float
-
-
 def matches(name: str, globs: str | Sequence[str]) -> bool:
-    """Whether a name matches one of these globs, upper and lower case told apart."""
+    """Say whether a name matches one of these globs. Upper and lower case differ."""
     return any(fnmatch.fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs))
 
 

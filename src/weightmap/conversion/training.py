@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.conversion.quantizer import QuantizedInfo
+from weightmap.conversion.reports import QuantizedInfo
 from weightmap.dtypes import SCHEMES
 from weightmap.errors import MissingDependencyError, QuantError
 from weightmap.formats import Payload, PQShape
-from weightmap.importers.words import l2_norms
+from weightmap.importers._words import l2_norms
 from weightmap.quant.product import ProductQuantized
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ called ``FORMAT`` (see `_base`). To add a format, add a file; nothing else is to
 
 from __future__ import annotations
 
-import os
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError
-from weightmap.formats._base import HEAD, Content, Format
+from weightmap.formats._base import HEAD, LOOK, Content, Format, Importer, discover
 from weightmap.formats._hints import FOREIGN, hint
 from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weightmap.formats._metadata import fitted
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Payload, Plan, PQShape, Request, Unfit, listed, refuse
@@ -26,6 +26,7 @@ __all__ = [
     "HEAD",
     "Content",
     "Format",
+    "Importer",
     "PQShape",
     "Payload",
     "Plan",
@@ -46,34 +47,17 @@ _WRITING = dict.fromkeys(("PQShape", "Payload", "Plan", "Request", "Unfit", "lis
 __getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"})
 
 
-def _module_names() -> list[str]:
-    found: set[str] = set()
-    for folder in __path__:
-        try:
-            entries = os.listdir(folder)
-        except OSError:  # inside a zip archive
-            import pkgutil  # noqa: PLC0415
-
-            return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-        found.update(
-            entry.removesuffix(".py")
-            for entry in entries
-            if entry[0] not in "_." and (entry.endswith(".py") or "." not in entry)
-        )
-    return sorted(found)
-
-
 def _discover() -> dict[str, Format]:
     """Import every format, and what reading it needs.
 
     Opening a file imports nothing, and so opens nothing but that file. Only what writing and verifying need waits until
     it is asked for.
     """
-    found = [import_module(f"{__name__}.{name}").FORMAT for name in _module_names()]
-    for format_ in found:
+    found: dict[str, Format] = discover(__name__, __path__, "FORMAT")
+    for format_ in found.values():
         if isinstance(format_.parse, later):
             format_.parse = format_.parse.load()
-    return {format_.name: format_ for format_ in found}
+    return found
 
 
 FORMATS: dict[str, Format] = _discover()
@@ -106,11 +90,16 @@ def by_suffix(path: str) -> Format:
 
     Raises `EncodeError` when there is none.
     """
-    for format_ in sorted(FORMATS.values(), key=lambda format_: format_.plan is None):
-        if path.lower().endswith(format_.suffixes):
-            return format_
+    lower, found = path.lower(), None
+    for format_ in FORMATS.values():
+        if lower.endswith(format_.suffixes):
+            if format_.plan is not None:
+                return format_
+            found = format_
+    if found is not None:
+        return found
     known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
-    foreign = next((what for suffix, what in FOREIGN.items() if path.lower().endswith(suffix)), None)
+    foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:
         msg = f"{foreign}; files are written with one of the suffixes {known}"
         raise EncodeError(msg, path=path)
@@ -118,37 +107,40 @@ def by_suffix(path: str) -> Format:
     raise EncodeError(msg, path=path, remedy=Remedy("or give {}", "format"))
 
 
-def mistaken(format_: Format, head: bytes) -> UnknownFormatError | None:
+def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | None:
     """Return what to say instead, when a file that `format_` recognised and refused is known to be something else.
 
     The length of a header, with which formats without magic bytes begin, may look like those of another kind of file.
     """
-    return None if format_.magic else hint(head, 3)
+    return hint(head, 3) if format_ in _UNMARKED else None
 
 
-def identify(source: Source, head: bytes) -> Format:
-    """Return the one format that recognises the file.
+def identify(source: Source, head: bytes, importers: Iterable[Importer] = ()) -> Format | Importer:
+    """Return the one format that recognises the file; where none does, the one importer.
 
     Raises
     ------
     TruncatedError
         When the file is empty.
     UnknownFormatError
-        When no format recognises it, or more than one does.
+        When none recognises it, or more than one does.
     """
     # A file that begins with one format's magic bytes needs no other to be asked: those without magic bytes begin with
     # a length of at most 100,000,000, and four printable characters are a larger number than that.
     format_ = _BY_MAGIC.get(head[:4])
     if format_ is not None and head.startswith(format_.magic):
         return format_
-    claims = [format_ for format_ in _UNMARKED if format_.claims(head, source.size)]
+    claims: list[Format | Importer] = [format_ for format_ in _UNMARKED if format_.claims(head, source.size)]
+    if not claims and head:
+        look = source.head(LOOK)
+        claims += [importer for importer in importers if importer.claims(look, source.size)]
     if len(claims) == 1:
         return claims[0]
     raise _unknown(head, claims)
 
 
-def _unknown(head: bytes, claims: list[Format]) -> FormatError:
-    """Return what to say of a file that not exactly one format recognises."""
+def _unknown(head: bytes, claims: list[Format | Importer]) -> FormatError:
+    """Return what to say of a file that not exactly one format or importer recognises."""
     if not head:
         msg = "the file is empty"
         return TruncatedError(msg, offset=0)

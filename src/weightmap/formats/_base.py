@@ -8,14 +8,16 @@ be named instead of imported (see `weightmap.lazy.later`): reading is imported w
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.errors import LayoutError
+from weightmap.errors import LayoutError, UnknownFormatError
 from weightmap.formats._metadata import TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
-__all__ = ["HEAD", "MAX_HEADER", "Content", "Format", "take", "trailing"]
+__all__ = ["HEAD", "LOOK", "MAX_HEADER", "Content", "Format", "Importer", "discover", "take", "trailing"]
 
 # Bytes from the start of a file that `sniff` and `parse` get without reading again: a page.
 HEAD = 4096
+# Bytes that importers get to recognise a file by.
+LOOK = 1 << 16
 # What the reference implementations of the formats that frame a header by its length allow it to have.
 MAX_HEADER = 100_000_000
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
@@ -198,6 +202,73 @@ class Format:
         if content.layout in self.checksums:
             return None if content.checksums else "this file has no checksums"
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
+
+
+class Importer:
+    """A kind of file that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
+
+    Attributes
+    ----------
+    name : str
+        As in ``weightmap.convert(..., format=name)``.
+    hint : str
+        What such a file is, and how to convert it: the error of `open`.
+    claims : callable
+        ``claims(head, size)``: does a file that begins with the bytes `head`, `LOOK` of them, and has `size` bytes
+        look like one? Asked when no format recognises the file.
+    read : callable
+        ``read(source, head, options)`` returns its words, or raises a `FormatError`.
+    plan : callable or None
+        ``plan(words)`` returns the `Plan` of such a file, or raises `EncodeError`. None for files that are only read.
+    carries : frozenset of str
+        Which of "metadata" and "subwords" such a file holds.
+    """
+
+    __slots__ = ("carries", "claims", "hint", "name", "plan", "read")
+
+    def __init__(
+        self,
+        name: str,
+        hint: str,
+        claims: Callable[[bytes, int], bool],
+        read: Callable[[Source, bytes, Any], Any],
+        plan: Callable[[Any], Plan] | None = None,
+        carries: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name
+        self.hint = hint
+        self.claims = claims
+        self.read = read
+        self.plan = plan
+        self.carries = carries
+
+    def parse(self, _source: Source, _head: bytes, _options: Options) -> NoReturn:
+        """Refuse to open such a file in place: see `Format.parse`."""
+        raise UnknownFormatError(self.hint, offset=0)
+
+
+def discover(package: str, folders: Iterable[str], record: str) -> dict[str, Any]:
+    """Import every module of a package that does not begin with an underscore; return their records by name."""
+    found = [getattr(import_module(f"{package}.{name}"), record) for name in module_names(folders)]
+    return {entry.name: entry for entry in found}
+
+
+def module_names(folders: Iterable[str]) -> list[str]:
+    """Return the names of the modules and packages in these folders that do not begin with an underscore."""
+    found: set[str] = set()
+    for folder in folders:
+        try:
+            entries = os.listdir(folder)
+        except OSError:  # inside a zip archive
+            import pkgutil  # noqa: PLC0415
+
+            return sorted(module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_"))
+        found.update(
+            entry.removesuffix(".py")
+            for entry in entries
+            if entry[0] not in "_." and (entry.endswith(".py") or "." not in entry)
+        )
+    return sorted(found)
 
 
 def trailing(source: Source, end: int, options: Options, warnings: list[str], field: str = "size") -> None:

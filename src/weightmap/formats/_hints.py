@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from weightmap.errors import UnknownFormatError
 
 __all__ = ["FOREIGN", "hint"]
 
-_WORDS = "convert it to finalfusion first (weightmap convert FILE words.fifu)"
-# A line of two numbers, and then a word.
-_DIMS = re.compile(rb"[ \t]*[0-9]{1,18}[ \t]+[0-9]{1,18}[ \t]*\r?\n")
-# A word and two numbers or more, as far as the beginning of the file goes.
-_ROW = re.compile(rb"[^\s\0]+([ \t]+[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?){2,}[ \t]*(\r?\n|$)", re.IGNORECASE)
 # What is often found where a model was expected, and what to say then.
 _HINTS = (
     (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
@@ -26,7 +19,6 @@ _HINTS = (
     (b"7z\xbc\xaf", "this is a 7-Zip archive: unpack it first"),
     (b"pk\x05\x06", "this is an empty ZIP archive"),
     (b"pk\x03\x04", "this is a ZIP archive, perhaps a PyTorch checkpoint: convert it to safetensors first"),
-    (b"\xba\x16o/", f"this is a model of fastText: {_WORDS}"),
     (b"\x80\x02", "this is a Python pickle, perhaps a PyTorch checkpoint: convert it to safetensors first"),
     (b"\x80\x03", "this is a Python pickle: convert it to safetensors first"),
     (b"\x80\x04\x95", "this is a Python pickle: convert it to safetensors first"),
@@ -64,7 +56,7 @@ def hint(head: bytes, least: int) -> UnknownFormatError | None:
     """Return the error that names what begins with the bytes `head`, told by `least` bytes or more; None if unknown."""
     start = head[:32].lower().lstrip()
     found = (text for magic, text in _HINTS if len(magic) >= least and start.startswith(magic))
-    text = _archive(head) or next(found, None) or _of_words(head)
+    text = _archive(head) or next(found, None)
     return None if text is None else UnknownFormatError(text, offset=0)
 
 
@@ -75,13 +67,4 @@ def _archive(head: bytes) -> str | None:
     first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
     if head.startswith(b"PK\3\4") and first.endswith(b".npy"):
         return "this is a .npz archive of numpy: weightmap.save('x.safetensors', dict(numpy.load(FILE))) converts it"
-    return None
-
-
-def _of_words(head: bytes) -> str | None:
-    """Return what to say of word embeddings of other programs, as far as their beginning tells."""
-    if _DIMS.match(head):
-        return f"this looks like word embeddings of word2vec or fastText: {_WORDS}"
-    if _ROW.match(head):
-        return f"this looks like word embeddings in text, such as GloVe: {_WORDS}"
     return None

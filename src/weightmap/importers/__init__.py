@@ -1,6 +1,20 @@
-"""Files that are read once, to be converted: word2vec, GloVe, fastText, Hugging Face directories."""
+"""The importers: files that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
 
-__all__ = ["NAMES"]
+Every module here (or folder) that does not begin with an underscore defines one record called ``IMPORTER``. To add an
+importer, add a file: `open` then says what such a file is, `convert` reads it, and writes it where it has a `plan`.
+"""
 
-# The formats of words, by the names that `convert` takes.
-NAMES = ("word2vec", "text", "textdims", "fasttext")
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightmap.formats._base import discover
+
+if TYPE_CHECKING:
+    from weightmap.formats import Importer
+
+__all__ = ["IMPORTERS", "NAMES"]
+
+IMPORTERS: dict[str, Importer] = discover(__name__, __path__, "IMPORTER")
+# The names that `convert` takes for files that it writes.
+NAMES = tuple(name for name, importer in IMPORTERS.items() if importer.plan is not None)

@@ -1,190 +1,30 @@
-"""Text: a line for each word, with or without a first line that says how many.
-
-Lines are read in blocks and the numbers of a block are parsed together by numpy. Only where that fails is a block
-looked at number by number, to say which one is wrong.
-"""
+"""Text: a line for each word, with its numbers (GloVe)."""
 
 from __future__ import annotations
 
-import io
-from array import array
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from weightmap.errors import FileChangedError, FormatError, LayoutError
-from weightmap.formats import Plan
-from weightmap.importers.word2vec import refuse_words
-from weightmap.importers.words import BLOCK, Words, table_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from weightmap.io.sink import Sink
-    from weightmap.io.source import Source
-
-_SPACE = b" \t\n\r\x0b\x0c"
-_OTHER_SPACE = b"\t\r\x0b\x0c"
-# No line is longer, in bytes.
-LONGEST = 1 << 28
-# A number of text: sign, digits, point, exponent and a space, as an estimate for progress.
-_NUMBER = 12
+from weightmap.formats._base import Importer
+from weightmap.importers._first_line import ADVICE, declared, is_row, whole_fields
+from weightmap.lazy import later
 
 
-def read_text(source: Source, shape: tuple[int, int] | None, start: int, *, lossy: bool) -> Words:
-    """Find the words, and check how many numbers stand in each line.
+def claims(head: bytes, size: int) -> bool:
+    """Say whether this begins with a word and numbers.
 
-    Parameters
-    ----------
-    source : Source
-    shape : tuple of int or None
-        Rows and dims as the first line declares them; None when there is no such line.
-    start : int
-        Where the first word begins.
-    lossy : bool
-
-    Raises
-    ------
-    FormatError
-        Naming the line.
+    A first line of one number, or with fields that are none among its numbers, takes a second line like it: a wrong
+    number does not make a file something else.
     """
-    number = 1 if shape is None else 2
-    raws: list[bytes] = []
-    offsets = array("q")
-    dims = None if shape is None else shape[1]
-    for at, lines in _blocks_of_lines(source, start):
-        position = at
-        for line in lines:
-            if dims is None:
-                dims = len(line.split()) - (line[:1] not in _SPACE)
-            raws.append(_split(line, dims, number + len(raws), position)[0])
-            offsets.append(position)
-            position += len(line) + 1
-    if dims is None:
-        raise FormatError("a file without lines", offset=0)
-    if shape is not None and shape[0] != len(raws):
-        expected = f"{shape[0]}, which the first line declares"
-        raise LayoutError("number of lines with words", field="rows", offset=0, actual=len(raws), expected=expected)
-    width = dims
-    what = "line" if shape is None else "word"
-    table = table_of(raws, offsets, lossy=lossy, what="the word of line" if what == "line" else "word")
-    name = "text" if shape is None else "textdims"
-    return Words(name, table, len(raws), width, lambda: _vectors(source, start, number, len(raws), width))
-
-
-def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield whole lines without their line feeds, some MiB at a time, and where the first of them begins."""
-    position, carry = start, b""
-    while position < source.size:
-        data = source.pread(position, min(BLOCK, source.size - position))
-        position += len(data)
-        cut = data.rfind(b"\n") + 1
-        if position == source.size:
-            cut = len(data)
-        elif not cut:
-            carry += data
-            if len(carry) > LONGEST:
-                expected = f"one of at most {LONGEST} bytes"
-                raise FormatError("a line without end", offset=position - len(carry), expected=expected)
-            continue
-        whole = carry + data[:cut]
-        begin = position - len(data) - len(carry)
-        carry = data[cut:]
-        yield begin, whole.removesuffix(b"\n").split(b"\n")
-
-
-def _split(line: bytes, dims: int, number: int, offset: int) -> tuple[bytes, bytes]:
-    """Return the word of a line, and the rest; the counts of both are right then."""
-    line = line.rstrip(_SPACE)
-    if line.count(b" ") == dims and len(line.translate(None, _OTHER_SPACE)) == len(line) and b"  " not in line:
-        word, _, rest = line.partition(b" ")
-        return word, rest
-    if not line:
-        raise FormatError(f"line {number} is empty", offset=offset)
-    head = b"" if line[:1] in _SPACE else line.split(None, 1)[0]
-    fields = line[len(head) :].split()
-    extra = len(fields) - dims
-    # Words with spaces: GloVe has some.
-    if extra < 0 or any(map(_is_number, fields[:extra])):
-        raise LayoutError(f"numbers in line {number}", field="vector", offset=offset, actual=len(fields), expected=dims)
-    if extra:
-        head = b" ".join([head, *fields[:extra]])
-    return head, b" ".join(fields[extra:])
-
-
-def _is_number(field: bytes) -> bool:
-    try:
-        float(field)
-    except ValueError:
+    if b"\0" in head or declared(head) is not None:
         return False
-    return b"_" not in field  # Python's own
+    first, _, rest = whole_fields(head, size).partition(b"\n")
+    if is_row(first, 0) and len(first.split()) > 2:
+        return True
+    return is_row(first, 0.5) and is_row(rest.lstrip().partition(b"\n")[0], 0.5)
 
 
-def _vectors(source: Source, start: int, number: int, count: int, dims: int) -> Iterator[NDArray[np.float32]]:
-    """Yield the vectors in blocks; `number` is that of the first line."""
-    done = 0
-    for at, lines in _blocks_of_lines(source, start):
-        position, rests, offsets = at, [], []
-        for i, line in enumerate(lines):
-            rests.append(_split(line, dims, number + done + i, position)[1])
-            offsets.append(position)
-            position += len(line) + 1
-        yield _parse(rests, dims, number + done, offsets)
-        done += len(lines)
-    source.check_unchanged()
-    if done != count:
-        raise FileChangedError("the file was changed while it was being read", path=source.name)
-
-
-def _parse(rests: list[bytes], dims: int, number: int, offsets: list[int]) -> NDArray[np.float32]:
-    """Return the numbers of some lines, shape (lines, dims)."""
-    joined = b"\n".join(rests)
-    if joined.isascii():
-        try:
-            block = np.loadtxt(io.BytesIO(joined), np.float32, comments=None, ndmin=2, encoding="ascii")
-        except ValueError:
-            pass
-        else:
-            if block.shape == (len(rests), dims) and np.isfinite(block).all():
-                return block
-    for i, rest in enumerate(rests):
-        for column, field in enumerate(rest.split()):
-            if not _is_number(field) or not np.isfinite(_float32(field)):
-                what = f"number {column} of line {number + i}"
-                shown = repr(field[:40].decode(errors="replace"))
-                raise FormatError(
-                    what, field="vector", offset=offsets[i], actual=shown, expected="a finite number that float32 has"
-                )
-    return np.array([[_float32(field) for field in rest.split()] for rest in rests], np.float32).reshape(-1, dims)
-
-
-def _float32(field: bytes) -> np.float32:
-    with np.errstate(over="ignore"):
-        return np.float32(float(field))
-
-
-def plan_text(words: Words, *, dims: bool) -> Plan:
-    """Lay out a text file, whose size is known when it is written. Raises `EncodeError` for words with white space.
-
-    Each number is the shortest text that gives the same float32 again.
-    """
-    raws = [words.table.raw(i) for i in range(len(words.table))]
-    refuse_words("textdims" if dims else "text", raws, _SPACE, empty=False)
-    head = f"{len(raws)} {words.dims}\n".encode() if dims else b""
-    size = len(head) + sum(map(len, raws)) + (1 + _NUMBER * words.dims) * len(raws)
-
-    def write(sink: Sink) -> None:
-        sink.write(head)
-        at = 0
-        for block in words.word_blocks():
-            for some in np.array_split(block, max(1, len(block) // 256)):
-                numbers = some.astype("S").tolist()
-                names = raws[at : at + len(some)]
-                sink.write(
-                    b"".join(b"%b %b\n" % (raw, b" ".join(row)) for raw, row in zip(names, numbers, strict=True))
-                )
-                at += len(some)
-
-    return Plan(size, write, exact=False)
+IMPORTER = Importer(
+    name="text",
+    hint=f"this looks like word embeddings in text, such as GloVe: {ADVICE}",
+    claims=claims,
+    read=later("weightmap.importers._lines", "read_plain"),
+    plan=later("weightmap.importers._lines", "plan_plain"),
+)

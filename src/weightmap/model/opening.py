@@ -9,7 +9,7 @@ from weightmap.formats import by_name
 from weightmap.io.mapping import ADVICE
 from weightmap.io.source import path_of
 from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file
-from weightmap.options import Limits, Options
+from weightmap.options import ImportOptions, Limits, Options
 
 if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
@@ -101,6 +101,11 @@ def open(
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
     """Open a file of which no tensor is handed out: see `Source.private`."""
     return open_with(source, Options(DEFAULT_LIMITS if limits is None else limits, strict=strict, private=True))
+
+
+def open_or_import(source: Any, limits: Limits, *, lossy: bool) -> Any:
+    """Open a file for `convert`: a `TensorFile` as of `open_privately`, or the `Words` that an importer reads."""
+    return open_with(source, ImportOptions(limits, lossy=lossy))
 
 
 def open_with(source: Any, options: Options) -> TensorFile:

@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from weightmap.errors import FileChangedError, TensorFileError
-from weightmap.formats import HEAD, by_name, identify, mistaken
+from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
+from weightmap.importers import IMPORTERS
 from weightmap.io.source import MODES, Source
 from weightmap.model.file import TensorFile
 from weightmap.options import Limits, Options
@@ -18,6 +19,7 @@ __all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "mode_of", "open_file", "source_of"
 INDEX_SUFFIX = ".index.json"
 
 DEFAULT_LIMITS = Limits()
+_IMPORTERS = tuple(IMPORTERS.values())
 # `os.environ.get` encodes the name and raises and catches a KeyError: 3 us of the 30 that opening a file takes. The
 # dictionary behind it is the same one and always up to date; where there is none, or one of another kind, the public
 # one serves.
@@ -62,8 +64,10 @@ def _open_source(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.head(HEAD)
-        found = identify(source, head) if wanted is None or not head else by_name(wanted)
+        found = identify(source, head, _IMPORTERS) if wanted is None or not head else by_name(wanted)
         try:
+            if options.importing and isinstance(found, Importer):
+                return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, as was asked for
             content = found.parse(source, head, options)
         except TensorFileError as error:
             instead = mistaken(found, head) if wanted is None else None

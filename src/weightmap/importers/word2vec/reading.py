@@ -1,45 +1,36 @@
-"""word2vec's binary files.
-
-A line ``rows dims`` in ASCII, then for each word its bytes, a space, and `dims` little-endian float32. Some programs
-write a line feed behind each vector, some do not: one in front of a word is no part of it.
-"""
+"""Reading word2vec's binary files."""
 
 from __future__ import annotations
 
+import functools
 from array import array
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError
-from weightmap.formats import Plan, refuse
-from weightmap.importers.words import BLOCK, Words, check_finite, rows_in_block, table_of
+from weightmap.importers._words import BLOCK, LONGEST, Words, check_finite, rows_in_block, shape_of, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
-
-# No word is longer, in bytes: so a file without spaces is refused before it is read as one word.
-LONGEST = 1 << 16
+    from weightmap.options import ImportOptions
 
 
-def read_word2vec(source: Source, rows: int, dims: int, start: int, *, lossy: bool) -> Words:
-    """Find the words of a file whose first line, which ends at `start`, says how many there are.
-
-    The vectors are read when `Words.blocks` is iterated.
-    """
+def read(source: Source, head: bytes, options: ImportOptions) -> Words:
+    """Find the words of a file. The vectors are read when `Words.blocks` is iterated."""
+    rows, dims, start = shape_of(head)
     left = source.size - start
     if rows > left // (1 + 4 * dims):
         what = f"{rows} words of {dims} numbers need {rows * (1 + 4 * dims)} bytes, and {left} follow"
         raise TruncatedError(what, field="rows", offset=0)
     raws, starts = _scan(source, start, rows, 4 * dims)
     offsets = [at - 1 - len(raw) for raw, at in zip(raws, starts, strict=True)]
-    table = table_of(raws, offsets, lossy=lossy)
-    return Words("word2vec", table, rows, dims, lambda: _vectors(source, starts, dims))
+    table = table_of(raws, offsets, lossy=options.lossy)
+    return Words(source.name, "word2vec", table, rows, dims, functools.partial(_vectors, source, starts, dims))
 
 
 def _scan(source: Source, start: int, rows: int, width: int) -> tuple[list[bytes], array[int]]:
@@ -94,33 +85,3 @@ def _vectors(source: Source, starts: array[int], dims: int) -> Iterator[NDArray[
         check_finite(block, first, starts.__getitem__)
         yield block
     source.check_unchanged()
-
-
-def plan_word2vec(words: Words) -> Plan:
-    """Lay out a file. Raises `EncodeError` for words that it has no place for."""
-    raws = [words.table.raw(i) for i in range(len(words.table))]
-    refuse_words("word2vec", raws, b" \n\r")
-    head = f"{len(raws)} {words.dims}\n".encode()
-    size = len(head) + sum(map(len, raws)) + (2 + 4 * words.dims) * len(raws)
-
-    def write(sink: Sink) -> None:
-        sink.write(head)
-        at = 0
-        for block in words.word_blocks():
-            little = block.astype("<f4", copy=False)
-            names = raws[at : at + len(block)]
-            sink.write(b"".join(b"%b %b\n" % (raw, row.tobytes()) for raw, row in zip(names, little, strict=True)))
-            at += len(block)
-
-    return Plan(size, write)
-
-
-def refuse_words(title: str, raws: list[bytes], forbidden: bytes, *, empty: bool = True) -> None:
-    """Raise one `EncodeError` that names the words with bytes that the format keeps for itself."""
-    bad = [
-        f"word {i}, {raw[:40].decode(errors='replace')!r}"
-        for i, raw in enumerate(raws)
-        if (len(raw.translate(None, forbidden)) != len(raw)) or (not raw and not empty)
-    ]
-    if bad:
-        refuse(title, [f"{what}: it has white space or a zero byte, or nothing" for what in bad])

@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap.embeddings.subwords import Subwords
 from weightmap.errors import EncodeError
-from weightmap.importers.words import rows_in_block
+from weightmap.importers._words import rows_in_block
 from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.importers.words import Words
+    from weightmap.importers._words import Words
     from weightmap.options import Limits
 
 __all__ = ["explicit"]
@@ -63,7 +63,7 @@ def explicit(words: Words, limits: Limits) -> Words:
         return gather(np.where(wanted < count, wanted, rows[np.maximum(wanted - count, 0)]))
 
     listed = Subwords("explicit", count, subwords.min_n, subwords.max_n, len(rows), lambda: (table, indices))
-    return words.replaced(rows=count + len(rows), blocks=blocks, gather=regather, subwords=listed)
+    return words._replace(rows=count + len(rows), make=blocks, gather=regather, subwords=listed)
 
 
 class _Distinct:

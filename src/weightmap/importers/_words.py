@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import FormatError, Remedy, UnsupportedError
+from weightmap.formats import refuse
+from weightmap.importers._first_line import declared
 from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from weightmap.embeddings.subwords import Subwords
 
-__all__ = ["BLOCK", "Words", "check_finite", "l2_norms", "normalised", "rows_in_block", "table_of", "unnormalised"]
+__all__ = [
+    "BLOCK",
+    "LONGEST",
+    "Words",
+    "check_finite",
+    "l2_norms",
+    "normalised",
+    "refuse_words",
+    "rows_in_block",
+    "shape_of",
+    "table_of",
+    "unnormalised",
+]
 
 # Bytes of rows in a block, about.
 BLOCK = 4 << 20
+# No word of a binary file is longer, in bytes: so a file without spaces is refused before it is read as one word.
+LONGEST = 1 << 16
 _MOST = (1 << 32) - 1
+_MOST_DIMS = (1 << 31) - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-class Words:
+class Words(NamedTuple):
     """Words and a matrix that is read block by block.
 
     Attributes
     ----------
+    path : str
+        The file that they are read from, as messages call it.
     format : str
-        What they were read from, for messages.
+        Its format, or importer.
     table : StringTable
         The words, checked: UTF-8, each one once.
     rows, dims : int
         Of the matrix; the words have its first rows.
-    blocks : callable
+    make : callable
         Returns an iterator over all rows in order, as arrays of float32, shape (some, dims), finite and writable.
     gather : callable or None
         ``gather(rows)`` returns rows by number. Only those with subwords have it.
@@ -46,34 +66,16 @@ class Words:
     metadata : mapping
     """
 
-    __slots__ = ("blocks", "dims", "format", "gather", "metadata", "norms", "rows", "subwords", "table")
-
-    def __init__(
-        self,
-        format: str,
-        table: StringTable,
-        rows: int,
-        dims: int,
-        blocks: Callable[[], Iterator[NDArray[np.float32]]],
-        *,
-        gather: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None,
-        norms: NDArray[np.float32] | None = None,
-        subwords: Subwords | None = None,
-        metadata: Any = None,
-    ) -> None:
-        self.format = format
-        self.table = table
-        self.rows = rows
-        self.dims = dims
-        self.blocks = blocks
-        self.gather = gather
-        self.norms = norms
-        self.subwords = subwords
-        self.metadata = {} if metadata is None else metadata
-
-    def replaced(self, **changes: Any) -> Words:
-        """Return the same words with other attributes."""
-        return Words(**{name: getattr(self, name) for name in self.__slots__} | changes)
+    path: str
+    format: str
+    table: StringTable
+    rows: int
+    dims: int
+    make: Callable[[], Iterator[NDArray[np.float32]]]
+    gather: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None
+    norms: NDArray[np.float32] | None = None
+    subwords: Subwords | None = None
+    metadata: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def vocab(self) -> Vocabulary:
@@ -85,6 +87,13 @@ class Words:
         """Bytes of the matrix as float32."""
         return 4 * self.rows * self.dims
 
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield all rows as `make` does. Errors name the file."""
+        try:
+            yield from self.make()
+        except FormatError as error:
+            raise error.located(path=self.path, format=self.format) from None
+
     def word_blocks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the rows of the words alone."""
         left = len(self.table)
@@ -93,6 +102,16 @@ class Words:
                 return
             yield block[:left]
             left -= min(left, len(block))
+
+
+def shape_of(head: bytes) -> tuple[int, int, int]:
+    """Return the rows and dims that the first line declares, and where it ends. Dims are bounded."""
+    shape = declared(head)
+    assert shape is not None  # noqa: S101 - such a file was recognised by it
+    if not 1 <= shape[1] <= _MOST_DIMS:
+        expected = f"1 to {_MOST_DIMS}"
+        raise FormatError("number of dimensions", field="dims", offset=0, actual=shape[1], expected=expected)
+    return shape
 
 
 def rows_in_block(dims: int) -> int:
@@ -164,14 +183,8 @@ def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int],
         raise FormatError(what, field="vector", offset=at, actual=value, expected="a finite number")
 
 
-def normalised(words: Words) -> tuple[Callable[[], Iterator[NDArray[np.float32]]], NDArray[np.float32]]:
-    """Return blocks in which the rows of words are unit vectors, and their norms, which are there once those are read.
-
-    Returns
-    -------
-    blocks : callable
-    norms : ndarray of float32, shape (words,)
-    """
+def normalised(words: Words) -> tuple[Words, NDArray[np.float32]]:
+    """Return the words with unit vectors for rows, and the norms, which are there once the rows have been read."""
     count = len(words.table)
     norms = np.zeros(count, np.float32)
 
@@ -189,7 +202,7 @@ def normalised(words: Words) -> tuple[Callable[[], Iterator[NDArray[np.float32]]
             at += len(block)
             yield block
 
-    return blocks, norms
+    return words._replace(make=blocks), norms
 
 
 def l2_norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -214,4 +227,15 @@ def unnormalised(words: Words) -> Words:
             at += len(block)
             yield block
 
-    return words.replaced(blocks=blocks, norms=None)
+    return words._replace(make=blocks, norms=None)
+
+
+def refuse_words(title: str, raws: list[bytes], forbidden: bytes, *, empty: bool = True) -> None:
+    """Raise one `EncodeError` that names the words with bytes that the format keeps for itself."""
+    bad = [
+        f"word {i}, {raw[:40].decode(errors='replace')!r}"
+        for i, raw in enumerate(raws)
+        if (len(raw.translate(None, forbidden)) != len(raw)) or (not raw and not empty)
+    ]
+    if bad:
+        refuse(title, [f"{what}: it has white space or a zero byte, or nothing" for what in bad])

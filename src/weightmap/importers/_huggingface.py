@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from weightmap.errors import FormatError, TensorFileError
-from weightmap.importers.tokenizer import TokenizerParts, read_tokenizer
+from weightmap.importers._tokenizer import TokenizerParts, read_tokenizer
 from weightmap.io import strict_json
 from weightmap.io.source import Source
 from weightmap.options import Limits

@@ -1,14 +1,8 @@
-"""fastText's models, ``.bin``.
-
-Little-endian. ``i32 793712314 | i32 12 | 12 x i32 options | f64 sampling threshold | i32 entries | i32 words | i32
-labels | i64 tokens | i64 pruned``, then the entries: ``bytes, 0 | i64 count | i8 type``, then ``u8 quantised | i64
-rows | i64 cols | f32 x rows x cols``: the rows of the words, and those of the buckets of n-grams. The output matrix
-behind them serves training and is not looked at.
-"""
+"""Reading fastText's models."""
 
 from __future__ import annotations
 
-import struct
+import functools
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +10,8 @@ import numpy as np
 
 from weightmap.embeddings.subwords import Subwords
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats import Plan, refuse
-from weightmap.importers.word2vec import LONGEST, refuse_words
-from weightmap.importers.words import BLOCK, Words, check_finite, rows_in_block, table_of
+from weightmap.importers._words import BLOCK, LONGEST, Words, check_finite, rows_in_block, table_of
+from weightmap.importers.fasttext import ENTRY, HEAD, LOSSES, MATRIX, MODELS, OPTIONS, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,41 +19,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.index.strings import StringTable
-    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
-    from weightmap.options import Limits
+    from weightmap.options import ImportOptions, Limits
 
-MAGIC = 793712314
-VERSION = 12
-_HEAD = struct.Struct("<2i12id3i2q")
-_ENTRY = struct.Struct("<qb")
-_MATRIX = struct.Struct("<?qq")
-# The options in their order, by finalfusion's names.
-OPTIONS = (
-    "dims",
-    "window_size",
-    "epoch",
-    "min_count",
-    "ns",
-    "word_ngrams",
-    "loss",
-    "model",
-    "buckets",
-    "min_n",
-    "max_n",
-    "lr_update_rate",
-    "sampling_threshold",
-)
-_LOSSES = ("HierarchicalSoftmax", "NegativeSampling", "Softmax")
-_MODELS = ("CBOW", "SkipGram", "Supervised")
-# Where the fields stand that messages speak of.
+# Where the fields stand that messages name.
 _AT = {"version": 4, "dims": 8, "buckets": 40, "min_n": 44, "max_n": 48, "entries": 64, "labels": 72, "pruned": 84}
 # Words whose n-grams are summed at once: some dozens of rows for each, of which so many blocks are gathered at once.
-_WORDS = 256
+WORDS = 256
 _BLOCKS = 4
 
 
-def read_fasttext(source: Source, limits: Limits, *, lossy: bool) -> Words:
+def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     """Read a model. The rows of words are averaged when `Words.blocks` is iterated.
 
     Raises
@@ -70,33 +39,11 @@ def read_fasttext(source: Source, limits: Limits, *, lossy: bool) -> Words:
     FormatError
         For what is damaged, and for more words than the limits allow.
     """
-    if source.size < _HEAD.size:
-        what = "the file ends within the header of the fastText model"
-        raise TruncatedError(what, offset=source.size, expected=f"at least {_HEAD.size} bytes")
-    _, version, *values, entries, _, labels, _, pruned = _HEAD.unpack(source.pread(0, _HEAD.size))
-    options = dict(zip(OPTIONS, values, strict=True))
-    if version != VERSION:
-        raise UnsupportedError("version", field="version", offset=_AT["version"], actual=version, expected=VERSION)
-    if labels:
-        msg = "this is a supervised model, with labels"
-        raise UnsupportedError(msg, field="labels", offset=_AT["labels"], expected="a model of words")
-    if pruned > 0:
-        msg = "this model's n-grams were pruned"
-        raise UnsupportedError(msg, field="pruned", offset=_AT["pruned"], expected="a dense model")
-    dims, buckets, min_n, max_n = (options[name] for name in ("dims", "buckets", "min_n", "max_n"))
-    for name, least in (("dims", 1), ("buckets", 0), ("min_n", 0), ("max_n", 0)):
-        if options[name] < least:
-            raise FormatError(name, field=name, offset=_AT[name], actual=options[name], expected=f"{least} or more")
-    least = (source.size - _HEAD.size) // (1 + _ENTRY.size)
-    if not 0 <= entries <= least:
-        expected = f"0 to {least}, by the bytes that follow"
-        raise TruncatedError(
-            "number of words", field="entries", offset=_AT["entries"], actual=entries, expected=expected
-        )
-    raws, offsets, end = _dictionary(source, entries, limits)
+    values, entries = _header(head, source.size)
+    dims, buckets, min_n, max_n = (values[name] for name in ("dims", "buckets", "min_n", "max_n"))
+    raws, offsets, end = _dictionary(source, entries, options.limits)
     rows, data = _matrix(source, end, dims)
-    table = table_of(raws, offsets, lossy=lossy)
-    metadata = options | {"loss": _named(_LOSSES, options["loss"]), "model": _named(_MODELS, options["model"])}
+    table = table_of(raws, offsets, lossy=options.lossy)
     subwords = None
     if min_n and max_n >= min_n and buckets:
         if rows != entries + buckets:
@@ -107,16 +54,34 @@ def read_fasttext(source: Source, limits: Limits, *, lossy: bool) -> Words:
         raise LayoutError("number of rows", field="rows", offset=end + 1, actual=rows, expected=f"at least {entries}")
     model = _Model(source, table, dims, data, subwords)
     rows = entries if subwords is None else rows
-    return Words(
-        "fasttext",
-        table,
-        rows,
-        dims,
-        lambda: model.blocks(rows),
-        gather=model.gather,
-        subwords=subwords,
-        metadata=metadata,
-    )
+    metadata = values | {"loss": _named(LOSSES, values["loss"]), "model": _named(MODELS, values["model"])}
+    make = functools.partial(model.blocks, rows)
+    return Words(source.name, "fasttext", table, rows, dims, make, model.gather, None, subwords, metadata)
+
+
+def _header(head: bytes, size: int) -> tuple[dict[str, Any], int]:
+    """Return the options of a model and its number of words."""
+    if size < HEAD.size:
+        what = "the file ends within the header of the fastText model"
+        raise TruncatedError(what, offset=size, expected=f"at least {HEAD.size} bytes")
+    _, version, *values, entries, _, labels, _, pruned = HEAD.unpack_from(head)
+    options = dict(zip(OPTIONS, values, strict=True))
+    if version != VERSION:
+        raise UnsupportedError("version", field="version", offset=_AT["version"], actual=version, expected=VERSION)
+    if labels:
+        msg = "this is a supervised model, with labels"
+        raise UnsupportedError(msg, field="labels", offset=_AT["labels"], expected="a model of words")
+    if pruned > 0:
+        msg = "this model's n-grams were pruned"
+        raise UnsupportedError(msg, field="pruned", offset=_AT["pruned"], expected="a dense model")
+    for name, least in (("dims", 1), ("buckets", 0), ("min_n", 0), ("max_n", 0)):
+        if options[name] < least:
+            raise FormatError(name, field=name, offset=_AT[name], actual=options[name], expected=f"{least} or more")
+    most = (size - HEAD.size) // (1 + ENTRY.size)
+    if not 0 <= entries <= most:
+        expected, at = f"0 to {most}, by the bytes that follow", _AT["entries"]
+        raise TruncatedError("number of words", field="entries", offset=at, actual=entries, expected=expected)
+    return options, entries
 
 
 def _named(names: tuple[str, ...], code: int) -> str | int:
@@ -127,45 +92,45 @@ def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[byte
     """Return the words, where each one stands, and where the matrix begins."""
     raws: list[bytes] = []
     offsets = array("q")
-    base, window, position = _HEAD.size, b"", 0
+    base, window, position = HEAD.size, b"", 0
     while len(raws) < entries:
         at = window.find(b"\0", position)
-        if at < 0 or len(window) - at - 1 < _ENTRY.size:
+        if at < 0 or len(window) - at - 1 < ENTRY.size:
             base += position
             position = 0
             # Entries of holes in a file are words, too, and cost their author nothing.
-            limits.check("max_header_bytes", base - _HEAD.size, "size of the dictionary (or more)", offset=_HEAD.size)
+            limits.check("max_header_bytes", base - HEAD.size, "size of the dictionary (or more)", offset=HEAD.size)
             window = source.pread(base, min(BLOCK, source.size - base))
             at = window.find(b"\0")
             if at > LONGEST or (at < 0 and len(window) > LONGEST):
                 expected = f"a zero byte within {LONGEST} bytes"
                 raise FormatError(f"word {len(raws)} has no end", field="word", offset=base, expected=expected)
-            if at < 0 or len(window) - at - 1 < _ENTRY.size:
+            if at < 0 or len(window) - at - 1 < ENTRY.size:
                 msg = f"the file ends within word {len(raws)} of {entries}"
                 raise TruncatedError(msg, field="word", offset=source.size)
-        _, kind = _ENTRY.unpack_from(window, at + 1)
+        _, kind = ENTRY.unpack_from(window, at + 1)
         if kind:
             what = f"type of entry {len(raws)}"
             raise UnsupportedError(what, field="type", offset=base + at + 9, actual=kind, expected="0, a word")
         raws.append(window[position:at])
         offsets.append(base + position)
-        position = at + 1 + _ENTRY.size
+        position = at + 1 + ENTRY.size
     return raws, offsets, base + position
 
 
 def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
     """Return the number of rows of the input matrix, and where they begin."""
-    if source.size - at < _MATRIX.size:
+    if source.size - at < MATRIX.size:
         what = "the file ends before its matrix"
-        raise TruncatedError(what, field="rows", offset=source.size, expected=f"at least {at + _MATRIX.size} bytes")
-    quantised, rows, cols = _MATRIX.unpack(source.pread(at, _MATRIX.size))
+        raise TruncatedError(what, field="rows", offset=source.size, expected=f"at least {at + MATRIX.size} bytes")
+    quantised, rows, cols = MATRIX.unpack(source.pread(at, MATRIX.size))
     if quantised:
         msg = "this model is quantised"
         raise UnsupportedError(msg, field="quantised", offset=at, expected="a dense one (.bin, not .ftz)")
     if cols != dims:
         expected = f"{dims}, as in the options"
         raise LayoutError("number of columns", field="cols", offset=at + 9, actual=cols, expected=expected)
-    data = at + _MATRIX.size
+    data = at + MATRIX.size
     if not 0 <= rows <= (source.size - data) // (4 * dims):
         expected = f"0 to {(source.size - data) // (4 * dims)}, by the bytes that follow"
         raise TruncatedError("number of rows", field="rows", offset=at + 1, actual=rows, expected=expected)
@@ -213,8 +178,8 @@ class _Model:
         self._source.check_unchanged()
 
     def _averaged(self, subwords: Subwords) -> Iterator[NDArray[np.float32]]:
-        for first in range(0, len(self._table), _WORDS):
-            stop = min(first + _WORDS, len(self._table))
+        for first in range(0, len(self._table), WORDS):
+            stop = min(first + WORDS, len(self._table))
             names = [self._table[i] for i in range(first, stop)]
             sums, counts = ngram_sums(names, subwords, self.gather, self._dims)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -252,71 +217,3 @@ def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sum
         ):  # it goes on from the block before, in the order that one block would have
             block[0] += sums[some[0]]
         sums[some] = np.add.reduceat(block, starts[some] - begin, axis=0)
-
-
-# -------------------------------------------------------------------------------------------------------- writing
-def plan_fasttext(words: Words) -> Plan:
-    """Lay out a model. Raises `EncodeError` for other vocabularies than simple and fastText's.
-
-    Counts of words are not known: each is 1. The output matrix has no rows.
-    """
-    subwords = words.subwords
-    if subwords is not None and subwords.kind != "fasttext":
-        refuse("fasttext", [f"a vocabulary of kind {subwords.kind} (it has simple ones and its own)"])
-    raws = [words.table.raw(i) for i in range(len(words.table))]
-    refuse_words("fasttext", raws, b"\0 \t\n\r\x0b\x0c", empty=False)
-    head = _HEAD.pack(MAGIC, VERSION, *_options(words), len(raws), len(raws), 0, len(raws), -1)
-    entries = b"".join(raw + b"\0" + _ENTRY.pack(1, 0) for raw in raws)
-    matrix = _MATRIX.pack(False, words.rows, words.dims)  # noqa: FBT003 - a field of the format
-    tail = _MATRIX.pack(False, 0, words.dims)  # noqa: FBT003 - the same
-    size = len(head) + len(entries) + len(matrix) + words.nbytes + len(tail)
-
-    def write(sink: Sink) -> None:
-        for part in (head, entries, matrix):
-            sink.write(part)
-        at = 0
-        for block in words.blocks():
-            if subwords is not None:
-                _undo(words, subwords, block, at)
-            at += len(block)
-            sink.write(block.astype("<f4", copy=False).tobytes())
-        sink.write(tail)
-
-    return Plan(size, write)
-
-
-def _options(words: Words) -> list[Any]:
-    """Return the options of a model, those of training as the metadata has them, if it does."""
-    subwords, given = words.subwords, words.metadata
-    known = {"dims": words.dims, "buckets": 0, "min_n": 0, "max_n": 0}
-    if subwords is not None:
-        known |= {"buckets": subwords.size, "min_n": subwords.min_n, "max_n": subwords.max_n}
-    codes = {
-        "loss": _code(_LOSSES, given.get("loss"), 3),
-        "model": _code(_MODELS[:2], given.get("model"), 2),
-        "word_ngrams": 1,
-    }
-    options: list[Any] = []
-    for name in OPTIONS[:-1]:
-        value = known.get(name, codes.get(name, given.get(name, -1)))
-        options.append(value if type(value) is int and -(1 << 31) <= value < 1 << 31 else -1)
-    threshold = given.get("sampling_threshold", -1.0)
-    return [*options, float(threshold) if isinstance(threshold, (int, float)) else -1.0]
-
-
-def _code(names: tuple[str, ...], name: object, default: int) -> int:
-    return names.index(name) + 1 if isinstance(name, str) and name in names else default
-
-
-def _undo(words: Words, subwords: Subwords, block: NDArray[np.float32], at: int) -> None:
-    """Turn the means of words, in a block of rows from `at` on, into their own rows."""
-    count = min(len(block), len(words.table) - at)
-    assert words.gather is not None  # noqa: S101 - what has subwords has it
-    for first in range(0, max(count, 0), _WORDS):
-        stop = min(first + _WORDS, count)
-        names = [words.table[at + i] for i in range(first, stop)]
-        sums, counts = ngram_sums(names, subwords, words.gather, words.dims)
-        with np.errstate(over="ignore", invalid="ignore"):
-            block[first:stop] *= counts[:, None] + np.float32(1)
-            block[first:stop] -= sums
-        check_finite(block[first:stop], at + first)

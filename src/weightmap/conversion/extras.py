@@ -1,0 +1,114 @@
+"""What goes along with the tensors of a model, and what a target goes without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.errors import counted, quoted
+from weightmap.formats import fitted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightmap.formats import Format
+    from weightmap.importers._huggingface import ModelDirectory
+    from weightmap.index.table import Row
+    from weightmap.io.source import Source
+    from weightmap.model.file import TensorFile
+    from weightmap.quant.ref import TensorRef
+
+__all__ = ["entries", "extras_of", "file_metadata", "metadata_of", "spared"]
+
+# Keys of metadata that a message names.
+_NAMED = 5
+
+
+def entries(number: int) -> str:
+    """Return a number of metadata entries in words."""
+    return "1 metadata entry" if number == 1 else f"{number:,} metadata entries"
+
+
+def file_metadata(file: TensorFile) -> dict[str, Any]:
+    """Return the metadata of a file as it goes along with its tensors."""
+    metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
+    if file.layout == "sharded":
+        metadata.pop("total_size", None)  # of the shards, not of what is written
+    return metadata
+
+
+def metadata_of(file: TensorFile, directory: ModelDirectory | None, found: Format) -> dict[str, Any]:
+    """Return the metadata of a model: of its file, and of its directory.
+
+    A format that has a place for the configuration does not get its numbers here.
+    """
+    metadata = file_metadata(file)
+    if directory is None:
+        return metadata
+    return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)
+
+
+def extras_of(
+    file: TensorFile, directory: ModelDirectory | None, metadata: dict[str, Any], found: Format, layout: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what goes along with the tensors, by its name in a `Request`, and lines about what stays behind."""
+    carried = found.carries[layout]
+    homeless: list[str] = []
+    if "metadata" in carried:
+        metadata, homeless = fitted(metadata, found.metadata_keys, found.metadata_kinds)
+    own, config, tokenizer, notes = file.vocab, file.config, file.tokenizer, []
+    vocab: Sequence[str] | None = own
+    special_ids = None if own is None else own.special_ids
+    if directory is not None:
+        if directory.vocab is not None:
+            vocab, special_ids = directory.vocab, directory.special_ids
+        if "config" in carried:
+            config = {**(config or {}), **directory.config}
+        if "tokenizer" in carried and (parts := directory.tokenizer()) is not None:
+            tokenizer = {"type": parts.type, "special_ids": parts.special_ids, "payload": parts.payload}
+            vocab = special_ids = None  # its tokens are in there
+            for name, i in parts.large_ids.items():
+                config = {**(config or {}), f"{name}_token_id": i}
+                notes.append(f"the special id {name} is {i}, more than 16 bits hold: it went to the configuration")
+    have = {
+        "metadata": metadata if metadata or file.has_metadata else None,
+        "vocab": vocab,
+        "special_ids": special_ids,
+        "config": config,
+        "tokenizer": tokenizer,
+    }
+    extras = {name: value for name, value in have.items() if name in carried and value is not None}
+    lost = []
+    if homeless:
+        some = ", ".join(map(quoted, homeless[:_NAMED])) + (", ..." if len(homeless) > _NAMED else "")
+        lost.append(f"{entries(len(homeless))} ({some})")
+    if metadata and "metadata" not in carried:
+        lost.append(entries(len(metadata)))
+    if config and "config" not in carried:
+        lost.append("the configuration")
+    if tokenizer is not None and "tokenizer" not in carried:
+        lost.append("the tokenizer")
+    if vocab is not None and "vocab" not in carried:
+        lost.append(f"the vocabulary of {counted(len(vocab), 'token')}")
+    return extras, notes + [f"{found.title} has no place for {what}: left behind" for what in lost]
+
+
+def spared(name: str, place: TensorRef, format_: Format, layout: str) -> str | None:
+    """Say why files of a layout that cannot hold a tensor go without it, and miss nothing; None for other tensors."""
+    row = place.row
+    buffer = name.rpartition(".")[2] == "position_ids" and row.dtype.name == "int64" and len(row.shape) > 0
+    if not buffer or "int64" in format_.dtypes[layout] or not _counts(place.source, row):
+        return None
+    return f"{format_.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}"
+
+
+def _counts(source: Source, row: Row) -> bool:
+    """Say whether each last axis of an int64 tensor counts 0, 1, 2 ..."""
+    period, position = row.shape[-1], 0
+    for chunk in source.chunks(row.offset, row.nbytes):
+        values = np.frombuffer(chunk, "<i8")
+        if not np.array_equal(values, np.arange(position, position + len(values)) % period):
+            return False
+        position += len(values)
+    return True

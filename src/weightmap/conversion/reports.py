@@ -1,0 +1,67 @@
+"""What conversions report."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["ConvertReport", "QuantizedInfo"]
+
+
+class QuantizedInfo(NamedTuple):
+    """What became of one tensor.
+
+    Attributes
+    ----------
+    name : str
+    scheme : str
+    shape : tuple of int
+    nbytes_before, nbytes : int
+        Of its data, in the source and quantised.
+    bits_per_weight : float
+    rmse : float
+        Root of the mean squared error.
+    relative_error : float
+        The same divided by the root of the mean square of the values.
+    """
+
+    name: str
+    scheme: str
+    shape: tuple[int, ...]
+    nbytes_before: int
+    nbytes: int
+    bits_per_weight: float
+    rmse: float
+    relative_error: float
+
+
+class ConvertReport(NamedTuple):
+    """What `convert` did.
+
+    Attributes
+    ----------
+    src, dst : str
+        As messages call them: the paths, or a word such as ``<bytes>`` for a source without a path.
+    format, layout : str
+        What was written.
+    tensors : int
+        Number of tensors written.
+    nbytes : int
+        Size of the new file.
+    dropped : tuple of (str, str)
+        Name of each tensor that was left out, and the reason.
+    warnings : tuple of str
+        What else did not go along. Numbers and truth values of the metadata become texts where the target has only
+        texts; other values that it cannot hold, such as lists, stay behind and are listed here.
+    quantized : tuple of QuantizedInfo
+        What became of each tensor that was quantised.
+    """
+
+    src: str
+    dst: str
+    format: str
+    layout: str
+    tensors: int
+    nbytes: int
+    dropped: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+    quantized: tuple[QuantizedInfo, ...] = ()

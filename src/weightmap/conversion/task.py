@@ -1,0 +1,48 @@
+"""One conversion, as `weightmap.convert` is asked for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.conversion.quantizer import matches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightmap.conversion.quantizer import Quantizer
+    from weightmap.conversion.training import Options
+    from weightmap.dtypes import DType
+    from weightmap.options import Limits
+
+    Globs = str | Sequence[str] | None
+
+__all__ = ["Task", "WordOptions"]
+
+
+class WordOptions(NamedTuple):
+    """What `convert` does with words alone: `normalize` and `subwords` as it takes them, and how to quantise."""
+
+    normalize: bool | None
+    subwords: str | None
+    training: Options | None
+
+
+class Task(NamedTuple):
+    """Where a conversion goes, and how; `source` and `target` as messages call them, the rest as of `convert`."""
+
+    source: str
+    target: str
+    format: Any  # Format or Importer
+    layout: str | None
+    include: Globs
+    exclude: Globs
+    dtype: DType | None
+    quantizer: Quantizer | None
+    words: WordOptions
+    limits: Limits
+    progress: Callable[[int, int], None] | None
+
+    def takes(self, name: str) -> bool:
+        """Say whether a tensor of this name is converted."""
+        include, exclude = self.include, self.exclude
+        return (not include or matches(name, include)) and not (exclude and matches(name, exclude))
