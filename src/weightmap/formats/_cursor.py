@@ -1,4 +1,4 @@
-"""Goes through a header field by field: every read is bounded, and what does not fit is one kind of error."""
+"""A cursor over a header: bounds every read, and reports a field that does not fit in one style."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cursor"]
 
-# What is read at once of a file that is gone through.
+# Bytes read at once from a source.
 _WINDOW = 4096
 _NUMBERS = {
     kind: struct.Struct(f"<{code}")
@@ -28,30 +28,28 @@ _NUMBERS = {
 
 
 class Cursor:
-    """A position in private bytes of a file, which every read moves on.
+    """A position in private bytes of a file; every read moves it on.
+
+    Each method takes the `field` and its name in messages. It raises `TruncatedError` when the field does not fit,
+    before it allocates anything.
 
     Parameters
     ----------
     data : bytes
-        The header; or the beginning of it, where there is a `source` for the rest.
+        The header, or with a `source` the beginning of it.
     source : Source, optional
-        Where bytes behind `data` are read from, a window at a time.
+        Supplies the bytes behind `data`, a window at a time.
     limits : Limits, optional
-        With a source: no field has more bytes than ``max_header_bytes``.
+        With a source: bounds a field by ``max_header_bytes``.
     start : int
-        Where `data` lies in the file.
+        Offset of `data` in the file.
     whole : str
-        What it is that messages say ends: "header", or "file".
+        What ends, in messages: "header" or "file".
 
     Attributes
     ----------
     position, end : int
-        Where the next field begins in the file, and where the last one has to end.
-
-    Notes
-    -----
-    Each method takes the `field` and the words that messages have for it. It raises `TruncatedError` when the field
-    does not fit, before anything is allocated for it.
+        Offsets in the file: of the next field, and of the end.
     """
 
     __slots__ = ("_data", "_limits", "_source", "_start", "_whole", "end", "position")
@@ -92,18 +90,18 @@ class Cursor:
         return self._data[at : at + count]
 
     def skip(self, count: int) -> None:
-        """Step over bytes, such as the data of a tensor, which the caller has found to be there."""
+        """Step over bytes that the caller has found to be there, such as the data of a tensor."""
         self.position += count
 
     def number(self, kind: str, field: str, what: str) -> Any:
-        """Return the next number: of kind u8, i8, ... u64, i64, f32 or f64."""
+        """Return the next number, of kind u8, i8, ... u64, i64, f32 or f64."""
         number = _NUMBERS[kind]
         return number.unpack(self.take(number.size, field, what))[0]
 
     def count(self, kind: str, least: int, field: str, what: str, limit: str | None = None) -> int:
-        """Return the next number, of things that follow and of which each takes `least` bytes or more.
+        """Return the next number, a count of things that follow and take `least` bytes or more each.
 
-        Raises `LimitError` when it is above the `limit`, the name of an attribute of `Limits`.
+        Raises `LimitError` when it exceeds the attribute `limit` of `Limits`.
         """
         offset = self.position
         count: int = self.number(kind, field, f"the {what}")
@@ -116,7 +114,7 @@ class Cursor:
         return count
 
     def text(self, kind: str, field: str, what: str) -> str:
-        """Return the next string: its length in bytes, a number of this kind, and strict UTF-8."""
+        """Return the next string: its length in bytes, a number of `kind`, then strict UTF-8."""
         length: int = self.number(kind, field, f"the length of {what}")
         at = self.position
         try:

@@ -1,4 +1,4 @@
-"""What formats share that frame a header by its length: ``u64 n | header of n bytes | data``, without checksums."""
+"""The common part of formats with a header behind its length: ``u64 n | header of n bytes | data``, no checksums."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.errors import FormatError, TruncatedError
 from weightmap.formats._base import MAX_HEADER
+from weightmap.formats._writing import write_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from weightmap.formats._verifying import Verification
     from weightmap.formats._writing import Payload
@@ -25,7 +26,7 @@ LENGTH = struct.Struct("<Q")
 
 
 def read_header(source: Source, head: bytes, options: Options) -> bytes:
-    """Return the header, as private bytes. Its length is bounded before anything is read."""
+    """Return the header as private bytes, its length bounded before it is read."""
     if len(head) < LENGTH.size:
         msg = "the file ends within the length of its header"
         raise TruncatedError(msg, offset=len(head), expected="at least 8 bytes")
@@ -41,7 +42,7 @@ def read_header(source: Source, head: bytes, options: Options) -> bytes:
 
 
 def verifier(header: bytes, table: Table) -> Callable[[Verification], None]:
-    """Return what `verify` does for such a file. Of the header only a checksum is kept."""
+    """Return the function that verifies such a file. It keeps only a checksum of the header."""
     base, crc = LENGTH.size + len(header), kernels.crc32(header)
 
     def verify(run: Verification) -> None:
@@ -57,14 +58,9 @@ def verifier(header: bytes, table: Table) -> Callable[[Verification], None]:
 def writer(header: bytes, tensors: list[Payload]) -> Callable[[Sink], None]:
     """Return the function that writes such a file."""
 
-    def parts() -> Iterator[bytes]:
-        yield LENGTH.pack(len(header))
-        yield header
-        for tensor in tensors:
-            yield from tensor.chunks()
-
     def write(sink: Sink) -> None:
-        for part in parts():
-            sink.write(part)
+        sink.write(LENGTH.pack(len(header)))
+        sink.write(header)
+        write_tensors(sink, tensors)
 
     return write

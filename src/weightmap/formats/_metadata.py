@@ -1,4 +1,4 @@
-"""What values metadata may have in a format, and what becomes of others in a conversion: one rule for all formats."""
+"""The conversion rule for metadata, the same for all formats: which values go along, which stay behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["JSON", "TEXT", "TOML", "fitted"]
 
-# Kinds of values. What stands in lists and tables has to be of a kind that the format has, too.
+# Kinds of values. The items of lists and tables must be of a kind that the format has, too.
 TEXT = frozenset({"text"})
 JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
 TOML = (JSON - {"null"}) | {"non-finite", "time"}
@@ -18,7 +18,7 @@ _SCALARS = frozenset({"integer", "float", "boolean"})
 
 
 def _kinds(value: Any) -> frozenset[str]:
-    """Return the kinds of a value and of all that stands in it."""
+    """Return the kinds of a value and of everything in it."""
     found, left = set(), [value]
     while left:
         inner = left.pop()
@@ -40,10 +40,11 @@ def _kinds(value: Any) -> frozenset[str]:
 def fitted(
     metadata: dict[str, Any], places: frozenset[str] | None, held: frozenset[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what goes along to a format, by its `metadata_keys` and `metadata_kinds`, and the keys that stay behind.
+    """Return the metadata that a format takes, and the keys that stay behind.
 
-    A value of a kind that the format holds goes along as it is. A number or a truth value becomes its JSON text where
-    there are only texts. All else, and every key that the format has no place for, stays behind.
+    `places` and `held` are the format's `metadata_keys` and `metadata_kinds`. A value of a kind in `held` goes along
+    unchanged; a number or a truth value becomes its JSON text if the format holds only texts. Everything else stays
+    behind, and so does every key outside of `places`.
     """
     kept, behind = dict(metadata), []
     for key, value in metadata.items():

@@ -1,4 +1,4 @@
-"""A run of `TensorFile.verify`, as formats see it."""
+"""The run of `TensorFile.verify` that formats work with."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Verification"]
 
 
 class Verification:
-    """A run of `TensorFile.verify`: reads bytes once, by pread, and collects what was checked and what is odd.
+    """A run of `TensorFile.verify`: reads each byte once, by pread, and collects checks and warnings.
 
     Attributes
     ----------
     position : int
-        Where the bytes end that were read so far: a format reads them in the order of the file.
+        Offset behind the bytes read so far: a format reads them in file order.
     """
 
     def __init__(self, source: Source, options: Options, progress: Callable[[int, int], None] | None) -> None:
@@ -42,43 +42,43 @@ class Verification:
             self._progress(self.done, self.source.size)
 
     def checked(self, what: str) -> None:
-        """Note that `what` was checked."""
+        """Record that `what` was checked."""
         self.checks.append(what)
 
     def warn(self, what: str) -> None:
-        """Note something that is odd but legal."""
+        """Record a legal oddity."""
         self.warnings.append(what)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return bytes as a private copy. Bounded by the caller."""
+        """Return bytes as a private copy. The caller bounds `count`."""
         data = self.source.pread(offset, count)
         self.position = max(self.position, offset + count)
         self._report(count)
         return data
 
     def chunks(self, offset: int, count: int) -> Iterator[memoryview]:
-        """Yield the bytes in pieces that are valid until the next one."""
+        """Yield bytes in pieces; each is valid until the next one."""
         for piece in self.source.chunks(offset, count):
             yield piece
             self._report(len(piece))
         self.position = max(self.position, offset + count)
 
     def until(self, end: int) -> None:
-        """Read on to `end` what needs no looking at: that it can be read is what is asked."""
+        """Read on to `end` bytes whose values do not matter: this shows that they are readable."""
         for _ in self.chunks(self.position, end - self.position):
             pass
 
     def rest(self) -> None:
-        """Read on to the end of the file, and note that all of it is readable."""
+        """Read on to the end of the file, and record that every byte is readable."""
         self.until(self.source.size)
         self.checked("every byte is readable")
 
     def unchanged(self, data: bytes, crc: int, what: str) -> None:
-        """Refuse bytes whose CRC-32 is not that of `what` when the file was opened."""
+        """Refuse `data` unless its CRC-32 is `crc`, that of `what` at opening."""
         if kernels.crc32(data) != crc:
             msg = f"{what} changed after the file was opened"
             raise LayoutError(msg, offset=0)
 
     def tolerate(self, error: TensorFileError) -> None:
-        """Raise `error` in strict mode, else note it as a warning."""
+        """Raise `error` in strict mode; otherwise record it as a warning."""
         self.options.tolerate(error, self.warnings)

@@ -1,4 +1,4 @@
-"""What formats write: what they are asked for, tensor by tensor, and the plan that they make of it."""
+"""What formats write: the request, tensor by tensor, and the plan they make of it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from weightmap.dtypes import DType
+    from weightmap.io.sink import Sink
 
-__all__ = ["PQShape", "Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "listed", "refuse"]
+__all__ = ["PQShape", "Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "listed", "refuse", "write_tensors"]
 
 
 class PQShape(NamedTuple):
-    """What a tensor by product quantisation is made of, besides its shape (rows, length).
+    """The parts of a product-quantised tensor, besides its shape (rows, length)."""
 
-    Attributes
-    ----------
-    quantized_len : int
-        Codes of a row.
-    n_centroids : int
-        Of each codebook.
-    projection, norms : bool
-        Whether it has them.
-    """
-
-    quantized_len: int
-    n_centroids: int
-    projection: bool
-    norms: bool
+    quantized_len: int  # codes of a row
+    n_centroids: int  # of each codebook
+    projection: bool  # whether it has one
+    norms: bool  # whether it has them
 
 
 class Payload:
-    """One tensor to be written.
+    """One tensor to write.
 
     Attributes
     ----------
@@ -44,9 +35,9 @@ class Payload:
     shape : tuple of int
     nbytes : int
     block_size, scale_type
-        Of a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
+        Of a quantised tensor: its dtype is a scheme, its bytes are the payload of a `QuantizedTensor`.
     parts : PQShape or None
-        Of a tensor of scheme "pq", whose bytes are its projection, codebooks, norms and codes.
+        Of a tensor of scheme "pq": its bytes are projection, codebooks, norms and codes.
     """
 
     __slots__ = ("_args", "_make", "block_size", "dtype", "name", "nbytes", "parts", "scale_type", "shape")
@@ -69,21 +60,18 @@ class Payload:
         self.shape = shape
         self.nbytes = nbytes
         self._make = chunks
-        # Beside the function, so that of tensors by the thousand each is one object for the collector to look at.
+        # Apart from the function, so that each of thousands of tensors is one object to the garbage collector.
         self._args = args
         self.block_size = block_size
         self.scale_type = scale_type
 
     def chunks(self) -> Iterable[Any]:
-        """Return the bytes, row-major and little-endian, in pieces of any size that are valid until the next one.
-
-        They come from the function given as `chunks`, called with `args`.
-        """
+        """Return the bytes, row-major and little-endian, in pieces of any size; each is valid until the next one."""
         return self._make(*self._args)
 
 
 class Request:
-    """All that is to be written: see `weightmap.save`."""
+    """Everything to write: see `weightmap.save`."""
 
     __slots__ = ("checksums", "config", "layout", "metadata", "special_ids", "tensors", "tokenizer", "vocab")
 
@@ -110,7 +98,7 @@ class Request:
 
 
 class Unfit(NamedTuple):
-    """Something with a name, such as a tensor, that a format cannot express."""
+    """A named thing, such as a tensor, that a format cannot express."""
 
     what: str
     name: str
@@ -120,15 +108,15 @@ class Unfit(NamedTuple):
         return f"{self.what} {_short(self.name)}: {self.why}"
 
 
-# Why something cannot be written. Tensors for which the reason is the same are told together.
+# A reason why something cannot be written. Messages group the tensors that share one.
 Reason: TypeAlias = str | Unfit
 
-# A message is read in a terminal: so many characters of names for each reason, and of reasons.
+# Most characters that a message spends on the names of one reason, and on all reasons: people read it in a terminal.
 _NAMES, _REASONS = 300, 1000
 
 
 def refuse(what: str, reasons: Sequence[Reason]) -> NoReturn:
-    """Raise the one `EncodeError` that names what `what` cannot express."""
+    """Raise one `EncodeError` with everything that the format `what` cannot express."""
     error = EncodeError(f"{what} cannot express this: {_together(reasons)}")
     error.refused = tuple(map(str, reasons))
     raise error
@@ -139,7 +127,7 @@ def _short(name: object) -> str:
 
 
 def _together(reasons: Sequence[Reason]) -> str:
-    """Return reasons as one text, each with the names that it is true of."""
+    """Return reasons as one text, each after the names it holds for."""
     names: dict[tuple[str, str], list[str]] = {}
     for reason in reasons:
         what, name, why = reason if isinstance(reason, Unfit) else ("", "", reason)
@@ -158,7 +146,7 @@ def _together(reasons: Sequence[Reason]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names of some, and how many more there are."""
+    """Return the first names, and how many more there are."""
     shown: list[str] = []
     left = _NAMES
     for name in names:
@@ -171,9 +159,16 @@ def listed(names: Sequence[str]) -> str:
 
 
 def encodable(text: str) -> bool:
-    """Say whether a text can be UTF-8: a lone surrogate cannot."""
+    """Whether UTF-8 can encode `text`: it has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
+
+
+def write_tensors(sink: Sink, tensors: Iterable[Payload]) -> None:
+    """Write the bytes of tensors back to back."""
+    for tensor in tensors:
+        for chunk in tensor.chunks():
+            sink.write(chunk)

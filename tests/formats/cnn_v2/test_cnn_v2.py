@@ -315,7 +315,7 @@ def test_verify_names_a_few_of_many_layers() -> None:
     """A warning about thousands of layers stays one short line."""
     with wm.open(memoryview(cnn.build([cnn.layer(1, 1, 2)] * 1000))) as f:
         [warning] = f.verify().warnings
-    assert warning == "1000 layers with an even kernel_size: 0, 1, 2, 3, 4, ..."
+    assert warning == "1,000 layers with an even kernel_size: 0, 1, 2, 3, 4, ..."
 
 
 def test_a_spare_half_that_is_not_zero_is_found_by_verify(put: Callable[..., Path]) -> None:

@@ -49,7 +49,7 @@ def test_metadata_whose_hashes_collide() -> None:
     assert dict(wm.open(memoryview(data)).metadata) == {key: key[::-1] for key in keys}
     wm.open(memoryview(data)).verify()
     data = draft(metadata=embd.metadata_section((key, "") for key in [*keys, keys[3]])).seal()
-    with pytest.raises(wm.LayoutError, match="metadata entry 80 has a key"):
+    with pytest.raises(wm.LayoutError, match="metadata entry 80 repeats the key"):
         wm.open(memoryview(data))
 
 

@@ -291,7 +291,7 @@ def test_repeated_words_are_counted(repeats):
     with pytest.raises(wm.LayoutError) as caught:
         f.vocab.index("w0")
     more = "" if repeats == 1 else f", and {repeats - 1} more are repeated"
-    assert f"words 0 and 4 are both 'w0'{more}: words are to be unique" in str(caught.value)
+    assert f"words 0 and 4 are both 'w0'{more}: words must be unique" in str(caught.value)
 
 
 @pytest.mark.parametrize("piece", [4, 5, 7, 8, 16, 1 << 20])

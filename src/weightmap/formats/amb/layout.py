@@ -1,4 +1,4 @@
-"""What an AMB file is made of: the header, the codes, the sections in front of the records."""
+"""The fields of AMB files: header, codes, and the sections before the records."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 VERSION = 1
 HEADER = struct.Struct("<5sBH3IQ")
-# Of quantised data: quant_type, block_size, scale_type.
+# Before quantised data: quant_type, block_size, scale_type.
 QUANT_HEADER = struct.Struct("<BHB")
 ALIGNMENT = 8
 U16_MAX, U32_MAX = 0xFFFF, 0xFFFFFFFF
 
-# By the format's codes, and one more for int8, which is dense under code 3 and may be quantised under it as well.
+# By the format's codes, then int8 again: code 3 is dense or quantised.
 TYPES: tuple[DType, ...] = (
     *(DTYPES[name] for name in DENSE),
     *(SCHEMES[name] for name in SCHEME_CODES if name != "int8"),
@@ -33,35 +33,27 @@ TYPES: tuple[DType, ...] = (
 )
 DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
 
-# Quantised data: codes of the schemes, and types of the scales with the bytes of one.
+# Of quantised data: codes of the schemes; types of the scales, and their bytes.
 QUANT_TYPES = {name: code - 2 for name, code in SCHEME_CODES.items()}
 SCALE_TYPES = ("fp32", "fp16")
 SCALE_SIZES = {"fp32": 4, "fp16": 2}
 BY_BLOCKS = ("int4_block", "int5_block")
-# What holds for blocks without a header where the configuration says nothing.
+# Of blocks without a header, if the configuration sets nothing else.
 BARE_DEFAULTS = {"block_size": 32, "scale_type": "fp16"}
 
 
 class Header(NamedTuple):
-    """The header of a file, checked.
-
-    Attributes
-    ----------
-    metadata, config, tokenizer, weights : int
-        Where each section begins; each ends where the next one does.
-    end : int
-        Where the last section ends.
-    """
+    """The checked header: the offset of each section, which ends where the next one begins."""
 
     metadata: int
     config: int
     tokenizer: int
     weights: int
-    end: int
+    end: int  # of the last section
 
 
 def read_header(source: Source, head: bytes, options: Options, warnings: list[str]) -> Header:
-    """Check the header against the size of the file, before anything that it declares is read."""
+    """Check the header against the size of the file before anything that it declares is read."""
     if head[: len(MAGIC)] != MAGIC[: len(head)]:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:5]), expected=repr(MAGIC))
     if len(head) > 5 and head[5] != VERSION:
@@ -77,8 +69,7 @@ def read_header(source: Source, head: bytes, options: Options, warnings: list[st
         starts.append(starts[-1] + size)
     header = Header(*starts)
     if header.end > source.size:
-        what = "the file ends before its sections do: its size"
-        expected = f"{header.end} by the sizes of the sections"
+        what, expected = "the file ends before its sections do: its size", f"{header.end} by the sizes of the sections"
         raise TruncatedError(what, field="weights_size", offset=source.size, actual=source.size, expected=expected)
     trailing(source, header.end, options, warnings)
     for name, size, offset in (("metadata_size", metadata, 8), ("config_size", config, 12)):
@@ -94,14 +85,14 @@ TOKENIZER_LEAST = 11
 
 
 def read_json(prefix: bytes, what: str, start: int, end: int) -> dict[str, Any]:
-    """Return the JSON object of a section of the bytes before the tokenizer; an empty section is an empty object."""
+    """Return the JSON object in [start, end) of the bytes before the tokenizer; an empty section is an empty object."""
     return strict_json.loads(prefix[start:end], what, offset=start) if end > start else {}
 
 
 def bare_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return block size, and bytes of a scale, of blocks without a header; None where the configuration makes no sense.
+    """Return block size and bytes of a scale for blocks without a header, or None if the configuration is nonsense.
 
-    A block size of 0, as of the schemes with one scale, fits no blocks.
+    A block size of 0, as schemes with one scale have it, fits no blocks.
     """
     quant = config.get("quant", {})
     if not isinstance(quant, dict):

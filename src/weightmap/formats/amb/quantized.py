@@ -1,4 +1,4 @@
-"""The bytes of quantised tensors: the header of four bytes, and how many bytes a scheme takes."""
+"""The bytes of quantised tensors: their header of four bytes, and the size of a payload."""
 
 from __future__ import annotations
 
@@ -23,27 +23,17 @@ if TYPE_CHECKING:
 
 
 class Quantization(NamedTuple):
-    """How a tensor is quantised.
+    """How a tensor is quantised."""
 
-    Attributes
-    ----------
-    start : int
-        Where the payload begins within the data: 4 behind a header, else 0.
-    block_size : int
-        0 for the schemes of a whole tensor.
-    scale_type : str
-        "fp32" or "fp16".
-    """
-
-    start: int
-    block_size: int
-    scale_type: str
+    start: int  # of the payload within the data: 4 behind a header, else 0
+    block_size: int  # 0 for the schemes of a whole tensor
+    scale_type: str  # "fp32" or "fp16"
 
 
 def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantization:
-    """Return how the tensor of a row is quantised, whose data begins with the (at most four) bytes `head`.
+    """Return how the tensor of `row` is quantised; `head` is the first bytes of its data, at most four.
 
-    Raises `QuantError` for a header that does not fit, where the data is not that of blocks without a header either.
+    Raises `QuantError` when neither a header nor blocks without a header fit the data.
     """
     scheme, size = row.dtype.name, math.prod(row.shape)
     problem = "its data ends within its header"
@@ -84,9 +74,9 @@ def payload_size(scheme: str, size: int, block_size: int, scale_type: str) -> in
 
 
 def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None) -> QuantizedTensor:
-    """Return the tensor whose bytes are `octets`, without a copy of them.
+    """Return the tensor over its bytes, `octets`, without a copy.
 
-    The header is checked again, on a copy: the file may have changed since it was opened.
+    The header is checked again on a copy: the file may have changed since it was opened.
     """
     how = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
     start, block_size, scale_type = how
@@ -95,9 +85,9 @@ def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None)
 
 
 def glance(row: Row, source: Source, bare: tuple[int, int] | None) -> Quantization:
-    """Return how the tensor of a row is quantised, by what can be read of it quickly: its header, and a mask.
+    """Return how the tensor of `row` is quantised, by reading only its header and mask.
 
-    Raises the `QuantError` that `tensor_of` does.
+    Raises the same `QuantError` as `tensor_of`.
     """
     how = quantization(row, source.pread(row.offset, min(QUANT_HEADER.size, row.nbytes)), bare)
     if row.dtype.name == "adaptive":
@@ -111,7 +101,7 @@ def glance(row: Row, source: Source, bare: tuple[int, int] | None) -> Quantizati
 
 @contextlib.contextmanager
 def _named(row: Row, how: Quantization) -> Iterator[None]:
-    """Say in errors which of the tensors they are about."""
+    """Add the scheme and the offset of the tensor to an error."""
     try:
         yield
     except QuantError as error:

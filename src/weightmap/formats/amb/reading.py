@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Decoder:
-    """Makes tensors of the quantised data of a file; `bare` is what holds for blocks without a header."""
+    """Decodes the quantised tensors of a file; `bare` describes blocks without a header."""
 
     def __init__(self, bare: tuple[int, int] | None) -> None:
         self._bare = bare
@@ -34,20 +34,20 @@ class _Decoder:
         return tensor_of(row, octets, self._bare)
 
     def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
-        """Return where the payload begins, block size and type of scales, by the first bytes of the data."""
+        """Return start of the payload, block size and scale type, from the first bytes of the data."""
         from weightmap.formats.amb.quantized import quantization  # noqa: PLC0415 - see `parse_amb`
 
         return quantization(row, head, self._bare)
 
     def glance(self, row: Row, source: Source) -> tuple[int, int, str]:
-        """Return the same, read from the file together with what else tells whether the data is sound: a mask."""
+        """Return the same, read from the file, and check a mask."""
         from weightmap.formats.amb.quantized import glance  # noqa: PLC0415 - see `parse_amb`
 
         return glance(row, source, self._bare)
 
 
 def parse_amb(source: Source, head: bytes, options: Options) -> Content:
-    """Check header, JSON sections and records, and return the content. No data is read, and no vocabulary."""
+    """Check header, JSON sections and records, and return the content. Data and vocabulary stay unread."""
     warnings: list[str] = []
     header = read_header(source, head, options, warnings)
     prefix = take(source, head, 0, header.tokenizer)
@@ -64,7 +64,7 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     def load_metadata() -> dict[str, Any]:
         return metadata
 
-    # What quantised tensors and `verify` need is imported when they are asked for: opening is what import time is for.
+    # Quantised tensors and `verify` import their modules at the first use: opening needs none of them.
     def check(run: Verification) -> None:
         from weightmap.formats.amb.verify import verify  # noqa: PLC0415 - see above
 

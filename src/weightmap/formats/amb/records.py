@@ -1,4 +1,4 @@
-"""The records of the weights section: from the walk in C to a table, or to the error that a fault deserves."""
+"""The records of the weights section: from the walk in C to a table, or to the error for a fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-# What may lie between two tensors: padding, and the longest header of a record. The walk knows it exactly.
+# Most bytes between two tensors: padding and the longest header of a record. The walk knows the exact number.
 _MAX_GAP = 7 + 2 + 65535 + 1 + 4 * NUMPY_MAX_NDIM + 1 + 8
 
 
@@ -38,20 +38,13 @@ class _Rules(Rules):
 
 
 class Records(NamedTuple):
-    """The records of a file.
-
-    Attributes
-    ----------
-    columns : Columns
-    relative : bool
-        Whether padding counts from the beginning of the section.
-    """
+    """The records of a file."""
 
     columns: kernels.Columns
-    relative: bool
+    relative: bool  # whether padding counts from the beginning of the section
 
     def content(self) -> tuple[Any, ...]:
-        """Return all that the records say, to compare."""
+        """Return everything that the records say, for comparison."""
         columns, n = self.columns, self.columns.count
         arrays = (
             columns.array(columns.bounds, n + 1, "<u4"),
@@ -67,10 +60,9 @@ class Records(NamedTuple):
 def walk(
     source: Source, header: Header, bare: tuple[int, int] | None, options: Options, warnings: list[str]
 ) -> Records:
-    """Walk the records: by padding of the absolute offset or, where that does not end exactly, of the section's.
+    """Walk the records, with padding by absolute offset; if that does not end exactly, by offset in the section.
 
-    `bare` has block size and bytes of a scale of blocks without a header. Raises the error that the walk which went
-    further deserves.
+    `bare` is block size and bytes of a scale of blocks without a header. Raises the error of the walk that got further.
     """
     fd = source.descriptor  # held until this returns
     section = kernels.Section(
@@ -97,7 +89,7 @@ def walk(
 
 
 def _odd(found: Any, name: str) -> list[str]:
-    """Return the warnings of a walk that was told to let padding pass."""
+    """Return the warnings of a walk that tolerated padding."""
     odd = []
     if found.odd_padding:
         odd.append(LayoutError("padding is not zero", path=name, field="padding", offset=found.odd_padding))
@@ -107,7 +99,7 @@ def _odd(found: Any, name: str) -> list[str]:
     return list(map(str, odd))
 
 
-# For each kind of fault that is one value against another: the class, the thing that is wrong, and what was expected.
+# For faults that compare two values: the class of the error, the wrong value's name, and the expected value.
 _WORDS: dict[str, tuple[type[TensorFileError], str, str]] = {
     "AMB_END": (TruncatedError, "the weights section ends within this field: bytes left", "{expected}"),
     "AMB_DATA": (TruncatedError, "data_size", "at most {expected}, the bytes left in the weights section"),
@@ -153,7 +145,7 @@ def _error(  # noqa: PLR0911 - one return for each kind of fault
 
 
 def table_of(records: Records, header: Header, options: Options) -> ColumnTable:
-    """Return the table of the records, with names still unchecked."""
+    """Return the table of the records; its names are unchecked."""
     columns, origin = records.columns, header.weights if records.relative else 0
 
     def locate(row: int) -> int:

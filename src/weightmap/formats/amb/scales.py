@@ -1,4 +1,4 @@
-"""Masks and scales of quantised tensors, looked through piece by piece."""
+"""Checks of masks and scales of quantised tensors, piece by piece."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from weightmap.index.table import Row
 
 _PIECE = 1 << 20
-# Codes of the mask: what a block is stored as. 3 is none.
+# Codes in the mask; no block is stored as 3.
 _INT4, _INT5, _FP16, _NONE = range(4)
-# How many blocks of each code a byte of the mask stands for, by the byte.
+# For each value of a byte of the mask: its number of blocks of each code.
 _COUNTS = np.array([[sum(byte >> 2 * k & 3 == code for k in range(4)) for code in range(4)] for byte in range(256)])
 _FEW = 5
 
 
 def check_scales(run: Verification, label: str, row: Row, how: Quantization) -> None:
-    """Read the payload of a quantised tensor, check its mask if it has one, and warn of scales that are not finite."""
+    """Read a quantised tensor's payload, check its mask if it has one, and warn of scales that are not finite."""
     width = SCALE_SIZES[how.scale_type]
     at, end = row.offset + how.start, row.offset + row.nbytes
     if row.dtype.name == "adaptive":
@@ -38,18 +38,16 @@ def check_scales(run: Verification, label: str, row: Row, how: Quantization) -> 
         bad = _infinite(run, at, end, (end - at) // blocks, width) if blocks else []
     else:
         bad = _infinite(run, at, at + width, width, width)
-        for _ in run.chunks(at + width, end - at - width):
-            pass
+        run.until(end)
     if bad:
         some = ", ".join(map(str, bad[:_FEW])) + (", ..." if len(bad) > _FEW else "")
-        what = "block" if len(bad) == 1 else "blocks"
-        run.warn(f"{label}: NaN or infinite scale of {what} {some}")
+        run.warn(f"{label}: NaN or infinite scale of block{'' if len(bad) == 1 else 's'} {some}")
 
 
 def _infinite(run: Verification, at: int, end: int, step: int, width: int) -> list[int]:
-    """Read [at, end), where a scale stands at the beginning of every `step` bytes; return which are not finite.
+    """Read [at, end), where every `step` bytes begin with a scale; return the numbers of scales that are not finite.
 
-    Of very many, some: as many as make a message.
+    The list stops growing once a message has enough of them.
     """
     bad: list[int] = []
     first = 0
@@ -69,7 +67,7 @@ def _pieces(run: Verification, at: int, end: int, step: int) -> Iterator[NDArray
 
 
 def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, at: int, end: int) -> list[int]:
-    """Check mask and size of adaptive data and return the numbers of blocks whose scales are not finite."""
+    """Check mask and size of adaptive data; return the numbers of blocks whose scales are not finite."""
     blocks, block_size = -(-math.prod(row.shape) // how.block_size), how.block_size
     scales_at = at + (blocks + 3) // 4
     counts: Any = np.zeros(4, np.int64)
@@ -95,13 +93,12 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
         expected = f"{wanted} by its mask"
         raise QuantError(what, field="data_size", offset=row.offset - 8, actual=row.nbytes, expected=expected)
     bad = _infinite(run, scales_at, codes_at, width, width)
-    for _ in run.chunks(codes_at, end - codes_at):
-        pass
+    run.until(end)
     if not bad:
         return bad
-    # Blocks of halves have no scale, so the number of a scale is not that of its block.
+    # float16 blocks have no scale, so the number of a scale is not that of its block.
     numbers: list[int] = []
-    shown = np.array(bad[: _FEW + 1])  # as many as make the message
+    shown = np.array(bad[: _FEW + 1])  # enough for the message
     begin = before = 0
     for offset in range(at, scales_at, _PIECE):
         codes = _codes(np.frombuffer(run.source.pread(offset, min(_PIECE, scales_at - offset)), np.uint8))

@@ -1,4 +1,4 @@
-"""The tokenizer section: its type, the ids of special tokens, and the vocabulary, bytes that are read on demand."""
+"""The tokenizer section: its type, the ids of special tokens, and the vocabulary, which is read on demand."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _PARTS = frozenset({"type", "special_ids", "payload"})
 
 
 class Tokenizer:
-    """The tokenizer of a model file, as ``TensorFile.tokenizer`` returns it and ``weightmap.save`` takes it.
+    """The tokenizer of a model file: returned by ``TensorFile.tokenizer``, taken by ``weightmap.save``.
 
     Attributes
     ----------
     type : int
         0 BPE, 1 SentencePiece, 2 WordPiece, 3 custom.
     special_ids : dict of str to int
-        Of bos, eos, pad, unk and mask; a token that the file has not is not in it.
+        By the names bos, eos, pad, unk and mask; without the tokens that the file lacks.
     payload : bytes
-        The vocabulary. Read from the file at the first use.
+        The vocabulary, read from the file at the first use.
     """
 
     __slots__ = ("_payload", "_place", "_source", "_special_ids", "type")
@@ -55,17 +55,17 @@ class Tokenizer:
 
     @property
     def kind(self) -> str:
-        """The type in words: "BPE", "SentencePiece", "WordPiece" or "custom"."""
+        """Name of the type: "BPE", "SentencePiece", "WordPiece" or "custom"."""
         return KINDS[self.type]
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """Ids of the special tokens by name: bos, eos, pad, unk, mask, as far as there are any."""
+        """Ids of the special tokens that the file has, by name: bos, eos, pad, unk, mask."""
         return dict(self._special_ids)
 
     @property
     def payload(self) -> bytes:
-        """The vocabulary, in a form that depends on the type.
+        """The vocabulary; its form depends on the type.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class Tokenizer:
         """
         payload = self._payload
         if payload is None:
-            assert self._source is not None  # noqa: S101 - for the type checker: one of them is there
+            assert self._source is not None  # noqa: S101 - for the type checker
             assert self._place is not None  # noqa: S101
             offset, size, limits = self._place
             try:
@@ -87,12 +87,12 @@ class Tokenizer:
         return payload
 
     def tokens(self) -> list[str]:
-        """Return the tokens by id of a WordPiece tokenizer, whose payload has one a line (ours).
+        """Return the tokens of a WordPiece tokenizer by id: its payload has one on each line (ours).
 
         Raises
         ------
         UnsupportedError
-            When it is of another type: only programs that know it can tell its tokens.
+            For a tokenizer of another type.
         FormatError
             When the payload is not UTF-8.
         """
@@ -113,7 +113,7 @@ class Tokenizer:
 
 
 def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Limits) -> Tokenizer | None:
-    """Return the tokenizer of the section [start, end), its vocabulary unread, or None where that is empty."""
+    """Return the tokenizer of the section [start, end) without reading its vocabulary; None for an empty section."""
     if start == end:
         return None
     kind, *ids = _FIELDS.unpack(take(source, head, start, TOKENIZER_LEAST))
@@ -126,7 +126,7 @@ def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Li
 
 
 def encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
-    """Return the section for what `weightmap.save` was given: a `Tokenizer`, a mapping, an object with attributes."""
+    """Return the section for a `Tokenizer`, a mapping, or an object with such attributes."""
     if tokenizer is None:
         return b""
     if isinstance(tokenizer, Mapping):

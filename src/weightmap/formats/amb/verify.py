@@ -1,10 +1,10 @@
-"""What `TensorFile.verify` checks in an AMB file: all that opening leaves unread."""
+"""The checks of `TensorFile.verify` in an AMB file: everything that opening leaves unread."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import LayoutError
+from weightmap.errors import LayoutError, counted
 from weightmap.formats.amb.layout import QUANT_HEADER, bare_blocks, read_json
 from weightmap.formats.amb.quantized import quantization
 from weightmap.formats.amb.records import table_of, walk
@@ -20,22 +20,17 @@ if TYPE_CHECKING:
     from weightmap.formats.amb.tokenizer import Tokenizer
     from weightmap.index.table import Table
 
-# How the matrix of token embeddings is called in the models that people convert.
+# Usual names of the matrix of token embeddings.
 _EMBEDDINGS = (
-    "wte",
-    "wte.weight",
-    "word_embeddings.weight",
-    "embed_tokens.weight",
-    "tok_embeddings.weight",
-    "token_embd.weight",
-    "embed_in.weight",
+    *("wte", "wte.weight", "word_embeddings.weight", "embed_tokens.weight"),
+    *("tok_embeddings.weight", "token_embd.weight", "embed_in.weight"),
 )
 
 
 def verify(run: Verification, header: Header, crc: int, records: Records, bare: tuple[int, int] | None) -> None:
-    """Check the whole file: what was parsed is what is there now, and every other byte, each read once.
+    """Check the whole file, reading each byte once, and that the parsed sections have not changed.
 
-    `crc` is the CRC-32 of everything before the tokenizer as it was when the file was opened.
+    `crc` is the CRC-32 at opening of everything before the tokenizer.
     """
     source, options = run.source, run.options
     start = run.read(0, header.tokenizer)
@@ -49,20 +44,16 @@ def verify(run: Verification, header: Header, crc: int, records: Records, bare: 
     for chunk in run.chunks(header.tokenizer, header.weights - header.tokenizer):
         lines += bytes(chunk).count(b"\n")
     if tokenizer is not None:
-        # The line feeds of its first eleven bytes, which are numbers, are no ends of tokens.
+        # Line feeds among its first eleven bytes are parts of numbers.
         lines -= source.pread(header.tokenizer, 11).count(b"\n")
         _check_tokenizer(run, tokenizer, lines, config)
     again = walk(source, header, bare, options, [])
     if again.content() != records.content():
-        msg = "the records changed after the file was opened"
-        raise LayoutError(msg, offset=header.weights)
+        raise LayoutError("the records changed after the file was opened", offset=header.weights)
     table = table_of(again, header, options)
     table.check()
     run.checked("records: ranges, names and sizes")
-    if not options.strict:
-        run.checked("padding (see warnings)")
-    else:
-        run.checked("padding is zero")
+    run.checked("padding is zero" if options.strict else "padding (see warnings)")
     if "" in table.names:
         run.warn("a tensor has an empty name")
     _check_config(run, table, config)
@@ -70,18 +61,18 @@ def verify(run: Verification, header: Header, crc: int, records: Records, bare: 
 
 
 def _read_data(run: Verification, table: Table, bare: tuple[int, int] | None) -> None:
-    """Read all records, those of quantised tensors with an eye on masks and scales."""
+    """Read all records, and check masks and scales of quantised tensors."""
     quantised = 0
     for i, row in enumerate(table.rows()):
         if not row.dtype.quantized:
-            continue  # read at once with what lies before the next quantised one
+            continue  # read together with everything up to the next quantised one
         quantised += 1
         run.until(row.offset)
         how = quantization(row, run.source.pread(row.offset, min(QUANT_HEADER.size, row.nbytes)), bare)
         run.read(row.offset, how.start)
         check_scales(run, table.label(i), row, how)
     if quantised:
-        run.checked(f"sizes, masks and scales of {quantised} quantised tensor{'' if quantised == 1 else 's'}")
+        run.checked(f"sizes, masks and scales of {counted(quantised, 'quantised tensor')}")
     run.rest()
 
 
@@ -100,7 +91,7 @@ def _check_tokenizer(run: Verification, tokenizer: Tokenizer, lines: int, config
 
 
 def _check_config(run: Verification, table: Table, config: Mapping[str, Any]) -> None:
-    """Compare the configuration with the matrix of token embeddings, where one is called as usual."""
+    """Compare the configuration with the matrix of token embeddings, if it has a usual name."""
     wanted = {"n_vocab": _count(config, "n_vocab"), "n_embd": _count(config, "n_embd")}
     if all(count is None for count in wanted.values()):
         return

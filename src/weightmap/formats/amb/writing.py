@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse, write_tensors
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
 from weightmap.formats.amb.layout import (
     ALIGNMENT,
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Sink
 
 _CODES = {name: code for code, name in enumerate(DENSE)}
-# The most that metadata is filled up with.
+# As many spaces as metadata is filled up with at most.
 _FILL = b" " * (ALIGNMENT - 1)
 
 
 def plan_amb(request: Request) -> Plan:
-    """Lay out a file."""
+    """Lay out an AMB file."""
     reasons: list[Reason] = []
     for tensor in request.tensors:
         problems = _problems(tensor)
@@ -46,8 +46,8 @@ def plan_amb(request: Request) -> Plan:
     tokenizer = encode_tokenizer(request.tokenizer, reasons)
     if reasons:
         refuse("AMB", reasons)
-    # Records end at multiples of 8 from the start of the file. When they begin at one, those who count from the start
-    # of their section read the same.
+    # Records end at multiples of 8 from the start of the file. The first one begins at such a multiple too, so readers
+    # that count from the start of the section find the same records.
     metadata += _FILL[: -(HEADER.size + len(metadata) + len(config) + len(tokenizer)) % ALIGNMENT]
     heads = [_head(tensor) for tensor in request.tensors]
     weights = sum(_whole(len(head) + tensor.nbytes) for head, tensor in zip(heads, request.tensors, strict=True))
@@ -64,13 +64,12 @@ def _write(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[P
     sink.write(start)
     for head, tensor in zip(heads, tensors, strict=True):
         sink.write(head)
-        for chunk in tensor.chunks():
-            sink.write(chunk)
+        write_tensors(sink, [tensor])
         sink.pad(-(len(head) + tensor.nbytes) % ALIGNMENT)
 
 
 def _head(tensor: Payload) -> bytes:
-    """Return what stands before the data of a tensor, the header of quantised data included."""
+    """Return the bytes before the data of a tensor, including the header of quantised data."""
     name, shape = tensor.name.encode(), tensor.shape
     code, quant = _CODES.get(tensor.dtype.name, 0), b""
     if tensor.dtype.quantized:
@@ -82,9 +81,9 @@ def _head(tensor: Payload) -> bytes:
 
 
 def _problems(tensor: Payload) -> list[str]:
-    """Say what keeps a tensor from being written. No array has as many dimensions as a record could have."""
+    """Return why a tensor cannot be written. No array has more dimensions than a record."""
     problems, name = [], tensor.dtype.name
-    if tensor.dtype.quantized:  # by a scheme that it has: `save` has refused others
+    if tensor.dtype.quantized:  # in a scheme of this format: `save` refuses others
         if tensor.block_size > U16_MAX:
             problems.append(f"blocks of {tensor.block_size} elements (at most {U16_MAX})")
     elif name not in _CODES:
@@ -102,7 +101,7 @@ def _problems(tensor: Payload) -> list[str]:
 
 
 def _config(request: Request) -> Mapping[str, Any] | None:
-    """Return the configuration, which says how tensors are quantised where some are: of several ways, the commonest."""
+    """Return the configuration, with the quantisation that covers most bytes if tensors are quantised."""
     bytes_by_way: dict[tuple[str, int, str], int] = {}
     for tensor in request.tensors:
         if tensor.dtype.quantized:
@@ -115,7 +114,7 @@ def _config(request: Request) -> Mapping[str, Any] | None:
 
 
 def _encode_json(what: str, value: Mapping[str, Any] | None, reasons: list[Reason]) -> bytes:
-    """Return an object as JSON, keys sorted, so that equal objects give equal bytes; one that reads back as it is."""
+    """Return an object as JSON that reads back equal. Keys are sorted, so that equal objects give equal bytes."""
     if value is None:
         return b"{}"
     bad = _not_json(value, 0)
@@ -136,7 +135,7 @@ _LARGEST = 10**1000
 
 
 def _not_json(value: Any, depth: int) -> str | None:  # noqa: PLR0911 - one return for each kind of value
-    """Say what keeps a value from being JSON, of texts and numbers that everybody reads; None for nothing."""
+    """Return why a value is no JSON of texts and numbers that every reader takes; None if it is."""
     if depth > DEEPEST:
         return f"it is nested more than {DEEPEST} deep"
     if isinstance(value, str):

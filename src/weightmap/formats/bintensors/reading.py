@@ -1,4 +1,4 @@
-"""Reading BinTensors: a header in either of its layouts."""
+"""Reading BinTensors: a header in either layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
-from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
+from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, counted, quoted
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._framed import LENGTH, read_header, verifier
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
@@ -32,10 +32,10 @@ class _Rules(Rules):
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
-    """Check the header in both layouts, and return the content by the one that fits."""
+    """Check the header in both layouts, and return the content of the one that fits."""
     header = read_header(source, head, options)
     strict = options if options.strict else Options(**options.keywords(strict=True))
-    # What reads as the specification's layout and then turns out wrong may still be of the current one.
+    # A header that reads as the specification's layout and then fails a check may still be of the current one.
     readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
     if not options.strict:
         readings += [(number, options) for number in LAYOUTS.values()]
@@ -46,7 +46,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
             return reading.content()
         except FormatError as error:
             misfits.append(_Misfit(reading.progress, error))
-    # Of two reasons, that of the reading which went further.
+    # The reading that got further has the better reason.
     raise max(misfits[-2:], key=lambda misfit: misfit.progress).error
 
 
@@ -56,13 +56,7 @@ class _Misfit(NamedTuple):
 
 
 class _Reading:
-    """An attempt to read a header by one layout, or by the first that fits.
-
-    Attributes
-    ----------
-    progress : int
-        How far it went, for comparison with other attempts.
-    """
+    """An attempt to read a header in one layout, or in the first that fits."""
 
     def __init__(self, source: Source, header: bytes, layouts: int, options: Options) -> None:
         self._source = source
@@ -71,10 +65,10 @@ class _Reading:
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
         self._columns, self._found, self._fault = kernels.bintensors_scan(header, layouts, limit)
-        self.progress: int = self._found.progress
+        self.progress: int = self._found.progress  # how far this attempt got
 
     def content(self) -> Content:
-        """Return the content. Raises the `FormatError` that the first thing wrong with it deserves."""
+        """Return the content. Raises the `FormatError` of the first defect."""
         source, header, options, found = self._source, self._header, self._options, self._found
         warnings, base, aliased = self._warnings, LENGTH.size + len(header), False
         if self._fault is not None:
@@ -112,13 +106,8 @@ class _Reading:
         if fault.kind == "BIN_END":
             return TruncatedError(f"the header ends within {where}", field=field, offset=offset)
         if fault.kind == "BIN_COUNT":
-            return TruncatedError(
-                _COUNTS[self._found.part].format(row=fault.row),
-                field=field,
-                offset=offset,
-                actual=actual,
-                expected=f"at most {expected}, by the bytes that follow it in the header",
-            )
+            what, wanted = _COUNTS[self._found.part].format(row=fault.row), f"at most {expected}, by the bytes left"
+            return TruncatedError(what, field=field, offset=offset, actual=actual, expected=f"{wanted} in the header")
         if fault.kind == "BIN_DTYPE":
             known = ", ".join(f"{code} {name}" for code, name in enumerate(DTYPE_NAMES))
             return UnsupportedError(where, field=field, offset=offset, actual=actual, expected=f"one of {known}")
@@ -135,42 +124,36 @@ class _Reading:
         return cls(what, field=field, offset=offset, actual=actual, expected=wanted)
 
     def _check_padding(self) -> None:
-        """Check what follows the last entry, and note what is legal and odd."""
+        """Check the padding behind the last entry, and warn of legal oddities."""
         header, found, warnings = self._header, self._found, self._warnings
         padding = header[found.end :]
         if len(padding) > 7 or padding.strip(b" "):
-            error = LayoutError(
-                "padding of the header",
-                field="padding",
-                offset=LENGTH.size + found.end,
-                actual=f"{len(padding)} bytes {padding[:16]!r}",
-                expected="fewer than 8 bytes, all of them spaces",
-            )
+            what, wanted = "padding of the header", "fewer than 8 bytes, all of them spaces"
+            actual, at = f"{counted(len(padding), 'byte')} {padding[:16]!r}", LENGTH.size + found.end
+            error = LayoutError(what, field="padding", offset=at, actual=actual, expected=wanted)
             self._options.tolerate(error, warnings)
         if len(header) % 8:
-            warnings.append(f"the header has {len(header)} bytes, which is no multiple of 8: data is not aligned")
+            warnings.append(f"the header has {len(header)} bytes, no multiple of 8: data is not aligned")
         if found.wide < found.end:
             at = LENGTH.size + found.wide
             warnings.append(f"an integer of the header takes more bytes than it needs (at byte {at})")
 
     def _metadata(self) -> bytes:
-        """Return the bytes of the metadata's pairs, keys checked for repetition."""
+        """Return the bytes of the metadata's pairs, after a check for repeated keys."""
         found = self._found
         raw = self._header[found.metadata_begin : found.metadata_end]
         if found.keys_in_doubt:
             seen: set[str] = set()
             for key, _ in _pairs(raw, found.metadata_count):
                 if key in seen:
-                    what = f"metadata: the key {quoted(key)} is there twice"
-                    self._options.tolerate(
-                        LayoutError(what, field="metadata", offset=LENGTH.size + found.metadata_begin), self._warnings
-                    )
+                    what, at = f"metadata has the key {quoted(key)} twice", LENGTH.size + found.metadata_begin
+                    self._options.tolerate(LayoutError(what, field="metadata", offset=at), self._warnings)
                     break
                 seen.add(key)
         return raw
 
     def _locator(self) -> Callable[[int], int | None]:
-        """Return a function that tells where the entry of a tensor begins, for messages: by scanning once more."""
+        """Return a function that finds the offset of a tensor's entry, for messages, by another scan."""
         source, size, layout = self._source, len(self._header), self._found.layout
 
         def locate(row: int) -> int | None:
@@ -180,7 +163,7 @@ class _Reading:
         return locate
 
     def _read_aliases(self, fault: kernels.Fault) -> None:
-        """Make a row of each name of a map that has other than one name for each tensor, as bintensors 0.0.5 does."""
+        """Make a row of each name in a map that is no bijection, as bintensors 0.0.5 does."""
         columns, found, count = self._columns, self._found, self._columns.count
         position = found.map_begin
         entries, position = _integer(self._header, position)
@@ -190,16 +173,16 @@ class _Reading:
             name, position = self._header[position : position + length], position + length
             index, position = _integer(self._header, position)
             names[name] = index
-            if len(names) > count:  # a map may have millions of them
+            if len(names) > count:  # a map may have millions of names
                 break
         if len(names) != count:
             raise self._error(fault)
-        highest = max(names.values())  # of a name that is there twice, the last index counts
+        highest = max(names.values())  # the last index of a repeated name counts
         if highest >= count:
             what = "the map of names: index of a tensor"
             raise LayoutError(what, field="index_map", actual=highest, expected=f"less than {count}")
         begin, end = columns.array(columns.begin, count, "<u8"), columns.array(columns.end, count, "<u8")
-        if begin[0] or (begin[1:] != end[:-1]).any():  # in the table itself tensors may overlap now
+        if begin[0] or (begin[1:] != end[:-1]).any():  # checked here, because rows of the new table may overlap
             what = "the tensors do not lie one after another"
             raise LayoutError(what, field="data_offsets")
         ordered = sorted(names, key=names.__getitem__)
@@ -208,7 +191,7 @@ class _Reading:
         self._warnings.append("the map of names has more than one name for a tensor, and none for another")
 
 
-# What the scan was reading when it met a fault, and the name of the field.
+# By the part that the scan was reading at a fault: its name in messages, and its field.
 _PARTS = (
     ("the metadata", "metadata"),
     ("the number of tensors", "tensors"),
@@ -218,7 +201,7 @@ _PARTS = (
     ("the data offsets of tensor {row}", "data_offsets"),
     ("the map of names", "index_map"),
 )
-# The same, for a count or length that is too large; data offsets have none.
+# The same for a count or length that is too large; dtypes and data offsets have none.
 _COUNTS = (
     "the metadata: a count or length",
     "the number of tensors",
@@ -231,20 +214,20 @@ _COUNTS = (
 
 
 def _integer(data: bytes, position: int) -> tuple[int, int]:
-    """Return the integer at `position` and where it ends. Raises `TruncatedError` when it does not fit."""
+    """Return the integer at `position` and the position behind it. Raises `TruncatedError` when it does not fit."""
     first = data[position : position + 1]
     if first and first[0] <= 250:
         return first[0], position + 1
     size = {251: 2, 252: 4, 253: 8}.get(first[0] if first else 0, 0)
     raw = data[position + 1 : position + 1 + size]
     if not size or len(raw) < size:
-        msg = "the header ends within the map of names, or an integer there is none"
+        msg = "the header ends within the map of names, or the map holds an invalid integer"
         raise TruncatedError(msg, field="index_map", offset=LENGTH.size + position)
     return int.from_bytes(raw, "little"), position + 1 + size
 
 
 def _pairs(raw: bytes, count: int) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of the metadata, which the scan has checked."""
+    """Yield the metadata's pairs, which the scan has checked."""
     position = 0
     for _ in range(count):
         length, position = _integer(raw, position)

@@ -50,14 +50,13 @@ def plan(request: Request) -> Plan:
     if len(header) > MAX_HEADER:
         refuse("BinTensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
     if current and _reads_as_specification(header, offset):
-        refuse(
-            "BinTensors, layout 'current',", ["a file that reads as the specification's layout too: rename a tensor"]
-        )
+        ambiguous = "a file that reads as the specification's layout too: rename a tensor"
+        refuse("BinTensors, layout 'current',", [ambiguous])
     return Plan(LENGTH.size + len(header) + offset, writer(header, [tensor for _, _, tensor in tensors]))
 
 
 def _reads_as_specification(header: bytes, data_size: int) -> bool:
-    """Whether a header would be taken for one of the other layout: it takes names made for the purpose."""
+    """Whether a reader would take the header for one of the other layout, which only crafted names cause."""
     _, found, fault = kernels.bintensors_scan(header, LAYOUTS["spec"], len(header))
     return fault is None and bool(found.complete) and found.data_end == data_size
 
@@ -66,7 +65,7 @@ _SMALL = tuple(bytes([value]) for value in range(251))
 
 
 def _varint(value: int) -> bytes:
-    """Return an integer in the fewest bytes that bincode has for it."""
+    """Return an integer in bincode's shortest encoding."""
     if value < 251:
         return _SMALL[value]
     if value < 1 << 16:

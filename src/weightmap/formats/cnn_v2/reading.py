@@ -25,7 +25,7 @@ class _Rules(Rules):
     dtypes = (DTYPES["float16"],)
     min_ndim = max_ndim = 4
     alignment = unit = HALF
-    # What tables call these, and where they lie in a record. A shape too large contradicts its weight_count.
+    # A shape that is too large contradicts its weight_count.
     fields = MappingProxyType(
         {"data_offset": ("weight_offset", 12), "data_size": ("weight_count", 16), "shape": ("weight_count", 16)}
     )
@@ -36,7 +36,6 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     version, num_layers, total, mip_level = _header(source, head)
     header_size = HEADER_SIZES[version]
     base = header_size + RECORD.size * num_layers
-    # Before anything is read or allocated for them.
     if base > source.size:
         what = "the file ends before its layer records do: its size"
         raise TruncatedError(what, field="num_layers", offset=8, actual=source.size, expected=f"at least {base}")
@@ -85,7 +84,7 @@ def _header(source: Source, head: bytes) -> tuple[int, int, int, int]:
 
 
 def _check_size(source: Source, base: int, total: int, options: Options, warnings: list[str]) -> None:
-    """Check that the file ends where its weights do, or, when they are odd in number, with the pair of the last one."""
+    """Check that the file ends with its weights or, for an odd number of them, with the last pair."""
     end = base + HALF * total
     if source.size < end:
         what = "the file ends before its weights do: its size"
@@ -96,9 +95,9 @@ def _check_size(source: Source, base: int, total: int, options: Options, warning
 
 
 def _check_total(found: Any, total: int, options: Options, warnings: list[str]) -> None:
-    """Check that the layers have as many weights as the header says.
+    """Check that the layers have as many weights as the header declares.
 
-    Where the records contradict themselves, the check of the table has the better answer: which one, and how.
+    Records that contradict themselves are left to the check of the table, which names the layer.
     """
     if found.counted == found.needed != total:
         what, expected = "total_weights", f"{found.counted}, the sum over the layers"

@@ -1,4 +1,4 @@
-"""What `TensorFile.verify` checks in a CNN v2 file: all that opening leaves unread."""
+"""The checks of `TensorFile.verify` in a CNN v2 file: everything that opening leaves unread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.errors import LayoutError
+from weightmap.errors import LayoutError, counted
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _MAX_MIP_LEVEL, _MAX_OUT_CHANNELS = 3, 8
 
 
 def verify_cnn(run: Verification, crc: int, base: int, total: int) -> None:
-    """Check all that opening leaves unread."""
+    """Check that header and records are unchanged, the values of their fields, and the padding."""
     start = run.read(0, base)
     run.unchanged(start, crc, "the header or the layer records")
     run.checked("header and layer records")
@@ -41,8 +41,8 @@ def verify_cnn(run: Verification, crc: int, base: int, total: int) -> None:
 
 
 def _warn_of(run: Verification, layers: NDArray[np.bool_], what: str) -> None:
-    """Warn of the layers that have something, and name the first few."""
+    """Warn of the marked layers, which have `what`, and name the first few."""
     found = np.flatnonzero(layers).tolist()
     if found:
         some = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
-        run.warn(f"{len(found)} layer{'' if len(found) == 1 else 's'} with {what}: {some}")
+        run.warn(f"{counted(len(found), 'layer')} with {what}: {some}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import EncodeError, Remedy, counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse, write_tensors
 from weightmap.formats.cnn_v2 import HALF, HEADER_SIZES, LAYOUTS, MAGIC, RECORD
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def layout_for(metadata: Mapping[str, Any] | None) -> str | None:
 
 
 def plan(request: Request) -> Plan:
-    """Lay out a file."""
+    """Lay out a CNN v2 file."""
     reasons: list[Reason] = []
     tensors = _ordered(request.tensors, reasons)
     mip_level = _mip_level(request, reasons)
@@ -61,14 +61,12 @@ def plan(request: Request) -> Plan:
 
 def _write(sink: Sink, start: bytes, tensors: Sequence[Payload], padding: int) -> None:
     sink.write(start)
-    for tensor in tensors:
-        for chunk in tensor.chunks():
-            sink.write(chunk)
+    write_tensors(sink, tensors)
     sink.pad(padding)
 
 
 def _ordered(tensors: Sequence[Payload], reasons: list[Reason]) -> list[Payload]:
-    """Return the tensors by the number of their layer; those with another name come last."""
+    """Return the tensors by the number of their layer; misnamed ones come last."""
     numbers = {f"layer.{i}.weight": i for i in range(len(tensors))}
     why = f"its name (layer.<i>.weight, with i from 0 to {len(tensors) - 1})"
     reasons += [Unfit("tensor", tensor.name, why) for tensor in tensors if tensor.name not in numbers]
@@ -76,7 +74,7 @@ def _ordered(tensors: Sequence[Payload], reasons: list[Reason]) -> list[Payload]
 
 
 def _problems(tensor: Payload) -> list[str]:
-    """Say what keeps a tensor from being the weights of a layer."""
+    """Return why a tensor cannot be the weights of a layer."""
     problems, shape = [], tensor.shape
     if tensor.dtype.name != "float16":
         problems.append(f"dtype {tensor.dtype.name} (it has float16)")
@@ -92,7 +90,7 @@ def _problems(tensor: Payload) -> list[str]:
 
 
 def _mip_level(request: Request, reasons: list[Reason]) -> int:
-    """Return the mip_level of the metadata, 0 where there is none."""
+    """Return the mip_level of the metadata, by default 0."""
     given = (request.metadata or {}).get("mip_level", 0)
     level = _integer(given)
     if level is None or level > _U32_MAX:
@@ -103,7 +101,7 @@ def _mip_level(request: Request, reasons: list[Reason]) -> int:
 
 
 def _integer(value: Any) -> int | None:
-    """Return a non-negative integer, also one that is written as a decimal string; None for anything else."""
+    """Return a non-negative integer, given as such or as a decimal string; None for anything else."""
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdigit() and len(value) <= 10 else None
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0:

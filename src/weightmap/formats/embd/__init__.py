@@ -20,36 +20,34 @@ sub-headers and ids.
 
 Tensor index: descriptors of 32 bytes ``u32 name_hash | u8 dtype | u8 ndim | u16 name_length | 4 x u32 shape | u64
 data_offset``, then all names back to back. The hash is FNV-1a 32 of the name; collisions are legal. dtype: 0 float32, 1
-float16, 2 bfloat16, 3 int32, 4 int16, 5 int8, 6 uint32, 7 uint16, 8 uint8. ndim is 1 to 4, unused dimensions are 0, a
-used dimension may be 0. The offset counts from tensor_data_offset; data is row-major.
+float16, 2 bfloat16, 3 int32, 4 int16, 5 int8, 6 uint32, 7 uint16, 8 uint8. ndim is 1 to 4; unused dimensions are 0, and
+used ones may be. The offset counts from tensor_data_offset; data is row-major.
 
 Footer, the last 16 bytes: ``u32 data_crc | u32 file_crc | "DBME" | u32 reserved = 0``: the CRC-32 of the tensor data
 section with its padding, and of everything before the footer.
 
 Ours, where the specification is silent or contradicts itself
 -------------------------------------------------------------
-* special_tokens is written as an absolute offset, behind the entries. It is read as absolute when that lies within the
-  vocabulary, else relative to it. When it points right behind the sub-header, the entries begin after the ids.
-* A special id of 0xFFFFFFFF means that there is no such token. An id that is not below token_count is a warning of
-  `verify`.
-* Both tensor_data_offset and every data_offset are written as multiples of 64.
+* special_tokens is written as an absolute offset, behind the entries. It is read as absolute if that lies within the
+  vocabulary, else as relative to it. If it points right behind the sub-header, the entries begin after the ids.
+* A special id of 0xFFFFFFFF means that there is no such token. `verify` warns of an id that is not below token_count.
+* tensor_data_offset and every data_offset are written as multiples of 64.
 * Padding between sections, between aligned tensors, and before the footer is at most 63 zero bytes; without
   TENSORS_ALIGNED, tensors lie back to back.
-* With CHECKSUM_ENABLED clear the footer is there and its CRCs are 0 and not looked at. A header checksum of 0 is then
-  none, and a warning of `verify`; any other one that is wrong is an error, whatever the flag says. The header checksum
-  is always written. With VOCAB_EMBEDDED clear vocab_offset and vocab_size are 0.
-* A minor version above 0, missing keys that the specification requires, a repeated token, and a wrong total_size of the
-  metadata are warnings of `verify`.
-* ``strict=False`` also lets pass: reserved fields, holes and overlaps of tensors.
+* With CHECKSUM_ENABLED clear, the footer's CRCs are written as 0 and not read, and a header checksum of 0 means none,
+  of which `verify` warns. Any other wrong header checksum is an error, with or without the flag. The header checksum is
+  always written. With VOCAB_EMBEDDED clear, vocab_offset and vocab_size are 0.
+* `verify` warns of a minor version above 0, missing keys that the specification requires, a repeated token, and a wrong
+  total_size of the metadata.
+* ``strict=False`` also tolerates reserved fields that are not 0, and holes and overlaps of tensors.
 
 Simple layout ("simple")
 ------------------------
-What the upstream converter and loader really use: ``"EMBD", u32 1, u32 n``, n times ``u32 length, name, u32 ndim, ndim
-x u32, float32 data``, then ``u32 vocab_count``, and for each ``u32 length, token``. It is told apart by what the other
-layout has at its ends: a file is of the specification layout when it has 80 bytes or more, its size at byte 48 and
-"DBME" 8 bytes before its end; otherwise the simple layout must consume it exactly. When neither fits, the error is that
-of the specification layout if one of its signs is there (ours: a right header checksum is a third sign), and that of
-the simple layout if not.
+The layout that the upstream converter and loader really use: ``"EMBD", u32 1, u32 n``, n times ``u32 length, name, u32
+ndim, ndim x u32, float32 data``, then ``u32 vocab_count``, and for each token ``u32 length, token``. A file has the
+specification layout if it has 80 bytes or more, its size at byte 48 and "DBME" 8 bytes before its end; otherwise the
+simple layout must consume it exactly. If neither fits, the error is that of the specification layout if one of its
+signs is there (ours: a right header checksum is a third sign), else that of the simple layout.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The fields of both layouts of EMBD, and the words for what is wrong with one."""
+"""The fields of both layouts of EMBD, and the errors about them."""
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError
@@ -41,52 +41,28 @@ REQUIRED_KEYS = (
 DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
 
 
-FIELDS = (
-    "magic",
-    "version_major",
-    "version_minor",
-    "flags",
-    "metadata_offset",
-    "metadata_size",
-    "vocab_offset",
-    "vocab_size",
-    "tensor_index_offset",
-    "tensor_index_count",
-    "tensor_data_offset",
-    "tensor_data_size",
-    "total_file_size",
-    "header_checksum",
-    "reserved",
-)
+class Header(NamedTuple):
+    """The header, field by field: ``Header._make(HEADER.unpack_from(raw))``."""
+
+    magic: bytes
+    version_major: int
+    version_minor: int
+    flags: int
+    metadata_offset: int
+    metadata_size: int
+    vocab_offset: int
+    vocab_size: int
+    tensor_index_offset: int
+    tensor_index_count: int
+    tensor_data_offset: int
+    tensor_data_size: int
+    total_file_size: int
+    header_checksum: int
+    reserved: int
 
 
-class Header:
-    """The header, field by field, from its 64 bytes."""
-
-    __slots__ = FIELDS
-
-    def __init__(self, raw: bytes) -> None:
-        (
-            self.magic,
-            self.version_major,
-            self.version_minor,
-            self.flags,
-            self.metadata_offset,
-            self.metadata_size,
-            self.vocab_offset,
-            self.vocab_size,
-            self.tensor_index_offset,
-            self.tensor_index_count,
-            self.tensor_data_offset,
-            self.tensor_data_size,
-            self.total_file_size,
-            self.header_checksum,
-            self.reserved,
-        ) = HEADER.unpack_from(raw)
-
-
-# Where each field lies, for messages.
-OFFSETS = dict(zip(FIELDS, (0, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 60), strict=True))
+# The offset of each field, for messages.
+OFFSETS = dict(zip(Header._fields, (0, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 60), strict=True))
 
 
 def field_error(cls: type[FormatError], field: str, actual: Any, expected: Any, what: str | None = None) -> FormatError:

@@ -1,4 +1,4 @@
-"""The metadata section of EMBD: keys and values behind their lengths."""
+"""The metadata section of EMBD: keys and values after their lengths."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
     count, total = PAIR.unpack_from(raw)
     fault = kernels.pairs_check(raw[PAIR.size :], count)
     if fault is not None and fault.kind == "NAME_FLOOD":
-        # Everything else has been checked. Somebody made the hashes collide, or there are very many keys: Python's dict
-        # tells them apart, with a secret in its hash.
+        # All else is checked. Somebody made the hashes collide, or there are very many keys: a set is bounded for any
+        # keys, because a secret keys its hash.
         keys: set[bytes] = set()
         for number, (key, _) in enumerate(_pairs(raw)):
             if key in keys:
@@ -53,12 +53,12 @@ def _metadata_error(fault: kernels.Fault, count: int, raw: bytes, offset: int) -
 
 
 def _repeated(number: int, offset: int) -> FormatError:
-    msg = f"metadata entry {number} has a key that an entry before it has"
+    msg = f"metadata entry {number} repeats the key of an earlier entry"
     return LayoutError(msg, field="metadata", offset=offset)
 
 
 def _pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield key and value of the entries, whose structure was checked before."""
+    """Yield key and value of the entries, after their structure was checked."""
     at = PAIR.size
     while at < len(raw):
         key, value = struct.unpack_from("<2H", raw, at)

@@ -1,4 +1,4 @@
-"""Reading EMBD: which of the two layouts a file has."""
+"""Reading EMBD: tells the two layouts apart."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
-    """Tell the layouts apart and read the one that it is."""
+    """Return the content of a file in either layout."""
     size = source.size
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
     if size >= HEADER.size + FOOTER.size:
-        fields = HEADER.unpack_from(head)
+        header = Header._make(HEADER.unpack_from(head))
         footer = FOOTER.unpack(source.pread(size - FOOTER.size, FOOTER.size))
-        sized, ended = fields[12] == size, footer[2] == MAGIC_END
+        sized, ended = header.total_file_size == size, footer[2] == MAGIC_END
         if sized and ended:
-            return parse_spec(source, head, fields, footer, options)
-        header = Header(head)
+            return parse_spec(source, head, header, footer, options)
         if sized or ended or header.header_checksum == kernels.crc32(head[:56]):
             try:
                 return parse_simple(source, head, options)
@@ -38,12 +37,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 
 def _one_sign(header: Header, footer: tuple[Any, ...], size: int) -> FormatError:
-    """Return what is wrong with a file that has one sign of the specification layout and not the others."""
+    """Return the error for a file with only some of the signs of the specification layout."""
     if header.total_file_size > size:
         what = "the file is shorter than its header says (was the download complete?): size"
         return field_error(TruncatedError, "total_file_size", size, header.total_file_size, what)
     if header.total_file_size < size:
-        what = "there are bytes after the end that the header states: size"
+        what = "there are bytes after the end that the header declares: size"
         return field_error(LayoutError, "total_file_size", size, header.total_file_size, what)
     what = "the footer's magic is missing (was the download complete?): magic_end"
     return TruncatedError(what, field="magic_end", offset=size - 8, actual=repr(footer[2]), expected=repr(MAGIC_END))

@@ -1,4 +1,4 @@
-"""The simple layout of EMBD: what the upstream converter and loader really use."""
+"""Reading the simple layout of EMBD, which the upstream converter and loader use."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _Rules(Rules):
     __slots__ = ()
     dtypes = DTYPE_LIST[:1]
     min_ndim, max_ndim = 1, MAX_NDIM
-    # Offsets are those of the file, and names lie between the tensors: the walk has seen to the gaps.
+    # Names lie between the tensors, and offsets count from the start of the file: the walk checks the gaps.
     max_gap = ANY_GAP
 
 
 def parse_simple(source: Source, head: bytes, options: Options) -> Content:
-    """Walk the file from its beginning to its end, which must be that of the vocabulary."""
+    """Walk the file from its beginning to the end of the vocabulary, with which it must end."""
     reader = Cursor(head, source, options.limits)
     reader.skip(len(MAGIC))
     version = reader.number("u32", "version", "its version")
@@ -47,7 +47,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     names_size = 0
     for i in range(count):
         length = reader.number("u32", "name_length", f"the length of the name of tensor {i}")
-        names_size += length  # all names are kept, so it is their sum that the limit is for
+        names_size += length  # the limit is for the sum, because all names are kept
         options.limits.check("max_header_bytes", names_size, "size of all names", offset=reader.position - 4)
         names.append(reader.take(length, "name", f"the name of tensor {i}"))
         lengths.append(length)
@@ -62,9 +62,8 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         if nbytes > reader.left:
             label = repr(names[-1][:60].decode(errors="replace"))
             msg = f"the file ends within the data of tensor {i}, {label} of shape {tuple(shape)}"
-            raise TruncatedError(
-                msg, field="data", offset=source.size, expected=f"at least {reader.position + nbytes} bytes"
-            )
+            least = f"at least {reader.position + nbytes} bytes"
+            raise TruncatedError(msg, field="data", offset=source.size, expected=least)
         offsets.append(reader.position)
         reader.skip(nbytes)
     vocab = _simple_vocabulary(reader, options)
@@ -93,7 +92,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
 
 
 def _name_at(columns: kernels.Columns, row: int) -> int:
-    """Return where the name of a tensor lies: before its data, and number and values of its dimensions."""
+    """Return the offset of a tensor's name: before the number and values of its dimensions, and its data."""
     names, dims = columns.bounds, columns.dim_bounds
     at: int = columns.begin[row] - 4 - 4 * (dims[row + 1] - dims[row]) - (names[row + 1] - names[row])
     return at

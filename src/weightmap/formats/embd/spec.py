@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-# A small index is read: that is cheaper than mapping it. A large one is checked and stays where it is mapped; each
-# record is copied and checked again when it is used.
+# Largest index that is read, which is cheaper than mapping it. A larger one is checked in the mapping and stays there;
+# each use copies and checks a record again.
 READ_INDEX = 1 << 16
-# The field that says how large a section is, by that of its beginning.
+# The field for the size of a section, by the field for its offset.
 _SIZES = {
     "metadata_offset": "metadata_size",
     "vocab_offset": "vocab_size",
@@ -44,17 +44,13 @@ _SIZES = {
 }
 
 
-def parse_spec(
-    source: Source, head: bytes, fields: tuple[Any, ...], footer: tuple[Any, ...], options: Options
-) -> Content:
-    """Check header and index, and return the content; `fields` are those of the header, as they lie there."""
+def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options) -> Content:
+    """Check header and index, and return the content."""
     warnings: list[str] = []
-    _check_header(source, head, fields, footer, options, warnings)
-    raw, flags, metadata_offset, start, count, data = head[: HEADER.size], fields[3], fields[4], *fields[8:11]
-    metadata = take(source, head, metadata_offset, fields[5])
-    vocab = None
-    if flags & VOCAB_EMBEDDED:
-        vocab = vocabulary(source, head, Header(raw))
+    _check_header(source, head, header, footer, options, warnings)
+    _, _, _, flags, metadata_offset, metadata_size, _, _, start, count, data, data_size, *_ = header
+    metadata = take(source, head, metadata_offset, metadata_size)
+    vocab = vocabulary(source, head, header) if flags & VOCAB_EMBEDDED else None
     size = data - start
 
     def index(*, private: bool = False) -> bytes | NDArray[np.uint8]:
@@ -62,7 +58,7 @@ def parse_spec(
             return take(source, head, start, size)
         return source.octets[start:data]
 
-    table = RecordTable(index, count, start, record_rules(flags, data, fields[11], source.size, options))
+    table = RecordTable(index, count, start, record_rules(flags, data, data_size, source.size, options))
     if options.verify == "full":
         table.detach_index()
     if options.checked:
@@ -72,7 +68,7 @@ def parse_spec(
     def verify(run: Verification) -> None:
         from weightmap.formats.embd.verify import verify_spec  # noqa: PLC0415 - not needed to open
 
-        verify_spec(run, raw, footer)
+        verify_spec(run, header, footer)
 
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)
@@ -85,15 +81,10 @@ def parse_spec(
 
 
 def _check_header(
-    source: Source,
-    head: bytes,
-    fields: tuple[Any, ...],
-    footer: tuple[Any, ...],
-    options: Options,
-    warnings: list[str],
+    source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options, warnings: list[str]
 ) -> None:
     """Check the header field by field."""
-    _, major, minor, flags, _, metadata_size, vocab, vocab_size, index, count, data, _, _, stored, odd = fields
+    _, major, minor, flags, _, metadata_size, vocab, vocab_size, index, count, data, _, _, stored, odd = header
     if major != 1:
         raise field_error(UnsupportedError, "version_major", major, 1)
     found = kernels.crc32(head[:56])
@@ -116,16 +107,16 @@ def _check_header(
         limits.check("max_tensors", count, "tensor_index_count", offset=32)
     if metadata_size > most:
         limits.check("max_header_bytes", metadata_size, "metadata_size", offset=16)
-    _check_sections(fields, source.size - FOOTER.size)
+    _check_sections(header, source.size - FOOTER.size)
     if vocab_size > most:
         limits.check("max_header_bytes", vocab_size, "vocab_size", offset=24)
     if data - index > most:
         limits.check("max_header_bytes", data - index, "size of the tensor index", offset=28)
 
 
-def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
-    """Check that each section begins where the one before it ended, or within the padding after it, up to `limit`."""
-    metadata, metadata_size, vocab, vocab_size, index, count, data, size = fields[4:12]
+def _check_sections(header: Header, limit: int) -> None:
+    """Check that each section begins at most 63 bytes after the one before it, and ends by `limit`."""
+    _, _, _, _, metadata, metadata_size, vocab, vocab_size, index, count, data, size, *_ = header
     end = HEADER.size
     if metadata or metadata_size:
         if not end <= metadata < end + ALIGNMENT or metadata_size > limit - metadata:
@@ -138,7 +129,7 @@ def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
     if not end <= index < end + ALIGNMENT or DESCRIPTOR.size * count > limit - index:
         _misplaced("tensor_index_offset", index, DESCRIPTOR.size * count, end, limit)
     end = index + DESCRIPTOR.size * count
-    if data < end or size > limit - data:  # names lie before the data; how long they are is known later
+    if data < end or size > limit - data:  # `check_table` checks the gap: it knows how long the names are
         _misplaced("tensor_data_offset", data, size, end, limit)
     if limit - data - size >= ALIGNMENT:
         what = "there is a hole behind the tensor data: tensor_data_size"
@@ -147,7 +138,7 @@ def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
 
 
 def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options, warnings: list[str]) -> None:
-    """Let a newer minor version pass, and reserved fields only in lax mode."""
+    """Tolerate a newer minor version, and reserved fields only in lax mode."""
     if minor:
         warnings.append(f"version_minor is {minor}: written by a newer version of the format")
     for field, value, offset in (("reserved", odd, 60), ("footer reserved", end, source.size - 4)):
@@ -156,7 +147,7 @@ def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options,
 
 
 def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoReturn:
-    """Say what is wrong with a section that should begin at `end` or just behind it, and end by `limit`."""
+    """Raise the error for a section that should begin at `end` or just behind it, and end by `limit`."""
     if start < end:
         expected = f"at least {end}, the end of what lies before it"
         raise field_error(LayoutError, field, start, expected, f"two sections overlap: {field}")

@@ -1,4 +1,4 @@
-"""What `TensorFile.verify` checks in a file of the specification layout: all that opening leaves unread."""
+"""The checks of `TensorFile.verify` in the specification layout: everything that opening leaves unread."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
 
 
-def verify_spec(run: Verification, raw: bytes, footer: tuple[Any, ...]) -> None:
+def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> None:
     """Check the whole file: everything before the data again, on private bytes, then the data in one pass.
 
-    `raw` holds the bytes of the header, `footer` the fields of the footer, as they were when the file was opened.
+    `header` and `footer` are the fields at opening.
     """
-    header = Header(raw)
-    start = header.tensor_data_offset
+    raw, start = HEADER.pack(*header), header.tensor_data_offset
     run.options.limits.check("max_header_bytes", start, "size of everything before the tensor data")
     prefix = run.read(0, start)
     run.unchanged(prefix[: HEADER.size], kernels.crc32(raw), "the header")
-    has_checksum = header.header_checksum == kernels.crc32(raw[:56])  # or it is 0, which opening has let pass as none
+    has_checksum = header.header_checksum == kernels.crc32(raw[:56])  # otherwise it is 0: opening checked it
     run.checked("header checksum" if has_checksum else "no header checksum: the file has none")
     at = header.metadata_offset
     metadata = load_metadata(prefix[at : at + header.metadata_size], at)
@@ -61,7 +60,7 @@ def verify_spec(run: Verification, raw: bytes, footer: tuple[Any, ...]) -> None:
 def _verify_data(
     run: Verification, prefix_crc: int, header: Header, footer: tuple[Any, ...], table: RecordTable
 ) -> None:
-    """Read the data once: its padding and its CRC; the CRC of the file is combined from that of its parts."""
+    """Read the data once for its padding and its CRC, and combine the CRC of the file from those of its parts."""
     start, size = header.tensor_data_offset, header.tensor_data_size
     data_crc = position = 0
     gaps = _gaps(table, size)
@@ -84,9 +83,8 @@ def _verify_data(
     ):
         if stored != computed:
             expected = f"{computed:#010x}, as computed: the bytes are not those that were written"
-            raise ChecksumError(
-                f"stored {what}", field=field, offset=offset, actual=f"{stored:#010x}", expected=expected
-            )
+            actual = f"{stored:#010x}"
+            raise ChecksumError(f"stored {what}", field=field, offset=offset, actual=actual, expected=expected)
         run.checked(what)
 
 
@@ -96,7 +94,7 @@ def _verify_section_padding(run: Verification, prefix: bytes, header: Header, ta
     sections.append((header.tensor_index_offset, DESCRIPTOR.size * len(table) + table.names_size))
     sections.append((header.tensor_data_offset, 0))
     for start, size in sections:
-        if start == 0:  # a section that is not there
+        if start == 0:  # an absent section
             continue
         if any(prefix[end:start]):
             run.tolerate(LayoutError("padding between sections is not zero", field="padding", offset=end))
@@ -104,7 +102,7 @@ def _verify_section_padding(run: Verification, prefix: bytes, header: Header, ta
 
 
 def _gaps(table: RecordTable, data_size: int) -> list[tuple[int, int]]:
-    """Return begin and end of every piece of padding within the tensor data, the first one last."""
+    """Return begin and end of every piece of padding within the tensor data, in reverse order."""
     base, previous, gaps = table.rules.base, 0, []
     for row in table.rows():
         if row.offset - base > previous:
@@ -117,7 +115,7 @@ def _gaps(table: RecordTable, data_size: int) -> list[tuple[int, int]]:
 
 
 def _verify_gaps(run: Verification, gaps: list[tuple[int, int]], chunk: memoryview, position: int, start: int) -> None:
-    """Check the padding that lies in this chunk; what reaches into the next one is left in `gaps`."""
+    """Check the padding within this chunk, and leave the rest in `gaps`."""
     end = position + len(chunk)
     while gaps and gaps[-1][0] < end:
         first, last = gaps.pop()

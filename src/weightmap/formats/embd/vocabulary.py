@@ -1,4 +1,4 @@
-"""Vocabularies of EMBD: tokens behind their lengths, in both layouts."""
+"""Vocabularies of EMBD: tokens after their lengths, in both layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
-    """Read the sub-header. The special ids and the tokens are read at the first use."""
+    """Read the sub-header; special ids and tokens are read at the first use."""
     start, size = header.vocab_offset, header.vocab_size
     least = VOCAB_HEADER.size + SPECIAL.size
     if size < least:
@@ -38,10 +38,7 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
     behind, before = start + size - SPECIAL.size, start + VOCAB_HEADER.size
     at = special if start <= special <= behind else start + special
     if at not in (behind, before):
-        what, expected = (
-            "vocabulary special_tokens",
-            f"{behind} or {before}: the ids lie behind the tokens or before them",
-        )
+        what, expected = "vocabulary special_tokens", f"{behind} or {before}: the ids lie behind or before the tokens"
         raise LayoutError(what, field="special_tokens", offset=start + 8, actual=special, expected=expected)
     first = before if at == behind else before + SPECIAL.size
 
@@ -56,15 +53,13 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
 
 
 def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: int) -> StringTable:
-    """Walk the tokens and return them; what does not fit its section is a `LayoutError`."""
+    """Return the table of tokens. Raises `LayoutError` when they do not fill their section exactly."""
     bounds = np.empty(count + 1, np.uint32)
     walked = kernels.walk_strings(data, count, width, bounds)
     if walked != len(data):
-        what = (
-            f"token {-1 - walked} runs past the end of the vocabulary"
-            if walked < 0
-            else f"the {count} tokens end before the vocabulary does"
-        )
+        what = f"token {-1 - walked} runs past the end of the vocabulary"
+        if walked >= 0:
+            what = f"the {count} tokens end before the vocabulary does"
         raise LayoutError(what, field="vocabulary", offset=at + max(walked, 0))
     table = StringTable(data, bounds, width, "token")
     table.end = at + len(data)
@@ -76,13 +71,11 @@ def verify_vocabulary(run: Verification, vocab: Vocabulary) -> None:
     table = vocab.table
     bad = table.not_utf8()
     if bad >= 0:
-        table[bad]  # raises, saying which
+        table[bad]  # raises the error for this token
     repeated, duplicate, original = table.duplicates()
     if repeated:
-        run.warn(
-            f"tokens that stand in the vocabulary twice: {repeated}, "
-            f"the first of them {table[duplicate]!r} (ids {original} and {duplicate})"
-        )
+        first = f"the first of them {table[duplicate]!r} (ids {original} and {duplicate})"
+        run.warn(f"tokens that stand in the vocabulary twice: {repeated}, {first}")
     beyond = [f"{name} {i}" for name, i in vocab.special_ids.items() if i >= len(vocab)]
     if beyond:
         run.warn(f"special ids are not below the number of tokens, {len(vocab)}: {', '.join(beyond)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.errors import counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, refuse, write_tensors
 from weightmap.formats.embd import DTYPE_NAMES, MAGIC
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
@@ -26,6 +26,7 @@ from weightmap.formats.embd.layout import (
     U32_MAX,
     VOCAB_EMBEDDED,
     VOCAB_HEADER,
+    Header,
 )
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
 
 def plan(request: Request) -> Plan:
-    """Lay out a file in the wanted layout."""
+    """Lay out a file in the requested layout."""
     return _plan_simple(request) if request.layout == "simple" else _plan_spec(request)
 
 
 def _utf8(text: object, limit: int) -> bytes | None:
-    """Return the text as UTF-8, or None when it is no text, no Unicode, or longer than `limit` bytes."""
+    """Return the text as UTF-8; None for no text, a lone surrogate, or more than `limit` bytes."""
     if not isinstance(text, str):
         return None
     try:
@@ -93,33 +94,29 @@ def _plan_spec(request: Request) -> Plan:
         offset = -(-end // ALIGNMENT) * ALIGNMENT
         end = offset + tensor.nbytes
         shape = (*tensor.shape, 0, 0, 0)[:4]
-        descriptors.append(
-            DESCRIPTOR.pack(digest, _CODES[tensor.dtype.name], len(tensor.shape), len(name), *shape, offset)
-        )
-    size = data_offset + end + FOOTER.size
-    flags = TENSORS_ALIGNED | (VOCAB_EMBEDDED if vocab else 0) | (CHECKSUM_ENABLED if request.checksums else 0)
-    sections = (
-        HEADER.size,
-        len(metadata),
-        vocab_offset if vocab else 0,
-        len(vocab),
-        index_offset,
-        len(names),
-        data_offset,
+        code, ndim = _CODES[tensor.dtype.name], len(tensor.shape)
+        descriptors.append(DESCRIPTOR.pack(digest, code, ndim, len(name), *shape, offset))
+    header = Header(
+        magic=MAGIC,
+        version_major=1,
+        version_minor=0,
+        flags=TENSORS_ALIGNED | (VOCAB_EMBEDDED if vocab else 0) | (CHECKSUM_ENABLED if request.checksums else 0),
+        metadata_offset=HEADER.size,
+        metadata_size=len(metadata),
+        vocab_offset=vocab_offset if vocab else 0,
+        vocab_size=len(vocab),
+        tensor_index_offset=index_offset,
+        tensor_index_count=len(names),
+        tensor_data_offset=data_offset,
+        tensor_data_size=end,
+        total_file_size=data_offset + end + FOOTER.size,
+        header_checksum=0,
+        reserved=0,
     )
-    fields = (MAGIC, 1, 0, flags, *sections, end, size)
-    checksum = kernels.crc32(HEADER.pack(*fields, 0, 0)[:56])
-    prefix = b"".join(
-        (
-            HEADER.pack(*fields, checksum, 0),
-            metadata,
-            bytes(vocab),
-            *descriptors,
-            *names,
-            bytes(data_offset - index_end),
-        )
-    )
-    return Plan(size, lambda sink: _write_spec(sink, prefix, request, end))
+    header = header._replace(header_checksum=kernels.crc32(HEADER.pack(*header)[:56]))
+    parts = (HEADER.pack(*header), metadata, bytes(vocab), *descriptors, *names, bytes(data_offset - index_end))
+    prefix = b"".join(parts)
+    return Plan(header.total_file_size, lambda sink: _write_spec(sink, prefix, request, end))
 
 
 def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> None:
@@ -132,12 +129,11 @@ def _write_spec(sink: Sink, prefix: bytes, request: Request, data_size: int) -> 
         padding = -end % ALIGNMENT
         if padding:
             sink.pad(padding)
-        for chunk in tensor.chunks():
-            sink.write(chunk)
+        write_tensors(sink, [tensor])
         end += padding + tensor.nbytes
     data_crc = sink.crc32()
     file_crc = kernels.crc32_combine(prefix_crc, data_crc, data_size)
-    sink.write(FOOTER.pack(data_crc, file_crc, MAGIC_END, 0))  # both are 0 when nothing was summed
+    sink.write(FOOTER.pack(data_crc, file_crc, MAGIC_END, 0))  # both CRCs are 0 without `begin_sum`
 
 
 def _encode_metadata(request: Request, reasons: list[Reason]) -> bytes:
@@ -147,9 +143,8 @@ def _encode_metadata(request: Request, reasons: list[Reason]) -> bytes:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         raw_key, raw_value = _utf8(key, U16_MAX), _utf8(text, U16_MAX)
         if raw_key is None or raw_value is None:
-            reasons.append(
-                f"metadata {str(key)[:80]!r}: keys and values must be strings of at most 65535 bytes of UTF-8"
-            )
+            what = f"metadata {str(key)[:80]!r}"
+            reasons.append(f"{what}: keys and values must be strings of at most 65535 bytes of UTF-8")
             continue
         entries.append(struct.pack("<2H", len(raw_key), len(raw_value)) + raw_key + raw_value)
     total = sum(map(len, entries))
@@ -177,7 +172,7 @@ def _place_special(vocab: bytearray, offset: int) -> None:
 
 
 def _special(given: Any, vocab: Sequence[str], reasons: list[Reason]) -> list[int]:
-    """Return the five ids: as given, else by the token's usual name, else "none"."""
+    """Return the five special ids: those given, else by the tokens' usual names, else "none"."""
     known = dict(given) if given is not None else {}
     if given is None:
         for i, token in enumerate(vocab):
@@ -218,18 +213,13 @@ def _plan_simple(request: Request) -> Plan:
 
 
 def _simple_head(tensor: Payload) -> bytes:
-    name = tensor.name.encode()
-    return (
-        struct.pack("<I", len(name))
-        + name
-        + struct.pack(f"<{1 + len(tensor.shape)}I", len(tensor.shape), *tensor.shape)
-    )
+    name, ndim = tensor.name.encode(), len(tensor.shape)
+    return struct.pack("<I", len(name)) + name + struct.pack(f"<{1 + ndim}I", ndim, *tensor.shape)
 
 
 def _write_simple(sink: Sink, start: bytes, heads: Sequence[bytes], tensors: Sequence[Payload], end: bytes) -> None:
     sink.write(start)
     for head, tensor in zip(heads, tensors, strict=True):
         sink.write(head)
-        for chunk in tensor.chunks():
-            sink.write(chunk)
+        write_tensors(sink, [tensor])
     sink.write(end)

@@ -1,8 +1,8 @@
 """finalfusion ``.fifu``: word embeddings with a vocabulary, subwords, and a matrix that may be quantised.
 
 Little-endian. ``"FiFu" | u32 version = 0 | u32 n_chunks | n_chunks x u32 chunk id``, then the chunks, each ``u32 id |
-u64 length | payload``, the length being that of the payload with its padding. In this order: metadata (5), which may
-be missing; a vocabulary (1, 3, 7 or 8); a storage (2 or 4); norms (6), which may be missing.
+u64 length | payload``; the length is that of the payload with its padding. In this order: optional metadata (5); a
+vocabulary (1, 3, 7 or 8); a storage (2 or 4); optional norms (6).
 
 Vocabularies; a word is ``u32 length, bytes`` in UTF-8, unique, and may be empty
 ---------------------------------------------------------------------------------
@@ -10,13 +10,13 @@ Vocabularies; a word is ``u32 length, bytes`` in UTF-8, unique, and may be empty
 * 3 bucket: ``u64 n | u32 min_n | u32 max_n | u32 exponent | words``; n + 2**exponent rows.
 * 7 fastText: ``u64 n | u32 min_n | u32 max_n | u32 buckets | words``; n + buckets rows.
 * 8 explicit: ``u64 n | u64 n_ngrams | u32 min_n | u32 max_n | words | n_ngrams x {u32 length, bytes, u64 index}``; n
-  + as many rows as there are different indices. Several n-grams may share one.
+  rows and one for each distinct index. Several n-grams may share an index.
 
-This is the order in which every implementation writes the fields ("upstream"). The specification has another
-("spec"): ``u32 min_n | u32 max_n | u32 exponent or buckets | u64 n | words``, and for explicit ones ``u32 min_n | u32
-max_n | u64 n | words | u64 n_ngrams | n_ngrams x {u32 length, bytes}``, n-gram i having index i. The u32 4 bytes into
-the payload tells them apart: 0 in the first (the upper half of n), max_n in the second. Both are read and written.
-n-grams have 1 <= min_n to max_n characters; the exponent is 1 to 63; there is a bucket at least.
+Every implementation writes the fields in this order ("upstream"). The specification has another ("spec"): ``u32 min_n
+| u32 max_n | u32 exponent or buckets | u64 n | words``, and for explicit ones ``u32 min_n | u32 max_n | u64 n | words |
+u64 n_ngrams | n_ngrams x {u32 length, bytes}``, where n-gram i has index i. The u32 4 bytes into the payload tells them
+apart: 0 in the first (the upper half of n), max_n in the second. Both are read and written. n-grams have min_n >= 1 to
+max_n characters; the exponent is 1 to 63; there is at least one bucket.
 
 Storage
 -------
@@ -30,38 +30,36 @@ Storage
 * 6 norms: ``u64 n | u32 type = 10 | padding | n x f32``, n being the number of words.
 * 5 metadata: the text of a TOML document.
 
-Padding is ``size - position % size`` zero bytes, position being that after the type and size the bytes of an element:
-1 to 4 for f32, never none.
+Padding is ``size - position % size`` zero bytes, where position is the offset behind the type, and size the bytes of an
+element: 1 to 4 for f32, and never 0.
 
 Ours
 ----
-* The header's list of chunks is not believed: the chunks are walked. A difference is a warning of `verify`.
-* The length of a vocabulary is believed when it leads to a whole storage chunk: a known type, rows that fit the
-  vocabulary, and an end that is the file's or where norms begin. Then nothing of the vocabulary is read. If not, its
-  strings are walked, and a wrong length is a warning of `verify`: finalfusion-python writes those of explicit
-  vocabularies 8 bytes short for every n-gram. Strings that do not end where a believed length said are a
-  `LayoutError` at the first use of the vocabulary, and of `verify`.
-* The length of a storage or norms chunk tells how much padding there is: 0 to 4 bytes, or up to the size of an
-  element. Where it leads neither to the end of the file nor to norms, and the padding of the rule above does, that
-  one is taken, with a warning of `verify`; but not where the length leads a few bytes past the end of the file, which
-  may have been cut off.
-* Strings that are repeated, in words or n-grams, are a `LayoutError` of `verify` and of the first look-up. Indices of
-  n-grams must name every row that the matrix has for them, which is known at the first use of the n-grams. Indices
-  that are not numbered by their first appearance are a warning, since one reader numbers them so; they are written
-  so, by putting the n-grams in their order.
-* A file that has norms and nothing else, as finalfusion-python writes them, has one tensor "norms" and no vocabulary.
-* ``strict=False`` lets pass, with warnings: trailing bytes, chunks of unknown ids, missing chunks, padding that is
-  not zero, repeated strings.
-* Metadata is parsed when it is asked for. Written again unchanged it keeps its text to the byte. Nesting deeper than
-  128 and more than 65,536 keys are refused.
+* The chunks are walked; `verify` warns if the header lists others.
+* The length of a vocabulary is trusted if it leads to a whole storage chunk: a known type, rows that fit the
+  vocabulary, and an end at the end of the file or at norms. Then opening reads nothing of the vocabulary. Otherwise it
+  walks the strings, and `verify` warns of the wrong length: finalfusion-python writes that of explicit vocabularies 8
+  bytes short for every n-gram. If strings do not end at a trusted length, the first use of the vocabulary and `verify`
+  raise `LayoutError`.
+* The length of a storage or norms chunk tells its padding: 0 to 4 bytes, or up to the size of an element. If it leads
+  neither to the end of the file nor to norms, but the padding of the rule above does, that padding is taken, and
+  `verify` warns. It is not taken if the length leads a few bytes past the end of the file, which may be cut off.
+* For repeated words or n-grams, the first look-up and `verify` raise `LayoutError`. Indices of n-grams must cover every
+  row that the matrix has for n-grams, which their first use checks. `verify` warns of indices that are not numbered by
+  first appearance, because one reader numbers them so; they are written so, by sorting the n-grams.
+* A file of norms alone, as finalfusion-python writes them, has one tensor "norms" and no vocabulary.
+* ``strict=False`` tolerates, with warnings, trailing bytes, chunks of unknown ids, missing chunks, padding that is not
+  zero, and repeated strings.
+* Metadata is parsed at the first use, and keeps its text to the byte when it is written again unchanged. Nesting deeper
+  than 128 and more than 65,536 keys are refused.
 
 Writing
 -------
-``save(path, {"embeddings": matrix}, vocab=words)``, and optionally ``"norms"``, float32, one for each word. The
-matrix is a two-dimensional array, or a `QuantizedTensor` of scheme "pq". A vocabulary of subwords is told by an
-attribute ``subwords`` of `vocab`, as the `Vocabulary` of an opened file has it: a
-`weightmap.embeddings.subwords.Subwords`, or anything with its attributes ``kind`` ("bucket", "fasttext" or "explicit"),
-``min_n``, ``max_n``, ``size`` (rows of subwords) and, if explicit, ``ngrams``. `Vocabulary.of` makes one::
+``save(path, {"embeddings": matrix}, vocab=words)``, and optionally ``"norms"``, float32, one for each word. The matrix
+is a two-dimensional array, or a `QuantizedTensor` of scheme "pq". A vocabulary with subwords has an attribute
+``subwords``, as the `Vocabulary` of an opened file has: a `weightmap.embeddings.subwords.Subwords`, or anything with
+its attributes ``kind`` ("bucket", "fasttext" or "explicit"), ``min_n``, ``max_n``, ``size`` (rows of subwords) and, if
+explicit, ``ngrams``. `Vocabulary.of` makes one::
 
     vocab = Vocabulary.of(["one", "two"], subwords=Subwords("bucket", 2, 3, 6, 2**10))
     save("words.fifu", {"embeddings": matrix}, vocab=vocab)  # of 2 + 1024 rows

@@ -1,4 +1,4 @@
-"""Vocabularies before they are used: their fields, and the walk that finds their end."""
+"""The fields of a vocabulary chunk, and the walk that finds its end."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ _OR_MORE = "size of the vocabulary (or more)"
 
 
 def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> VocabChunk:
-    """Read the fields of a vocabulary whose payload begins at `offset` of a file of `size` bytes, with `raw`."""
-    # In upstream's order the first field is a u64, whose upper half is 0; in the specification's the second one is
-    # max_n, which is not.
+    """Read the fields of a vocabulary from `raw`, its payload at `offset` of a file of `size` bytes."""
+    # Bytes 4 to 7 are 0 in upstream's order (the upper half of a u64), and max_n, never 0, in the specification's.
     spec = id_ != SIMPLE and raw[4:8] != bytes(4)[: len(raw[4:8])]
     fields = (SPEC_FIELDS if spec else UPSTREAM_FIELDS)[id_]
     if len(raw) < fields.size:
@@ -67,7 +66,7 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
 
 
 def check_count(count: int, least: int, left: int, what: str, at: int) -> None:
-    """Bound a number of words or n-grams by the `left` bytes that follow it, of which each takes `least`."""
+    """Bound a number of words or n-grams by the `left` bytes that follow it; each takes at least `least`."""
     if count > left // least:
         expected = f"at most {left // least}, by the bytes that follow"
         field = "vocab_len" if what == "words" else "n_ngrams"
@@ -83,7 +82,7 @@ def _check_lengths(min_n: int, max_n: int, at: int) -> None:
 
 
 def _check_last(id_: int, last: int, at: int) -> int:
-    """Check the exponent or the number of buckets; return the rows that they stand for."""
+    """Check the exponent or the number of buckets; return the rows that it means."""
     if id_ == BUCKET:
         if not 1 <= last <= MAX_EXPONENT:
             expected = f"1 to {MAX_EXPONENT}"
@@ -94,18 +93,14 @@ def _check_last(id_: int, last: int, at: int) -> int:
     return last
 
 
-# ------------------------------------------------------------------------------------------- finding where it ends
 def check_size(vocab: VocabChunk, end: int, limits: Limits, what: str = "size of the vocabulary") -> None:
-    """Hold the bytes of words and n-grams, of which `end` is the last that is known, against the limits."""
-    at = vocab.offset - U64.size  # of the chunk's length
+    """Check the bytes of words and n-grams up to `end` against the limits."""
+    at = vocab.offset - U64.size  # the field of the chunk's length
     limits.check("max_header_bytes", end - vocab.words, what, offset=at)
 
 
 def scan_end(source: Source, vocab: VocabChunk, limits: Limits) -> int:
-    """Walk the words, and the n-grams if there are any, with flat memory; return where they end.
-
-    No more than the limits allow is walked: a file with holes has any length at no cost.
-    """
+    """Walk the words and n-grams in flat memory, no further than the limits allow; return where they end."""
     position = vocab.words
     for end in _skip(source, position, vocab.n_words, 0, "word"):
         check_size(vocab, end, limits, _OR_MORE)
@@ -120,7 +115,7 @@ def scan_end(source: Source, vocab: VocabChunk, limits: Limits) -> int:
 
 
 def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, int]:
-    """Return the number of n-grams, and where the first one begins; `position` is where the words end."""
+    """Return the number of n-grams and the offset of the first one; `position` is the end of the words."""
     if vocab.n_ngrams is not None:
         return vocab.n_ngrams, position
     if source.size - position < U64.size:
@@ -132,14 +127,14 @@ def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, 
 
 
 def _skip(source: Source, position: int, count: int, tail: int, what: str) -> Iterator[int]:
-    """Yield how far `count` strings that begin at `position` reach, as they are walked; last of all where they end."""
+    """Walk `count` strings from `position` on; yield the position after each piece, at last the end of the strings."""
     left = count
     while left:
         piece = source.pread(position, min(_PIECE, source.size - position))
         size, walked = kernels.fifu_skip(piece, left, tail)
         left -= walked
         position += size
-        if not walked:  # longer than a piece, or than the file
+        if not walked:  # the string is longer than a piece, or than the file
             end = position + 4 + int.from_bytes(piece[:4], "little") + tail
             if len(piece) < 4 or end > source.size:
                 msg = f"{what} {count - left} of {count} runs past the end of the file"

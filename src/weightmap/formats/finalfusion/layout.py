@@ -1,4 +1,4 @@
-"""The fields of finalfusion files, and what the parts of one are found to be."""
+"""The fields of finalfusion files, and the descriptions of their chunks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES = {
     QUANTIZED: "quantised matrix",
     NORMS: "norms",
 }
-# Where each may stand: in this order, one of each number.
+# The order of the chunks: at most one of each stage.
 STAGES = {METADATA: 0, SIMPLE: 1, BUCKET: 1, FASTTEXT: 1, EXPLICIT: 1, MATRIX: 2, QUANTIZED: 2, NORMS: 3}
 STAGE_TITLES = ("metadata", "vocabulary", "storage", "norms")
 KNOWN = ", ".join(f"{id_} {title}" for id_, title in sorted(TITLES.items()))
@@ -47,9 +47,9 @@ QUANTIZED_NAMES = (
     "quantized_type",
     "reconstructed_type",
 )
-# Where each of them stands in its chunk.
+# The byte of each field in the payload.
 QUANTIZED_AT = dict(zip(QUANTIZED_NAMES, (0, 4, 8, 12, 16, 20, 28, 32), strict=True))
-# A vocabulary's fields before its words: after n (upstream), or all of them (specification).
+# A vocabulary's fields before its words, in either order.
 UPSTREAM_FIELDS = {
     SIMPLE: struct.Struct("<Q"),
     BUCKET: struct.Struct("<QIII"),
@@ -62,105 +62,56 @@ KINDS = {SIMPLE: "simple", BUCKET: "bucket", FASTTEXT: "fasttext", EXPLICIT: "ex
 TYPE_NAMES = ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "i128", "u128", "f32", "f64"]
 KNOWN_TYPES = ", ".join(f"{code} {name}" for code, name in enumerate(TYPE_NAMES) if TYPES[code])
 U8_CODE, F32_CODE = 1, 10
-# After them, for our own table of tensors: product quantisation.
+# The code of product quantisation in our own table of tensors.
 PQ_CODE = len(TYPES)
 DTYPE_LIST: tuple[DType | None, ...] = (*(None if name is None else DTYPES[name] for name in TYPES), SCHEMES["pq"])
 BITS = tuple(0 if dtype is None else dtype.bits for dtype in DTYPE_LIST)
 MAX_CENTROIDS = 256  # codes are bytes
 MAX_EXPONENT = 63
 
-# Bytes of the index behind an n-gram.
-INDEX = 8
+INDEX = 8  # bytes of the index behind an n-gram
 
 INT64_MAX = (1 << 63) - 1
 U32_MAX = (1 << 32) - 1
-# A vocabulary is held by positions of 32 bits.
+# Most bytes of words or of n-grams: string tables hold positions of 32 bits.
 MAX_STRINGS = U32_MAX - 12
 
 
 class VocabChunk(NamedTuple):
-    """A vocabulary, as far as its fields tell.
-
-    Attributes
-    ----------
-    id : int
-    offset : int
-        Of the chunk's payload.
-    declared : int
-        Where the chunk ends by its length.
-    end : int
-        Where it ends: as its words and n-grams were walked, or as declared where that could be believed.
-    spec : bool
-        In the order of the specification.
-    n_words : int
-    n_ngrams : int or None
-        Of an explicit vocabulary; None when their number stands behind the words.
-    min_n, max_n : int
-        0 in simple vocabularies.
-    size : int
-        Rows of subwords: 2**exponent, or the number of buckets. 0 where the fields do not tell.
-    words : int
-        Where the first word's length stands.
-    """
+    """A vocabulary chunk, described by its fields. Offsets count from the start of the file."""
 
     id: int
-    offset: int
-    declared: int
-    end: int
-    spec: bool
+    offset: int  # of the payload
+    declared: int  # the chunk's end by its length
+    end: int  # its real end: the declared one if trusted, else that of a walk over the strings
+    spec: bool  # whether fields are in the order of the specification
     n_words: int
-    n_ngrams: int | None
-    min_n: int
+    n_ngrams: int | None  # of an explicit vocabulary; None if the number lies behind the words
+    min_n: int  # 0 in a simple vocabulary, like max_n
     max_n: int
-    size: int
-    words: int
+    size: int  # rows of subwords: 2**exponent, or the number of buckets; 0 for other kinds
+    words: int  # offset of the first word's length
 
 
 class Block(NamedTuple):
-    """A storage or the norms.
+    """A storage or norms chunk. Offsets count from the start of the file."""
 
-    Attributes
-    ----------
-    code : int
-        Of its type; `PQ_CODE` for a quantised matrix.
-    shape : tuple of int
-    chunk : int
-        Where the chunk begins.
-    padding, data, end : int
-        Where the zero bytes before the data, the data and what follows begin.
-    product : PQShape or None
-    declared : int
-        Where the chunk ends by its length.
-    """
-
-    code: int
+    code: int  # of its type; `PQ_CODE` for a quantised matrix
     shape: tuple[int, ...]
-    chunk: int
-    padding: int
-    data: int
-    end: int
+    chunk: int  # offset of the chunk
+    padding: int  # offset of the zero bytes before the data
+    data: int  # offset of the data
+    end: int  # of the data
     product: PQShape | None
-    declared: int
+    declared: int  # the chunk's end by its length
 
 
 class Chunks(NamedTuple):
-    """What a file is made of.
+    """The chunks of a file."""
 
-    Attributes
-    ----------
-    listed : tuple of int or None
-        Chunk ids by the header; None for a list too long to be one.
-    found : tuple of int
-        Ids of the chunks that are there, in order.
-    metadata : tuple of int or None
-        Offset and size of the TOML text.
-    vocab : VocabChunk or None
-    storage, norms : Block or None
-    """
-
-    listed: tuple[int, ...] | None
-    found: tuple[int, ...]
-    metadata: tuple[int, int] | None
+    listed: tuple[int, ...] | None  # ids in the header; None for a list that is too long to be one
+    found: tuple[int, ...]  # ids of the chunks in the file, in order
+    metadata: tuple[int, int] | None  # offset and size of the TOML text
     vocab: VocabChunk | None
     storage: Block | None
     norms: Block | None

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class TomlDocument(dict[str, Any]):
-    """What a TOML document holds, and its text: written again unchanged, it keeps comments and order.
+    """The content of a TOML document with its text, so that it is written again with its comments and order.
 
-    ``TensorFile.metadata`` is a read-only view of one, whose ``copy()`` gives it.
+    ``TensorFile.metadata`` is a read-only view of one; its ``copy()`` returns the document.
     """
 
     __slots__ = ("text",)
@@ -28,7 +28,7 @@ class TomlDocument(dict[str, Any]):
         self.text = text
 
     def copy(self) -> TomlDocument:
-        """Return a document of the same content and text."""
+        """Return a document with the same content and text."""
         return TomlDocument(self, self.text)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -36,9 +36,7 @@ class TomlDocument(dict[str, Any]):
 
 
 def load_metadata(raw: bytes, offset: int) -> TomlDocument:
-    """Parse a TOML document that begins at `offset` of the file.
-
-    Dates and times become objects of `datetime`.
+    """Parse a TOML document at `offset` of the file. Dates and times become `datetime` objects.
 
     Raises
     ------
@@ -59,16 +57,16 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
     except LimitError as error:
         error.offset = offset
         raise
-    except ValueError as error:  # of the parser, of int or of datetime
+    except ValueError as error:  # from the parser, int or datetime
         reason = "a number has too many digits" if "digits" in str(error) else str(error)[:200]
         raise fail(reason) from None
 
 
 def encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes:
-    """Return metadata as TOML: the text that it was read from, if it is unchanged.
+    """Return metadata as TOML, unchanged metadata as the text that it was read from.
 
-    What cannot be expressed is added to `reasons`. Raises `MissingDependencyError` when the text is new and the package
-    tomli_w is not installed.
+    Adds to `reasons` what TOML cannot express. Raises `MissingDependencyError` when new text needs the missing package
+    tomli_w.
     """
     document = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
     if isinstance(document, TomlDocument) and _says(document):
@@ -96,7 +94,7 @@ def encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes
 
 
 def _says(document: TomlDocument) -> bool:
-    """Whether the text of a document is that of its content, which somebody may have changed."""
+    """Whether the text of a document still says its content, which the caller may have changed."""
     try:
         return toml.loads(document.text) == document
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Reading: from the chunks of a file to its content."""
+"""Reading finalfusion: from the chunks of a file to its content."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class _Rules(Rules):
     __slots__ = ()
     dtypes = DTYPE_LIST
     min_ndim, max_ndim = 1, 2
-    # Offsets are those of the file, and headers of chunks lie between the tensors: the walk has seen to the gaps.
+    # Headers of chunks lie between the tensors, and offsets count from the start of the file: the walk checks the gaps.
     max_gap = ANY_GAP
 
 
 def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
-    """Walk the chunks and return the content. No data is read, and words only where nothing else tells their end."""
+    """Walk the chunks and return the content. Data stays unread, and so do words if their length can be trusted."""
     warnings: list[str] = []
     chunks = walk(source, head, options, warnings)
     table = table_of(chunks, source.size)
@@ -51,8 +51,8 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
         return TomlDocument({}, "") if metadata is None else load_metadata(source.pread(*metadata), metadata[0])
 
     def quantized(row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
-        del row  # there is one such tensor at most
-        assert storage is not None  # noqa: S101 - there is a row of it
+        del row  # a file has at most one such tensor
+        assert storage is not None  # noqa: S101 - the row is its row
         return product_of(storage, octets, source.name)
 
     def check(run: Verification) -> None:
@@ -70,7 +70,7 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
 
 
 def table_of(chunks: Chunks, size: int) -> ColumnTable:
-    """Return the table of the one or two tensors of a file of `size` bytes."""
+    """Return the table of the one or two tensors in a file of `size` bytes."""
     parts = [(name, block) for name, block in zip(_NAMES, (chunks.storage, chunks.norms), strict=True) if block]
     names = [name.encode() for name, _ in parts]
     blocks = [block for _, block in parts]
@@ -87,11 +87,11 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
 
 
 def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> QuantizedTensor:
-    """Return a matrix by product quantisation, over its bytes from projection to codes, of the file of this name."""
-    from weightmap.quant.product import ProductQuantized  # noqa: PLC0415 - needed by quantised matrices alone
+    """Return the product-quantised matrix over its bytes, from projection to codes; `name` is that of the file."""
+    from weightmap.quant.product import ProductQuantized  # noqa: PLC0415 - only quantised matrices need it
 
     product = storage.product
-    assert product is not None  # noqa: S101 - its dtype has told
+    assert product is not None  # noqa: S101 - its dtype says so
     rows, width = storage.shape
     parts = []
     start = 0

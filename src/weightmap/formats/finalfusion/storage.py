@@ -1,4 +1,4 @@
-"""Matrices, product-quantised matrices and norms: their fields, and where their data lies."""
+"""Matrices, product-quantised matrices and norms: their fields, and the places of their data."""
 
 from __future__ import annotations
 
@@ -30,41 +30,30 @@ if TYPE_CHECKING:
     from struct import Struct
     from typing import Any
 
-# Padding before the data of any type, in bytes; that of a wider type is at most its width.
+# Most bytes of padding before the data; a wider type may have up to its width.
 _PADDING_MOST = 4
 
 
 class Placing(NamedTuple):
-    """What is known of a chunk before its fields are read, and how its data is found.
+    """Finds the data of a chunk."""
 
-    Attributes
-    ----------
-    position, length : int
-        Where the chunk begins, and the length that its header states.
-    size : int
-        Of the file.
-    warnings : list of str
-    starts_norms : callable
-        Whether a chunk of norms begins at an offset.
-    """
-
-    position: int
-    length: int
-    size: int
+    position: int  # offset of the chunk
+    length: int  # that its header declares
+    size: int  # of the file
     warnings: list[str]
-    starts_norms: Callable[[int], bool]
+    starts_norms: Callable[[int], bool]  # whether a chunk of norms begins at an offset
 
     @property
     def payload(self) -> int:
-        """Where the fields begin."""
+        """Offset of the fields."""
         return self.position + CHUNK.size
 
     def lands(self, end: int, *, last: bool = False) -> bool:
-        """Whether the file ends at `end`, or norms begin there unless this is to be the `last` chunk."""
+        """Whether the file ends at `end` or, unless this must be the `last` chunk, norms begin there."""
         return end == self.size or (not last and end < self.size and self.starts_norms(end))
 
     def unpack(self, fields: Struct, raw: bytes, what: str) -> tuple[Any, ...]:
-        """Return the fields. Raises `TruncatedError` when the file ends within them."""
+        """Return the fields. Raises `TruncatedError` if the file ends within them."""
         if len(raw) < fields.size:
             msg = f"the file ends within the fields of the {what}"
             expected = f"at least {self.payload + fields.size} bytes"
@@ -72,10 +61,10 @@ class Placing(NamedTuple):
         return fields.unpack_from(raw)
 
     def place(self, what: str, fields: int, nbytes: int, width: int, *, last: bool = False) -> tuple[int, int]:
-        """Return where the data begins and where the chunk ends.
+        """Return the offset of the data and the end of the chunk.
 
-        The length of the chunk tells how much padding there is. Where it leads nowhere, and the padding that writers
-        put there leads to the end of the file or to norms, that is taken, with a warning.
+        The chunk's length tells its padding. If it leads neither to the end of the file nor to norms, but the padding
+        that writers use does, that padding is taken, with a warning.
 
         Parameters
         ----------
@@ -85,7 +74,7 @@ class Placing(NamedTuple):
         nbytes, width : int
             Bytes of the data, and of its widest element.
         last : bool
-            Nothing but the end of the file may follow.
+            Whether only the end of the file may follow.
         """
         start, declared = self.payload + fields, self.payload + self.length
         padding, most = declared - start - nbytes, max(_PADDING_MOST, width)
@@ -95,11 +84,8 @@ class Placing(NamedTuple):
         data = start + width - start % width
         cut = sound and declared > self.size  # by a few bytes, which the padding that writers put there may make up for
         if not cut and self.lands(data + nbytes, last=last) and data + nbytes != declared:
-            taken = data + nbytes - self.payload
-            self.warnings.append(
-                f"the length of the {what} chunk is {self.length}, and its contents take {taken} bytes "
-                f"(at byte {self.position + 4})"
-            )
+            taken = f"its contents take {data + nbytes - self.payload} bytes (at byte {self.position + 4})"
+            self.warnings.append(f"the length of the {what} chunk is {self.length}, and {taken}")
             return data, data + nbytes
         if cut or start + nbytes > self.size:
             msg = f"the file ends within the data of the {what}"
@@ -129,7 +115,7 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
         raise UnsupportedError(what, field="type", offset=at, actual=code, expected=f"one of {KNOWN_TYPES}")
     width = BITS[code] // 8
     nbytes = rows * cols * width
-    # Of an empty matrix too: numpy refuses dimensions whose product it cannot count.
+    # numpy multiplies the other dimensions of an empty matrix too.
     _check_size(max(rows, 1) * max(cols, 1) * width, "matrix", placing.payload)
     data, end = placing.place("matrix", MATRIX_FIELDS.size, nbytes, width)
     padding, declared = placing.payload + MATRIX_FIELDS.size, placing.payload + placing.length
@@ -137,7 +123,7 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
 
 
 def read_product(placing: Placing, raw: bytes) -> Block:
-    """Read the fields of a matrix by product quantisation."""
+    """Read the fields of a product-quantised matrix."""
     values = placing.unpack(QUANTIZED_FIELDS, raw, "quantised matrix")
     fields = dict(zip(QUANTIZED_NAMES, values, strict=True))
     _check_product(placing, fields)
@@ -152,7 +138,7 @@ def read_product(placing: Placing, raw: bytes) -> Block:
 
 
 def product_sizes(shape: tuple[int, ...], product: PQShape) -> tuple[int, int, int, int]:
-    """Return the bytes of projection, codebooks, norms and codes: they lie in this order."""
+    """Return the bytes of projection, codebooks, norms and codes, in file order."""
     rows, width = shape
     return (
         4 * width * width if product.projection else 0,
@@ -182,13 +168,11 @@ def _check_product(placing: Placing, fields: dict[str, int]) -> None:
 
 
 def read_norms(placing: Placing, raw: bytes, words: int | None) -> Block:
-    """Read the fields of the norms; `words` is the number of words, where there is a vocabulary."""
+    """Read the fields of the norms; `words` is the number of words, None without a vocabulary."""
     count, code = placing.unpack(NORMS_FIELDS, raw, "norms")
     if code != F32_CODE:
-        expected = f"{F32_CODE} ({TYPE_NAMES[F32_CODE]})"
-        raise UnsupportedError(
-            "type of the norms", field="type", offset=placing.payload + 8, actual=code, expected=expected
-        )
+        what, expected = "type of the norms", f"{F32_CODE} ({TYPE_NAMES[F32_CODE]})"
+        raise UnsupportedError(what, field="type", offset=placing.payload + 8, actual=code, expected=expected)
     if words is not None and count != words:
         expected = f"{words}, the number of words"
         raise LayoutError("number of norms", field="n_norms", offset=placing.payload, actual=count, expected=expected)

@@ -1,8 +1,7 @@
-"""TOML from files of strangers: its size in keys and its depth are known before it is parsed.
+"""A bounded parser of TOML from untrusted files: it counts keys and depth before it parses.
 
-The parser of the standard library keeps a tuple for each part of a dotted key, as long as what stands before it, and a
-kilobyte for each part that it has not seen before: 80 kB of ``a.a.a.a`` take it 6 GiB. What it would have to keep is
-counted first.
+For each part of a dotted key, the parser of the standard library keeps a tuple as long as the key up to there, and a
+kilobyte for each new part: 80 kB of ``a.a.a.a`` take it 6 GiB.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from weightmap.options import DEEPEST
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Parts of keys, those of dotted keys and of the names of tables among them. The parser keeps up to two kilobytes for
-# each.
+# Most parts of keys, including those of dotted keys and table names. The parser keeps up to two kilobytes for each.
 MOST_KEYS = 1 << 16
-# What a document is made of: comments and strings, which count for nothing; then what gives it structure. What has no
-# end ends with the line, or with the document: the parser says so when it comes there.
+# The tokens of a document: comments and strings, which are skipped, and the signs of its structure. An unclosed string
+# ends with the line or the document; the parser reports it later.
 _TOKEN = re.compile(
     r"""\#[^\n]*+
     | \"""(?:[^"\\]++|\\.|"(?!""))*+(?:\"""\"{0,2})?
@@ -48,15 +46,15 @@ def loads(text: str) -> dict[str, Any]:
     LimitError
         When it has more than `MOST_KEYS` keys.
     ValueError
-        `TooDeepError` for nesting deeper than `DEEPEST`; what `tomllib` raises for whatever else is wrong.
+        `TooDeepError` for nesting deeper than `DEEPEST`; that of `tomllib` for any other defect.
     """
-    import tomllib  # noqa: PLC0415 - 5 ms, needed by files with metadata only, and by them when it is asked for
+    import tomllib  # noqa: PLC0415 - takes 5 ms, needed when metadata is used
 
     if sum(map(text.count, _SIGNS)) > DEEPEST:  # each key and each level has one of these
         _check(found["sign"] for found in _TOKEN.finditer(text))
     try:
         content = tomllib.loads(text)
-    except RecursionError:  # the caller has nearly used it up
+    except RecursionError:  # the caller has used up most of the stack
         raise TooDeepError from None
     if not shallow(content):
         raise TooDeepError
@@ -64,11 +62,11 @@ def loads(text: str) -> dict[str, Any]:
 
 
 def _check(signs: Iterable[str | None]) -> None:
-    """Count parts of keys, and how deep arrays and inline tables lie, by the signs of a document."""
+    """Check the parts of keys, and the depth of arrays and inline tables, by the signs of a document."""
     keys = 0
-    parts = 1  # of the key that is being read
+    parts = 1  # of the current key
     opened: list[str] = []
-    in_key, in_name = True, False  # of a value, or of a table in brackets at the beginning of a line
+    in_key, in_name = True, False  # in a key or a table's name; in the latter, in brackets at the beginning of a line
     for sign in signs:
         if sign is None:
             continue
@@ -96,7 +94,7 @@ def _check(signs: Iterable[str | None]) -> None:
 
 
 def shallow(content: Any) -> bool:
-    """Whether nothing is nested more than `DEEPEST` deep; without recursion."""
+    """Whether content is nested at most `DEEPEST` deep, found without recursion."""
     level = [content]
     for _ in range(DEEPEST):
         level = [

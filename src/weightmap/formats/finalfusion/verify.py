@@ -1,4 +1,4 @@
-"""What `TensorFile.verify` checks in a finalfusion file: all that opening leaves unread."""
+"""The checks of `TensorFile.verify` in a finalfusion file: everything that opening leaves unread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def verify(run: Verification, chunks: Chunks) -> None:
-    """Check the whole file: what was found when it was opened is there now, and every byte, each read once."""
+    """Check the whole file, reading each byte once, and that its chunks have not changed since opening."""
     source, options = run.source, run.options
     if walk(source, b"", options, []) != chunks:
         msg = "the chunks changed after the file was opened"
@@ -55,11 +55,10 @@ def _compare_list(run: Verification, chunks: Chunks) -> None:
         run.warn(f"the header lists other chunks ({listed}) than there are ({found})")
 
 
-# ---------------------------------------------------------------------------------------------------- vocabularies
 def _verify_vocabulary(run: Verification, chunks: Chunks) -> None:
     vocab = chunks.vocab
-    assert vocab is not None  # noqa: S101 - the caller has looked
-    # Private bytes, so that nothing changes between two checks.
+    assert vocab is not None  # noqa: S101 - the caller has checked
+    # Private bytes cannot change between two checks.
     raw = np.frombuffer(run.read(vocab.words, vocab.end - vocab.words), np.uint8)
     distinct = None if chunks.storage is None else chunks.storage.shape[0] - vocab.n_words
 
@@ -79,30 +78,29 @@ def _verify_vocabulary(run: Verification, chunks: Chunks) -> None:
 def _verify_strings(run: Verification, table: UniqueStrings) -> None:
     bad = table.not_utf8()
     if bad >= 0:
-        table[bad]  # raises, saying which
+        table[bad]  # raises the error for this string
     found = table.duplicates()
     if found[0]:
         run.tolerate(table.repeated(*found))
 
 
 def _verify_numbering(run: Verification, vocab: VocabChunk, table: UniqueStrings, indices: NDArray[np.uint64]) -> None:
-    """Warn of what other readers read otherwise: one numbers indices by their first appearance, whatever they are."""
+    """Warn of indices that other readers take otherwise: one numbers them by first appearance, whatever they are."""
     if not numbered(indices):
-        run.warn("indices of n-grams are not numbered by their first appearance: some readers number them so")
+        run.warn("indices of n-grams are not numbered by first appearance, as some readers number them")
     wrong = sum(not vocab.min_n <= len(ngram) <= vocab.max_n for ngram in table)
     if wrong:
         run.warn(f"{wrong} n-grams are shorter than {vocab.min_n} or longer than {vocab.max_n} characters")
 
 
 def numbered(indices: NDArray[np.uint64]) -> bool:
-    """Whether indices are numbered from 0 on by their first appearance."""
+    """Whether indices are numbered from 0 on by first appearance."""
     if not len(indices):
         return True
     highest = np.maximum.accumulate(indices)
     return bool(indices[0] == 0 and (indices[1:] <= highest[:-1] + np.uint64(1)).all())
 
 
-# ------------------------------------------------------------------------------------------------------------ data
 def _verify_padding(run: Verification, block: Block) -> None:
     padding = run.read(block.padding, block.data - block.padding)
     if any(padding):
@@ -113,9 +111,9 @@ def _verify_padding(run: Verification, block: Block) -> None:
 
 
 def _verify_codes(run: Verification, block: Block) -> None:
-    """Read a quantised matrix; every code must be that of a centroid."""
+    """Read a quantised matrix, and check that every code has a centroid."""
     product = block.product
-    assert product is not None  # noqa: S101 - the caller has looked
+    assert product is not None  # noqa: S101 - the caller has checked
     projection, codebooks, norms, size = product_sizes(block.shape, product)
     start = block.data + projection + codebooks
     run.until(start)
@@ -124,7 +122,7 @@ def _verify_codes(run: Verification, block: Block) -> None:
         if bad:
             run.warn(f"{bad} norms of quantised rows are NaN, infinite or negative")
     start += norms
-    if product.n_centroids == 256:  # as many as a byte has values
+    if product.n_centroids == 256:  # every value of a byte is valid
         run.until(start + size)
     else:
         position = start

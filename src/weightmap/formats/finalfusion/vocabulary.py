@@ -1,4 +1,4 @@
-"""The strings of vocabularies: walked at their first use, and never decoded as a whole."""
+"""The strings of vocabularies, walked at the first use and decoded one by one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Strings:
-    """The words and n-grams of a vocabulary over bytes that may be mapped or private.
+    """The words and n-grams of a vocabulary, over mapped or private bytes.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class Strings:
     octets : callable
         Returns the bytes of the file from one offset to another.
     distinct : int or None
-        Rows that n-grams have in the matrix; None where there is none.
+        Rows that n-grams have in the matrix; None without a matrix.
     unique : bool
-        Refuse repeated strings when they are indexed.
+        Whether indexing refuses repeated strings.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Strings:
         self._unique = unique
 
     def words(self) -> UniqueStrings:
-        """Walk the vocabulary and return its words. Raises `LayoutError` when it does not end where it should."""
+        """Walk the vocabulary and return its words. Raises `LayoutError` if it does not end with its chunk."""
         vocab = self._vocab
         data = self._section(vocab.words)
         bounds = np.empty(vocab.n_words + 1, np.uint32)
@@ -117,12 +117,10 @@ class Strings:
         beyond = np.flatnonzero(indices >= self._distinct)
         if len(beyond):
             first = int(beyond[0])
-            what = f"index of n-gram {first}"
+            what, actual = f"index of n-gram {first}", int(indices[first])
             expected = f"less than {self._distinct}, the rows that the matrix has for n-grams"
-            raise LayoutError(
-                what, field="index", offset=self._vocab.offset, actual=int(indices[first]), expected=expected
-            )
-        # Before anything is allocated: a matrix without columns may have any number of rows.
+            raise LayoutError(what, field="index", offset=self._vocab.offset, actual=actual, expected=expected)
+        # Not an array of all rows: a matrix without columns may declare any number of them.
         named = np.zeros(min(self._distinct, len(indices)), np.bool_)
         named[indices.astype(np.intp)[indices < len(named)]] = True
         if len(named) != self._distinct or not named.all():
@@ -140,7 +138,7 @@ class Strings:
         return self._octets(begin, self._vocab.end)
 
     def _ngrams_at(self, position: int) -> tuple[int, int]:
-        """Return the number of n-grams and where they begin; `position` is where the words end."""
+        """Return the number of n-grams and their offset; `position` is the end of the words."""
         vocab = self._vocab
         if vocab.n_ngrams is not None:
             return vocab.n_ngrams, position
@@ -162,13 +160,7 @@ class Strings:
 
 
 class UniqueStrings(StringTable):
-    """Strings of which no two may be equal.
-
-    Attributes
-    ----------
-    strict : bool
-        Building the index, which finds out, is refused if two are.
-    """
+    """Strings that must be unique; if `strict`, building the index refuses repeated ones."""
 
     __slots__ = ("strict",)
     strict: bool
@@ -181,22 +173,22 @@ class UniqueStrings(StringTable):
         return found
 
     def repeated(self, count: int, second: int, first: int) -> LayoutError:
-        """Return the error for strings that are there twice: `count` of them, and the first such and its original."""
+        """Return the error for `count` repeated strings; `second` is the first of them, `first` its original."""
         what = self._what
         more = f", and {count - 1} more are repeated" if count > 1 else ""
-        msg = f"{what}s {first} and {second} are both {self[second]!r}{more}: {what}s are to be unique"
+        msg = f"{what}s {first} and {second} are both {self[second]!r}{more}: {what}s must be unique"
         return LayoutError(msg, field=what, offset=self._offset(second), path=self.path, format=self.format)
 
 
 def vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
-    """Return the vocabulary, of which nothing is read before it is used."""
+    """Return the vocabulary, to be read at its first use."""
     distinct = None if storage is None else storage.shape[0] - vocab.n_words
     strings = Strings(source, vocab, source.section, distinct, unique=strict)
     return Vocabulary(strings.words, vocab.n_words, subwords=subwords_of(vocab, distinct, strings))
 
 
 def subwords_of(vocab: VocabChunk, distinct: int | None, strings: Strings) -> Subwords | None:
-    """Return how unknown words are taken apart; None for a simple vocabulary."""
+    """Return the subwords of a vocabulary; None for a simple one."""
     if vocab.id == SIMPLE:
         return None
     kind = KINDS[vocab.id]

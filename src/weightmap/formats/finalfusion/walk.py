@@ -1,4 +1,4 @@
-"""The walk through the chunks of a file: by pread, a few bytes at each, and the words only if need be."""
+"""The walk through the chunks of a file: by pread, a few bytes of each, and the words only if necessary."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-# A list of more chunk ids than this is no list of the chunks that are there.
+# Longest list of chunk ids that is read: a longer one cannot be true.
 _LISTED_MOST = 64
-# What a chunk's header and the fields of any chunk take together.
+# Bytes that the header and the fields of any chunk fit in.
 _FIELDS_MOST = 64
 
 
 def walk(source: Source, head: bytes, options: Options, warnings: list[str]) -> Chunks:
     """Find the chunks of a file and check their fields.
 
-    What is odd and let pass is added to `warnings`. Raises the `FormatError` that the first defect deserves.
+    Adds tolerated deviations to `warnings`. Raises the `FormatError` of the first other defect.
     """
     return _Walk(source, head, options, warnings).run()
 
@@ -57,7 +57,7 @@ class _Walk:
         self._norms: Block | None = None
 
     def _take(self, offset: int, count: int) -> bytes:
-        """Return at most `count` bytes: fewer at the end of the file."""
+        """Return `count` bytes, or fewer at the end of the file."""
         return take(self._source, self._head, offset, max(0, min(count, self._size - offset)))
 
     def run(self) -> Chunks:
@@ -86,7 +86,7 @@ class _Walk:
         return Chunks(listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms)
 
     def _header(self) -> tuple[tuple[int, ...] | None, int]:
-        """Check the header; return the ids that it lists, and where the first chunk begins."""
+        """Check the header; return the ids that it lists, and the offset of the first chunk."""
         raw = self._take(0, HEADER.size)
         if len(raw) < HEADER.size:
             what = "the file ends within its header"
@@ -107,7 +107,7 @@ class _Walk:
         return tuple(id_ for (id_,) in U32.iter_unpack(ids)), first
 
     def _is_chunk(self, raw: bytes, position: int) -> bool:
-        """Whether what stands behind a storage may be one more chunk, whole or cut off, and not just any bytes."""
+        """Whether the bytes behind a storage may be another chunk, whole or cut off, and not trailing bytes."""
         known = int.from_bytes(raw[:4], "little")
         if len(raw) < CHUNK.size:
             return raw[:4] == U32.pack(NORMS)[: len(raw)] and self._norms is None
@@ -115,7 +115,7 @@ class _Walk:
         return known in STAGES or (known != 0 and length <= self._size - position - CHUNK.size)
 
     def _unknown(self, id_: int, length: int, position: int) -> int:
-        """Refuse an unknown chunk, or with ``strict=False`` step over it."""
+        """Refuse an unknown chunk, or step over it with ``strict=False``."""
         error = UnsupportedError("chunk id", field="chunk_id", offset=position, actual=id_, expected=f"one of {KNOWN}")
         if self._options.strict:
             raise error
@@ -130,24 +130,21 @@ class _Walk:
             raise TruncatedError(what, field="chunk_len", offset=position + 4, actual=length, expected=expected)
 
     def _check_order(self, id_: int, stage: int, position: int) -> None:
-        """Refuse a chunk that is there twice or in the wrong place."""
+        """Refuse a repeated or misplaced chunk."""
         mine, title = STAGES[id_], TITLES[id_]
         if mine <= stage:
-            there = (self._metadata, self._vocab, self._storage, self._norms)[mine]
-            problem = (
-                f"is a second {STAGE_TITLES[mine]} chunk"
-                if there is not None
-                else f"stands behind the {STAGE_TITLES[stage]}"
-            )
-            raise LayoutError(f"the {title} chunk {problem}", field="chunk_id", offset=position)
+            repeated = (self._metadata, self._vocab, self._storage, self._norms)[mine] is not None
+            second, late = f"is a second {STAGE_TITLES[mine]} chunk", f"stands behind the {STAGE_TITLES[stage]}"
+            msg = f"the {title} chunk {second if repeated else late}"
+            raise LayoutError(msg, field="chunk_id", offset=position)
         missing = [STAGE_TITLES[k] for k, part in ((1, self._vocab), (2, self._storage)) if k < mine and part is None]
-        alone = id_ == NORMS and stage == -1  # as finalfusion-python writes norms by themselves
+        alone = id_ == NORMS and stage == -1  # as finalfusion-python writes norms
         if missing and not alone:
             error = LayoutError(f"the {title} chunk stands before any {missing[0]}", field="chunk_id", offset=position)
             self._options.tolerate(error, self._warnings)
 
     def _chunk(self, id_: int, length: int, position: int, fields: bytes) -> int:
-        """Read one chunk, whose `fields` follow its header; return where it ends."""
+        """Read one chunk; `fields` follow its header. Return its end."""
         payload = position + CHUNK.size
         if id_ == METADATA:
             self._check_length("metadata", length, position)
@@ -169,7 +166,7 @@ class _Walk:
     def _vocabulary(self, id_: int, length: int, position: int, fields: bytes) -> VocabChunk:
         """Read the fields of a vocabulary, and find its end.
 
-        By its length, when that leads to a whole storage chunk that fits the vocabulary; else by walking the words.
+        Its length is the end if it leads to a whole storage chunk that fits the vocabulary; else the words are walked.
         """
         vocab = read_fields(id_, length, position + CHUNK.size, fields, self._size)
         limits = self._options.limits
@@ -178,14 +175,12 @@ class _Walk:
             return vocab._replace(end=vocab.declared)
         end = scan_end(self._source, vocab, limits)
         if end != vocab.declared:
-            self._warnings.append(
-                f"the length of the {TITLES[id_]} chunk is {length}, and its words and n-grams take "
-                f"{end - vocab.offset} bytes (at byte {position + 4})"
-            )
+            taken = f"its words and n-grams take {end - vocab.offset} bytes (at byte {position + 4})"
+            self._warnings.append(f"the length of the {TITLES[id_]} chunk is {length}, and {taken}")
         return vocab._replace(end=end)
 
     def _leads_to_storage(self, vocab: VocabChunk) -> bool:
-        """Whether a whole storage chunk with as many rows as the vocabulary calls for begins where its length says."""
+        """Whether the vocabulary's length leads to a whole storage chunk with the rows that the vocabulary needs."""
         position = vocab.declared
         if not vocab.words <= position < self._size:
             return False
@@ -219,7 +214,7 @@ class _Walk:
         return read(self._placing(position, length), fields)
 
     def _check_rows(self, storage: Block) -> None:
-        """Compare the rows of a storage with what its vocabulary calls for."""
+        """Check that a storage has the rows that its vocabulary needs."""
         vocab = self._vocab
         if vocab is None:
             return
@@ -227,7 +222,7 @@ class _Walk:
         most, reason = least, f"{vocab.n_words} words"
         if vocab.size:
             reason += f" and {vocab.size} buckets"
-        if vocab.min_n and not vocab.size:  # explicit: how many indices there are, the n-grams themselves tell
+        if vocab.min_n and not vocab.size:  # explicit: only the n-grams tell the number of distinct indices
             most = rows if vocab.n_ngrams is None else least + vocab.n_ngrams
             reason += f" and at most {most - least} n-grams" if most != rows else " and its n-grams"
         if not least <= rows <= most:
@@ -236,7 +231,7 @@ class _Walk:
             raise LayoutError("number of rows", field="rows", offset=at, actual=rows, expected=expected)
 
     def _check_complete(self) -> None:
-        """Refuse a file that lacks a part."""
+        """Refuse a file without a vocabulary or a storage, unless it has only norms."""
         if self._norms is not None and self._storage is None and self._vocab is None:
             return
         parts = (("vocabulary", self._vocab), ("storage", self._storage))

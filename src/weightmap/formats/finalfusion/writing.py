@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.errors import counted
-from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, encodable, refuse
+from weightmap.formats._writing import Payload, Plan, Reason, Request, Unfit, encodable, refuse, write_tensors
 from weightmap.formats.finalfusion import MAGIC, TYPES
 from weightmap.formats.finalfusion.layout import (
     BUCKET,
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Sink
 
 _IDS = {kind: id_ for id_, kind in KINDS.items()}
-# Strings that are put together before they are written.
+# Strings joined for one write.
 _BATCH = 4096
 
 
 class _Ngrams(NamedTuple):
-    """The n-grams of a table, their indices, and the order in which they are written; None for that of the table."""
+    """N-grams to write."""
 
     table: StringTable
     indices: NDArray[np.uint64]
-    order: NDArray[np.int64] | None
+    order: NDArray[np.int64] | None  # in which they are written; None for that of the table
 
     def entries(self) -> Iterator[tuple[list[bytes], list[int]]]:
-        """Yield n-grams and their indices, some at a time: there are many more n-grams than words."""
+        """Yield n-grams and their indices in batches: there are many more n-grams than words."""
         for first in range(0, len(self.indices), _BATCH):
             some = slice(first, first + _BATCH)
             chosen = np.arange(len(self.indices))[some] if self.order is None else self.order[some]
@@ -67,7 +67,7 @@ class _Ngrams(NamedTuple):
 
 
 class _Vocab(NamedTuple):
-    """A vocabulary to be written: its id, the fields, and what stands behind them."""
+    """A vocabulary to write: the chunk's id and fields, and the strings behind them."""
 
     id: int
     fields: bytes
@@ -102,14 +102,14 @@ class _Vocab(NamedTuple):
 
 
 def plan_finalfusion(request: Request) -> Plan:
-    """Lay out a file."""
+    """Lay out a finalfusion file."""
     reasons: list[Reason] = []
     tensors = {tensor.name: tensor for tensor in request.tensors}
     matrix, norms = tensors.get("embeddings"), tensors.get("norms")
     others = [name for name in tensors if name not in ("embeddings", "norms")]
     if matrix is None:
         reasons.append("there is no tensor 'embeddings', the matrix that every file has")
-    reasons.extend(Unfit("tensor", name, "it has 'embeddings' and 'norms' alone") for name in others)
+    reasons.extend(Unfit("tensor", name, "it has only 'embeddings' and 'norms'") for name in others)
     metadata = None if request.metadata is None else encode_metadata(request.metadata, reasons)
     vocab = _encode_vocab(request.vocab, request.layout, reasons)
     if matrix is not None:
@@ -139,15 +139,13 @@ def plan_finalfusion(request: Request) -> Plan:
         vocab.write(sink)
         for before, tensor in tail:
             sink.write(before)
-            for chunk in tensor.chunks():
-                sink.write(chunk)
+            write_tensors(sink, [tensor])
 
     return Plan(position, write)
 
 
-# -------------------------------------------------------------------------------------------------------- tensors
 def _before(tensor: Payload, position: int) -> bytes:
-    """Return what stands before the data of a tensor, in a chunk that begins at `position`."""
+    """Return the header, fields and padding before the data of a tensor, in a chunk at `position`."""
     width = tensor.dtype.bits // 8
     if tensor.parts is not None:
         parts, (rows, cols) = tensor.parts, tensor.shape
@@ -166,7 +164,7 @@ def _before(tensor: Payload, position: int) -> bytes:
 def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     what = "tensor 'embeddings'"
     parts = matrix.parts
-    if parts is not None:  # of a scheme of its own: `save` has refused others
+    if parts is not None:  # in a scheme of this format: `save` refuses others
         if not 1 <= parts.n_centroids <= MAX_CENTROIDS:
             reasons.append(f"{what}: {parts.n_centroids} centroids (1 to {MAX_CENTROIDS})")
         elif not matrix.shape[1]:
@@ -194,9 +192,8 @@ def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[Reason]) ->
         reasons.append(f"tensor 'norms': {counted(norms.shape[0], 'element')} ({len(vocab.words)}, one for each word)")
 
 
-# ------------------------------------------------------------------------------------------------------ vocabulary
 def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason]) -> _Vocab | None:
-    """Return the vocabulary; None when it cannot be expressed, for reasons that are added to the list."""
+    """Return the vocabulary; None if it cannot be expressed, with the reasons added to `reasons`."""
     if words is None:
         reasons.append("there is no vocabulary, which every file has")
         return None
@@ -254,7 +251,7 @@ def _encode_words(words: Sequence[str], reasons: list[Reason]) -> list[bytes]:
 
 
 def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngrams | None:
-    """Return the n-grams of an explicit vocabulary, in an order in which their indices are numbered by appearance."""
+    """Return the n-grams of an explicit vocabulary, ordered so that indices are numbered by first appearance."""
     if subwords.ngrams is None:
         reasons.append("explicit subwords without n-grams")
         return None
@@ -270,6 +267,6 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
     if spec and len(distinct) != len(indices):
         reasons.append("n-grams that share an index, in layout 'spec'")
         return None
-    # The rows of the matrix stay where they are: it is the n-grams that are sorted. Where none share an index, what is
-    # numbered by first appearance rises by one from each to the next, as layout "spec" has it.
+    # The n-grams are sorted, because the rows of the matrix stay in their order. If no two share an index, the sorted
+    # indices are 0, 1, 2 and so on, as layout "spec" needs them.
     return _Ngrams(table, indices, None if numbered(indices) else np.argsort(indices, kind="stable"))

@@ -1,23 +1,23 @@
-"""safetensors: ``u64 n | JSON header of n bytes | data``, all little-endian. Where the weights of today live.
+"""safetensors: ``u64 n | JSON header of n bytes | data``, all little-endian. Most weights are published in it.
 
 The header is one JSON object, ``{`` at its first byte, padded with spaces (0x20)::
 
     {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
 
-* n is at most 100,000,000; a header that begins before 10 bytes are there is none.
+* n is at most 100,000,000; a file has at least 10 bytes.
 * ``data_offsets`` count from the first byte after the header. Sorted by them, the tensors follow each other from 0 to
-  the end of the file without overlap and without a hole.
+  the end of the file without overlap or hole.
 * ``dtype``: BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32
-  C64 F64 I64 U64. F4 and F6 pack elements below the byte: they come as their bytes.
+  C64 F64 I64 U64. F4 and F6 pack elements below the byte: reading gives their bytes.
 * ``__metadata__`` maps strings to strings.
 
 Ours
 ----
 * Repeated keys are errors (safetensors 0.8.0 accepts them), and so are unknown keys in a tensor's object, numbers that
   are not plain integers, lone surrogates, and anything that is not strict JSON.
-* The order of a file is that of its data. Tensors are written as safetensors writes them: larger types first, then by
-  name, so that each is naturally aligned; the header is padded to a multiple of 8.
-* ``strict=False`` lets trailing bytes, holes and overlaps pass, as warnings.
+* Tensors are listed in the order of their data. They are written as safetensors writes them: larger types first, then
+  by name, so that each is naturally aligned; the header is padded to a multiple of 8.
+* ``strict=False`` tolerates trailing bytes, holes and overlaps, as warnings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 from weightmap.formats._base import MAX_HEADER, Format
 from weightmap.lazy import later
 
-# In the order of safetensors' own list, which is the order of size by which it sorts tensors.
+# In the order of safetensors' own list, by which it sorts tensors: from small to large.
 DTYPE_NAMES = {
     "BOOL": "bool",
     "F4": "float4_e2m1fn",
@@ -53,7 +53,7 @@ DTYPE_NAMES = {
 
 
 def sniff(head: bytes, size: int) -> bool:
-    """Say whether this looks like safetensors: a plausible length, then a JSON object."""
+    """Whether this looks like safetensors: a plausible length, then a JSON object."""
     if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':
         return False
     return 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightmap.options import Options
 
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
-# Metadata of at most this many bytes is worth remembering, and costs little memory.
+# Most bytes of metadata that are remembered: many files share such metadata, and it costs little memory.
 _REMEMBERED = 4096
 
 
@@ -55,7 +55,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if found.backwards < columns.count:
         raise _backwards(columns, found.backwards, locate(found.backwards))
     trailing(source, base + found.data_end, options, warnings, "data_offsets")
-    # The order of a file is that of its data; the header may list it otherwise.
+    # The header may list tensors in another order than their data.
     ordered = found.ordered
     table = ColumnTable(columns if ordered else _sorted(columns), rules, utf8=False, locate=locate if ordered else None)
     if options.checked:
@@ -87,14 +87,12 @@ def _sorted(columns: kernels.Columns) -> kernels.Columns:
 
 @functools.lru_cache(maxsize=32)
 def _metadata(raw: bytes, at: int) -> dict[str, str]:
-    """Return the metadata. Most files have the same few bytes there, so the last ones parsed are remembered."""
+    """Return the metadata. The last few are remembered, because many files have the same."""
     metadata = strict_json.loads(raw, "__metadata__", offset=at)
     for key, value in metadata.items():
         if not isinstance(value, str):
-            what = f"__metadata__: value of {quoted(key)}"
-            raise FormatError(
-                what, field="__metadata__", offset=at, actual=strict_json.kind_of(value), expected="a string"
-            )
+            what, actual = f"__metadata__: value of {quoted(key)}", strict_json.kind_of(value)
+            raise FormatError(what, field="__metadata__", offset=at, actual=actual, expected="a string")
     return metadata
 
 
@@ -117,8 +115,6 @@ def _scan_error(fault: kernels.Fault, header: bytes) -> FormatError:
     if kind == "JSON_DTYPE":
         found = header[fault.at : fault.at + 24].split(b'"')[1:2]
         actual = repr(found[0].decode(errors="replace")) if found else "unknown"
-        expected = f"one of {', '.join(DTYPE_NAMES)}"
-        return UnsupportedError(
-            f"dtype of tensor {fault.row}", field="dtype", offset=8 + fault.at, actual=actual, expected=expected
-        )
+        what, expected = f"dtype of tensor {fault.row}", f"one of {', '.join(DTYPE_NAMES)}"
+        return UnsupportedError(what, field="dtype", offset=8 + fault.at, actual=actual, expected=expected)
     return FormatError(_WORDS.get(kind, "the header is damaged"), field="header", offset=8 + fault.at)

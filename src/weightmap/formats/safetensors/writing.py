@@ -16,21 +16,20 @@ _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
 def plan(request: Request) -> Plan:
     """Lay out a safetensors file."""
     reasons: list[Reason] = []
-    for tensor in request.tensors:  # of any dtype: it has them all
+    for tensor in request.tensors:  # the format has every dtype
         if tensor.name == "__metadata__":
             reasons.append("tensor '__metadata__': the name is taken")
         if not encodable(tensor.name):
             reasons.append(Unfit("tensor", tensor.name, "its name is not Unicode text"))
     metadata = request.metadata
-    if metadata is not None:
-        for key, value in metadata.items():
-            if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
-                reasons.append(Unfit("metadata", str(key), "keys and values must be strings"))
+    for key, value in (metadata or {}).items():
+        if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
+            reasons.append(Unfit("metadata", str(key), "keys and values must be strings"))
     if reasons:
         refuse("safetensors", reasons)
     ordered = sorted(request.tensors, key=lambda tensor: (-_CODE[tensor.dtype.name], tensor.name.encode()))
     compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-    # Entry by entry: a dictionary of a dictionary for each tensor would take longer to make than to encode.
+    # As text, entry by entry: making a dictionary for each tensor takes longer than encoding it.
     entries = [] if metadata is None else [f'"__metadata__":{compact(dict(sorted(metadata.items())))}']
     offset = 0
     for tensor in ordered:
