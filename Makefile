@@ -48,14 +48,13 @@ FORMATS :=
 fuzz: $(MODULE) $(VENV)/.extra-test
 	@$(BIN)/python -m tests.fuzz $(FORMATS) --first $(FIRST) --count $(MUTANTS)
 
-# Inputs that come to something new are kept in build/guided, and the next run goes on with them.
+# Inputs that reach new code are kept in build/guided, and the next run goes on with them.
 SECONDS := 60
-GUIDED  := embd amb cnn_v2 bintensors finalfusion safetensors sharded
 fuzz-guided: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-fuzz
-	@$(BIN)/python tests/fuzz/oss_fuzz/seeds.py --plain build/guided
-	@for format in $(or $(FORMATS),$(GUIDED)); do \
+	@formats=$$($(BIN)/python -m tests.fuzz.seeds --plain build/guided) || exit 1; \
+	for format in $(or $(FORMATS),$$formats); do \
 	    echo "Fuzzing $$format for $(SECONDS) seconds"; \
-	    $(BIN)/python tests/fuzz/oss_fuzz/fuzz_$$format.py build/guided/fuzz_$$format -dict=build/guided/fuzz_$$format.dict \
+	    $(BIN)/python -m tests.fuzz.guided $$format build/guided/fuzz_$$format -dict=build/guided/fuzz_$$format.dict \
 	        -max_len=4096 -timeout=10 -rss_limit_mb=2048 -artifact_prefix=build/guided/ -print_final_stats=1 \
 	        -max_total_time=$(SECONDS) 2> build/guided/$$format.log || { tail -n 40 build/guided/$$format.log; exit 1; }; \
 	    grep "number_of_executed_units\|new_units_added" build/guided/$$format.log; done

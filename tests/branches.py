@@ -9,40 +9,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from pathlib import Path
 
-from tests.places import suite
+from tests.places import FORMAT_TESTS, ROOT, suite
 
-ROOT = Path(__file__).parent.parent
 # Modules of tests, and single tests of those that take long.
 TESTS = (
-    *(
-        suite(name)
-        for name in (
-            "formats",
-            "table",
-            "errors",
-            "attacks",
-            "embd",
-            "embd_malformed",
-            "amb",
-            "amb_malformed",
-            "amb_quantised",
-            "amb_convert",
-            "bintensors",
-            "bintensors_malformed",
-            "cnn_v2",
-            "finalfusion",
-            "finalfusion_malformed",
-            "safetensors",
-            "sharded",
-            "nesting",
-            "save",
-            "words_write",
-            "cursor",
-            "read_only_format",
-        )
-    ),
+    FORMAT_TESTS,
+    *map(suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "cursor")),
+    suite("read_only_format"),
     "tests/robustness/test_big.py::test_a_collision_flood_stays_quick",
     "tests/robustness/test_big.py::test_a_flooded_vocabulary_stays_quick",
     "tests/contract/test_contract.py::test_verify_reports_what_it_checked",

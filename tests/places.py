@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# The tests of single formats, a folder for each.
+FORMAT_TESTS = "tests/formats"
 
 
 def suite(name: str) -> str:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+every_suffix = pytest.mark.parametrize(
+    "suffix", [builder.suffix for builder in builders.known().values() if builder.names_tensors]
+)
 TENSORS = {"a": normal((2, 3), 1), "b": noise("int8", (5,), 2), "c": normal((4,), 3)}
 
 
@@ -153,7 +156,7 @@ def directory(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("suffix", [".weights", ".amb", ".bt", ".safetensors"])
+@every_suffix
 def test_a_model_directory_and_what_convert_made_of_it_are_equal(directory: Path, suffix: str) -> None:
     """What convert takes from the files beside the tensors is known to diff, whichever side it is on, and compared."""
     target = directory.parent / f"target{suffix}"
@@ -196,7 +199,7 @@ def test_positions_that_do_not_count_up_are_a_difference(directory: Path) -> Non
     assert not found.notes
 
 
-@pytest.mark.parametrize("suffix", [".weights", ".amb", ".bt", ".safetensors"])
+@every_suffix
 def test_a_model_in_shards_and_what_convert_made_of_it_are_equal(tmp_path: Path, suffix: str) -> None:
     """The size of all shards, which their index states, is none of the model's metadata."""
     index = st.shard(tmp_path, {"one.safetensors": {"a": normal((2,), 1)}, "two.safetensors": {"b": normal((3,), 2)}})

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tests import builders
 from tests.builders import Tensor, embd, noise, normal, tensor
 from tests.builders import safetensors as st
 from tests.support import DATA, listing, mappings, run_child, same
 
 import weightmap as wm
 from weightmap import kernels
+from weightmap.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -656,6 +658,12 @@ def test_two_writers_both_complete(tmp_path: Path) -> None:
 
 
 MIB = 1 << 20
+# The suffixes of formats that hold bytes, under any name.
+OF_BYTES = [
+    builder.suffix
+    for name, builder in builders.known().items()
+    if builder.names_tensors and any("uint8" in dtypes for dtypes in FORMATS[name].dtypes.values())
+]
 # Bytes of tensors, one after another: none, few, and many around the pieces in which a file is written.
 LENGTHS = {
     "small ones": [1 << 18] * 40,
@@ -669,7 +677,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("suffix", [".weights", ".safetensors", ".bt"])
+@pytest.mark.parametrize("suffix", OF_BYTES)
 @pytest.mark.parametrize("checksums", [True, False])
 def test_files_are_written_in_large_aligned_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, lengths: list[int], *, checksums: bool
@@ -765,7 +773,7 @@ def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
         wm.save(path, {"masked": np.ma.masked_array(np.ones(2, np.float32), [True, False])})
 
 
-@pytest.mark.parametrize("suffix", [".weights", ".bt", ".bin", ".amb", ".safetensors"])
+@pytest.mark.parametrize("suffix", sorted({suffix for suffix, _ in builders.saved().values()}))
 def test_what_is_no_mapping_is_a_type_error(tmp_path: Path, suffix: str) -> None:
     """Tensors or metadata as a list, a number or text are a TypeError that names the argument."""
     path = tmp_path / f"out{suffix}"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KIND = "sharded"
+SHARD_FORMAT = st.FORMAT
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}
 SECOND = {"b.weight": normal((5, 2), 3), "half": normal((3,), 4, "bfloat16")}

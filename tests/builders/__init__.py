@@ -15,7 +15,7 @@ import pkgutil
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -58,6 +58,7 @@ class Example:
     `tensors` is in file order; `vocab` is None when the file has none, `special_ids` when the format leaves them open.
     `prefixes` has the sizes of those of its beginnings that are valid files too. `checksums` says whether one of them
     covers the data of each tensor, `written` whether a writer of the format has to be able to make such a file.
+    `config` is None when the format has no configuration, `tokenizer` when the file has none; else it is the payload.
     """
 
     name: str
@@ -72,6 +73,44 @@ class Example:
     prefixes: frozenset[int] = frozenset()
     checksums: bool = False
     written: bool = True
+    config: Mapping[str, Any] | None = None
+    tokenizer: bytes | None = None
+
+
+class Golden(NamedTuple):
+    """A file that the package writes, and its SHA-256.
+
+    Attributes
+    ----------
+    sha256 : str
+        Of the file, on every machine; a release that changes it says so.
+    arguments : callable
+        Returns the arguments of `weightmap.save`, given the content that `tests.contract.golden` makes.
+    """
+
+    sha256: str
+    arguments: Callable[[Any], Mapping[str, Any]]
+
+
+class Bounds(NamedTuple):
+    """The most calls and objects that opening and looking up take, however many tensors there are: see test_guard.py.
+
+    "Lazy" means ``verify="none"``. `calls` count functions of Python and of C that are entered; `blocks` are what
+    `sys.getallocatedblocks` counts, about the number of objects, that an open handle keeps. Of look-ups by name, the
+    first scans, the second may build an index, and later ones use it.
+    """
+
+    open_calls: int
+    lazy_calls: int
+    blocks: int
+    first_calls: int
+    second_calls: int
+    later_calls: int
+
+
+def named(array: Any) -> dict[str, Any]:
+    """The arguments of `weightmap.save` for a matrix, as it is and transposed, under names of our choice."""
+    return {"tensors": {"w": array, "x": array.T}}
 
 
 def plain_trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
@@ -123,6 +162,19 @@ class Builder:
         Returns a damaged file with the checksums that its bytes have.
     trailing : callable
         ``trailing(kind, data, tail)``: see `plain_trailing`.
+    dictionary : tuple of bytes
+        What guided fuzzing puts into files besides numbers and texts: see `tests.fuzz.dictionary`.
+    scans : tuple of str
+        The files of csrc that read this format alone; mutation testing changes their comparisons.
+    saved : mapping of str to callable
+        By kind, the arguments of `weightmap.save` for a file that holds the given float32 matrix. Empty for a format
+        that is only read.
+    golden : mapping of str to Golden
+        By file name, files that the package writes, of every layout.
+    metadata : str
+        Which values metadata holds: "texts", "JSON" or "TOML"; empty where users have none of their own.
+    bounds : mapping of str to Bounds
+        By kind of `growing`.
     """
 
     format: str
@@ -139,11 +191,22 @@ class Builder:
     small: Callable[[], Mapping[str, bytes]] = dict
     sealed: Callable[[bytes], bytes] | None = None
     trailing: Callable[[str, bytes, bytes], tuple[str, str, int, str | None]] = plain_trailing
+    dictionary: tuple[bytes, ...] = ()
+    scans: tuple[str, ...] = ()
+    saved: Mapping[str, Callable[[Any], Mapping[str, Any]]] = field(default_factory=dict)
+    golden: Mapping[str, Golden] = field(default_factory=dict)
+    metadata: str = ""
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     @property
     def damaging(self) -> list[ModuleType]:
         """The modules of `damage`; imported when asked for, since they stand on the builders."""
         return [importlib.import_module(name) for name in self.damage]
+
+    @property
+    def names_tensors(self) -> bool:
+        """Whether files that the package writes hold tensors of any names, and not those of the format."""
+        return any("w" in arguments(np.zeros((1, 1)))["tensors"] for arguments in self.saved.values())
 
 
 def noise(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
@@ -175,6 +238,11 @@ def known() -> Mapping[str, Builder]:
 def format_of(kind: str) -> Builder | None:
     """The builder of the format that a kind is of; None where it is of none."""
     return known().get(kind.partition("-")[0])
+
+
+def saved() -> Mapping[str, tuple[str, Callable[[Any], Mapping[str, Any]]]]:
+    """By kind that the package writes: the suffix of its files, and the arguments of `weightmap.save` for a matrix."""
+    return {kind: (b.suffix, arguments) for b in known().values() for kind, arguments in b.saved.items()}
 
 
 def examples() -> list[Example]:

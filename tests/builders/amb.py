@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.fuzz.anatomy import TEXT, Anatomy, Walk
+from tests.fuzz.dictionary import MARKUP
 
-from . import Builder, Example, Tensor, noise, normal
+from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -209,7 +210,9 @@ def examples() -> list[Example]:
     ) -> Example:
         first = b"" if texts is None else text(texts) + options.pop("space", b"")
         data = build([dense(key, value) for key, value in tensors.items()], first, *sections, **options)
-        return Example(name, FORMAT, SUFFIX, data, tensors, texts or {}, layout="amb")
+        config, tokens = (*sections, b"", b"")[:2]
+        found = {"config": json.loads(config or "{}"), "tokenizer": tokens[11:] if tokens else None}
+        return Example(name, FORMAT, SUFFIX, data, tensors, texts or {}, layout="amb", **found)
 
     return [
         example("no-tensors", {}),
@@ -307,4 +310,23 @@ BUILDER = Builder(
     errors=(26, 30),
     magic=b"AMBEE",
     small=lambda: {"amb-quantised": every_scheme(), "amb-empty": empty_schemes()},
+    dictionary=MARKUP,
+    scans=("amb.c",),
+    saved={"amb": named},
+    golden={
+        "dense.amb": Golden(
+            "71a39c3059528bc2b54a657cad26fed7c23ee73d8c2aa7e4f37eb57b4a46bc8e",
+            lambda c: {
+                "tensors": {"w": c.matrix, "h": c.matrix.astype("f2")},
+                "metadata": c.metadata,
+                "config": c.metadata,
+                "tokenizer": {"type": 0, "special_ids": {}, "payload": b"tokens"},
+            },
+        ),
+        "quantised.amb": Golden(
+            "b80c63712b2535ddc5812cb40668fd58684248b69d58523295eb6e6ce78f8b0b", lambda c: {"tensors": c.quantised}
+        ),
+    },
+    metadata="JSON",
+    bounds={"amb": Bounds(149, 145, 58, 32, 126, 21)},
 )

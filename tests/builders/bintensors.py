@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.fuzz.anatomy import Anatomy, Walk
+from tests.fuzz.dictionary import FORMS
 
-from . import Builder, Example, Tensor, noise, normal, numpy_dtype
+from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -437,4 +438,19 @@ BUILDER = Builder(
     anatomy=anatomy,
     errors=(21, 24),
     trailing=trailing,
+    dictionary=FORMS,
+    scans=("bintensors.c",),
+    saved={"bintensors": lambda array: named(array) | {"metadata": {"k": "v"}}},
+    golden={
+        "spec.bt": Golden(
+            "0232e0830a960eaea40659ecddfaea40e78d956e388f235746595ba3e4409d37",
+            lambda c: {"tensors": c.tensors | c.kinds, "metadata": c.metadata},
+        ),
+        "current.bt": Golden(
+            "3c8c5fe694e0951f01198a8020c328e9f1c235cdedb95ed870fcb9dcf1053324",
+            lambda c: {"tensors": c.tensors | c.kinds, "metadata": c.metadata, "layout": "current"},
+        ),
+    },
+    metadata="texts",
+    bounds={"bintensors-spec": Bounds(88, 88, 40, 32, 126, 21)},
 )

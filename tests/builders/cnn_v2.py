@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tests.fuzz.anatomy import Anatomy, Walk
 
-from . import Builder, Example, Tensor, noise, normal
+from . import Bounds, Builder, Example, Golden, Tensor, noise, normal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,4 +146,20 @@ BUILDER = Builder(
     errors=(14, 15),
     magic=b"CNN2",
     small=small,
+    scans=("cnn.c",),
+    saved={"cnn_v2": lambda array: {"tensors": {"layer.0.weight": array.astype("f2").reshape(*array.shape, 1, 1)}}},
+    golden={
+        "v1.bin": Golden(
+            "385b35602f80c84360b0f8812d950b430d7c1b8ec15bde3b6480fbddd9314c2d",
+            lambda c: {"tensors": {"layer.0.weight": c.half}, "layout": "v1"},
+        ),
+        "v2.bin": Golden(
+            "f0c61b6c0445429aa989fbf243899c786dc1bfbc78c57b52ffe925a5fb7e0372",
+            lambda c: {
+                "tensors": {"layer.0.weight": c.half, "layer.1.weight": c.half[:1, :1]},
+                "metadata": {"mip_level": 2},
+            },
+        ),
+    },
+    bounds={"cnn_v2": Bounds(69, 64, 36, 32, 126, 21)},
 )

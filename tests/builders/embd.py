@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tests.fuzz.anatomy import Anatomy, Field, Walk
 
-from . import Builder, Example, Tensor, noise, normal, numpy_dtype
+from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -591,4 +591,29 @@ BUILDER = Builder(
     seconds={"embd-simple": 30},
     sealed=sealed,
     trailing=trailing,
+    saved={
+        "embd": lambda array: named(array) | {"vocab": [f"word{i}" for i in range(len(array))]},
+        "embd-simple": lambda array: named(array) | {"layout": "simple"},
+    },
+    golden={
+        "spec.weights": Golden(
+            "413ea7d870f3140fd2733e0d35a920342f2726ac2c2f5be2c7cb81c3a37d9ade",
+            lambda c: {
+                "tensors": c.tensors | c.kinds,
+                "metadata": c.metadata,
+                "vocab": c.words,
+                "special_ids": {"pad": 0, "unk": 5},
+            },
+        ),
+        "bare.weights": Golden(
+            "d892c93f4340a4709e4950d4d1fdb7beed526af334179b703ec861957084fd17",
+            lambda c: {"tensors": c.tensors, "checksums": False},
+        ),
+        "simple.weights": Golden(
+            "6f5d72a64e81634cb72d90ab126d088cec96c3a565f55d3e6c149320ae02278c",
+            lambda c: {"tensors": c.tensors, "layout": "simple", "vocab": c.words},
+        ),
+    },
+    metadata="texts",
+    bounds={"embd": Bounds(74, 47, 51, 31, 126, 17)},
 )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tests.fuzz.anatomy import NUMBER, Anatomy, Walk
+from tests.fuzz.dictionary import MARKUP
 
-from . import Builder, Example, Tensor, noise, normal
+from . import Bounds, Builder, Example, Golden, Tensor, noise, normal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -341,4 +342,27 @@ BUILDER = Builder(
     magic=b"FiFu",
     small=small,
     trailing=trailing,
+    dictionary=MARKUP,
+    saved={
+        "finalfusion": lambda array: {
+            "tensors": {"embeddings": array},
+            "vocab": [f"word{i}" for i in range(len(array))],
+        }
+    },
+    golden={
+        "upstream.fifu": Golden(
+            "a1cb699fd1e98dddb959ace8665eb239f41a526a54b5de681f69332b3f22b8ab",
+            lambda c: {
+                "tensors": {"embeddings": c.matrix, "norms": c.matrix[:, 0]},
+                "vocab": c.words,
+                "metadata": {"b": 1, "a": "x"},
+            },
+        ),
+        "spec.fifu": Golden(
+            "ffa4597968db32cbc7b34a539dfd720542ac2c2dd85487549cd983e1486b221c",
+            lambda c: {"tensors": {"embeddings": c.matrix}, "vocab": c.words, "layout": "spec"},
+        ),
+    },
+    metadata="TOML",
+    bounds={"finalfusion": Bounds(203, 199, 72, 32, 66, 21)},
 )

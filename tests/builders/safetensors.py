@@ -7,8 +7,9 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from tests.fuzz.anatomy import Anatomy, Walk
+from tests.fuzz.dictionary import MARKUP
 
-from . import Builder, Example, Tensor, noise, normal
+from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,4 +163,15 @@ BUILDER = Builder(
     anatomy=anatomy,
     errors=(10, 12),
     trailing=trailing,
+    dictionary=MARKUP,
+    scans=("safetensors.c",),
+    saved={"safetensors": lambda array: named(array) | {"metadata": {"k": "v"}}},
+    golden={
+        "a.safetensors": Golden(
+            "97d140948adb335f7f4f792c5d226fa8d165a7be25043bd1aa4b155943ed1fdc",
+            lambda c: {"tensors": c.tensors | c.kinds, "metadata": c.metadata},
+        )
+    },
+    metadata="texts",
+    bounds={"safetensors": Bounds(80, 76, 36, 32, 126, 21)},
 )

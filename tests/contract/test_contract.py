@@ -168,11 +168,10 @@ def test_metadata_is_a_read_only_mapping(example: builders.Example, path: Path) 
 
 @every_example
 def test_what_a_format_lacks_is_none(example: builders.Example, path: Path) -> None:
-    """Config and tokenizer are None outside AMB; nbytes is a plain int that covers the tensors."""
+    """Config and tokenizer are the file's, or None; nbytes is a plain int that covers the tensors."""
     with wm.open(path) as f:
-        if example.format != "amb":
-            assert f.config is None
-            assert f.tokenizer is None
+        assert f.config == example.config
+        assert (f.tokenizer and f.tokenizer.payload) == example.tokenizer
         assert type(f.nbytes) is int
         assert f.nbytes in {len(example.data), sum(len(value.data) for value in example.tensors.values())}
 
@@ -473,7 +472,7 @@ def test_a_source_of_a_wrong_type_is_a_type_error(source: Any) -> None:
 @every_example
 def test_the_suffix_means_nothing(example: builders.Example, put: Callable[..., Path]) -> None:
     """A file is recognised by its content under any name."""
-    for suffix in (".weights", ".safetensors", ".bin", ".txt", ""):
+    for suffix in (*(builder.suffix for builder in builders.known().values()), ".txt", ""):
         with wm.open(put(example.data, "file" + suffix)) as f:
             assert f.format == example.format
 

@@ -6,15 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 from tests.attacks.table import between
-from tests.places import suite
+from tests.fuzz.corpus import SHARDED
+from tests.places import ROOT, suite
 
 import weightmap as wm
 
-ROOT = Path(__file__).resolve().parents[2]
 TOY = ROOT / "tests" / "toy"
 # Where each of the two files goes, and by which mark docs/formats.md shows it.
 PLACES = {"toy_format.py": "src/weightmap/formats/toy.py", "toy_builder.py": "tests/builders/toy.py"}
@@ -41,33 +43,56 @@ def test_the_two_files_are_short() -> None:
     assert sum(len((TOY / name).read_text(encoding="utf-8").splitlines()) for name in PLACES) < 150
 
 
+def python(installation: Path, *arguments: str) -> str:
+    """Run Python there; return what it prints."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(installation / "src"), "WEIGHTMAP_FUZZ": "1000"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=installation, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_every_suite_takes_the_new_format_up(installation: Path, name: str) -> None:
     """Contract, attacks, damage, mutants, growth, determinism and comparison run on it, and nothing of that fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-        f"-ktoy and {LEFT_OUT}",
-    ]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(installation / "src"), "WEIGHTMAP_FUZZ": "1000"}
-    done = subprocess.run(
-        [*command, suite(name)],
-        cwd=installation,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", f"-ktoy and {LEFT_OUT}")
+    assert " passed" in python(installation, "-m", "pytest", *options, suite(name))
+
+
+def test_guided_fuzzing_takes_the_new_format_up(installation: Path) -> None:
+    """`make fuzz-guided` and OSS-Fuzz go through the formats that `tests.fuzz.seeds` prints, each with its inputs."""
+    printed = python(installation, "-m", "tests.fuzz.seeds", "--plain", "seeds").split()
+    assert printed == [*sorted([*wm.formats(), "toy"]), SHARDED]
+    assert len(list((installation / "seeds" / "fuzz_toy").iterdir())) > 3
+    assert (installation / "seeds" / "fuzz_toy.dict").read_text(encoding="ascii")
+
+
+# In an installation: the files whose comparisons become mutants, and the tests that look for them.
+MUTATED = """
+from pathlib import Path
+from tests.mutation import __main__ as mutation, python_sources
+switch = python_sources.install(Path("src").resolve(), mutation.MODULES)
+print(*{site.file for site in switch.sites})
+print(*mutation.TESTS)
+"""
+
+
+def test_mutation_takes_the_new_format_up(installation: Path) -> None:
+    """`make mutation` changes the comparisons of the new format, and runs tests that open its files."""
+    files, tests = python(installation, "-c", MUTATED).splitlines()
+    assert PLACES["toy_format.py"] in files.split()
+    assert suite("attacks") in tests.split()
+
+
+def test_coverage_takes_the_new_format_up(installation: Path) -> None:
+    """`make coverage` measures the branches of the new format, and runs tests that open its files."""
+    settings = tomllib.loads((installation / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["coverage"]
+    assert any(fnmatch(PLACES["toy_format.py"], pattern) for pattern in settings["report"]["include"])
+    tests = python(installation, "-c", "from tests import branches; print(*branches.TESTS)").split()
+    assert suite("attacks") in tests
 
 
 @pytest.mark.parametrize("name", PLACES)

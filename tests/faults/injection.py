@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tests import builders
 
 import weightmap as wm
 from weightmap import cli
@@ -91,7 +92,6 @@ def descriptors() -> set[str]:
 DATA = Path(__file__).parent.parent / "data"
 RNG = np.random.default_rng(5)
 MATRIX = RNG.standard_normal((40, 16)).astype(np.float32)
-LAYER = MATRIX[:6].astype(np.float16).reshape(4, 6, 2, 2)
 WORDS = [f"word{i}" for i in range(40)]
 
 
@@ -102,7 +102,8 @@ def prepare(folder: Path) -> None:
     wm.save(folder / "a.safetensors", tensors, metadata={"k": "v"})
     wm.save(folder / "a.bt", tensors, metadata={"k": "v"})
     wm.save(folder / "words.weights", {"e": MATRIX}, vocab=WORDS)
-    wm.save(folder / "a.bin", {"layer.0.weight": LAYER})
+    for kind, (suffix, arguments) in builders.saved().items():
+        wm.save(folder / f"{kind}{suffix}", **arguments(MATRIX))
     schemes = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
     wm.save(
         folder / "q.amb",

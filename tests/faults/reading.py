@@ -121,9 +121,7 @@ class Reading:
         self.data = self.victim.read_bytes()
         self.same = self.out / f"same{self.path.suffix}"
         (shutil.copytree if self.path.is_dir() else shutil.copy)(self.path, self.same)
-        # A format that expresses what the file holds.
-        suffix = {".amb": ".amb", ".bin": ".amb", ".fifu": ".fifu"}.get(self.path.suffix, ".safetensors")
-        self.target = self.out / f"out{suffix}"
+        self.target = self.out / f"out{self.path.suffix or '.safetensors'}"
         with wm.open(self.path) as f:
             self.tensor = next(iter(f))
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.places import ROOT
 from tests.support import SOURCES, preloaded
 
 HERE = Path(__file__).parent
@@ -17,7 +18,8 @@ HERE = Path(__file__).parent
 def drive(driver: str, shim: Path, folder: Path, *arguments: str) -> Any:
     """Run a driver in a process of its own; return what it printed, parsed, and fail if it complained."""
     # LANGUAGE: the command line would look for translations in a hundred places.
-    environment = {**os.environ, "LD_PRELOAD": preloaded(shim), "PYTHONPATH": SOURCES, "LANGUAGE": "C"}
+    path = os.pathsep.join((SOURCES, str(ROOT)))
+    environment = {**os.environ, "LD_PRELOAD": preloaded(shim), "PYTHONPATH": path, "LANGUAGE": "C"}
     command = [sys.executable, str(HERE / driver), str(shim), str(folder), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.places import ROOT
 from tests.support import SOURCES
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left be
 def test_an_exception_at_any_opcode_leaves_nothing_behind(memory: Callable[[], Path], kind: str) -> None:
     """No descriptor, no mapping, no file beside the target; the target is the old file or the new one."""
     command = [sys.executable, str(HERE / "interrupting.py"), str(memory()), HOW, *OPERATIONS[kind]]
-    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((SOURCES, str(ROOT)))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

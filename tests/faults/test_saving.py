@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests import builders
 from tests.faults.support import drive
+from tests.places import ROOT
 from tests.support import SOURCES, listing, run_child
 
 import weightmap as wm
@@ -25,13 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OPERATIONS = (
-    "save embd",
-    "save embd simple",
-    "save amb",
-    "save cnn_v2",
-    "save bintensors",
-    "save finalfusion",
-    "save safetensors",
+    *(f"save {kind}" for kind in builders.saved()),
+    "save quantised",
     "save in pieces",
     "convert to embd",
     "convert to amb",
@@ -160,50 +157,47 @@ def test_the_process_saves_on_after_all_of_these(swept: list[dict[str, Any]]) ->
 
 # ------------------------------------------------------------------------------------------------- real file systems
 
+# A save of a matrix, by kind; arguments are a folder, a number, and the root of the tests.
 SAVES = """
+import os, sys
+sys.path.append(sys.argv[3])
 import numpy as np, weightmap as wm
-BIG = np.ones((1 << 9, 1 << 11), "f4")
-SMALL = np.ones((2, 3), "f4")
-WORDS = [str(i) for i in range(1 << 9)]
-def layer(a): return a.astype("f2").reshape(1, -1, 1, 1)
-SAVES = {
-    ".weights": lambda path, a: wm.save(path, {"w": a}),
-    ".simple": lambda path, a: wm.save(path, {"w": a}, format="embd", layout="simple"),
-    ".amb": lambda path, a: wm.save(path, {"w": a}),
-    ".bin": lambda path, a: wm.save(path, {"layer.0.weight": layer(a)}),
-    ".bt": lambda path, a: wm.save(path, {"w": a}),
-    ".fifu": lambda path, a: wm.save(path, {"embeddings": a}, vocab=WORDS[: len(a)]),
-    ".safetensors": lambda path, a: wm.save(path, {"w": a}),
-}
+from tests import builders
+folder, number = sys.argv[1], int(sys.argv[2])
+PATHS = {kind: os.path.join(folder, f"{kind}{suffix}") for kind, (suffix, _) in builders.saved().items()}
+def save(kind, array): wm.save(PATHS[kind], **builders.saved()[kind][1](array))
 """
 FULL = (
     SAVES
     + """
-import os, resource, sys
-folder, limit = sys.argv[1], int(sys.argv[2])
-for suffix, save in SAVES.items():
-    path = os.path.join(folder, "out" + suffix)
-    save(path, SMALL)
+import resource
+BIG = np.ones((1 << 9, 1 << 11), "f4")
+SMALL = np.ones((2, 3), "f4")
+for kind, path in PATHS.items():
+    save(kind, SMALL)
     before = open(path, "rb").read()
-    if limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    if number:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (number, resource.RLIM_INFINITY))
     try:
-        save(path, BIG)
+        save(kind, BIG)
     except OSError as error:
         assert not isinstance(error, wm.TensorFileError) and error.filename == path, error
-        print(suffix, error.errno, open(path, "rb").read() == before, *os.listdir(folder))
-    if limit:
+        print(kind, error.errno, open(path, "rb").read() == before, *os.listdir(folder))
+    if number:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     os.unlink(path)
 """
 )
-SUFFIXES = (".weights", ".simple", ".amb", ".bin", ".bt", ".fifu", ".safetensors")
+
+
+def full(code: int) -> list[str]:
+    """What that prints where each save fails with this code."""
+    return [f"{kind} {code} True {kind}{suffix}" for kind, (suffix, _) in builders.saved().items()]
 
 
 def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
     """In every format: past RLIMIT_FSIZE a save raises EFBIG, the old file is whole, and nothing is beside it."""
-    printed = run_child(FULL, tmp_path, 1 << 19).stdout.splitlines()
-    assert printed == [f"{suffix} 27 True out{suffix}" for suffix in SUFFIXES]
+    assert run_child(FULL, tmp_path, 1 << 19, ROOT).stdout.splitlines() == full(errno.EFBIG)
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
@@ -214,12 +208,12 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     script.write_text(FULL, encoding="utf-8")
     disk.mkdir()
     script_of_shell = f"mount -t tmpfs -o size=1m tmpfs {disk} || exit 77\n"
-    script_of_shell += f"PYTHONPATH={SOURCES} {sys.executable} {script} {disk} 0\n"
+    script_of_shell += f"PYTHONPATH={SOURCES} {sys.executable} {script} {disk} 0 {ROOT}\n"
     command = ["unshare", "-rm", "sh", "-c", script_of_shell]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("mount namespaces are not permitted here")
-    assert done.stdout.splitlines() == [f"{suffix} 28 True out{suffix}" for suffix in SUFFIXES], done.stderr
+    assert done.stdout.splitlines() == full(errno.ENOSPC), done.stderr
 
 
 READ_ONLY = """
@@ -271,50 +265,48 @@ def test_a_directory_that_may_not_be_read(folder: Path) -> None:
 KILLED = (
     SAVES
     + """
-import os, random, signal, sys, time
-folder, rounds = sys.argv[1], int(sys.argv[2])
+import random, signal, time
 values = np.random.default_rng(3).standard_normal((300, 500)).astype("f4")
 random.seed(5)
-path = {suffix: os.path.join(folder, "out" + suffix) for suffix in SAVES}
-WORDS = [str(i) for i in range(300)]
 sound = {}
-for suffix, save in SAVES.items():
-    sound[suffix] = []
+for kind, path in PATHS.items():
+    sound[kind] = []
     for array in (values, -values, 2 * values):
-        save(path[suffix], array)
-        sound[suffix].append(open(path[suffix], "rb").read())
+        save(kind, array)
+        sound[kind].append(open(path, "rb").read())
 torn, litter, idle = [], [], []
-for number in range(rounds):
-    suffix = list(SAVES)[number % len(SAVES)]
-    with open(path[suffix], "wb") as file:
-        file.write(sound[suffix][2])
+for turn in range(number):
+    kind = list(PATHS)[turn % len(PATHS)]
+    path = PATHS[kind]
+    with open(path, "wb") as file:
+        file.write(sound[kind][2])
     told, tells = os.pipe()
     child = os.fork()
     if child == 0:
         while True:
-            SAVES[suffix](path[suffix], values)
+            save(kind, values)
             os.write(tells, b".")
-            SAVES[suffix](path[suffix], -values)
+            save(kind, -values)
             os.write(tells, b".")
     os.close(tells)
-    done = number // len(SAVES) % 4  # so many files are there when the clock starts, however busy the machine is
+    done = turn // len(PATHS) % 4  # so many files are there when the clock starts, however busy the machine is
     for _ in range(done):
         os.read(told, 1)
     time.sleep(random.random() / 100)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(told)
-    data = open(path[suffix], "rb").read()
-    if data not in sound[suffix]:
-        torn.append((number, suffix, len(data)))
-    if done and data == sound[suffix][2]:
-        idle.append(number)
+    data = open(path, "rb").read()
+    if data not in sound[kind]:
+        torn.append((turn, kind, len(data)))
+    if done and data == sound[kind][2]:
+        idle.append(turn)
     left = [name for name in os.listdir(folder) if name.endswith(".tmp")]
-    if len(left) > 1 or any(not name.startswith(f".out{suffix}.") for name in left):
-        litter.append((number, left))
+    if len(left) > 1 or any(not name.startswith(f".{os.path.basename(path)}.") for name in left):
+        litter.append((turn, left))
     for name in left:
         os.unlink(os.path.join(folder, name))
-print(torn, litter, idle, sorted(os.listdir(folder)) == sorted("out" + s for s in SAVES))
+print(torn, litter, idle, sorted(os.listdir(folder)) == sorted(map(os.path.basename, PATHS.values())))
 """
 )
 
@@ -324,7 +316,7 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
 
     What is asserted holds at every moment, so luck decides nothing. The sweeps above kill before each system call.
     """
-    assert run_child(KILLED, tmp_path, 210).stdout.split() == ["[]", "[]", "[]", "True"]
+    assert run_child(KILLED, tmp_path, 210, ROOT).stdout.split() == ["[]", "[]", "[]", "True"]
 
 
 def test_processes_that_save_to_one_path(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from tests.attacks import cases
 from tests.support import run_child
 
 import weightmap as wm
+from weightmap.formats import FORMATS
 
 DATA = Path(__file__).parent.parent / "data"
-SUFFIXES = (".weights", ".embd", ".amb", ".bin", ".bt", ".bintensors", ".fifu", ".safetensors")
+SUFFIXES = {suffix for found in FORMATS.values() for suffix in found.suffixes}
 
 # An audit hook sees each file opened, module imported, process started, socket made, code compiled, object unpickled.
 # `ctypes` and `cffi` name none of those; "object." is about attributes.

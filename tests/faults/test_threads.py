@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import shutil
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -28,28 +29,32 @@ ROUNDS = 30
 # Nothing here takes a tenth of this: a thread that is still there then waits for ever.
 PATIENCE = 60
 MATRIX = np.random.default_rng(5).standard_normal((200, 32)).astype(np.float32)
-WORDS = [f"word{i}" for i in range(200)]
 SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 DATA = Path(__file__).parent.parent / "data"
 
 
+# What formats have in several ways, besides a file of each kind.
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "many.bt": lambda path: wm.save(path, {f"t{i}": MATRIX + i for i in range(20)}),
+    "quantised.amb": lambda path: wm.save(
+        path, {"w": MATRIX} | {scheme: wm.quantize(MATRIX, scheme) for scheme in SCHEMES}
+    ),
+    "pq.fifu": lambda path: shutil.copy(DATA / "finalfusion" / "bucket_1_2__pq_norms__meta.fifu", path),
+}
+
+
 def write(folder: Path) -> dict[str, Path]:
     """A file of each kind that behaves in its own way."""
-    tensors = {f"t{i}": MATRIX + i for i in range(20)}
-    paths = {
-        suffix: folder / f"model{suffix}" for suffix in (".weights", ".safetensors", ".bt", ".amb", ".bin", ".fifu")
-    }
-    wm.save(paths[".weights"], {"e": MATRIX, "u": np.arange(7)[:, None].astype("i4")}, vocab=WORDS)
-    wm.save(paths[".safetensors"], tensors, metadata={"k": "v"})
-    wm.save(paths[".bt"], tensors)
-    wm.save(paths[".amb"], {"w": MATRIX} | {scheme: wm.quantize(MATRIX, scheme) for scheme in SCHEMES})
-    wm.save(paths[".bin"], {"layer.0.weight": MATRIX.astype("f2").reshape(200, 32, 1, 1)})
-    wm.save(paths[".fifu"], {"embeddings": MATRIX}, vocab=WORDS)
-    return paths | {"pq.fifu": DATA / "finalfusion" / "bucket_1_2__pq_norms__meta.fifu"}
+    paths = {kind: folder / f"{kind}{suffix}" for kind, (suffix, _) in builders.saved().items()}
+    for kind, (_, arguments) in builders.saved().items():
+        wm.save(paths[kind], **arguments(MATRIX))
+    for name, make in SPECIAL.items():
+        make(folder / name)
+    return paths | {name: folder / name for name in SPECIAL}
 
 
 MODES = ("mmap", "cow", "copy", "sealed") if hasattr(os, "memfd_create") else ("mmap", "cow", "copy")
-KINDS = (".weights", ".safetensors", ".bt", ".amb", ".bin", ".fifu", "pq.fifu")
+KINDS = (*builders.saved(), *SPECIAL)
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +273,7 @@ def test_nothing_is_left_to_be_loaded_after_a_fork(paths: dict[str, Path]) -> No
 
 def test_forking_while_threads_run(paths: dict[str, Path]) -> None:
     """Children forked while three threads verify, decode and sum up can do all of that themselves, and end."""
-    assert run_child(FORKS, paths[".weights"], paths[".amb"]).stdout.strip() == "alive"
+    assert run_child(FORKS, paths["embd"], paths["quantised.amb"]).stdout.strip() == "alive"
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -287,7 +292,7 @@ def test_a_pickled_handle_in_other_processes(paths: dict[str, Path], method: str
 
 def test_a_pool_of_threads_decodes_with_threads_of_its_own(paths: dict[str, Path]) -> None:
     """`threads=` within the threads of a pool neither deadlocks nor changes a bit."""
-    with wm.open(paths[".amb"]) as f, ThreadPoolExecutor(THREADS) as pool:
+    with wm.open(paths["quantised.amb"]) as f, ThreadPoolExecutor(THREADS) as pool:
         expected = {name: f.read(name).tobytes() for name in f}
         tasks = [(name, pool.submit(f.read, name, threads=4)) for _ in range(10) for name in f]
         assert all(task.result(PATIENCE).tobytes() == expected[name] for name, task in tasks)

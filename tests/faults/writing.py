@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from injection import ERRORS, KILLED, LAYER, MATRIX, PARTIAL, SHORT, WORDS, Shim, attempt, command, descriptors, prepare
+from injection import ERRORS, KILLED, MATRIX, PARTIAL, SHORT, Shim, attempt, command, descriptors, prepare
+from tests import builders
 
 import weightmap as wm
 from weightmap.io import atomic
@@ -37,13 +38,11 @@ class Writing(NamedTuple):
 
 
 WRITINGS = {
-    "save embd": Writing(".weights", lambda _, to: wm.save(to, {"w": MATRIX, "x": MATRIX.T}, vocab=WORDS)),
-    "save embd simple": Writing(".weights", lambda _, to: wm.save(to, {"w": MATRIX}, layout="simple")),
-    "save amb": Writing(".amb", lambda _, to: wm.save(to, {"w": MATRIX, "q": wm.quantize(MATRIX, "int4_block")})),
-    "save cnn_v2": Writing(".bin", lambda _, to: wm.save(to, {"layer.0.weight": LAYER})),
-    "save bintensors": Writing(".bt", lambda _, to: wm.save(to, {"w": MATRIX}, metadata={"k": "v"})),
-    "save finalfusion": Writing(".fifu", lambda _, to: wm.save(to, {"embeddings": MATRIX}, vocab=WORDS)),
-    "save safetensors": Writing(".safetensors", lambda _, to: wm.save(to, {"w": MATRIX}, metadata={"k": "v"})),
+    **{
+        f"save {kind}": Writing(suffix, lambda _, to, arguments=arguments: wm.save(to, **arguments(MATRIX)))
+        for kind, (suffix, arguments) in builders.saved().items()
+    },
+    "save quantised": Writing(".amb", lambda _, to: wm.save(to, {"x": MATRIX.T, "q": wm.quantize(MATRIX, "int4")})),
     # Larger than the staging buffer: several writes.
     "save in pieces": Writing(".safetensors", lambda _, to: wm.save(to, {"w": np.ones(9 << 18, np.float32)})),
     "convert to embd": Writing(".weights", lambda at, to: wm.convert(at / "words.fifu", to)),

@@ -30,3 +30,6 @@ PARTS = (b"\n", b"\t \r", b"0,", b"1.5,", b'"k":"v",', b'"k":1,', b'"k":null,', 
 PARTS += (b'"dtype":"F32",', b'"shape":[1],', b'"data_offsets":[0,0],', b'"__metadata__":{},')
 PARTS += (b'"__metadata__":{"k":"v"},', b'"":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},')
 PARTS += (b"k = 1\n", b"[k]\n", b'"k" = {a.b = 2}\n', bytes(4), b"\xff" * 4)
+
+# All that guided fuzzing puts into files with JSON or TOML in them.
+MARKUP = (*STRINGS, *TOKENS, *PARTS)

@@ -1,10 +1,10 @@
-"""Fuzzing that is guided by coverage: what the harnesses in oss_fuzz/ share. Needs atheris, of PyPI.
+"""Fuzzing that is guided by coverage; needs atheris, of PyPI.
 
-    python tests/fuzz/oss_fuzz/fuzz_embd.py FOLDER -max_total_time=300
+    python -m tests.fuzz.guided FORMAT FOLDER -max_total_time=300
 
-Inputs are files of one format; FOLDER is filled with those that came to something new, and begins with those of the
-corpus when `oss_fuzz/seeds.py` has put them there. An exception that is not one of ours ends the run, and the input is
-left in a file.
+Inputs are files of one format. FOLDER is filled with those that reached new code; `seeds.py` puts the first ones there.
+An exception that is not one of ours ends the run, and its input is left in a file. OSS-Fuzz gets a program for each
+format from `oss_fuzz/build.sh`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import atheris
 assert "weightmap" not in sys.modules
 with atheris.instrument_imports(include=["weightmap"]):
     from . import exercise
-    from .corpus import seeds, shards
+    from .corpus import SHARDED, seeds, shards
     from .draws import Draws
     from .mutate import INDEX, mutated, sealed
 
@@ -58,7 +58,7 @@ def main(format: str) -> None:
         new = atheris.Mutate(data, most)
         return sealed(format, new)[:most] if seed % 2 else new
 
-    index = Index() if format == "sharded" else None
+    index = Index() if format == SHARDED else None
 
     def one(data: bytes) -> None:
         if index is not None:
@@ -72,3 +72,7 @@ def main(format: str) -> None:
             one(data)
     atheris.Setup(sys.argv, one, custom_mutator=mutate)
     atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv.pop(1))

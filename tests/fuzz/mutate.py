@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tests import builders
 from tests.attacks.case import INDEX
+from tests.attacks.sharded import SHARD_FORMAT
 
 from .anatomy import DECIMAL, NUMBER, TEXT, TOKEN, VARINT, Anatomy, Edit, Field, Walk, encoded, value_of
 from .corpus import SHARDED, seeds, shards
@@ -62,7 +63,7 @@ def mutant(format: str, number: int) -> Mutant:
         if draws.percent(70):
             files[INDEX] = mutated(SHARDED, draws)
         else:
-            files[draws.choice([name for name in files if name != INDEX])] = mutated("safetensors", draws)
+            files[draws.choice([name for name in files if name != INDEX])] = mutated(SHARD_FORMAT, draws)
         return Mutant(files, options, draws.choice(("", INDEX)))
     if draws.percent(75):
         options["format"] = format

@@ -8,6 +8,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from tests import builders
 
 import weightmap as wm
 from weightmap import compat
@@ -289,13 +290,13 @@ def test_what_safetensors_writes_load_file_reads(tmp_path):
         np.testing.assert_array_equal(read[name], array, strict=True)
 
 
-@pytest.mark.parametrize("name", ["m.weights", "m.amb", "m.safetensors", "m.ckpt", "m"])
-def test_the_suffix_says_nothing(tmp_path, name):
+@pytest.mark.parametrize("suffix", [*(builder.suffix for builder in builders.known().values()), ".ckpt", ""])
+def test_the_suffix_says_nothing(tmp_path, suffix):
     """save_file writes safetensors whatever the suffix, as safetensors does."""
     arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
-    compat.save_file(arrays, tmp_path / name)
+    compat.save_file(arrays, tmp_path / f"m{suffix}")
     theirs_numpy.save_file(arrays, tmp_path / "theirs")
-    assert (tmp_path / name).read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert (tmp_path / f"m{suffix}").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def test_other_formats_are_read_as_well(tmp_path):

@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.places import suite
+from tests import builders
+from tests.places import FORMAT_TESTS, suite
 
 from . import c_sources, python_sources, verdicts
 from .runner import Plugin
@@ -21,20 +22,10 @@ if TYPE_CHECKING:
     from .sites import Key, Mutant
 
 FOLDER = ROOT / "build/checks/mutation"
+# The tables and scanners that formats share, and those of each format.
 C_FILES = (
-    *(
-        "table.c",
-        "names.c",
-        "index.c",
-        "json.c",
-        "json.h",
-        "safetensors.c",
-        "bintensors.c",
-        "amb.c",
-        "cnn.c",
-        "strings.c",
-    ),
-    *("utf8.c", "utf8.h"),
+    *("table.c", "names.c", "index.c", "json.c", "json.h", "strings.c", "utf8.c", "utf8.h"),
+    *(name for builder in builders.known().values() for name in builder.scans),
 )
 MODULES = (
     "weightmap.formats",
@@ -44,22 +35,11 @@ MODULES = (
     "weightmap.options",
 )
 # Those that look into files and at the functions that do; the first of them that notices decides.
-TESTS = (
-    *("attacks", "kernel_bounds", "writer_bounds", "boundaries_headers", "boundaries_embd", "boundaries_amb"),
-    *("boundaries_finalfusion", "index", "scan", "safetensors_scan", "table", "embd", "embd_malformed", "amb"),
-    *("amb_malformed", "amb_quantised", "cnn_v2", "bintensors", "bintensors_malformed", "finalfusion"),
-    *(
-        "finalfusion_malformed",
-        "safetensors",
-        "sharded",
-        "formats",
-        "columns",
-        "guard_pages",
-        "roundtrip",
-        "save",
-        "ceilings",
-    ),
+SUITES = (
+    *("attacks", "kernel_bounds", "writer_bounds", "boundaries_headers", "index", "scan", "table", "sharded"),
+    *("formats", "columns", "guard_pages", "roundtrip", "save", "ceilings"),
 )
+TESTS = (FORMAT_TESTS, *map(suite, SUITES))
 
 
 class Chooser:
@@ -150,7 +130,7 @@ def main() -> int:
 
     plugin = Plugin(c_sites, switch, known, Chooser(known, args), args.most, keep)
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler", f"--rootdir={ROOT}"]
-    status = pytest.main([*options, *(args.tests or map(suite, TESTS))], plugins=[plugin])
+    status = pytest.main([*options, *(args.tests or TESTS)], plugins=[plugin])
     if not plugin.mutants:
         return int(status) or 1
     keys = [mutant.key for mutant in plugin.mutants]

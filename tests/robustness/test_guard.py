@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests import builders
 from tests.builders import Tensor, embd
 from tests.support import C_SOURCES
 
@@ -32,33 +33,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COUNTS = (10, 1_000, 10_000)
 
 
-class Bounds(NamedTuple):
-    """The most that is allowed for a format, validated as a rule: "lazy" means ``verify="none"``.
-
-    `calls` count functions of Python and of C that are entered; `blocks` are what `sys.getallocatedblocks` counts,
-    about the number of objects, that an open handle keeps. Of look-ups by name, the first scans, the second may build
-    an index, and later ones use it.
-    """
-
-    open_calls: int
-    lazy_calls: int
-    blocks: int
-    first_calls: int
-    second_calls: int
-    later_calls: int
-
-
-BOUNDS = {
-    ".weights": Bounds(74, 47, 51, 31, 126, 17),
-    ".safetensors": Bounds(80, 76, 36, 32, 126, 21),
-    ".bt": Bounds(88, 88, 40, 32, 126, 21),
-    ".amb": Bounds(149, 145, 58, 32, 126, 21),
-    ".bin": Bounds(69, 64, 36, 32, 126, 21),
-    ".fifu": Bounds(203, 199, 72, 32, 66, 21),
-}
+BOUNDS = {kind: bounds for builder in builders.known().values() for kind, bounds in builder.bounds.items()}
 # Calls for each tensor when all are viewed: the two iterators, which are entered again for each.
 VIEWING = 2.1
-every_format = pytest.mark.parametrize("suffix", BOUNDS)
+every_kind = pytest.mark.parametrize("kind", BOUNDS)
 every_count = pytest.mark.parametrize("count", COUNTS)
 cpython = pytest.mark.skipif(
     sys.implementation.name != "cpython" or not hasattr(sys, "getallocatedblocks"),
@@ -68,23 +46,13 @@ cpython = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    """Return model(suffix, count): the path of a file of that many tensors, written when first asked for."""
+    """Return model(kind, count): the path of a file of that many tensors, written when first asked for."""
     folder = tmp_path_factory.mktemp("guard")
 
     @functools.cache
-    def write(suffix: str, count: int) -> Path:
-        path = folder / f"{count}{suffix}"
-        options: dict[str, Any] = {"durable": False}
-        array = np.ones((4, 4), np.float32)
-        tensors = {f"layer.{i}.weight": array for i in range(count)}
-        if suffix == ".fifu":
-            tensors = {"embeddings": np.ones((count, 4), np.float32)}
-            options |= {"vocab": [f"word{i}" for i in range(count)]}
-        if suffix == ".bin":
-            tensors = {f"layer.{i}.weight": np.ones((2, 2, 3, 3), np.float16) for i in range(count)}
-        if suffix == ".amb":
-            options |= {"config": {"architecture": "none"}}
-        wm.save(path, tensors, **options)
+    def write(kind: str, count: int) -> Path:
+        path = folder / f"{count}-{kind}"
+        path.write_bytes(builders.format_of(kind).growing[kind](count))
         for verify in ("header", "none"):  # what is imported, or made, at the first use of all
             with wm.open(path, verify=verify) as f:
                 names = list(f)
@@ -118,25 +86,25 @@ def calls(function: Callable[[], Any]) -> tuple[int, Any]:
 
 
 @cpython
-@every_format
+@every_kind
 @every_count
 @pytest.mark.parametrize("verify", ["header", "none"])
-def test_calls_of_opening(model: Callable[[str, int], Path], suffix: str, count: int, verify: str) -> None:
+def test_calls_of_opening(model: Callable[[str, int], Path], kind: str, count: int, verify: str) -> None:
     """Opening enters no more functions than it may, however many tensors there are."""
-    path = str(model(suffix, count))
+    path = str(model(kind, count))
     counted, f = calls(lambda: wm.open(path, verify=verify))
     f.close()
-    assert counted <= (BOUNDS[suffix].open_calls if verify == "header" else BOUNDS[suffix].lazy_calls)
+    assert counted <= (BOUNDS[kind].open_calls if verify == "header" else BOUNDS[kind].lazy_calls)
 
 
 @cpython
-@every_format
+@every_kind
 @every_count
-def test_calls_of_looking_up(model: Callable[[str, int], Path], suffix: str, count: int) -> None:
+def test_calls_of_looking_up(model: Callable[[str, int], Path], kind: str, count: int) -> None:
     """The first look-up of a name, the second, which may build an index, and later ones: each has its bound."""
-    with wm.open(str(model(suffix, count))) as f:
-        names = list(wm.open(model(suffix, count)))
-        bounds = BOUNDS[suffix]
+    with wm.open(str(model(kind, count))) as f:
+        names = list(wm.open(model(kind, count)))
+        bounds = BOUNDS[kind]
         for name, bound in (
             (names[-1], bounds.first_calls),
             (names[0], bounds.second_calls),
@@ -148,11 +116,11 @@ def test_calls_of_looking_up(model: Callable[[str, int], Path], suffix: str, cou
 
 
 @cpython
-@every_format
+@every_kind
 @every_count
-def test_objects_of_an_open_handle(model: Callable[[str, int], Path], suffix: str, count: int) -> None:
+def test_objects_of_an_open_handle(model: Callable[[str, int], Path], kind: str, count: int) -> None:
     """An open handle keeps a bounded number of objects, however many tensors there are."""
-    path = str(model(suffix, count))
+    path = str(model(kind, count))
     kept = []
     gc.collect()
     gc.disable()
@@ -165,15 +133,14 @@ def test_objects_of_an_open_handle(model: Callable[[str, int], Path], suffix: st
             del f
     finally:
         gc.enable()
-    assert min(kept) <= BOUNDS[suffix].blocks
+    assert min(kept) <= BOUNDS[kind].blocks
 
 
 @cpython
-@pytest.mark.parametrize("suffix", [".weights"])
-def test_memory_of_an_open_handle(model: Callable[[str, int], Path], suffix: str) -> None:
+def test_memory_of_an_open_handle(model: Callable[[str, int], Path]) -> None:
     """Opening a file with an index of records of one size takes no memory that grows with the number of tensors."""
     for count in COUNTS:
-        path = str(model(suffix, count))
+        path = str(model("embd", count))
         tracemalloc.start()
         try:
             f = wm.open(path)
@@ -186,10 +153,10 @@ def test_memory_of_an_open_handle(model: Callable[[str, int], Path], suffix: str
 
 
 @cpython
-@pytest.mark.parametrize("suffix", [".weights", ".safetensors", ".bt", ".amb"])
-def test_calls_of_viewing_all(model: Callable[[str, int], Path], suffix: str) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in BOUNDS if builders.format_of(kind).names_tensors])
+def test_calls_of_viewing_all(model: Callable[[str, int], Path], kind: str) -> None:
     """All views of many tensors of one shape take no call for each but those that hand it out."""
-    with wm.open(str(model(suffix, COUNTS[-1]))) as f:
+    with wm.open(str(model(kind, COUNTS[-1]))) as f:
         counted, arrays = calls(lambda: dict(f.items()))
     assert len(arrays) == COUNTS[-1]
     assert counted <= VIEWING * len(arrays)

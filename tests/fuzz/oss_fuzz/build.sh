@@ -1,8 +1,10 @@
 #!/bin/bash -eu
 # Run by OSS-Fuzz in a checkout: the package with its C module under the sanitiser (by CFLAGS, which setup.py heeds), one
-# program for each harness, and beside it what it begins with.
+# program for each format, and beside it the inputs that it begins with.
 pip3 install .
-python3 tests/fuzz/oss_fuzz/seeds.py "$OUT"
-for harness in tests/fuzz/oss_fuzz/fuzz_*.py; do
-    compile_python_fuzzer "$harness" --paths . --add-data tests/data:tests/data --collect-submodules weightmap
+formats=$(python3 -m tests.fuzz.seeds "$OUT")
+for format in $formats; do
+    printf 'from tests.fuzz.guided import main\n\nmain("%s")\n' "$format" > "fuzz_$format.py"
+    compile_python_fuzzer "fuzz_$format.py" --paths . --add-data tests/data:tests/data --collect-submodules weightmap \
+        --collect-submodules tests.builders --collect-submodules tests.attacks
 done

@@ -1,4 +1,4 @@
-"""Writes what each harness begins with, and its dictionary: ``python tests/fuzz/oss_fuzz/seeds.py FOLDER``.
+"""Writes the inputs that guided fuzzing begins with: ``python -m tests.fuzz.seeds FOLDER`` prints the formats.
 
 OSS-Fuzz wants an archive ``fuzz_embd_seed_corpus.zip`` and a file ``fuzz_embd.dict`` beside ``fuzz_embd``; ``--plain``
 makes a folder ``fuzz_embd`` in place of the archive, for a run by hand.
@@ -7,34 +7,29 @@ makes a folder ``fuzz_embd`` in place of the archive, for a run by hand.
 from __future__ import annotations
 
 import argparse
-import sys
 import zipfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
+from tests import builders
 from tests.attacks import cases
-from tests.fuzz.corpus import FORMATS, seeds
-from tests.fuzz.dictionary import FORMS, NUMBERS, PARTS, STRINGS, TEXTS, TOKENS
+
+from .corpus import FORMATS, seeds
+from .dictionary import MARKUP, NUMBERS, TEXTS
 
 LARGEST = 4096
-TEXTUAL = {"safetensors", "sharded", "amb", "finalfusion"}
 
 
 def inputs(format: str) -> list[bytes]:
-    """What a harness begins with: the valid files, and the attacks that are small."""
+    """The valid files of a format, and the attacks that are small."""
     attacks = [case.data for case in cases() if case.kind.partition("-")[0] == format and isinstance(case.data, bytes)]
     return list(dict.fromkeys([*seeds(format), *(data for data in attacks if len(data) <= LARGEST)]))
 
 
 def words(format: str) -> set[bytes]:
-    """What may be put into a file of the format."""
+    """What the fuzzer puts into a file of the format; an index of shards is JSON."""
     numbers = {(value & (1 << 8 * size) - 1).to_bytes(size, "little") for value in NUMBERS for size in (2, 4, 8)}
-    found = {*numbers, *TEXTS}
-    if format == "bintensors":
-        found |= set(FORMS)
-    if format in TEXTUAL:
-        found |= {*STRINGS, *TOKENS, *PARTS}
+    builder = builders.known().get(format)
+    found = {*numbers, *TEXTS, *(MARKUP if builder is None else builder.dictionary)}
     return {word for word in found if 0 < len(word) <= 64}
 
 
@@ -44,8 +39,8 @@ def quoted(word: bytes) -> str:
 
 
 def main() -> None:
-    """Write them all."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Write inputs and dictionary of every format, and print its name."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.seeds", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plain", action="store_true", help="folders in place of archives")
     args = parser.parse_args()
@@ -62,6 +57,7 @@ def main() -> None:
             with zipfile.ZipFile(args.folder / f"{name}_seed_corpus.zip", "w", zipfile.ZIP_DEFLATED) as archive:
                 for number, data in enumerate(inputs(format)):
                     archive.writestr(f"{number:04}", data)
+        print(format)
 
 
 if __name__ == "__main__":
