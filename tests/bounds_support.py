@@ -1,4 +1,4 @@
-"""What tests of bounds share: what a file comes to, and the values next to one."""
+"""Helpers for the tests of bounds: the error that opening a file raises, and the values next to a bound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BOUNDLESS = wm.Limits(max_header_bytes=2**62, max_tensors=2**62)
 
 
 def error_of(data: bytes, **options: Any) -> wm.TensorFileError | None:
-    """What opening a file raises; None when it opens."""
+    """The error that opening a file raises; None when it opens."""
     try:
         wm.open(memoryview(data), **options).close()
     except wm.TensorFileError as error:
@@ -19,14 +19,14 @@ def error_of(data: bytes, **options: Any) -> wm.TensorFileError | None:
 
 
 def refused(data: bytes, **options: Any) -> wm.TensorFileError:
-    """What opening a file raises."""
+    """The error that opening a file raises."""
     error = error_of(data, **options)
     assert error is not None
     return error
 
 
 def warnings_of(data: bytes, **options: Any) -> tuple[str, ...]:
-    """What `verify` finds odd."""
+    """The warnings of `verify`."""
     with wm.open(memoryview(data), **options) as f:
         return f.verify().warnings
 

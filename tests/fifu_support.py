@@ -1,4 +1,4 @@
-"""What the tests of finalfusion share: subwords by their plain definition, and matrices by product quantisation."""
+"""Helpers for the tests of finalfusion: subwords by their plain definition, and matrices by product quantisation."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def _wm_utf8_strings(p: Place, size: int) -> Any:
 
 
 def _index(p: Place, size: int, gap: int) -> tuple[tuple[Any, ...], np.ndarray[Any, Any]]:
-    """What describes an index over such strings, placed; and the bounds."""
+    """The arrays of an index over such strings, placed; and the bounds."""
     blob, bounds = strings(size, gap)
     n, capacity = len(bounds) - 1, power_of_two(len(bounds) - 1)
     slots = np.empty(capacity, np.uint32)

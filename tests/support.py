@@ -1,4 +1,4 @@
-"""What several test modules need: child processes, the process's own memory map, comparison bit by bit."""
+"""Helpers for several test modules: child processes, the process's own memory map, comparison bit by bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests ask of a table of tensors, as C takes it."""
+"""A table of tensors as C takes it, and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of words and their parts share: vocabularies made of lists, and the definitions in plain Python."""
+"""Helpers for the tests of words and subwords: vocabularies made of lists, and the definitions in plain Python."""
 
 from __future__ import annotations
 

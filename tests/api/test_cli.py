@@ -345,7 +345,7 @@ def test_no_control_character_of_a_file_reaches_the_screen(write, run, text, opt
 
 
 def test_json_gives_back_the_name_exactly(write, run):
-    """What is escaped in JSON is the same string once parsed."""
+    """A string escaped in JSON is the same string once parsed."""
     path = write(tensors={text: floats(i) for i, text in enumerate(NASTY.values())})
     _, out, _ = run("inspect", "--json", path)
     assert {tensor["name"] for tensor in json.loads(out)["tensors"]} == set(NASTY.values())
@@ -456,7 +456,7 @@ def test_diff_of_equal_files_is_0(write, run):
 
 
 def test_diff_names_what_differs(write, run):
-    """Tensors on one side, changed tensors and changed metadata are told, with exit status 1."""
+    """Tensors on one side, changed tensors and changed metadata are reported, with exit status 1."""
     a = write("a.safetensors", {"same": floats(1), "left": floats(2), "changed": floats(3, 4)}, {"k": "one"})
     b = write("b.safetensors", {"same": floats(1), "right": floats(2), "changed": floats(3, 5)}, {"k": "two"})
     status, out, err = run("diff", a, b)
@@ -477,7 +477,7 @@ def test_diff_names_what_differs(write, run):
 
 
 def test_diff_after_convert_is_0(write, run, tmp_path):
-    """What convert leaves out or adds by itself is told and not counted; --tensors-only compares tensors alone."""
+    """What convert drops or adds is reported and not counted; --tensors-only compares tensors alone."""
     positions = ("I64", (3,), struct.pack("<3q", 0, 1, 2))
     path = write("model.safetensors", {"w": floats(1), "position_ids": positions})
     (tmp_path / "config.json").write_text('{"hidden_size": 1}')
@@ -542,7 +542,7 @@ def test_a_target_that_cannot_express_a_tensor_is_a_usage_error(write, run, tmp_
 
 @pytest.mark.parametrize("option", [("--format", "zip"), ("--dtype", "float33"), ("--layout", "sideways")])
 def test_an_unknown_choice_is_a_usage_error(write, run, tmp_path, option):
-    """A format, type or layout that does not exist is told without a traceback, and nothing is written."""
+    """A format, type or layout that does not exist is an error without a traceback, and nothing is written."""
     target = tmp_path / "out.weights"
     status, _, err = run("convert", write(), target, *option)
     assert status == 2
@@ -643,7 +643,7 @@ def test_an_error_is_a_document_too(run, tmp_path, command, content):
     ],
 )
 def test_wrong_usage_is_a_document_too(run, argv, command, said):
-    """What the arguments have wrong is told in JSON where that was asked for, and on standard error as always."""
+    """Wrong arguments are reported in JSON with --json, and on standard error as always."""
     status, out, err = run(*argv)
     document = json.loads(out)
     assert (status, document["schema"], document["command"]) == (2, 1, command)
@@ -772,7 +772,7 @@ def test_sizes_for_people(nbytes, text):
 
 
 def test_lookup_prints_vectors(embd, run):
-    """Each word has a line with its vector; a word without one is told on standard error, with exit status 1."""
+    """Each word has a line with its vector; a word without one is reported on standard error, with exit status 1."""
     assert run("lookup", embd, "hello") == (0, "hello 6 7\n", "")
     status, out, err = run("lookup", embd, "hello", WORDS[2], "nobody")
     assert (status, out) == (1, "hello 6 7\nword\\x1b[2J 4 5\n")

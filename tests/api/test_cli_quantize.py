@@ -174,7 +174,7 @@ def test_nothing_to_quantise_is_said(model: Path, run: Run, tmp_path: Path) -> N
     ],
 )
 def test_wrong_options_are_usage_errors(model: Path, run: Run, tmp_path: Path, options: list[str], said: str) -> None:
-    """What no scheme can do is exit status 2 and one line that says why; no file is made."""
+    """Impossible quantisation is exit status 2 and one line that says why; no file is made."""
     status, out, err = run("quantize", model, tmp_path / "q.amb", *options)
     assert (status, out) == (2, "")
     assert said in err
@@ -385,7 +385,7 @@ def test_diff_and_verify_and_lookup(quantised: Path, run: Run, tmp_path: Path) -
 
 
 def test_quantize_reads_a_model_directory(run: Run, tmp_path: Path) -> None:
-    """Of a directory, the configuration goes along; what was dropped is said."""
+    """A directory's configuration goes along; what was dropped is reported."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     counts = tensor(np.arange(8, dtype=np.int64)[None])

@@ -101,7 +101,7 @@ def test_one_bit_is_a_change(put: Callable[..., Path]) -> None:
 
 
 def test_metadata_and_vocabulary(put: Callable[..., Path]) -> None:
-    """Differing metadata and vocabularies are told apart from differing tensors."""
+    """Differing metadata and vocabularies are reported apart from differing tensors."""
     base = put(spec(TENSORS, {"k": "v", "same": "s"}, ["x", "y"]), "a")
     report = wm.diff(base, put(spec(TENSORS, {"k": "w", "same": "s", "new": "n"}, ["x", "y"]), "b"))
     assert not report.equal
@@ -158,7 +158,7 @@ def directory(tmp_path: Path) -> Path:
 
 @every_suffix
 def test_a_model_directory_and_what_convert_made_of_it_are_equal(directory: Path, suffix: str) -> None:
-    """What convert takes from the files beside the tensors is known to diff, whichever side it is on, and compared."""
+    """Diff compares what convert takes from the files beside the tensors, whichever side they are on."""
     target = directory.parent / f"target{suffix}"
     report = wm.convert(directory, target)
     found = wm.diff(directory, target)

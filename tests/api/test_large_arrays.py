@@ -66,7 +66,7 @@ for name, make in arrays.items():
 @LINUX
 @pytest.mark.skipif(bool(no_huge_pages()), reason=no_huge_pages())
 def test_outputs_are_backed_by_huge_pages(tmp_path: Path) -> None:
-    """Of 64 MiB that the library makes for a result, 60 and more are in huge pages."""
+    """Of 64 MiB that the library allocates for a result, 60 or more are in huge pages."""
     lines = run_child(HUGE, tmp_path / "t.safetensors").stdout.splitlines()
     found = {name: int(mib) for name, mib in (line.split() for line in lines)}
     assert set(found) == {"f16_to_f32", "dequantize_int4", "dequantize", "read"}
@@ -111,7 +111,7 @@ def test_empty_is_like_that_of_numpy(shape: int | tuple[int, ...]) -> None:
 
 
 def test_more_than_there_is_is_a_memory_error() -> None:
-    """What no memory holds is a MemoryError, as numpy raises it."""
+    """A result too large for memory is a MemoryError, as numpy raises it."""
     with pytest.raises(MemoryError):
         kernels.empty(1 << 55, np.float32)
 

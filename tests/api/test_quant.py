@@ -115,7 +115,7 @@ def identical(a: Any, b: np.ndarray[Any, Any]) -> bool:
 @pytest.mark.parametrize("scale_type", SCALES)
 @pytest.mark.parametrize(("scheme", "block_size"), KINDS)
 def test_values_are_those_of_the_definition(scheme: str, block_size: int, scale_type: str) -> None:
-    """Of every scheme, block size, scale type and tail, each value is the float32 product of scale and integer."""
+    """For every scheme, block size, scale type and tail, each value is the float32 product of scale and integer."""
     for shape in SHAPES:
         tensor, expected = make(scheme, shape, block_size, scale_type)
         assert identical(tensor.dequantize(), expected), shape
@@ -165,7 +165,7 @@ def test_scales_and_codes_of_blocks_are_strided(scheme: str, block_size: int, sc
 
 
 def test_codes_of_int8_have_the_shape_of_the_tensor() -> None:
-    """Of int8, codes are the integers themselves, in shape; of int4 and int5, packed bytes; each has one scale."""
+    """The codes of int8 are the integers, in shape; those of int4 and int5 are packed bytes; each has one scale."""
     tensor, values = make("int8", (5, 13), 0, "fp32")
     assert (tensor.codes.shape, tensor.codes.dtype, tensor.scales.shape) == ((5, 13), np.int8, (1,))
     assert identical(tensor.scales[0] * tensor.codes.astype(np.float32), values)
@@ -219,7 +219,7 @@ def adaptive_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("value", [0x00, 0x55, 0xAA, 0xFF])
 def test_a_mask_that_is_overwritten_after_the_look_up(put: Any, adaptive_file: bytes, value: int) -> None:
-    """What an adaptive tensor decodes to is what its mask said when it was looked up, and all of it is written."""
+    """An adaptive tensor decodes by the mask that it had when it was looked up, and all of the output is written."""
     path = put(adaptive_file, "q.amb")
     with wm.open(path) as file:
         offset, tensor = file.info("w").offset + 4, file["w"]

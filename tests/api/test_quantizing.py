@@ -217,7 +217,7 @@ def test_what_is_no_number_is_named_and_no_file_is_left(
     ],
 )
 def test_options_that_do_not_exist_are_refused_first(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    """What is wrong with the options is told before the source is opened: it does not even have to be there."""
+    """Wrong options are an error before the source is opened, which need not even exist."""
     with pytest.raises(wm.QuantError, match=message):
         wm.convert(tmp_path / "missing.safetensors", tmp_path / "q.amb", **options)
     assert listing(tmp_path) == []

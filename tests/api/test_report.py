@@ -92,7 +92,7 @@ def test_every_figure_asks_for_benchmarks_that_there_are():
 
 
 def test_every_figure_can_be_judged():
-    """Each has one bound, of times or of a number that is told, and no two have the same name."""
+    """Each has one bound, of times or of a reported number, and no two have the same name."""
     assert len({one.id for one in FIGURES}) == len(FIGURES)
     for one in FIGURES:
         assert (one.at_least is None) != (one.at_most is None), one.id

@@ -125,7 +125,7 @@ def test_no_tensors_at_all(tmp_path: Path, kind: str) -> None:
 
 
 def test_embd_carries_everything(tmp_path: Path) -> None:
-    """Metadata, vocabulary and special ids are written as the specification says, and flags tell of them."""
+    """Metadata, vocabulary and special ids are written as the specification says, with their flags."""
     path = tmp_path / "out.weights"
     ids = {"pad": 4, "unk": 3, "cls": 2, "sep": 1, "mask": 0}
     wm.save(path, {"a": BASE}, metadata=embd.REQUIRED, vocab=list(embd.TOKENS), special_ids=ids)
@@ -288,7 +288,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_embd_cannot_express(tmp_path: Path, case: str) -> None:
-    """What does not fit EMBD is an EncodeError that names every offender, before any file is created or touched."""
+    """Content that does not fit EMBD is an EncodeError that names every offender, before any file is touched."""
     tensors, options, named = REFUSED[case]
     path = tmp_path / "out.weights"
     path.write_bytes(b"old")
@@ -554,7 +554,7 @@ def test_a_path_without_a_name_is_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["n" * 255, "é" * 127, "n" + "é" * 127, "w.bt"])
 def test_the_longest_names(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file may be called can be saved, and the name of the temporary file is no longer, and is whole UTF-8."""
+    """Any valid file name can be saved to; the name of the temporary file is no longer, and is valid UTF-8."""
     seen: list[bytes] = []
     replace = os.replace
 

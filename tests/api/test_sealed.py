@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def sealed_memory() -> list[int]:
-    """What of sealed memory this process has open, by the inode."""
+    """The sealed memory that this process has open, by inode."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
@@ -78,7 +78,7 @@ def test_nothing_that_becomes_of_the_file_reaches_the_arrays(path: Path, change:
 
 @needs_sealing
 def test_nobody_can_write_to_the_memory_or_shrink_it(path: Path) -> None:
-    """Whoever has the descriptor is refused by the system: writing, truncating, extending, and lifting the seals."""
+    """The system refuses writing, truncating, extending, and lifting the seals through the descriptor."""
     with wm.open(path, mode="sealed") as f:
         fd = f.fileno()
         size = os.fstat(fd).st_size
@@ -203,7 +203,7 @@ def test_a_system_without_sealed_memory_is_told(path: Path, monkeypatch: pytest.
 @needs_sealing
 @pytest.mark.parametrize("kind", ["descriptor", "file object", "bytes", "bytearray", "BytesIO"])
 def test_every_kind_of_source(path: Path, kind: str) -> None:
-    """What is no path is copied into sealed memory as well."""
+    """Sources that are no path are copied into sealed memory as well."""
     data = path.read_bytes()
     with path.open("rb") as file:
         sources = {

@@ -61,7 +61,7 @@ def test_an_index_opens_as_one(index: Path) -> None:
 
 
 def test_verify_says_of_how_many_shards_it_could_check_the_structure_only(index: Path) -> None:
-    """Of a model whose shards all lack checksums, it says what it says of one; of others it counts those that do."""
+    """A model whose shards all lack checksums is reported like one such file; otherwise those without are counted."""
     with wm.open(index) as f:
         assert f.verify().structure_only == "safetensors has no checksums"
     (index.parent / TWO).write_bytes(embd.Draft(SECOND.items()).seal())
@@ -312,7 +312,7 @@ def _shards_that_say(folder: Path, *said: dict[str, str] | None, index: dict[str
 
 
 def test_metadata_of_shards_are_those_of_the_model(tmp_path):
-    """What shards agree on, or one alone says, is the model's; what the index says goes before it."""
+    """Metadata that shards agree on, or one alone has, is the model's; that of the index goes before it."""
     _shards_that_say(
         tmp_path,
         {"format": "pt", "author": "shard"},
@@ -360,7 +360,7 @@ def test_a_model_of_shards_has_metadata_where_a_shard_has(tmp_path, said, expect
 
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
 def test_a_model_of_many_files_keeps_no_descriptors(index: Path, kept: int, mode: str) -> None:
-    """Of few files each keeps the descriptor of its file, but in mode "copy"; of many none does, used or not."""
+    """The shards of a small model keep their descriptors, except in mode "copy"; those of a large one never do."""
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     def more() -> int:

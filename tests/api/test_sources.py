@@ -1,4 +1,4 @@
-"""What a source is: bytes are the content of a file, wherever one is taken, and never a path."""
+"""Sources: bytes are the content of a file, wherever one is taken, and never a path."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_bytes_are_content_whatever_they_spell(
 def test_bytes_are_content_wherever_a_source_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str
 ) -> None:
-    """What opens a path opens the content of that file too, and the path again when `os.fsdecode` has made it."""
+    """Every function that takes a path also takes the content of that file, and a path that `os.fsdecode` made."""
     monkeypatch.chdir(tmp_path)
     wm.save("other.safetensors", {"x": np.ones(2, np.float32)})
     expected = TAKERS[taker]("other.safetensors")
@@ -79,7 +79,7 @@ def test_bytes_are_content_wherever_a_source_is_taken(
 
 
 def test_words_are_converted_from_bytes(tmp_path: Path) -> None:
-    """A file of another program's word embeddings may be content too; what it is called is told."""
+    """The content of another program's word embeddings may be given too, and messages name its kind."""
     report = wm.convert(b"a 1 2\nb 3 4\n", tmp_path / "words.fifu")
     assert (report.src, report.format) == ("<bytes>", "finalfusion")
     with wm.open(tmp_path / "words.fifu") as f:

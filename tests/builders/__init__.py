@@ -39,7 +39,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """The expected content of one tensor: what its bytes are, and how they are to be read."""
+    """The expected content of one tensor: its bytes, and how a reader reads them."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -114,7 +114,7 @@ def named(array: Any) -> dict[str, Any]:
 
 
 def plain_trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
-    """What comes of bytes behind the end of a sound file, as in most formats: class, field and byte of the error.
+    """The error for bytes behind the end of a sound file, as in most formats: class, field and byte.
 
     And words of the warning that is left of it with ``strict=False``, or None where it stays an error.
     """
@@ -124,7 +124,7 @@ def plain_trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, 
 
 @dataclass(frozen=True, kw_only=True)
 class Builder:
-    """What the tests know of one format.
+    """The facts that tests need of one format.
 
     A kind is a format and a layout or a part of it, such as "embd-simple": the name of the format, and whatever is
     behind a hyphen.

@@ -37,7 +37,7 @@ class Record:
     data_size: int | None = None
 
     def head(self) -> bytes:
-        """What stands before the data."""
+        """The bytes before the data."""
         name = self.name.encode() if isinstance(self.name, str) else self.name
         length = len(name) if self.name_length is None else self.name_length
         ndim = len(self.shape) if self.ndim is None else self.ndim

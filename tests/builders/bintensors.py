@@ -249,7 +249,7 @@ def dissect(data: bytes, layout: str) -> Found:
 
 
 def faults(found: Found, layout: str) -> set[str]:
-    """What keeps a header from being a valid one, in words that tests refer to."""
+    """The reasons why a header is invalid, in words that tests refer to."""
     out, place = set(), 0
     for _, dtype, shape, begin, end in found.rows:
         size = math.prod(shape) * numpy_dtype(NAMES[dtype]).itemsize

@@ -1,4 +1,4 @@
-"""EMBD files, both layouts, built field by field: `Draft` is a valid file that can be told to lie, `parse` a reader.
+"""EMBD files of both layouts, built field by field: `Draft` is a valid file with replaceable fields, `parse` a reader.
 
 A draft keeps its checksums right while single fields lie, so that a test meets the check that it names.
 """
@@ -236,7 +236,7 @@ class Draft:
             struct.pack_into("<" + code, self.data, place, value)
 
     def seal(self) -> bytes:
-        """The file, every checksum right but those that were told to lie."""
+        """The file; every checksum is right unless it was replaced."""
         end = len(self.data) - 16
         struct.pack_into("<I", self.data, 56, zlib.crc32(self.data[:56]))
         if self.checksums:
@@ -267,7 +267,7 @@ def simple(tensors: Iterable[tuple[str | bytes, Tensor]] = (), vocab: Sequence[s
 
 @dataclass
 class Parsed:
-    """What `parse` and `parse_simple` found."""
+    """The content that `parse` and `parse_simple` find."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]

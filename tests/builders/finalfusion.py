@@ -323,7 +323,7 @@ _ANATOMIES: dict[int, Callable[[Walk], object]] = {
 
 
 def trailing(_: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
-    """What is long enough for the head of a chunk is read as one, of an unknown kind."""
+    """Bytes long enough for the head of a chunk are read as one, of an unknown kind."""
     if tail[:2] == b"PK":
         return "UnsupportedError", "chunk_id", len(data), "trailing"
     return "LayoutError", "size", len(data), "trailing"

@@ -340,7 +340,7 @@ def test_integers_that_take_more_bytes_than_they_need(layout, value, marker, odd
 
 @pytest.mark.parametrize("first", [249, 250, 251, 253, 254, 255])
 def test_first_bytes_of_integers(first):
-    """A byte up to 250 is a number itself, 251 to 253 announce one, and 254 and 255 nothing that there is."""
+    """A byte up to 250 is a number itself, 251 to 253 announce one, and 254 and 255 are errors."""
     spelled = bytes([first]) + {251: b"\xfb\0", 253: b"\0\0\0\0\1\0\0\0"}.get(first, b"")
     error = error_of(bt.raw(bt.padded(header(bt.Row("a", 1, (spelled, 0), 0, 0)))), format="bintensors")
     assert (error is None) == (first <= 253)
@@ -416,14 +416,14 @@ def test_the_map_of_one_name(count, index):
 
 
 def test_a_map_that_nothing_precedes_is_no_evidence():
-    """Of a header without tensors, the layout with no fault in what it reads is the one that the error is about."""
+    """For a header without tensors, the error is about the layout that reads it without a fault."""
     # By the specification a map with a name for no tensor; by the other layout, three bytes behind an empty list.
     error = refused(bt.raw(b"\0\0\1\0\0"), format="bintensors")
     assert error.field == "padding"
 
 
 def test_the_reading_that_went_further_counts():
-    """Of a header that fits neither layout, that one counts which could be read further, be it by a byte."""
+    """For a header that fits neither layout, the error is about the one that reads further, be it by a byte."""
     alphabet = bytes([0, 1, 2, 32, 251, 255])
     for size in range(1, 7):
         for text in map(bytes, itertools.product(alphabet, repeat=size)):
@@ -441,7 +441,7 @@ def test_the_reading_that_went_further_counts():
 
 @pytest.mark.parametrize("highest", [0, 1, 2])
 def test_names_that_stand_for_one_tensor(highest):
-    """With ``strict=False`` a map may name a tensor twice, and no tensor that there is not."""
+    """With ``strict=False`` a map may name a tensor twice, but never a missing one."""
     rows = [ROW, bt.Row("b", 1, (1,), 3, 4)]
     data = bt.raw(bt.padded(bt.header(rows, index=[("x", highest), ("y", highest)])), b"abcd")
     if highest == 2:
@@ -545,7 +545,7 @@ def test_dimensions_that_are_zero(field, number):
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 7])
 def test_odd_layers_are_named_up_to_five(count):
-    """Of layers that have something odd the first five are named."""
+    """Warnings name the first five layers that they are about."""
     odd = [cnn_v2.layer(1, 1, 2) for _ in range(count)]
     [found] = warnings_of(cnn_v2.build([cnn_v2.layer(8, 1, 1), *odd]))
     names = ", ".join(map(str, range(1, min(count, 5) + 1))) + (", ..." if count > 5 else "")
@@ -641,7 +641,7 @@ def test_dimensions_of_a_row(ndim):
 
 
 def test_empty_rows_whose_other_dimensions_can_just_be_counted():
-    """Of a row without elements the other dimensions have a product of at most 2^63 - 1 bytes."""
+    """The other dimensions of a row without elements have a product of at most 2^63 - 1 bytes."""
     most, more = (7 * 7 * 73 * 127 * 337, 92737, 649657), (2**31, 2**31, 2)
     for code, factors, good in ((1, most, True), (0, most, False), (1, more, False)):
         table = record_table((code, 4, 0, *factors, 0, 0))
@@ -720,7 +720,7 @@ def runs(*rows: tuple[Any, ...]) -> list[tuple[int, int, int]]:
 
 
 def test_rows_that_are_alike_are_one_run():
-    """Rows of one dtype and shape at equal distances are told at once; another distance, shape or dtype begins anew."""
+    """Rows of one dtype and shape at equal distances become one run; a change of any of these begins a new one."""
     alike = [(1, 2, 0, 3, 4, 0, 0, 64 * i) for i in range(9)]
     assert runs(*alike) == [(0, 9, 64)]
     assert runs(*alike[:1]) == [(0, 1, 0)]
@@ -739,7 +739,7 @@ def test_rows_that_are_alike_are_one_run():
 
 @pytest.mark.parametrize("count", [4095, 4096, 4097])
 def test_runs_of_as_many_rows_as_are_taken_at_once(count):
-    """Of as many rows as are turned into objects at once, one less and one more, each is told once."""
+    """Around the number of rows that become objects at once, each row comes once."""
     rows = [(1, 1, 0, 4, 0, 0, 0, 4 * i) for i in range(count)]
     assert sum(n for _, n, _ in runs(*rows)) == count
     assert [row.offset for row in record_table(*rows, size=10**6).rows()] == [500 + 4 * i for i in range(count)]

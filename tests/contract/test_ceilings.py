@@ -1,4 +1,4 @@
-"""What a format holds at most: written up to there and read again, and one more is an error before there is a file."""
+"""The ceilings of formats: a file at the ceiling is written and read; one above is an error before a file exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOW = 1000
 
 
 def refused(path: Path, tensors: dict[str, Any], **options: Any) -> str:
-    """What the EncodeError of a save says, after which there is no file."""
+    """The text of a save's EncodeError, after which there is no file."""
     with pytest.raises(wm.EncodeError) as caught:
         wm.save(path, tensors, **options)
     assert not path.exists()

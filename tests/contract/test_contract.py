@@ -280,7 +280,7 @@ def test_close_is_idempotent_and_look_ups_then_fail(example: builders.Example, p
 
 @every_example
 def test_a_closed_handle_does_not_claim_that_the_file_had_nothing(example: builders.Example, path: Path) -> None:
-    """What a closed handle no longer knows is a ClosedError with the path, and not a None that says "there is none"."""
+    """A closed handle answers with a ClosedError that has the path, and not with a None that says "there is none"."""
     f = wm.open(path)
     repr(f.embeddings)  # once it was looked at, the handle has it
     f.close()
@@ -464,7 +464,7 @@ def test_a_strided_memoryview_is_refused(example: builders.Example) -> None:
 
 @pytest.mark.parametrize("source", [None, 3.5, ..., ["a"]], ids=repr)
 def test_a_source_of_a_wrong_type_is_a_type_error(source: Any) -> None:
-    """What is no source at all is a TypeError."""
+    """An object that is no source is a TypeError."""
     with pytest.raises(TypeError):
         wm.open(source)
 
@@ -603,7 +603,7 @@ def test_verify_says_whether_checksums_were_there_to_check(example: builders.Exa
 
 @every_with_data
 def test_a_changed_tensor_fails_its_checksum_and_nothing_else(example: builders.Example, path: Path) -> None:
-    """What `verify` says it covers, it covers: a changed bit in any tensor is a ChecksumError where files have them."""
+    """`verify` covers what it says: a changed bit in any tensor is a ChecksumError where the file has checksums."""
     with wm.open(path) as f:
         places = [info.offset for info in f.infos() if info.nbytes]
     for offset in places:

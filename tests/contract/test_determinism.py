@@ -58,7 +58,7 @@ def test_every_layout_that_is_written_has_a_recorded_sum(builder: builders.Build
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{example.format}-{example.name}" for example in EXAMPLES])
 def test_reading_and_writing_once_more_changes_nothing(example: builders.Example, tmp_path: Path) -> None:
-    """What another program wrote becomes a file that holds the same, and that file, read and written, is itself.
+    """A file of another program becomes one that holds the same, and that file, read and written, is itself.
 
     Of a format that is only read, a file of another one that can hold all of it.
     """

@@ -67,7 +67,7 @@ def test_a_file_that_two_formats_claim_is_opened_by_neither(toy: Any, monkeypatc
 
 @pytest.mark.parametrize("format", wm.formats())
 def test_a_few_bytes_are_no_header(format: str) -> None:
-    """When its format is named, a file of four to seven bytes is told to be too short; one of fewer is refused."""
+    """When its format is named, a file of four to seven bytes is a TruncatedError; a shorter one is refused."""
     data = next(data for kind, data in sound().items() if kind.partition("-")[0] == format)
     for size in range(1, 8):
         with pytest.raises(wm.FormatError if size < 4 else wm.TruncatedError):

@@ -1,4 +1,4 @@
-"""What opening costs, and how it grows: a million tensors, ten times as many, memory by the size of the header.
+"""The cost of opening, and its growth: a million tensors, ten times as many, memory by the size of the header.
 
 Nothing here is timed. Instructions are counted by valgrind, of whole calls from Python; bytes by the system.
 """

@@ -188,7 +188,7 @@ def test_it_is_not_written(path: Path) -> None:
 
 
 def going_along(metadata, name):
-    """What goes along to the format of this name, and what stays behind."""
+    """The metadata that goes along to the format of this name, and the keys that stay behind."""
     return fitted(metadata, FORMATS[name].metadata_keys, FORMATS[name].metadata_kinds)
 
 
@@ -210,7 +210,7 @@ def test_every_format_that_is_written_has_files_that_are_saved() -> None:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_typed_metadata_are_converted_by_one_rule(path: Path, name: str) -> None:
-    """What a format holds goes along, numbers as texts where it has only those; the report has the rest."""
+    """Metadata that the format holds goes along, numbers as texts if it has only those; the report lists the rest."""
     builder, target = builders.known()[name], path.parent / "target"
     expected, behind = CONVERTED[builder.metadata]
     kept, homeless = going_along(METADATA, name)

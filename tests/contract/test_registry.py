@@ -51,7 +51,7 @@ def literals(path: Path) -> Iterator[tuple[int, set[str]]]:
 
 @pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_other_place_lists_the_formats(path: Path) -> None:
-    """No literal names more than half of the formats: whoever goes through all of them asks the builders."""
+    """No literal names more than half of the formats: code that goes through all of them asks the builders."""
     assert [(line, names) for line, names in literals(path) if len(names) > MOST] == []
 
 

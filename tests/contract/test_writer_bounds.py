@@ -1,4 +1,4 @@
-"""What formats hold at most, exactly: a file is planned at the bound, and one beyond it is an error that says so.
+"""The exact ceilings of formats: a file at the bound is planned, and one beyond it is an error that says so.
 
 Plans are made and not carried out, so the tensors have shapes and no data.
 """
@@ -98,7 +98,7 @@ def test_blocks_of_amb_have_65535_elements():
 
 
 def error_of(*tensors):
-    """What is raised where EMBD cannot express these."""
+    """The error for tensors that EMBD cannot express."""
     with pytest.raises(wm.EncodeError) as caught:
         planned("embd", *tensors)
     return caught.value
@@ -118,14 +118,14 @@ def test_tensors_of_one_reason_are_told_together():
 
 @pytest.mark.parametrize(("length", "whole"), [(48, True), (49, False)])
 def test_names_of_one_reason_take_300_characters(length, whole):
-    """As many names are told as fit, with their quotes, and how many more there are."""
+    """The message has as many names as fit, with their quotes, and the number of the others."""
     text = str(error_of(*(tensor(letter * length, dtype="float64") for letter in "abcdef")))
     assert ("more" not in text) is whole
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_reasons_take_1000_characters(count):
-    """Of tensors that each have a reason of their own the first are told, and how many reasons there are more."""
+    """When each tensor has a reason of its own, the message has the first reasons, and the number of the others."""
     error = error_of(*(tensor("n" * 70 + str(i), (1,) * (5 + i)) for i in range(count)))
     assert len(error.refused) == count
     assert len(str(error)) < 1200
@@ -212,13 +212,13 @@ def nested(depth: int, innermost: Any = 1) -> Any:
 
 
 def test_texts_of_amb_are_nested_128_deep():
-    """What lies 128 deep is written, and what lies deeper is refused."""
+    """Values 128 deep are written, and deeper ones are refused."""
     assert planned("amb", tensor(), config=nested(127)) > 256
     assert "nested more than 128 deep" in refused("amb", tensor(), config=nested(128))
 
 
 def test_reasons_name_the_outermost_key():
-    """What is no JSON is told by the key of the section under which it lies, and by no other."""
+    """A value that JSON lacks is reported by the section's key under which it lies, and by no other."""
     bad = float("nan")
     assert "config: 'a': nan (a finite number)" in refused("amb", tensor(), config={"a": bad})
     assert "config: 'a': nan (a finite number)" in refused("amb", tensor(), config={"a": {"b": {"c": bad}}})
@@ -268,7 +268,7 @@ def test_tensors_of_the_simple_layout_are_counted_in_32_bits(monkeypatch, count)
 
 @pytest.mark.parametrize(("bound", "good"), [(959, False), (960, True), (961, True)])
 def test_the_last_place_where_data_may_begin(monkeypatch, bound, good):
-    """The data of EMBD may begin at the largest offset that there is."""
+    """The data of EMBD may begin at the largest possible offset."""
     monkeypatch.setattr(embd_writing, "U32_MAX", bound)
     given = tensor("n" * 800)
     if good:
@@ -335,7 +335,7 @@ class Words(list[str]):
 
 
 def hashed(kind: str, size: int, min_n: int = 1, max_n: int = 2) -> dict[str, Any]:
-    """What `planned` is to be given for one word and so many buckets."""
+    """The arguments of `planned` for one word and so many buckets."""
     matrix = tensor("embeddings", (1 + size, 0))
     return {"tensors": (matrix,), "vocab": Words(["w"], kind=kind, min_n=min_n, max_n=max_n, size=size)}
 

@@ -1,4 +1,4 @@
-"""What the drivers of faults share: the functions of `shim.c`, files to work on, and what can be told of an error."""
+"""Helpers for the drivers of faults: the functions of `shim.c`, files to work on, and a description of an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Shim:
         self._library.shim_disarm.restype = ctypes.c_long
 
     def arm(self, number: int = NEVER, fault: int = 0, only: str = "") -> None:
-        """Count calls from now on; `fault` happens at that number of a call (-1: at all), of one function if told."""
+        """Count calls, of the function `only` if given; `fault` happens at that number of a call, at each for -1."""
         self._library.shim_arm(only.encode(), ctypes.c_long(number), fault)
 
     def disarm(self) -> int:
@@ -72,7 +72,7 @@ def command(*argv: object) -> str:
 
 
 def seen(error: BaseException) -> dict[str, Any]:
-    """What can be told of an error."""
+    """An error, described in JSON."""
     return {
         "type": type(error).__name__,
         "own": isinstance(error, wm.TensorFileError),
@@ -125,7 +125,7 @@ def prepare(folder: Path) -> None:
 
 
 def attempt(shim: Shim, number: int, fault: int, run: Callable[[], object]) -> tuple[dict[str, Any] | None, Any]:
-    """Run it with one call failing; return what can be told of the error, and the result."""
+    """Run it with one call failing; return the error's description, and the result."""
     shim.arm(number, fault)
     try:
         result = run()

@@ -42,11 +42,11 @@ LARGE = 32 << 20
 
 
 class Interruption(BaseException):
-    """What is raised; nobody catches it."""
+    """The exception that is raised; nobody catches it."""
 
 
 class Operation(NamedTuple):
-    """What is interrupted, given the sources and the target, if it has one."""
+    """An operation to interrupt, given the sources and the target, if it has one."""
 
     run: Callable[[Path, Path], object]
     suffix: str = ""

@@ -1,4 +1,4 @@
-"""What the tests of faults share: starting a driver under the shim."""
+"""Starts a driver of faults under the shim."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_signal_that_ends_a_command_leaves_no_file(tmp_path: Path, number: int
 
 
 def test_a_signal_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
-    """What `nohup` starts goes on when its terminal is closed."""
+    """A program started by `nohup` goes on when its terminal is closed."""
     source, target = tmp_path / "a.weights", tmp_path / "b.safetensors"
     wm.save(source, {"w": np.ones(9 << 18, np.float32)})
     done = run_child(ENDED, source, target, int(signal.SIGHUP), 1, 1)

@@ -1,4 +1,4 @@
-"""What is often found where a model was expected: each kind gets its own message, at once, and no crash."""
+"""Files that are often found where a model was expected: each kind gets its own message, at once."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ WORDS = {
 
 @pytest.mark.parametrize("kind", WORDS)
 def test_files_of_words_are_told_to_be_converted(kind: str, put: Callable[..., Path]) -> None:
-    """What `convert` takes and `open` does not is told as what it is, with the command that converts it."""
+    """The error of `open` on a file that only `convert` takes names its kind, and the command that converts it."""
     data, message = WORDS[kind]
     with pytest.raises(wm.UnknownFormatError) as caught:
         wm.open(put(data, "words"))
@@ -166,7 +166,7 @@ def test_what_only_begins_like_words_is_not_told_as_such(data: bytes, put: Calla
 
 
 def test_the_advice_for_arrays_of_numpy_works(put: Callable[..., Path], tmp_path: Path) -> None:
-    """What the messages of .npz and .npy files say does convert them."""
+    """The code in the messages about .npz and .npy files converts them."""
     wm.save(tmp_path / "z.safetensors", dict(np.load(put(npz(), "a.npz"))))
     wm.save(tmp_path / "y.safetensors", {"name": np.load(put(npy(), "a.npy"))})
     assert wm.load(tmp_path / "z.safetensors")["weight"].tolist() == [1, 1, 1]
@@ -184,7 +184,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_formats_of_others_are_told_by_their_suffix(name: str, tmp_path: Path) -> None:
-    """A suffix that is known and not written is told as such, with who does, and with the suffixes that are written."""
+    """The error on a known suffix that is not written names who writes it, and the suffixes that are written."""
     with pytest.raises(wm.EncodeError) as caught:
         wm.save(tmp_path / name, {"w": np.ones(2, np.float32)})
     assert str(caught.value).startswith(f"{tmp_path / name}: {FOREIGN[name]}")

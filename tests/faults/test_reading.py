@@ -50,7 +50,7 @@ FILES = {
 
 @pytest.fixture(scope="module", params=FILES)
 def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> dict[str, Any]:
-    """What came of each fault of each call of every operation on one file."""
+    """The outcome of each fault of each call of every operation on one file."""
     name = request.param
     found: dict[str, Any] = drive("reading.py", shim, memory(), name, *FILES[name])
     return found

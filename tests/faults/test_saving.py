@@ -57,7 +57,7 @@ NO_FLUSH = {"open", "fsync"}
 
 @pytest.fixture(scope="module", params=SWEEPS, ids=" ".join)
 def swept(request: pytest.FixtureRequest, shim: Path, memory: Callable[[], Path]) -> list[dict[str, Any]]:
-    """What was there after each fault of each call of one operation."""
+    """The state of the folder after each fault of each call of one operation."""
     rows: list[dict[str, Any]] = drive("writing.py", shim, memory(), *request.param)
     return rows
 
@@ -110,7 +110,7 @@ def test_no_litter_but_one_name_of_a_killed_process(swept: list[dict[str, Any]])
 
 
 def test_the_error_is_the_one_that_the_system_reported(swept: list[dict[str, Any]]) -> None:
-    """What is raised is the OSError of the failing call, no error of ours, and names a file that the caller knows."""
+    """The error is the OSError of the failing call, not one of ours, and names a file that the caller knows."""
     for row in swept:
         error = row["error"]
         if error is None:
@@ -191,7 +191,7 @@ for kind, path in PATHS.items():
 
 
 def full(code: int) -> list[str]:
-    """What that prints where each save fails with this code."""
+    """The lines that FULL prints when each save fails with this code."""
     return [f"{kind} {code} True {kind}{suffix}" for kind, (suffix, _) in builders.saved().items()]
 
 

@@ -1,4 +1,4 @@
-"""What reading a stranger's file does besides: it opens that path, maps it, and nothing else."""
+"""Reading a stranger's file opens that path, maps it, and does nothing else."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ NO_FILES |= {"fadvise64", "lseek", "ioctl", "fcntl", "sched_yield", "clock_nanos
 
 @pytest.mark.skipif(not strace_works(), reason="strace cannot inject faults here")
 def test_the_shim_misses_no_call(shim: Path, tmp_path: Path) -> None:
-    """Of a conversion and of reading, the shim counts the very calls that the kernel sees, in their order."""
+    """The shim counts the calls that the kernel sees of a conversion and of reading, in their order."""
     trace = tmp_path / "trace"
     command = ["strace", "-o", str(trace), "-E", f"LD_PRELOAD={preloaded(shim)}"]
     command += [sys.executable, "-c", WATCHED, str(shim), str(tmp_path), str(Path(__file__).parent)]

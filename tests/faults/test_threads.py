@@ -180,12 +180,12 @@ def test_verifying_stops_when_another_thread_closes(tmp_path: Path) -> None:
 
 
 def summary(f: wm.TensorFile) -> object:
-    """What a handle holds."""
+    """The results of every use of a handle."""
     return [use(f) for use in USES.values()]
 
 
 def summary_of_pickled(blob: bytes) -> object:
-    """What a pickled handle holds, in the process that unpickles it."""
+    """The same of a pickled handle, in the process that unpickles it."""
     with pickle.loads(blob) as f:
         return summary(f)
 

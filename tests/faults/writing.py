@@ -95,7 +95,7 @@ class Saving:
         self.target.chmod(0o640)
 
     def found(self) -> dict[str, Any]:
-        """What is there now."""
+        """The state of the folder."""
         names = sorted(path.name for path in self.folder.iterdir())
         left = [name for name in names if name != self.target.name]
         if self.target.name not in names:

@@ -1,1 +1,1 @@
-"""Fuzzing: millions of damaged files, each told by its format and a number, and what must not come of any of them."""
+"""Fuzzing: millions of damaged files, each given by its format and a number, and the outcomes that none may have."""

@@ -30,14 +30,14 @@ PATIENCE = 60
 
 
 class Result(NamedTuple):
-    """What came of some mutants: how often each outcome, and what failed, each as a text."""
+    """The outcomes of some mutants: how often each came, and the failures, each as a text."""
 
     outcomes: Counter[str]
     failures: list[str]
 
 
 def batch(format: str, first: int, count: int, failures: Path) -> Result:
-    """Try some mutants in a process of their own, and tell of which it died or hung."""
+    """Try some mutants in a process of their own, and report the one of which it died or hung."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         state.write_bytes(first.to_bytes(8, "little"))

@@ -125,7 +125,7 @@ def _put(kept: list[Edit], edit: Edit) -> None:
 
 
 def _changes(kept: list[Edit]) -> list[tuple[int, int, int]]:
-    """Of the edits that change the length of the file, where they begin and end, and by how much they do."""
+    """The edits that change the length of the file: where they begin and end, and by how much."""
     return [(begin, end, len(new) - (end - begin)) for begin, end, new in kept if len(new) != end - begin]
 
 
@@ -173,7 +173,7 @@ class Walk:
 
     @property
     def anatomy(self) -> Anatomy:
-        """What was found; the innermost spans first."""
+        """The fields, spans and items found; the innermost spans first."""
         self.found.spans.sort(key=lambda span: span[2] - span[1])
         return self.found
 
@@ -185,7 +185,7 @@ class Walk:
         return found
 
     def value(self, number: Field) -> int:
-        """What a field holds."""
+        """The number in a field."""
         return value_of(number.kind, self.data[number.begin : number.end])
 
     def numbers(self, *sizes: int) -> list[Field]:

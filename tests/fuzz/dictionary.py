@@ -1,4 +1,4 @@
-"""What is written into fields: numbers at the edges of what they can hold, texts and tokens that are hard to take."""
+"""Values to write into fields: numbers at the edges of their ranges, texts and tokens that are hard to take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with a file that may be damaged: all that a user may do, each answer held against the bytes."""
+"""Everything that a user may do with a file, here a damaged one; each answer is checked against the bytes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def inputs(format: str) -> list[bytes]:
 
 
 def words(format: str) -> set[bytes]:
-    """What the fuzzer puts into a file of the format; an index of shards is JSON."""
+    """The dictionary of the format; an index of shards is JSON."""
     numbers = {(value & (1 << 8 * size) - 1).to_bytes(size, "little") for value in NUMBERS for size in (2, 4, 8)}
     builder = builders.known().get(format)
     found = {*numbers, *TEXTS, *(MARKUP if builder is None else builder.dictionary)}

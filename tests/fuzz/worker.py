@@ -56,7 +56,7 @@ class Sources:
         self.begun: dict[str, str] = {}
 
     def of(self, found: Mutant) -> tuple[Any, bytes | None]:
-        """What to open, and the bytes that are in there."""
+        """The source to open, and its bytes."""
         data = found.files.get("")
         if data is not None:
             return memoryview(data), data

@@ -219,7 +219,7 @@ def test_backend_pread_reads_without_a_mapping(matrix):
 
 
 def test_errors_are_those_of_safetensors_in_kind(matrix, tmp_path):
-    """What raises SafetensorError there raises compat.SafetensorError here; a missing file stays FileNotFoundError."""
+    """Calls that raise SafetensorError there raise compat.SafetensorError here; a missing file is FileNotFoundError."""
     path, _ = matrix
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"\xff" * 40)
@@ -300,7 +300,7 @@ def test_the_suffix_says_nothing(tmp_path, suffix):
 
 
 def test_other_formats_are_read_as_well(tmp_path):
-    """What `weightmap.save` writes, the drop-in reads."""
+    """The drop-in reads every file that `weightmap.save` writes."""
     arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
     wm.save(tmp_path / "m.weights", arrays)
     with compat.safe_open(tmp_path / "m.weights", "np") as file:

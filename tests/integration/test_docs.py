@@ -1,4 +1,4 @@
-"""What the documentation shows is true: its examples run, its links lead somewhere."""
+"""The documentation is true: its examples run, its links lead somewhere."""
 
 import doctest
 import importlib

@@ -149,5 +149,5 @@ def test_the_package_names_what_it_exports():
 
 
 def test_setup_py_is_short():
-    """What can be said in pyproject.toml is said there: setup.py has at most 25 lines."""
+    """Configuration stands in pyproject.toml: setup.py has at most 25 lines."""
     assert len((ROOT / "setup.py").read_text(encoding="utf-8").splitlines()) <= 25

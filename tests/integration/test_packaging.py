@@ -1,4 +1,4 @@
-"""What users install: a source distribution that builds by itself, and one wheel for every Python from 3.11 on."""
+"""Users install a source distribution that builds by itself, or one wheel for every Python from 3.11 on."""
 
 import subprocess
 import sys

@@ -118,7 +118,7 @@ def test_save_file_writes_tensors(tmp_path, model):
 
 @pytest.mark.parametrize("mode", ["mmap", "sealed"])
 def test_read_only_arrays_are_copied_or_refused(model, mode):
-    """Over a read-only map to_torch copies; told not to, it refuses, and names the mode whose arrays it can share."""
+    """Over a read-only map to_torch copies; with copy=False it refuses, and names the mode that allows sharing."""
     with wm.open(model[0], mode=mode) as file:
         array = file["float32"]
         tensor = to_torch(array)
@@ -436,6 +436,6 @@ def test_what_cannot_cross_is_an_error():
 
 
 def test_an_unknown_device_is_an_error(model):
-    """A device that torch does not know is told when the file is opened."""
+    """A device that torch does not know is an error when the file is opened."""
     with pytest.raises(compat.SafetensorError, match="device"):
         compat.safe_open(model[0], "pt", device="abacus")

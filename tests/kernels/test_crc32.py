@@ -137,7 +137,7 @@ def test_initial_value(value: int) -> None:
 
 
 def test_wide_initial_value() -> None:
-    """Of an initial value beyond 32 bits, or below 0, the low 32 bits count."""
+    """The low 32 bits of an initial value count, also beyond 32 bits or below 0."""
     assert kernels.crc32(b"abc", 1 << 32 | 5) == kernels.crc32(b"abc", 5)
     assert kernels.crc32(b"abc", -1) == kernels.crc32(b"abc", 0xFFFFFFFF)
 
@@ -255,7 +255,7 @@ def test_not_contiguous() -> None:
 
 @pytest.mark.parametrize("wrong", ["text", 5, None, [1, 2]])
 def test_not_a_buffer(wrong: object) -> None:
-    """What is no buffer is a TypeError."""
+    """An object that is no buffer is a TypeError."""
     with pytest.raises(TypeError):
         kernels.crc32(cast("bytes", wrong))
 

@@ -92,7 +92,7 @@ def test_one_name_in_any_buffer(kind: Callable[[bytes], Any], size: int) -> None
 
 @pytest.mark.parametrize("function", [kernels.fnv1a32, kernels.fnv1a64])
 def test_one_name_of_a_wrong_kind(function: Callable[..., int]) -> None:
-    """What has no contiguous buffer, a missing argument, a second one and one of another name are TypeErrors."""
+    """Objects without a contiguous buffer, a missing argument, a second one and one of another name are TypeErrors."""
     for wrong in ("text", 1, None, memoryview(b"abcd")[::2]):
         with pytest.raises(TypeError):
             function(wrong)
@@ -162,7 +162,7 @@ def test_lengths_of_other_types() -> None:
 
 
 def test_blob_longer_than_names() -> None:
-    """What lies behind the last name is not looked at."""
+    """Bytes behind the last name are ignored."""
     assert kernels.fnv1a32_many(b"abcdef", [2]).tolist() == [by_definition(b"ab")]
 
 
@@ -187,7 +187,7 @@ def test_lengths_that_overflow(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("lengths", [[-1], [2**32], [1.5], [[1]]])
 def test_lengths_that_are_none(lengths: list[int]) -> None:
-    """What cannot be a length is a ValueError."""
+    """An impossible length is a ValueError."""
     with pytest.raises(ValueError, match="length"):
         kernels.fnv1a32_many(b"abcdef", lengths)
 

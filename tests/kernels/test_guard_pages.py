@@ -55,13 +55,13 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def run(name: str, place: Place, size: int) -> object:
-    """What a call tells and writes."""
+    """The result of a call, and its outputs."""
     return CALLS[name](place, size), place.outputs()
 
 
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_flush_against_a_forbidden_page(name, at):
-    """Of any length, with all memory flush against forbidden pages, the function reads and writes nothing beyond."""
+    """With all memory flush against forbidden pages, the function reads and writes nothing beyond, at any length."""
     for size in LENGTHS:
         assert run(name, Place(PAGES, at), size) == run(name, Place(None), size), size
 

@@ -69,7 +69,7 @@ def test_every_pattern(kind, order):
 
 @pytest.mark.usefixtures("isa")
 def test_numpy_agrees_on_numbers(kind):
-    """What is not a NaN becomes what numpy and ml_dtypes make of it, and NaN stays NaN."""
+    """Numbers become the same as with numpy and ml_dtypes, and NaN stays NaN."""
     convert, _, dtype, _ = kind
     result, expected = convert(ALL), ALL.view(dtype).astype(np.float32)
     number = ~np.isnan(expected)

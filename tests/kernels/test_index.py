@@ -193,7 +193,7 @@ def test_look_up_of_a_colliding_name_is_bounded():
 
 
 def test_duplicates_among_colliding_names():
-    """Of colliding names too, repeated ones are told from new ones."""
+    """Repeated names are distinguished from new ones, among colliding names too."""
     names = colliding()[:60]
     index = Index(names * 3)
     assert index.result == 120

@@ -40,7 +40,7 @@ def test_portable_is_always_there() -> None:
 
 
 def test_tiers_contain_each_other() -> None:
-    """What is available is the beginning of the architecture's list: no tier without those before it."""
+    """The available tiers are the beginning of the architecture's list: no tier without those before it."""
     order = {
         "x86_64": ("portable", "sse4", "avx2", "avx512", "avx512icl"),
         "amd64": ("portable", "sse4", "avx2", "avx512", "avx512icl"),

@@ -34,7 +34,7 @@ def fnv(data: bytes) -> int:
 
 
 def word(fault) -> str | None:
-    """What a fault is called; None for none."""
+    """The name of a fault; None for none."""
     return None if fault is None or isinstance(fault, int) else fault.kind
 
 
@@ -83,7 +83,7 @@ def columns_of(names, shapes, spans, codes=None):
 
 
 def fault_of(columns, data_size, *, lax=False, **asked):
-    """What C says of them: a fault, or None."""
+    """The fault that C finds, or None."""
     return columns.check(rules(BITS, **asked), data_size, MOST, lax=lax, utf8=True)
 
 
@@ -124,7 +124,7 @@ def test_bounds_of_dimensions_rise_and_end_with_them(bounds):
 
 @pytest.mark.parametrize("last", [7, 8, 9, 10])
 def test_dimensions_end_with_their_column(last):
-    """The dimensions of the last tensor are the last that there are, and one more is a fault."""
+    """The dimensions of the last tensor end the list, and one more is a fault."""
     columns = columns_of([b"a"], [(1,) * 8], [(0, 1)])
     columns.dim_bounds[1] = last
     assert check(columns, 1) == (None if last <= 8 else "COLUMN")
@@ -217,7 +217,7 @@ def test_a_name_is_looked_for_in_no_more_than_there_is():
 
 
 def index_of(rows):
-    """Records and names of tensors: name, dtype code, shape, offset, and what else is to be said."""
+    """Records and names of tensors: name, dtype code, shape, offset, and further fields."""
     names = b"".join(name for name, *_ in rows)
     packed = []
     for name, code, shape, offset, *ndim in rows:
@@ -230,7 +230,7 @@ FOUR = {"min_ndim": 1, "max_ndim": 4}
 
 
 def records(rows, data_size, **asked):
-    """What C says of them."""
+    """The fault that C finds, or None."""
     return kernels.records_check(
         index_of(rows), len(rows), rules(BITS[:3], **FOUR, **asked), data_size, MOST, lax=False
     )
@@ -257,7 +257,7 @@ def test_shapes_of_records_that_can_just_be_counted():
 
 @pytest.mark.parametrize("ndim", range(7))
 def test_unused_dimensions_of_records_are_zero(ndim):
-    """Of four dimensions those that are used may be anything but, and those behind them have to be 0."""
+    """Of four dimensions, the used ones may be anything but 0, and the others have to be 0."""
     used = min(max(ndim, 1), 4)
     shape = (2, 3, 5, 7)[:used]
     size = int(np.prod(shape))
@@ -317,7 +317,7 @@ def test_every_row_of_a_block_is_looked_at(count):
 
 
 def test_pairs_end_with_their_bytes():
-    """Of pairs that end within a length, nothing is read past the end, and the error says where the last one begins."""
+    """When pairs end within a length, nothing is read past the end, and the error says where the last one begins."""
     first = struct.pack("<2H", 9, 2) + b"key456789" + b"ab"
     for left in range(6):
         data = first + (struct.pack("<2H", 1, 1) + b"kv")[:left]
@@ -344,7 +344,7 @@ def test_a_count_of_pairs_is_bounded_by_their_bytes():
 
 @pytest.mark.parametrize("count", [1, 254, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2048])
 def test_as_many_strings_as_a_group(count):
-    """Of as many strings as are taken together, one less or more, each is looked at, and no bound past the last."""
+    """Around the number of strings taken together, each string is checked, and no bound past the last is read."""
     names = [b"%04x" % i for i in range(count)]
     blob, bounds = b"".join(names), np.arange(0, 4 * count + 1, 4, dtype=np.uint32)
     place = Place(PAGES)
@@ -365,7 +365,7 @@ def test_as_many_strings_as_a_group(count):
 
 
 def section(begin, end, *, origin=0, size=None, fd=-1, data=ffi.NULL, max_tensors=9, max_names=99):
-    """A section of an AMB file, as C is told of it."""
+    """A section of an AMB file, as C takes it."""
     found = ffi.new("wm_amb_section *")
     found.fd, found.data, found.size = fd, data, end if size is None else size
     found.begin, found.end, found.origin = begin, end, origin
@@ -374,7 +374,7 @@ def section(begin, end, *, origin=0, size=None, fd=-1, data=ffi.NULL, max_tensor
 
 
 def walk(of, cap=4):
-    """What the walk returns, and what it has found."""
+    """The result of the walk, and the columns that it filled."""
     columns, out, fault = kernels.Columns.scratch(100, cap, 8), ffi.new("wm_amb *"), ffi.new("wm_fault *")
     return lib.wm_amb_walk(of, columns.native, out, fault), out, fault
 
@@ -403,7 +403,7 @@ def test_sections_that_can_be(arguments, good):
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 8, 16])
 def test_a_file_that_is_shorter_than_said(tmp_path, missing):
-    """Of a file that has become shorter nothing is made up, and nothing is waited for: that is told, with the place."""
+    """A file that has become shorter is an error with the place: nothing is invented, and nothing waits."""
     data = amb.build([amb.dense("a", normal((2,)))])
     path = tmp_path / "model.amb"
     path.write_bytes(data[: len(data) - missing])
@@ -469,7 +469,7 @@ LEADS = (*EDGES, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF
 
 
 def test_every_edge_of_utf_8():
-    """Of all sequences of up to four bytes next to the bounds of their ranges those are UTF-8 that Python says are."""
+    """For all sequences of up to four bytes next to the bounds of their ranges, C and Python agree on what is UTF-8."""
     last = (0x7F, 0x80, 0xBF, 0xC0)
     for tails in ((), (EDGES,), (EDGES, EDGES), (EDGES, last, last)):
         for raw in map(bytes, itertools.product(LEADS, *tails)):
@@ -486,7 +486,7 @@ def test_every_edge_of_utf_8():
 
 @pytest.mark.parametrize("gap", [0, 2])
 def test_bounds_of_strings_rise_and_end_with_the_data(gap):
-    """Strings that end before they begin, or a byte past the data, are told by the number of the first."""
+    """Strings that end before they begin, or a byte past the data, are reported by the number of the first."""
     blob = b"abcdefgh" + bytes(2 * gap)
     first, second, third = gap, 3 + 2 * gap, 6 + 3 * gap
     for bounds, found in (
@@ -582,7 +582,7 @@ def test_an_index_over_bounds_that_lie(gap):
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 1023, 1024, 1025, 2049])
 def test_as_many_names_as_fit_the_stack(count):
-    """Of any number of names the last one is checked against the first, as records, as columns and as keys."""
+    """The last of any number of names is checked against the first, as records, as columns and as keys."""
     names = [b"%05d" % i for i in range(count)]
     shapes, spans = [(1,)] * count, [(i, i + 1) for i in range(count)]
     rows = [(name, 2, (1,), i) for i, name in enumerate(names)]

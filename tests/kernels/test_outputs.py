@@ -103,7 +103,7 @@ def poisoned(fill: int) -> Callable[..., np.ndarray[Any, Any]]:
 
 
 def readings(f: wm.TensorFile) -> Iterator[Callable[[], Any]]:
-    """What is made of a file, all of it prepared now and done later."""
+    """The readings of a file, all of them prepared now and done later."""
     for info in f.infos():
         if info.dtype in {"complex64", "bool"}:
             continue
@@ -134,7 +134,7 @@ def plain(result: Any) -> Any:
 
 
 def outcome(reading: Callable[[], Any]) -> Any:
-    """What comes of a reading."""
+    """The result of a reading."""
     try:
         return plain(reading())
     except Exception as error:  # noqa: BLE001 - any is as good as another here
@@ -145,7 +145,7 @@ def outcome(reading: Callable[[], Any]) -> Any:
 def test_results_hold_nothing_of_what_memory_held(
     monkeypatch: pytest.MonkeyPatch, corpus: dict[str, bytes], change: str
 ) -> None:
-    """Of no file, not even of one that is overwritten while it is open, is a result other in memory that held other."""
+    """No result depends on what memory held before, not even of a file that is overwritten while it is open."""
     new = CHANGES[change]
     count = 0
     for name, data in corpus.items():

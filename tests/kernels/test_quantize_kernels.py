@@ -233,7 +233,7 @@ def test_what_is_not_finite_is_named(value, index):
     ],
 )
 def test_misuse(call, match):
-    """What cannot be quantised so is a QuantError that says why."""
+    """A QuantError says why an array cannot be quantised so."""
     with pytest.raises(wm.QuantError, match=match):
         call()
 
@@ -311,7 +311,7 @@ def test_many_blocks_of_different_kinds(isa, size, scale_type):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("at", ["pairs", "mask"])
 def test_a_plan_that_no_check_made(at, threads):
-    """Of data with another plan, QuantError; and the output holds values and zeros, nothing of what it held before."""
+    """Data of another plan is a QuantError; the output then holds values and zeros, and nothing of its old content."""
     blocks, size = 1 << 17, 32
     kinds = np.arange(blocks) % 2  # int4 and int5
     mask = np.frombuffer(bytes([0b01000100]) * (blocks // 4), np.uint8)

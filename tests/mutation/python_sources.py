@@ -32,7 +32,7 @@ PLAIN = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.g
 
 
 class Switch:
-    """What comparisons do, and which of them have been reached."""
+    """Switches mutants on, and notes which comparisons were reached."""
 
     def __init__(self) -> None:
         self.sites = Sites()
@@ -169,7 +169,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that are to be changed, by their beginnings, and changes them."""
+    """Finds the modules to change, by the beginnings of their names, and changes them."""
 
     def __init__(self, switch: Switch, source: Path, prefixes: tuple[str, ...]) -> None:
         self._switch = switch
@@ -179,7 +179,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return how to import a module that is to be changed; None for all others."""
+        """Return how to import a module that is changed; None for all others."""
         if not any(fullname == prefix or fullname.startswith(prefix + ".") for prefix in self._prefixes):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)

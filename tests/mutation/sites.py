@@ -1,4 +1,4 @@
-"""What is changed: comparisons, and whole numbers in what they compare. The same for C and for Python.
+"""The sites that are changed, in C and in Python: comparisons, and whole numbers in their operands.
 
 A comparison `a < b` has three mutants, of which each must make some test fail: the bound one off to either side
 (``a <= b``, ``a + 1 < b``), and the opposite (``a >= b``). An equality has its opposite. A number that is part of
@@ -27,7 +27,7 @@ NUMBER = ("{l} + 1", "{l} - 1")
 
 
 class Key(NamedTuple):
-    """What a mutant is known by from one run to the next: no number of a line, so that edits elsewhere do not matter.
+    """Identifies a mutant from one run to the next: without a line number, so that edits elsewhere do not matter.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Mutant(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What it is known by."""
+        """Its key."""
         return self.site.keys[self.number]
 
     @property

@@ -1,4 +1,4 @@
-"""What is known of the mutants from one run to the next: verdicts, and which mutants change nothing to be seen."""
+"""Facts that last from one run of mutants to the next: verdicts, and the mutants that change nothing visible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTICED = WORDS[:3]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant.
+    """The outcome of a mutant.
 
     Attributes
     ----------

@@ -111,7 +111,7 @@ def test_the_attack_is_refused(case: Case, folder: Path) -> None:
 
 @by_id([case for case in REFUSED if case.late])
 def test_what_verify_finds_opening_leaves_unread(case: Case, folder: Path) -> None:
-    """A lie among the data does not keep a file from being opened, unless everything is to be verified."""
+    """A lie among the data does not keep a file from being opened, unless opening verifies everything."""
     path = case.write(folder)
     wm.open(path).close()
     with pytest.raises(wm.TensorFileError) as caught:

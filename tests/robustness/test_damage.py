@@ -79,7 +79,7 @@ DENSE = {"float32", "float16", "bfloat16", "int8", "uint8", "float64"}
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{example.format}-{example.name}" for example in EXAMPLES])
 def test_every_prefix_is_refused(example: builders.Example) -> None:
-    """Cut off at any byte, a file is told to be too short or no file of any format; an empty one, to be empty."""
+    """A file cut off at any byte is reported as too short or as unknown, and an empty one as empty."""
     with limited():
         for size in set(range(len(example.data))) - example.prefixes:
             with pytest.raises((wm.TruncatedError, wm.UnknownFormatError, wm.LayoutError)) as caught:

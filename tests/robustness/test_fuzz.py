@@ -63,7 +63,7 @@ def test_mutants_are_told_by_their_number(format: str) -> None:
 
 
 def test_a_model_in_shards_is_written_as_its_mutant_has_it(tmp_path: Path) -> None:
-    """What is opened is the mutant's: every file of the folder, though only one of them is written again."""
+    """The opened folder has every file of the mutant, though only one of them is written again."""
     sources = worker.Sources(tmp_path)
     opened = Counter[str]()
     for number in range(60):

@@ -204,7 +204,7 @@ def index_of(count: int) -> tuple[bytes, int]:
 
 
 def input_of(kernel: str) -> tuple[bytes, int, int, int]:
-    """What the driver is given: the bytes, COUNT, SIZE, and the number of units that it is told by."""
+    """The driver's input: the bytes, COUNT, SIZE, and the number of units that instructions are counted by."""
     if kernel == "crc32":
         return bytes(range(256)) * 1024, 0, 0, 1 << 18
     if kernel == "fnv1a32_many":

@@ -1,4 +1,4 @@
-"""What `Limits` bounds besides tensors and copies: vocabularies, also those of files that are nearly all holes."""
+"""`Limits` bounds vocabularies too, also those of files that are nearly all holes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ with open("/proc/self/status") as file:
 
 
 def write_sparse(path: Path, parts: list[bytes | int]) -> Path:
-    """Write a file of bytes and of holes, which are told by their lengths."""
+    """Write a file of bytes and of holes, which are given by their lengths."""
     with path.open("wb") as file:
         for part in parts:
             if isinstance(part, bytes):

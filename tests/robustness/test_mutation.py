@@ -1,4 +1,4 @@
-"""What makes mutants: each differs from what it was made of, is switched on by itself, and keeps its name."""
+"""The makers of mutants: each mutant differs from its original, is switched on alone, and keeps its name."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_names_of_mutants_do_not_depend_on_what_stands_elsewhere():
 
 
 def test_verdicts_are_kept(monkeypatch, tmp_path):
-    """What is saved is loaded again, in the order that was asked for, and what is not asked for is gone."""
+    """Saved verdicts are loaded again, in the requested order, and the others are gone."""
     monkeypatch.setattr(verdicts, "RESULTS", tmp_path / "results.jsonl")
     assert verdicts.load() == {}
     keys = [Key("a.c", "x", str(i)) for i in range(3)]

@@ -190,7 +190,7 @@ def nested_amb(path: Path) -> Path:
 def test_commands_take_what_is_as_deep_as_it_may_be(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What opens is printed, compared and written again, at the default limit of recursion."""
+    """A file that opens can be printed, compared and written again, at the default limit of recursion."""
     path, other = nested_amb(tmp_path / "in.amb"), tmp_path / "other.amb"
     other.write_bytes(amb.build([amb.dense("w", normal((2, 3)))], metadata=lists(DEEPEST - 1)))
     names = {"IN": str(path), "OTHER": str(other), "OUT": str(tmp_path / "out.amb")}
@@ -250,7 +250,7 @@ TOO_MUCH: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", TOO_MUCH)
 def test_toml_is_bounded_before_it_is_parsed(case: str) -> None:
-    """What would make the parser keep gibibytes is a FormatError, and takes a few times the text to find out."""
+    """Text that would make the parser keep gibibytes is a FormatError, found in a few times its own memory."""
     text, why = TOO_MUCH[case]
     message = {"deep": "nested more than 128 deep", "keys": "number of keys .* at most 65536"}[why]
     with wm.open(toml(text)) as f:
@@ -295,7 +295,7 @@ FINE = {
 
 @pytest.mark.parametrize("case", FINE)
 def test_toml_within_the_bounds_is_read(case: str) -> None:
-    """What looks like structure and is none, or is less than it may be, is parsed as ever."""
+    """Text that looks like structure and is none, or stays within the limit, is parsed as ever."""
     with wm.open(toml(FINE[case])) as f:
         assert dict(f.metadata) == tomllib.loads(FINE[case].decode())
 
@@ -312,13 +312,13 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_toml_that_is_none_stays_an_error(case: str) -> None:
-    """What the parser would refuse is a FormatError, whichever of the two finds out."""
+    """A text that the parser would refuse is a FormatError, whichever of the two notices."""
     with wm.open(toml(BAD[case])) as f, pytest.raises(wm.FormatError, match="the metadata is no TOML"):
         f.metadata  # noqa: B018
 
 
 def test_toml_with_too_many_keys_is_not_written(tmp_path: Path) -> None:
-    """What could not be read back is an EncodeError."""
+    """Metadata that could not be read back is an EncodeError."""
     pytest.importorskip("tomli_w")
     metadata = {f"a{i}": 1 for i in range(2**16 + 1)}
     with pytest.raises(wm.EncodeError, match="number of keys in the metadata"):

@@ -30,7 +30,7 @@ FLAGS = {None: set(), "normal": set(), "random": {"rr"}, "sequential": {"sr"}}
 
 
 def flags(path: Path) -> list[set[str]]:
-    """What the kernel was told about each mapping of a file in this process: `rr` random, `sr` sequential."""
+    """The advice that the kernel has for each mapping of a file in this process: `rr` random, `sr` sequential."""
     found, inside = [], False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         if "-" in line.split(" ", 1)[0]:  # "7f00-7f10 r--s ... path"
@@ -41,7 +41,7 @@ def flags(path: Path) -> list[set[str]]:
 
 
 def model(path: Path, tensors: int = 4, elements: int = 1 << 18) -> Path:
-    """Write a file of tensors t0, t1, ... of 1 MiB each, unless told otherwise."""
+    """Write a file of tensors t0, t1, ..., by default of 1 MiB each."""
     content = [(f"t{i}", Tensor("float32", (elements,), bytes([i]) * 4 * elements)) for i in range(tensors)]
     path.write_bytes(embd.Draft(content).seal())
     return path

@@ -117,7 +117,7 @@ def test_config_is_read_only(put: Any) -> None:
 
 
 def test_a_tokenizer_is_its_numbers_and_its_bytes(put: Any) -> None:
-    """Type, the ids that there are, and the payload; 0xFFFF is no id, so it is left out."""
+    """The tokenizer has type, ids and payload; 0xFFFF is no id, so it is left out."""
     section = amb.tokenizer(1, (1, 2, amb.NO_ID, 0, amb.NO_ID), bytes(range(256)))
     f = wm.open(put(amb.build(tokens=section)))
     assert f.tokenizer.type == 1
@@ -431,7 +431,7 @@ wm.save(sys.argv[1], {"w": np.ones(3, np.float32)}, metadata={key: {key: 1.5, "z
 
 
 def test_read_and_written_again_a_file_is_the_same(tmp_path: Path) -> None:
-    """What one save wrote, and open read, a second save writes byte for byte."""
+    """A file that is saved, opened and saved again is the same byte for byte."""
     first, second = tmp_path / "first.amb", tmp_path / "second.amb"
     wm.save(first, arrays(), metadata={"a": 1}, config={"b": [1]}, tokenizer={"type": 3, "payload": b"x"})
     with wm.open(first) as f:

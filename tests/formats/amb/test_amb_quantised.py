@@ -340,7 +340,7 @@ def test_scales_that_are_no_numbers(put: Any, scheme: str, block_size: int, valu
 
 
 def test_scales_that_are_no_numbers_by_the_thousand(put: Any) -> None:
-    """Of 100,000 blocks without a finite scale, in megabytes of data, the warning names the first five."""
+    """The warning about 100,000 blocks without a finite scale, in megabytes of data, names the first five."""
     block = amb.pack_scale(math.nan, 1) + bytes(16)
     stored = amb.quantised("q", (3_200_000,), amb.INT4BLOCK, block * 100_000, 32, 1)
     with wm.open(put(amb.build([stored]))) as f:
@@ -536,7 +536,7 @@ def test_tensors_from_memory_are_written(tmp_path: Path, scheme: str, block_size
 
 
 def test_the_configuration_describes_most_of_the_file(tmp_path: Path) -> None:
-    """Of several ways of quantisation, config["quant"] is that of most bytes."""
+    """With several schemes in a file, config["quant"] is that of most bytes."""
     large = QuantizedTensor("int5_block", (320,), payload("int5_block", 320, 32, 0), block_size=32, scale_type="fp32")
     few = QuantizedTensor("int4_block", (64,), payload("int4_block", 64, 64, 1), block_size=64)
     wm.save(tmp_path / "x.amb", {"a": few, "b": large, "c": np.zeros(1000, np.float32)})

@@ -177,7 +177,7 @@ def test_quantised_data_is_checked_again_when_it_is_used(scheme):
 
 
 def test_blocks_without_a_header_when_they_are_used():
-    """Blocks without a header are told by their size, and there are none of a size that the scheme does not have."""
+    """Blocks without a header are recognised by their size; a size that the scheme lacks is an error."""
     for scheme, step in (("int4_block", 2), ("int5_block", 8)):
         code = amb.SCHEMES[scheme]
         for block in range(1, 34):
@@ -203,7 +203,7 @@ def scaled(bad: list[int], count: int = 12) -> bytes:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 5, 6, 7])
 def test_infinite_scales_are_named_up_to_five(count):
-    """Of scales that are not finite the first five are named, and that there are more of them."""
+    """The warning names the first five scales that are not finite, and says that there are more."""
     found = [text for text in warnings_of(scaled(list(range(1, 1 + count)))) if "scale" in text]
     names = ", ".join(map(str, range(1, 1 + min(count, 5)))) + (", ..." if count > 5 else "")
     word = "block" if count == 1 else "blocks"
@@ -292,7 +292,7 @@ def test_types_of_tokenizers(kind):
 
 @pytest.mark.parametrize("size", range(30))
 def test_files_that_end_within_the_header(size):
-    """Any beginning of the header is told as such, with its size."""
+    """Any beginning of the header is a TruncatedError with its size."""
     data = amb.build([])[:size]
     error = error_of(data, format="amb")
     if size < 28:
@@ -359,7 +359,7 @@ def test_shapes_that_can_just_be_counted():
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_where_a_record_stands(number):
-    """What is wrong with a name is told with the place of its record, that of the first one too."""
+    """An error about a name has the place of its record, that of the first one too."""
     records = [amb.dense(name, noise("int8", (5,))) for name in ("a", "bc", "d")]
     starts = [28]
     for record in records:

@@ -43,7 +43,7 @@ def reference() -> Any:
 
 
 def their_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """What the reference implementation writes for these tensors and metadata."""
+    """The file that the reference implementation writes for these tensors and metadata."""
     items = {name: {"dtype": value.dtype, "shape": value.shape, "data": value.data} for name, value in tensors.items()}
     return bytes(reference().serialize(items, metadata))
 
@@ -51,7 +51,7 @@ def their_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
 def our_bytes(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, layout: str | None = None
 ) -> bytes:
-    """What weightmap writes for them."""
+    """The file that weightmap writes for them."""
     arrays = {name: value.array for name, value in tensors.items()}
     wm.save(path, arrays, format="bintensors", layout=layout, metadata=metadata)
     return path.read_bytes()
@@ -209,7 +209,7 @@ def test_the_specification_is_the_default_layout(tmp_path: Path) -> None:
 
 @every_layout
 def test_arrays_are_aligned_whatever_order_they_come_in(layout: str, tmp_path: Path) -> None:
-    """What weightmap writes lies at multiples of its item size."""
+    """Tensors that weightmap writes lie at multiples of their item size."""
     our_bytes(tmp_path / "m.bt", DISORDER, layout=layout)
     with wm.open(tmp_path / "m.bt") as f:
         assert all(f[name].flags.aligned for name in f)
@@ -337,7 +337,7 @@ def test_offsets_of_nine_bytes(layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metadata", METADATA)
 def test_files_of_0_2_0_are_read(metadata: str, tmp_path: Path) -> None:
-    """What bintensors 0.2.0 writes is read with equal arrays, order and metadata, from memory and from a path."""
+    """Files of bintensors 0.2.0 are read with equal arrays, order and metadata, from memory and from a path."""
     values = {**bt.EVERY, **bt.RANKS}
     path = tmp_path / "m.bt"
     path.write_bytes(their_bytes(values, METADATA[metadata]))
@@ -394,7 +394,7 @@ def test_the_old_file_that_0_2_0_misreads() -> None:
 @pytest.mark.parametrize("layout", bt.LAYOUTS)
 @pytest.mark.parametrize("metadata", [None, {}, {"": ""}, {"\x01": "\x01"}])
 def test_empty_files_have_a_layout(layout: str, metadata: dict[str, str] | None) -> None:
-    """Files of no tensors are told apart: the specification's has one more zero byte."""
+    """The layouts of files without tensors are distinguished: the specification's has one more zero byte."""
     with wm.open(memoryview(bt.build({}, metadata, layout))) as f:
         assert (f.layout, len(f), dict(f.metadata)) == (layout, 0, metadata or {})
 

@@ -57,7 +57,7 @@ def verdicts() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "verdict"), verdicts())
 def test_recorded_verdicts(name: str, verdict: str) -> None:
-    """What the reference refuses is a FormatError; what it accepts opens with its values, or is listed above."""
+    """Files that the reference refuses are a FormatError; accepted ones open with its values, or are listed above."""
     path, layout = VERDICTS / name, name.partition("/")[0]
     if name in OTHER_LAYOUT:
         with wm.open(path) as f:
@@ -265,7 +265,7 @@ def test_the_number_of_tensors_is_bounded_by_the_limits(layout: str) -> None:
 
 @every_layout
 def test_metadata_whose_hashes_collide(layout: str) -> None:
-    """Keys made to collide are told apart all the same, and a key among them that is there twice is still found."""
+    """Keys made to collide are distinguished all the same, and a repeated key among them is still found."""
     pairs = [(key, key[::-1]) for key in colliding_keys(80)]
     data = make(layout, metadata=sorted(pairs))
     with wm.open(memoryview(data)) as f:

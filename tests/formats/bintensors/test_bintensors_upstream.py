@@ -214,7 +214,7 @@ def damaged(count: int = COUNT, seed: int = 20) -> list[bytes]:
 
 
 def ours(data: bytes, *, strict: bool = True) -> Tensors | None:
-    """What weightmap finds in a file; None when it refuses it. What only strict=False reads must have a warning."""
+    """The content that weightmap finds; None if it refuses the file. One that only strict=False reads has a warning."""
     try:
         with wm.open(memoryview(data), format="bintensors", strict=strict) as f:
             found = {
@@ -228,7 +228,7 @@ def ours(data: bytes, *, strict: bool = True) -> Tensors | None:
 
 
 def theirs(data: bytes) -> Tensors | None:
-    """What the installed reference implementation finds; None when it refuses the file or panics."""
+    """The content that the installed reference implementation finds; None when it refuses the file or panics."""
     import bintensors
 
     try:
@@ -261,7 +261,7 @@ while size := stream.read(8):
 
 @functools.cache
 def of_0_0_5(python: str) -> list[Tensors | None]:
-    """What bintensors 0.0.5 finds in each of the files."""
+    """The content that bintensors 0.0.5 finds in each of the files."""
     stream = b"".join(struct.pack("<Q", len(data)) + data for data in damaged())
     result = subprocess.run(
         [python, "-c", ORACLE],
@@ -275,7 +275,7 @@ def of_0_0_5(python: str) -> list[Tensors | None]:
 
 
 class Reading(NamedTuple):
-    """What the suite's own reader says: valid layouts, and by layout the faults of a header that can be read."""
+    """The verdict of the suite's own reader: valid layouts, and by layout the faults of a readable header."""
 
     valid: tuple[str, ...]
     faults: dict[str, set[str]]

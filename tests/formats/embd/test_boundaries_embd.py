@@ -23,7 +23,7 @@ U32 = 2**32 - 1
 
 
 def largest() -> Iterable[Example]:
-    """Of each format and layout, the example with most tensors."""
+    """The example with most tensors, of each format and layout."""
     found: dict[tuple[str, str | None], Example] = {}
     for example in examples():
         key = example.format, example.layout
@@ -80,7 +80,7 @@ def test_headers_as_large_as_allowed(name):
 
 
 def test_each_format_claims_its_own_files_and_no_others():
-    """Of all formats, that of a file claims it, and no other does."""
+    """The format of a file claims it, and no other does."""
     for example in examples():
         claims = [format.name for format in FORMATS.values() if format.claims(example.data[:4096], len(example.data))]
         assert claims == [example.format], example.name
@@ -102,7 +102,7 @@ def test_the_largest_header_that_the_references_read(format):
 
 @pytest.mark.parametrize("start", [b'{"', b"{\n", b"\x80\x02"])
 def test_two_bytes_do_not_tell_what_a_file_is(start):
-    """A length may read like two letters of another format: a file that is cut off is told as that."""
+    """A length may read like two letters of another format: a file that is cut off is reported as truncated."""
     data = start.ljust(8, b"\0") + b"\0" * 20
     assert type(refused(data)) is wm.TruncatedError
 
@@ -146,7 +146,7 @@ def draft(**options: Any) -> embd.Draft:
 
 
 def misplaced(fields: dict[str, Any], size: int) -> tuple[str, ...] | None:
-    """What is wrong with the place of a section, by the documents: the class, and words of the message."""
+    """The error for the place of a section, by the documents: the class, and words of the message."""
     limit, end = size - 16, 64
     sections = [("metadata", fields["metadata_size"], "metadata_size")]
     sections += [("vocab", fields["vocab_size"], "vocab_size")]
@@ -229,7 +229,7 @@ def test_descriptors_that_the_file_has_room_for(nbytes):
 
 @pytest.mark.parametrize("gap", [62, 63, 64, 65])
 def test_a_section_with_a_gap_that_does_not_fit(gap):
-    """Of a section that is too large, a gap before it that is too large as well is told first."""
+    """A gap that is too large is reported before the section behind it that is too large as well."""
     error = refused(draft().header(metadata_offset=64 + gap, metadata_size=10**6).seal())
     assert (error.field, error.actual) == (
         ("metadata_size", 64 + gap + 10**6) if gap < 64 else ("metadata_offset", 64 + gap)
@@ -270,7 +270,7 @@ def test_padding_behind_the_data_of_embd(gap):
 
 @pytest.mark.parametrize("difference", range(-2, 3))
 def test_the_size_that_the_header_of_embd_says(difference):
-    """A file that is a byte shorter or longer than its header says is told as that, as is one without a footer."""
+    """A file a byte shorter or longer than its header says is reported as such, as is one without a footer."""
     sound = draft()
     size = len(sound.data)
     error = error_of(sound.header(total_file_size=size + difference).seal())
@@ -292,7 +292,7 @@ def test_the_smallest_file_of_embd():
 
 @pytest.mark.parametrize("flags", range(17))
 def test_flags_of_embd(flags):
-    """The three flags that there are may stand in any combination with what they say; a fourth is refused."""
+    """The three flags may stand in any combination with their sections; a fourth is refused."""
     data = embd.Draft([("a", noise("uint8", (64,)))], metadata=b"", aligned=False).header(flags=flags).seal()
     error = error_of(data)
     if flags >= 8:
@@ -326,7 +326,7 @@ def test_the_smallest_vocabulary_of_embd(size):
 
 @pytest.mark.parametrize("difference", [-2, -1, 0, 1, 2])
 def test_the_bytes_of_all_tokens_of_embd(difference):
-    """What a vocabulary says of the bytes of its tokens is what its section has, and a byte more would be cut off."""
+    """The declared bytes of a vocabulary's tokens are those of its section, and a byte more would be cut off."""
     words = embd.vocab_section(["abc", "d"], offset=64)
     total = struct.unpack_from("<I", words, 4)[0]
     words = words[:4] + struct.pack("<I", total + difference) + words[8:]
@@ -336,7 +336,7 @@ def test_the_bytes_of_all_tokens_of_embd(difference):
 
 
 def test_where_the_special_ids_of_embd_stand():
-    """Behind the tokens or before them, from the start of the file or of the section, and nowhere else."""
+    """Special ids stand behind the tokens or before them, counted from the file or the section, and nowhere else."""
     tokens = ["abc", "d"]
     size = len(embd.vocab_section(tokens))
     first = {"absolute": 64, "relative": 0}
@@ -352,7 +352,7 @@ def test_where_the_special_ids_of_embd_stand():
 @pytest.mark.parametrize("difference", [-1, 0, 1])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_tokens_end_with_their_section(number, difference):
-    """Tokens that run past the end of the vocabulary are told by the first that does; they do not end before it."""
+    """Tokens that run past the end of the vocabulary are reported by the first that does; ending before is no error."""
     tokens = ["abc", "d", "ef"]
     words = bytearray(embd.vocab_section(tokens, offset=64))
     at = 12 + sum(2 + len(token) for token in tokens[:number])
@@ -483,7 +483,7 @@ def test_padding_across_the_pieces_that_are_read(monkeypatch, piece):
 
 @pytest.mark.parametrize("tokens", range(6))
 def test_tensors_that_a_file_has_room_for(tokens):
-    """Of files of all sizes, one tensor more than an eighth of the bytes behind the number is refused by that."""
+    """In files of all sizes, a count above an eighth of the bytes behind it is refused by that."""
     data = bytearray(embd.simple([], [""] * tokens))
     for count in around((len(data) - 12) // 8):
         struct.pack_into("<I", data, 8, count)

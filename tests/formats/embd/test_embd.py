@@ -93,7 +93,7 @@ def _verdicts(folder: str, table: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "verdict"), _verdicts("embd_spec_ourreading", "_recommended.tsv"))
 def test_verdicts_on_malformed_files(name: str, verdict: str) -> None:
-    """Each recorded malformed file meets its recorded verdict; "warn" opens and is told by verify."""
+    """Each recorded malformed file meets its recorded verdict; "warn" opens, and verify warns."""
     path = DATA / "malformed" / "embd_spec_ourreading" / f"{name}.weights"
     if verdict.startswith("reject"):
         with pytest.raises(wm.FormatError) as caught:
@@ -558,7 +558,7 @@ def test_a_simple_file_with_one_sign_is_still_simple() -> None:
 
 
 def test_an_error_is_reported_as_of_the_layout_that_was_meant() -> None:
-    """One sign of the specification layout suffices for an error in its terms: a missing footer is told as such."""
+    """One sign of the specification layout suffices for an error in its terms, such as a missing footer."""
     with pytest.raises(wm.TruncatedError, match=r"footer|DBME"):
         wm.open(memoryview(draft().footer(magic_end=b"\0\0\0\0").seal()))
     data = draft().header(total_file_size=12345).seal()
@@ -588,7 +588,7 @@ W = np.zeros(2, np.float32)
 def test_what_has_no_place_is_refused(
     tmp_path: Path, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit into fields of 32 bits (here at most 300) is an EncodeError, and nothing is written."""
+    """Numbers that do not fit into fields of 32 bits (here at most 300) are an EncodeError, and nothing is written."""
     monkeypatch.setattr(writing, "U32_MAX", 300)
     wm.save(tmp_path / "fits.weights", {"w": W}, metadata={"k": "v"}, vocab=["[PAD]"], special_ids={"pad": 0})
     with pytest.raises(wm.EncodeError, match=words):

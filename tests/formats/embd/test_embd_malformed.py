@@ -43,7 +43,7 @@ def test_a_wrong_name_hash_names_its_field() -> None:
 
 
 def test_metadata_whose_hashes_collide() -> None:
-    """Keys made to collide are told apart all the same, and a key among them that is there twice is still found."""
+    """Keys made to collide are distinguished all the same, and a repeated key among them is still found."""
     keys = colliding_keys(80)
     data = draft(metadata=embd.metadata_section((key, key[::-1]) for key in keys)).seal()
     assert dict(wm.open(memoryview(data)).metadata) == {key: key[::-1] for key in keys}

@@ -32,7 +32,7 @@ def matrix(rows: int, cols: int = 2) -> ff.Chunk:
 
 
 def test_files_that_end_within_the_header():
-    """Any beginning of the header is told as such; behind it, the parts that are missing are."""
+    """Any beginning of the header is a TruncatedError; behind it, the error names the missing parts."""
     data = ff.build([])
     for size in range(1, 13):
         error = refused(data[:size], format="finalfusion")
@@ -52,7 +52,7 @@ def test_chunks_that_the_header_may_list(count):
 
 @pytest.mark.parametrize("count", [63, 64, 65])
 def test_a_list_of_chunks_that_is_one(count):
-    """Up to 64 chunks that the header lists are told where they are not there; a longer list is no list of them."""
+    """Up to 64 listed chunks that are missing are reported; a longer list is ignored."""
     found = warnings_of(ff.build([ff.simple(WORDS), matrix(N)], [9] * count))
     words = "too many" if count > 64 else ", ".join(["9"] * count)
     assert found == (f"the header lists other chunks ({words}) than there are (1 simple vocabulary, 2 matrix)",)
@@ -83,7 +83,7 @@ def test_the_header_of_a_chunk_that_ends_the_file(id_):
 
 @pytest.mark.parametrize("difference", [-1, 0, 1])
 def test_an_unknown_chunk_behind_the_matrix(difference):
-    """What begins like a chunk that the file has room for is an unknown chunk, and what does not is trailing bytes."""
+    """Bytes that begin like a chunk that fits the file are an unknown chunk; others are trailing bytes."""
     tail = struct.pack("<IQ", 99, 5 + difference) + bytes(5)
     error = refused(ff.build([ff.simple(WORDS), matrix(N)]) + tail)
     assert error.field == ("size" if difference > 0 else "chunk_id")
@@ -213,7 +213,7 @@ def test_buckets_of_fasttext(buckets):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_a_vocabulary_calls_for(kind):
-    """A row for each word, and for each bucket or n-gram: one less or more is told, with what was expected."""
+    """Words and buckets or n-grams have a row each: one less or more is an error with the expected number."""
     part, right = vocabulary(kind)
     reasons = {
         "simple": "3: 3 words",
@@ -393,7 +393,7 @@ def test_a_matrix_that_would_begin_within_the_fields():
 
 
 def test_a_vocabulary_without_the_bytes_of_its_words():
-    """A length that leads to a matrix at once is believed, and that there are no words is found when they are read."""
+    """A length that leads to a matrix at once is believed; reading the words then finds that there are none."""
     lied = ff.Chunk(ff.SIMPLE, struct.pack("<Q", N))
     file = ff.build([lied, matrix(N)])
     with wm.open(memoryview(file)) as f, pytest.raises(wm.LayoutError, match="word 0 of 3 runs past it"):
@@ -406,7 +406,7 @@ def test_a_vocabulary_without_the_bytes_of_its_words():
 
 
 def outcome(part: ff.Chunk, tail: bytes = b"") -> tuple[str, Any]:
-    """What a file of words and this chunk comes to: "right" or "odd" with its data, or the field of an error."""
+    """The outcome of a file of words and this chunk: "right" or "odd" with its data, or the field of an error."""
     data = ff.build([ff.simple(WORDS), part], [1, part.id]) + tail
     try:
         with wm.open(memoryview(data)) as f:

@@ -483,7 +483,7 @@ def test_opening_reads_no_word_and_checks_none(put: Callable[..., Path]) -> None
 def test_opening_reads_as_much_of_a_large_vocabulary_as_of_a_small_one(
     put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100,000 words a few hundred bytes are read behind the first page, and nothing is mapped or indexed."""
+    """Opening 100,000 words reads a few hundred bytes behind the first page, and maps and indexes nothing."""
     words = [f"word {i}" for i in range(100_000)]
     path = put(ff.build([ff.hashed(ff.BUCKET, words, 3, 6, 4), ff.matrix(normal((100_016, 1)))]), "t.fifu")
     original, sizes = Source.pread, []
@@ -520,7 +520,7 @@ def test_words_longer_than_a_piece_are_walked_too() -> None:
 
 
 def test_norms_alone_are_a_file() -> None:
-    """What finalfusion-python writes for norms by themselves has one tensor, and no vocabulary."""
+    """A file of finalfusion-python with norms alone has one tensor, and no vocabulary."""
     with wm.open(TRUTH / "standalone_norms.fifu", verify="full") as f:
         assert list(f) == ["norms"]
         assert f["norms"].tolist() == [0.0, 1.0, 2.0]
@@ -541,7 +541,7 @@ LISTS = [[], [b""], [b"a"], [b"", b""], [b"abc", b"", b"x" * 300], [bytes(k) for
 @pytest.mark.parametrize("tail", [0, 8])
 @pytest.mark.parametrize("strings", LISTS, ids=len)
 def test_skip_stops_before_what_is_not_whole(strings: list[bytes], tail: int) -> None:
-    """Of every prefix just the whole entries are walked, and not a byte past its end is read."""
+    """The walk of every prefix takes its whole entries alone, and reads no byte past its end."""
     data = entries(strings, tail)
     ends = list(itertools.accumulate((4 + len(s) + tail for s in strings), initial=0))
     arena = Arena(len(data))

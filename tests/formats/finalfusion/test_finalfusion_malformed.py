@@ -64,7 +64,7 @@ VERDICTS = [line.split("\t")[:2] for line in (MALFORMED / "_results.tsv").read_t
 
 @pytest.mark.parametrize(("name", "verdict"), VERDICTS, ids=[name for name, _ in VERDICTS])
 def test_verdicts_are_those_of_finalfusion_python(name: str, verdict: str) -> None:
-    """What finalfusion-python accepts is accepted, what it refuses is a TensorFileError, but for known reasons."""
+    """Files that finalfusion-python accepts open, those it refuses are a TensorFileError, except for known reasons."""
     try:
         use((MALFORMED / f"{name}.fifu").read_bytes())
         accepted = True
@@ -235,7 +235,7 @@ def test_a_file_that_changed_is_noticed_by_verify(put: Callable[..., Path]) -> N
 
 
 def test_a_bad_code_is_located_when_it_is_read(tmp_path):
-    """A code that stands for nothing, met while rows are decoded, is told with its file and its place there."""
+    """An invalid code, met while rows are decoded, is an error with its file and its place there."""
     codes = PARTS[0].copy()
     codes[N - 1, 1] = 3
     data = ff.build([VOCAB, ff.product(codes, *PARTS[1:])])

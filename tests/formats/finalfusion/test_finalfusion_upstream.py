@@ -50,7 +50,7 @@ print(json.dumps(out))
 
 
 def read_elsewhere(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """What finalfusion-python finds in these files."""
+    """The content that finalfusion-python finds in these files."""
     done = subprocess.run([str(OTHER), "-c", READ, *map(str, paths)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -148,7 +148,7 @@ LENIENT = {
 
 
 def tried_elsewhere(paths: Sequence[Path]) -> list[Any]:
-    """What finalfusion-python finds in each file, or the text of its exception; it may die of one."""
+    """The content that finalfusion-python finds in each file, or the text of its exception; it may die of one."""
     found: list[Any] = []
     while len(found) < len(paths):
         names = "\n".join(map(str, paths[len(found) :]))
@@ -160,7 +160,7 @@ def tried_elsewhere(paths: Sequence[Path]) -> list[Any]:
 
 
 def ours(data: bytes) -> dict[str, Any] | str:
-    """What weightmap finds in a file, or what it says of it."""
+    """The content that weightmap finds in a file, or the text of its error."""
     try:
         with wm.open(memoryview(data), format="finalfusion", verify="full") as f, np.errstate(all="ignore"):
             dict(f.metadata)

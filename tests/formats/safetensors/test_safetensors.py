@@ -38,7 +38,7 @@ def dumps(header: Any) -> bytes:
     ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32", "float64", "int64", "uint64"],
 )
 def test_files_of_the_reference_writer(tmp_path: Path, dtype: str) -> None:
-    """What safetensors writes reads bit by bit, as views."""
+    """Files of safetensors are read bit by bit, as views."""
     values = {
         name: noise(dtype, shape, 3)
         for name, shape in {"m": (3, 5), "s": (), "e": (0, 2), "r": (1, 2, 1, 2, 3)}.items()
@@ -170,7 +170,7 @@ def test_escaped_names_are_one_with_their_text() -> None:
 
 
 def test_errors_of_copying_tell_the_file(tmp_path: Path) -> None:
-    """What may not be copied, or has no type in numpy, is an error with the path, of `read` and of `convert`."""
+    """Tensors over the limit of copies, or without a type in numpy, are errors of `read` and `convert` with the path."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(st.raw(dumps({"w": st.entry("F32", [2], 0, 8), "x": st.entry("F4", [2], 8, 9)}), bytes(9)))
     tight = wm.Limits(max_copy_bytes=7)

@@ -29,7 +29,7 @@ FAULT = {
 
 
 class ScanError(Exception):
-    """What the scan found wrong: (name of the code, row, at)."""
+    """The fault that the scan found: (name of the code, row, at)."""
 
 
 def scan(text: bytes, *, cap: int | None = None, dims_cap: int | None = None):

@@ -57,7 +57,7 @@ SHAPES = (
 
 
 def ours(data: bytes) -> Tensors | None:
-    """What weightmap finds in a file; None when it refuses it."""
+    """The content that weightmap finds in a file; None when it refuses it."""
     try:
         with wm.open(memoryview(data), format="safetensors") as f:
             # Not every type has an array: bytes are compared where they lie.
@@ -74,7 +74,7 @@ def ours(data: bytes) -> Tensors | None:
 
 
 def theirs(data: bytes) -> Tensors | None:
-    """What the reference implementation finds; None when it refuses the file."""
+    """The content that the reference implementation finds; None when it refuses the file."""
     try:
         found = safetensors.deserialize(data)
     except safetensors.SafetensorError:
@@ -101,7 +101,7 @@ class Pairs(list[tuple[str, Any]]):
 
 
 def faults(data: bytes) -> set[str]:
-    """What of the reasons there is in a file, by the suite's own reader; nothing where it cannot be read."""
+    """The known reasons that a file has, by the suite's own reader; none where it cannot be read."""
     text = data[8 : 8 + int.from_bytes(data[:8], "little")]
     try:
         top = json.loads(text.decode(), object_pairs_hook=Pairs)
