@@ -170,7 +170,7 @@ def test_escaped_names_are_one_with_their_text() -> None:
 
 
 def test_errors_of_copying_tell_the_file(tmp_path: Path) -> None:
-    """Tensors over the limit of copies, or without a type in numpy, are errors of `read` and `convert` with the path."""
+    """Tensors over the limit of copies or without a type in numpy are errors of `read` and `convert` with the path."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(st.raw(dumps({"w": st.entry("F32", [2], 0, 8), "x": st.entry("F4", [2], 8, 9)}), bytes(9)))
     tight = wm.Limits(max_copy_bytes=7)
