@@ -22,7 +22,7 @@ from weightmap.dtypes import DTYPES
 from weightmap.formats import FORMATS
 from weightmap.index.records import RecordTable
 from weightmap.index.rules import Rules
-from weightmap.io.source import Source
+from weightmap.io.opening import from_buffer
 from weightmap.options import Options
 
 SCALAR = '{"dtype":"U8","shape":[],"data_offsets":[0,1]}'
@@ -245,7 +245,7 @@ def test_metadata_that_is_there_and_empty():
     """A file with empty metadata differs from one with none, in safetensors and in BinTensors."""
     for format, build in (("safetensors", st.build), ("bintensors", bt.build)):
         for metadata in (None, {}, {"a": "b"}):
-            source = Source.from_buffer(build({"a": noise("uint8", (1,))}, metadata), "mmap")
+            source = from_buffer(build({"a": noise("uint8", (1,))}, metadata), "mmap")
             content = FORMATS[format].parse(source, bytes(source.octets[:4096]), Options(wm.Limits()))
             assert content.has_metadata == (metadata is not None)
             assert content.load_metadata() == (metadata or {})

@@ -9,7 +9,7 @@ import pytest
 
 import weightmap as wm
 from weightmap.formats._cursor import Cursor
-from weightmap.io.source import Source
+from weightmap.io.opening import from_path
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def by_windows(data: bytes, folder: Path) -> Cursor:
     """A cursor over a file of which the first three bytes were read."""
     path = folder / "header"
     path.write_bytes(data)
-    return Cursor(data[:3], Source.from_path(str(path), "mmap"), Limits(), whole="header")
+    return Cursor(data[:3], from_path(str(path), "mmap"), Limits(), whole="header")
 
 
 def by_windows_without_limits(data: bytes, folder: Path) -> Cursor:
     """A cursor over a file, for which nobody has set limits."""
     path = folder / "header"
     path.write_bytes(data)
-    return Cursor(b"", Source.from_path(str(path), "mmap"), whole="header")
+    return Cursor(b"", from_path(str(path), "mmap"), whole="header")
 
 
 @pytest.fixture(params=[by_memory, by_windows, by_windows_without_limits])
@@ -113,7 +113,7 @@ def test_limits_come_before_reading(tmp_path: Path) -> None:
     """What is longer than the limits allow is not read, and not counted."""
     path = tmp_path / "header"
     path.write_bytes(struct.pack("<Q", 5) + bytes(100))
-    source = Source.from_path(str(path), "mmap")
+    source = from_path(str(path), "mmap")
     with pytest.raises(wm.LimitError, match="size of the name is 100"):
         Cursor(b"", source, Limits(max_header_bytes=99)).take(100, "name", "the name")
     with pytest.raises(wm.LimitError, match="number of tensors is 5"):

@@ -14,7 +14,7 @@ from weightmap.dtypes import numpy_dtype
 from weightmap.errors import UnsupportedError, counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.importers import _huggingface as hub
-from weightmap.io.source import path_of
+from weightmap.io.opening import path_of
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
 from weightmap.quant.ref import in_pieces

@@ -22,7 +22,7 @@ from weightmap.importers import IMPORTERS, NAMES
 from weightmap.importers._huggingface import ModelDirectory, read_directory
 from weightmap.importers._words import Words
 from weightmap.io.atomic import write_plan
-from weightmap.io.source import path_of
+from weightmap.io.opening import path_of
 from weightmap.model.opening import open_or_import
 from weightmap.model.saving import choose, choose_layout, plan_request
 from weightmap.model.sharded import ShardedTensorFile, find_model

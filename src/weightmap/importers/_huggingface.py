@@ -9,7 +9,7 @@ from typing import Any
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.importers._tokenizer import TokenizerParts, read_tokenizer
 from weightmap.io import strict_json
-from weightmap.io.source import Source
+from weightmap.io.opening import from_path
 from weightmap.options import Limits
 
 __all__ = ["ModelDirectory", "read_directory"]
@@ -119,7 +119,7 @@ def read_directory(folder: str, model: str) -> ModelDirectory:
 def _read(path: str) -> bytes | None:
     """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
     try:
-        source = Source.from_path(path, "copy")
+        source = from_path(path, "copy")
     except FileNotFoundError:
         return None
     try:

@@ -1,175 +1,199 @@
-"""Where bytes come from: a file, mapped or read, or a buffer. The ONLY place where an offset becomes memory.
+"""`Source`: the bytes of one file or buffer. The ONLY place where an offset becomes memory.
 
-Formats read headers with `Source.pread` into private bytes: see weightmap.io.reader. Arrays are views of the rest:
+Formats read headers by `Source.pread` into private bytes. Arrays are views of the rest:
 
 * mode "mmap": a read-only shared mapping. The arrays are the page cache.
 * mode "cow": a private copy-on-write mapping. The arrays are writable, the file never changes.
 * mode "copy": the whole file read into memory, no mapping left.
-* mode "sealed": the whole file copied into memory that nobody can change any more, and a read-only mapping of that.
+* mode "sealed": the whole file copied into memory that nobody can change any more, and a read-only mapping of it.
 
-A mapping lives as long as the last array that views it. Python objects own it, so nothing is unmapped underneath
-anybody.
+A file is opened once; its size, header and mapping all come from that descriptor, so nobody can swap the file in
+between. A mapping lives as long as the last array that views it: Python objects own it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
-import sys
-from typing import TYPE_CHECKING, Any
+import stat
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from weightmap.errors import escape
-from weightmap.io.descriptor import Descriptor, open_descriptor, own
+from weightmap import kernels
+from weightmap.errors import ClosedError, TruncatedError, escape
+from weightmap.io.descriptor import Descriptor, check_path, fail_changed, identity_of, open_again, read_into, refuse
 from weightmap.io.mapping import aligned, map_file
-from weightmap.io.reader import Readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from weightmap.options import Limits
 
-__all__ = ["MODES", "Source", "path_of"]
+__all__ = ["CHUNK", "MODES", "Source"]
 
 MODES = ("mmap", "cow", "copy", "sealed")
-# What these hand out is no longer the file, so they get it before anything of it is looked at.
+# These modes copy the file before anything of it is parsed.
 _COPIES = ("copy", "sealed")
-# What mmap says on file systems that cannot, and for what has no pages.
+# Errors of mmap on file systems without it, and for files without pages.
 _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM)
+# The bits of a mode that hold the kind of a file.
+_KIND = 0o170000
+# One read of a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in the L2
+# cache of any CPU until it is used.
+CHUNK = 1 << 18
 
 
-def path_of(source: Any) -> str | None:
-    """Return the path that `source` is, or None when it is something else. Bytes are content, whatever they spell."""
-    return os.fsdecode(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else None
+class Source:
+    """The bytes of one file or buffer. The functions of io/opening.py make one from whatever the user gives.
 
-
-def _no_source(what: Any) -> TypeError:
-    expected = "a path, a file descriptor, a binary file object or a bytes-like object"
-    return TypeError(f"source is a {type(what).__name__}, expected {expected}")
-
-
-def _is_mmap(source: Any) -> bool:
-    mmap = sys.modules.get("mmap")
-    return mmap is not None and isinstance(source, mmap.mmap)
-
-
-class Source(Readable):
-    """The bytes of one file or buffer.
-
-    Attributes
+    Parameters
     ----------
     path : str or None
         As it was given; None for a descriptor or a buffer.
     name : str
         What messages call it: the path, or ``<bytes>``, ``<file descriptor 5>``.
-    size : int
-        In bytes.
     mode : str
         One of `MODES`.
+    file : Descriptor, optional
+        The open file. Raises `NotRegularFileError` or `IsADirectoryError` when it is no regular file.
+    octets : ndarray of uint8, optional
+        The bytes, where they are in memory and there is no file.
+    stable : bool
+        Whether nobody else can change `octets`.
+    identity : tuple of int, optional
+        That of the file whose sealed copy `file` is.
+
+    Attributes
+    ----------
+    path, name, mode, size
+        The size is in bytes; the mode becomes "copy" when a mapping fails and the mode was not asked for by name.
+    private : bool
+        Whether to read sections that are used again and again, such as a vocabulary, instead of mapping them. For
+        callers that hand out nothing of the file: when it shrinks, that is an exception there and no fault.
     closed : bool
     """
 
-    # What is looked at again and again, such as a vocabulary or a large index, is read once and not mapped: for whoever
-    # goes through a whole file and hands out nothing of it, so that a file that shrinks meanwhile is an exception there
-    # and no fault.
+    # Most handles never set these: setting attributes is a good part of the cost of opening a file.
+    closed = False
     private = False
-    _memory: Any = None  # the bytes, as arrays are made on them
+    _folder: str | None = None  # the working directory when a file was opened by a relative path
+    _released: str | None = None  # the path of a file whose descriptor was given back
+    _seen: Any = None  # the file's state when it was opened, a wm_file: see kernels.h
+    _identity: tuple[int, ...] | None = None
+    _octets: NDArray[np.uint8] | None = None
+    _memory: Any = None  # the same bytes, as arrays are made on them
     _sealed: Descriptor | None = None  # of the memory that a file was copied to
-    _stable = True  # whether nobody else can change what is in memory
+    _stable = True
     _fallback = True
     _limits: Limits | None = None
     _advice: str | None = None
 
-    # ------------------------------------------------------------------------------------------------- opening
-    @classmethod
-    def of(cls, source: Any, path: str | None, mode: str) -> Source:
-        """Use whatever `weightmap.open` takes for a source; `path` is what `path_of` says of it."""
-        if path is not None:
-            return cls.from_path(path, mode)
-        if isinstance(source, int) and not isinstance(source, bool):
-            return cls.from_fd(source, mode)
-        if hasattr(source, "read") and not isinstance(source, memoryview) and not _is_mmap(source):
-            return cls.from_object(source, mode)
+    def __init__(
+        self,
+        path: str | None,
+        name: str,
+        mode: str,
+        file: Descriptor | None = None,
+        octets: NDArray[np.uint8] | None = None,
+        *,
+        stable: bool = True,
+        identity: tuple[int, ...] | None = None,
+    ) -> None:
+        self.path = path
+        self.name = name
+        self.mode = mode
+        self._file = file
+        if file is None:
+            self._octets = self._memory = octets
+            self._stable = stable
+            self.size = 0 if octets is None else len(octets)
+            return
         try:
-            return cls.from_buffer(source, mode)
-        except TypeError:
-            if not isinstance(source, (bytes, bytearray, memoryview, np.ndarray)):
-                raise _no_source(source) from None
-            raise
-
-    @classmethod
-    def from_path(cls, path: str, mode: str) -> Source:
-        """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
-        self = cls(path, path, mode)
-        self._adopt(open_descriptor(path))
-        if path[:1] != "/":  # the working directory may change before the handle is pickled
+            seen = self._seen = kernels.fstat(file)
+        except OSError as error:
+            raise self._named(error) from None
+        if seen.mode & _KIND != stat.S_IFREG:
+            refuse(seen.mode, name)
+        self.size = seen.size
+        if identity is not None:
+            self._identity = identity
+        if path is not None and path[:1] != "/":  # the working directory may change before the handle is pickled
             self._folder = os.getcwd()
-        return self
 
-    @classmethod
-    def from_fd(cls, fd: int, mode: str) -> Source:
-        """Use the file behind a descriptor, which stays the caller's: it is duplicated, its offset is not moved."""
-        self = cls(None, f"<file descriptor {fd}>", mode)
-        try:
-            self._adopt(own(os.dup, fd))
-        except OverflowError:  # no descriptor has such a number
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
-        return self
+    # ------------------------------------------------------------------------------------------------- reading
+    @property
+    def in_memory(self) -> bool:
+        """Whether the bytes are read from memory that no file can take away."""
+        return self._file is None and self._released is None
 
-    @classmethod
-    def from_parent(cls, shared: Any, path: str | None, identity: tuple[int, ...]) -> Source:
-        """Use the sealed memory that `to_child` of the process that started this one has handed over."""
-        self = cls(path, path or "<sealed memory>", "sealed")
-        self._adopt(own(shared.detach))
-        self._identity = identity
-        return self
+    @property
+    def descriptor(self) -> int:
+        """The open file, to be held while a scan in C reads from it; -1 where the bytes are in memory."""
+        file = self._opened()
+        return -1 if file is None else file
 
-    @classmethod
-    def from_buffer(cls, data: Any, mode: str) -> Source:
-        """Use the memory of a bytes-like object, without copying it in mode "mmap"."""
-        view = memoryview(data)
-        self = cls(None, f"<{type(data).__name__}>", mode)
-        if not view.c_contiguous:
-            msg = f"a contiguous buffer is needed, not this {type(data).__name__} with strides {view.strides}"
-            raise TypeError(msg)
-        octets = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-        self.size = octets.nbytes
-        if mode == "mmap":
-            octets.flags.writeable = False
-            self._stable = isinstance(view.obj, bytes)
-        elif mode != "sealed":
-            copy = aligned(octets.nbytes)
-            copy[:] = octets
-            octets = copy
-        self._octets = self._memory = octets
-        if mode == "sealed" and self.size:
-            self._octets, self._memory = self._seal()
-        return self
+    def _opened(self) -> Descriptor | None:
+        """Return the open file, to be held while it is used; None where the bytes are in memory."""
+        file, path = self._file, self._released
+        if file is not None or path is None:
+            return file
+        return open_again(path, self.name, self.identity)
 
-    @classmethod
-    def from_object(cls, file: Any, mode: str) -> Source:
-        """Use a binary file object: by its descriptor where it has one, else by its whole content."""
-        if isinstance(file, io.TextIOBase):
-            msg = "a binary file object is needed, this one is in text mode"
-            raise TypeError(msg)
-        if isinstance(file, io.BytesIO):
-            return cls.from_buffer(file.getbuffer(), mode)
-        try:
-            fd = file.fileno()
-        except (AttributeError, OSError):
-            if not (hasattr(file, "tell") and hasattr(file, "seek")):
-                raise _no_source(file) from None
-            position = file.tell()
-            file.seek(0)
-            data = file.read()
-            file.seek(position)
-            return cls.from_buffer(data, mode)
-        return cls.from_fd(fd, mode)
+    def _held(self) -> NDArray[np.uint8]:
+        """Return the bytes in memory. Raises `ClosedError` when they are gone."""
+        octets = self._octets
+        if octets is None:
+            self.fail_closed()
+        return octets
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""
+        file = self._file
+        if file is None and (file := self._opened()) is None:
+            data = self._held()[offset : offset + count].tobytes()
+        else:
+            try:
+                data = os.pread(file, count, offset)
+                while len(data) < count and (more := os.pread(file, count - len(data), offset + len(data))):
+                    data += more
+            except OSError as error:
+                raise self._named(error) from None
+        if len(data) != count:
+            self._short(offset + len(data), offset + count)
+        return data
+
+    def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
+        """Yield `count` bytes from `offset` on, in pieces of exactly `size` bytes, the last one perhaps shorter.
+
+        A file is read by pread into one buffer that each piece reuses: a file that shrinks meanwhile is a
+        `TruncatedError` and not a SIGBUS.
+        """
+        file, end = self._opened(), offset + count
+        if file is None:
+            view = memoryview(self._held())
+            for start in range(offset, end, size):
+                yield view[start : min(start + size, end)]
+            return
+        buffer = memoryview(bytearray(min(size, count)))
+        for start in range(offset, end, size):
+            piece = buffer[: min(size, end - start)]
+            got = read_into(file, piece, start, self.name)
+            if got < len(piece):
+                self._short(start + got, end)
+            yield piece.toreadonly()
+
+    def _named(self, error: OSError) -> OSError:
+        """Give the error of a call that knew only a descriptor the name of the file."""
+        error.filename = self.name
+        return error
+
+    def _short(self, at: int, wanted: int) -> None:
+        msg = "the file became shorter while it was being read: it ends" if at < self.size else "the file ends"
+        raise TruncatedError(msg, path=self.name, offset=at, expected=f"at least {wanted} bytes")
 
     # ------------------------------------------------------------------------------------------------- memory
     @property
@@ -179,27 +203,25 @@ class Source(Readable):
         return self._load() if octets is None else octets
 
     def section(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """Return the bytes from `begin` to `end`: of the mapping, or read once if this is `private`."""
+        """Return the bytes from `begin` to `end`: of the mapping, or read if the source is `private`."""
         if self.private and not self.in_memory:
             return np.frombuffer(self.pread(begin, end - begin), np.uint8)
         return self.octets[begin:end]
 
     def prepare(self, *, explicit: bool, limits: Limits) -> None:
-        """Say what is allowed when memory is needed; get it now where a mode was asked for by name, or is a copy.
+        """Set limits, and whether the mode is `explicit`: then a mapping that fails is an error and not a read.
 
-        Without a call it is allowed to read where mapping fails, and there are no limits.
-
-        Mapping a file costs more than reading its header, so otherwise it waits for the first array.
+        An explicit mode and modes that copy get their memory now. Otherwise mapping, which costs more than reading a
+        header, waits for the first array.
         """
         self._fallback, self._limits = not explicit, limits
         if (explicit or self.mode in _COPIES) and self._octets is None and self.size:
             self._load()
 
     def advise(self, advice: str) -> None:
-        """Tell the kernel how the bytes will be touched: one of `ADVICE`, before anything was mapped.
+        """Tell the kernel how the bytes will be touched: one of `ADVICE`, before anything is mapped.
 
-        It counts for the mapping, and for reads of a file that was opened by path: a descriptor of the caller's shares
-        its read-ahead with ours. It changes speed and nothing else, so a system that does not take it is no error.
+        A caller's descriptor, which shares its read-ahead with ours, stays as it is. A system may refuse advice.
         """
         self._advice = advice
         file = self._file
@@ -208,7 +230,7 @@ class Source(Readable):
                 os.posix_fadvise(file, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
 
     def _get_memory(self) -> Any:
-        """Return what arrays are made on: never None, which numpy would take for "new memory, as it comes"."""
+        """Return what arrays are made on: never None, which numpy would take for new memory."""
         memory = self._memory
         if memory is None:
             self._load()
@@ -233,72 +255,55 @@ class Source(Readable):
                 what = "%s cannot be mapped (%s): reading it instead"
                 logging.getLogger("weightmap").warning(what, escape(self.name), escape(str(error)))
                 self.mode = "copy"
-            else:
-                # In this order: a thread that finds no memory comes here itself.
-                self._memory = memory
-                self._octets = octets
-                return self._loaded(octets)
-        octets, memory = self._seal() if self.mode == "sealed" else self._read(file)
-        self.check_unchanged()  # a file written to meanwhile may be half of each
+        if self.mode in _COPIES:
+            octets, memory = self._copy(file)
+            self.check_unchanged()  # a file written to meanwhile may be half of each
+        # In this order: a thread that finds no memory comes here itself, and one that finds no file looks for octets.
         self._memory = memory
         self._octets = octets
-        self._file = None
-        return self._loaded(octets)
-
-    def _loaded(self, octets: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if self.mode in _COPIES:
+            self._file = None
         if self.closed:  # by another thread in between: it has let go of what was there then
             self.close()
         return octets
 
-    def _map(self, fd: int) -> tuple[NDArray[np.uint8], Any]:
-        """Map the file; return its bytes, and what arrays are to be made on."""
+    def _map(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
+        """Map the file; return its bytes, and what arrays are made on."""
         mode = self.mode
         if mode == "mmap" and self.path is None:
             from weightmap.io.sealed import is_sealed  # noqa: PLC0415 - for descriptors only
 
-            mode = "sealed" if is_sealed(fd) else mode
+            mode = "sealed" if is_sealed(file) else mode
         try:
-            return map_file(fd, self.size, mode, self._advice)
+            return map_file(file, self.size, mode, self._advice)
         except OSError as error:
             raise self._named(error) from None
 
-    def _check_copy(self) -> None:
-        if self._limits is not None:
-            self._limits.check("max_copy_bytes", self.size, "size of the file to copy")
-
-    def _read(self, fd: int) -> tuple[NDArray[np.uint8], Any]:
-        """Read the file into new memory; return it, twice: arrays are made on it as it is."""
-        self._check_copy()
-        data = aligned(self.size)
-        view = memoryview(data)
-        offset = 0
-        while offset < self.size:
-            # At most 1 GiB a call: Linux reads no more than 2 GiB at once.
-            got = self._readv(fd, view[offset : offset + (1 << 30)], offset)
-            if got == 0:
-                self._short(offset, self.size)
-            offset += got
-        return data, data
-
-    def _seal(self) -> tuple[NDArray[np.uint8], Any]:
-        """Copy the bytes into sealed memory, unless they are some already; return them, and what arrays are made on."""
-        from weightmap.io import sealed as sealing  # noqa: PLC0415 - few handles need it
-
-        file = self._file
-        if file is None or not sealing.is_sealed(file):
-            self._check_copy()
+    def _copy(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
+        """Copy the file into new memory, sealed in that mode; return its bytes, and what arrays are made on."""
+        sealed = self.mode == "sealed"
+        if sealed:
+            from weightmap.io.sealed import is_sealed, seal  # noqa: PLC0415 - few handles need it
+        if not (sealed and is_sealed(file)):
+            if self._limits is not None:
+                self._limits.check("max_copy_bytes", self.size, "size of the file to copy")
+            if not sealed:
+                data = aligned(self.size)
+                got = read_into(file, memoryview(data), 0, self.name)
+                if got < self.size:
+                    self._short(got, self.size)
+                return data, data
             try:
-                file = sealing.seal(self.chunks(0, self.size))
+                file = seal(self.chunks(0, self.size))
             except OSError as error:
                 raise error if error.filename is not None else self._named(error) from None
         self._sealed = file
         return self._map(file)
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
-        """Return the bytes from `offset` on as an array, without a copy. `nbytes` is what shape and dtype need.
+        """Return the `nbytes` bytes from `offset` on as an array, without a copy.
 
-        Raises `TruncatedError` when they do not lie within the source: the last line of defence, whatever a format has
-        checked.
+        Raises `TruncatedError` when they do not lie within the source, whatever a format has checked.
         """
         if offset < 0 or nbytes > self.size - offset:
             self._short(self.size, offset + nbytes)
@@ -321,10 +326,36 @@ class Source(Readable):
         if self.in_memory and self.mode != "sealed":
             return
         memory = self._get_memory()
-        if self.mode != "copy":  # it could be mapped, and was not read instead
-            from weightmap.io.prefetch import prefetch  # noqa: PLC0415 - what it needs is needed for nothing else
+        if self.mode != "copy":  # "copy" by now where the mapping failed
+            from weightmap.io.prefetch import prefetch  # noqa: PLC0415 - its imports serve nothing else
 
             prefetch(memory, ranges, scattered=self._advice == "random")
+
+    # ------------------------------------------------------------------------------------------------- the same file
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Device, inode, size and modification time in ns of the opened file; empty for a buffer."""
+        identity = self._identity
+        return identity if identity is not None else () if self._seen is None else identity_of(self._seen)
+
+    @property
+    def absolute(self) -> str | None:
+        """The path from the root on; None for a descriptor or a buffer."""
+        return None if self.path is None else os.path.abspath(os.path.join(self._folder or "", self.path))
+
+    def check_unchanged(self) -> None:
+        """Raise `FileChangedError` when the opened file has another size or modification time than it had.
+
+        A file that was replaced by rename is unchanged: the handle keeps the old file. This narrows the window in which
+        a file truncated in place can fault a reader; it cannot close it.
+        """
+        file = self._file  # held, so that another thread cannot close it now
+        if file is not None:
+            unchanged = kernels.unchanged(self._seen)
+            if unchanged <= 0:
+                fail_changed(self._seen, unchanged, self.name)
+        elif self._released is not None:
+            check_path(self._released, self._seen, self.name)
 
     # ------------------------------------------------------------------------------------------------- sharing
     @property
@@ -343,21 +374,12 @@ class Source(Readable):
         file = self._sealed
         return None if file is None else int(file)
 
-    def to_child(self) -> Any:
-        """Return what `from_parent` takes, while `multiprocessing` starts a process and in mode "sealed"; else None."""
-        if self._sealed is None:
-            return None
-        from weightmap.io.sealed import to_child  # noqa: PLC0415 - few handles need it
-
-        return to_child(self._sealed)
-
     # ------------------------------------------------------------------------------------------------- closing
     def release_descriptor(self) -> None:
-        """Map the file now, if it is to be mapped, and give its descriptor back.
+        """Map the file now, if it is to be mapped, and close its descriptor.
 
-        From then on what is read is read from the file opened again by its path, which raises `FileChangedError` when
-        another one is there; and whether it is unchanged is asked of the path. Without effect on what has no path, and
-        on Windows, where an open file is not replaced and its mapping keeps it open.
+        Later reads open the file again by its path. Without effect on what has no path, and on Windows, where an open
+        file is not replaced and its mapping keeps it open.
         """
         if self.path is None or os.name == "nt" or self.closed:
             return
@@ -373,3 +395,7 @@ class Source(Readable):
         self.closed = True
         self._memory = self._octets = None
         self._file = self._sealed = self._released = None
+
+    def fail_closed(self) -> NoReturn:
+        """Raise `ClosedError`."""
+        raise ClosedError("this handle was closed; arrays obtained before remain valid", path=self.name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.errors import UnknownFormatError
 from weightmap.formats import by_name
 from weightmap.io.mapping import ADVICE
-from weightmap.io.source import path_of
+from weightmap.io.opening import path_of
 from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file
 from weightmap.options import ImportOptions, Limits, Options
 

@@ -21,7 +21,7 @@ from weightmap.errors import (
 )
 from weightmap.formats import FORMATS
 from weightmap.io import strict_json
-from weightmap.io.source import Source
+from weightmap.io.opening import from_path
 from weightmap.model.file import TensorFile
 from weightmap.model.reports import VerifyReport
 from weightmap.model.single import INDEX_SUFFIX, mode_of, open_file, source_of
@@ -30,6 +30,7 @@ from weightmap.options import Options
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from weightmap.io.source import Source
     from weightmap.quant.ref import TensorRef
 
 __all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
@@ -77,7 +78,7 @@ def open_sharded(path: str, options: Options) -> TensorFile:
         path = find_model(path)
         if not path.endswith(INDEX_SUFFIX):
             return open_file(path, path, options)
-    source = Source.from_path(path, "copy")
+    source = from_path(path, "copy")
     try:
         options.limits.check("max_header_bytes", source.size, "size of the index of shards")
         index = strict_json.loads(source.pread(0, source.size), "index of shards")

@@ -9,6 +9,7 @@ from typing import Any
 from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.importers import IMPORTERS
+from weightmap.io.opening import from_path, open_source, take_over
 from weightmap.io.source import MODES, Source
 from weightmap.model.file import TensorFile
 from weightmap.options import Limits, Options
@@ -33,7 +34,7 @@ def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
     mode = options.mode
     chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else mode_of(mode)
-    return _open_source(Source.of(source, path, chosen), options)
+    return _open_source(open_source(source, path, chosen), options)
 
 
 def mode_of(mode: str | None) -> str:
@@ -63,7 +64,7 @@ def _open_source(source: Source, options: Options) -> TensorFile:
         explicit = options.mode is not None
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
-        head = source.head(HEAD)
+        head = source.pread(0, min(HEAD, source.size))
         found = identify(source, head, _IMPORTERS) if wanted is None or not head else by_name(wanted)
         try:
             if options.importing and isinstance(found, Importer):
@@ -95,12 +96,12 @@ def reopen(path: str, options: dict[str, Any], identity: tuple[int, ...]) -> Ten
 
 def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
     """Open sealed memory that the process which started this one has handed over."""
-    return _open_source(Source.from_parent(shared, path, identity), Options(**options))
+    return _open_source(take_over(shared, path, identity), Options(**options))
 
 
 def source_of(path: str, mode: str, identity: tuple[int, ...]) -> Source:
     """Open the file that had this `Source.identity`. Raises `FileChangedError` when another one is there now."""
-    source = Source.from_path(path, mode)
+    source = from_path(path, mode)
     if source.identity != identity:
         source.close()
         msg = "the file is no longer the one that the pickled handle was opened on"
@@ -112,9 +113,12 @@ def _reduce(file: TensorFile) -> tuple[Any, ...]:
     """Return what `pickle` keeps of a handle: how to open its file again, or the sealed memory to take over."""
     source = file._source  # noqa: SLF001 - the handle that this module makes
     options, identity = file._options.keywords(), source.identity  # noqa: SLF001
-    shared = source.to_child()
-    if shared is not None:
-        return receive, (shared, source.absolute, options, identity)
+    if source.sealed is not None:
+        from weightmap.io.sealed import to_child  # noqa: PLC0415 - few handles need it
+
+        shared = to_child(source.sealed)
+        if shared is not None:
+            return receive, (shared, source.absolute, options, identity)
     if source.absolute is None:
         msg = f"a handle on {source.name} cannot be pickled: only one opened by path can"
         raise TypeError(msg)

@@ -16,7 +16,7 @@ from tests.builders import amb, noise, normal
 
 import weightmap as wm
 from weightmap.formats.amb import layout, records
-from weightmap.io.source import Source
+from weightmap.io.opening import from_buffer, from_path
 from weightmap.kernels import _amb
 from weightmap.options import Options
 
@@ -152,7 +152,7 @@ def test_records_are_damaged_before_memory_is_taken() -> None:
 
 def walked(source: Any, data: bytes) -> None:
     """Walk the records of a source by the sections of other bytes."""
-    header = layout.read_header(Source.from_buffer(data, "mmap"), data, OPTIONS, [])
+    header = layout.read_header(from_buffer(data, "mmap"), data, OPTIONS, [])
     records.walk(source, header, None, OPTIONS, [])
 
 
@@ -162,7 +162,7 @@ def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:
     path = tmp_path / "shrinks.amb"
     for size in range(START, len(data) - len(SECOND.data)):
         path.write_bytes(data)
-        source = Source.from_path(str(path), "mmap")
+        source = from_path(str(path), "mmap")
         os.truncate(path, size)
         with pytest.raises(wm.TruncatedError, match="became shorter"):
             walked(source, data)

@@ -1,0 +1,109 @@
+"""Sources of whatever the user gives: a path, a descriptor, a binary file object, a buffer."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from weightmap.io.descriptor import open_descriptor, own
+from weightmap.io.mapping import aligned
+from weightmap.io.source import CHUNK, Source
+
+__all__ = ["from_buffer", "from_path", "open_source", "path_of", "take_over"]
+
+
+def path_of(source: Any) -> str | None:
+    """Return the path that `source` is, or None when it is something else. Bytes are content, whatever they spell."""
+    return os.fsdecode(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else None
+
+
+def open_source(source: Any, path: str | None, mode: str) -> Source:
+    """Open whatever `weightmap.open` takes for a source; `path` is its `path_of`."""
+    if path is not None:
+        return Source(path, path, mode, open_descriptor(path))
+    if isinstance(source, int) and not isinstance(source, bool):
+        return _from_descriptor(source, mode)
+    mmap = sys.modules.get("mmap")
+    content = isinstance(source, memoryview) or (mmap is not None and isinstance(source, mmap.mmap))
+    if not content and hasattr(source, "read"):
+        return _from_object(source, mode)
+    try:
+        return from_buffer(source, mode)
+    except TypeError:
+        if not isinstance(source, (bytes, bytearray, memoryview, np.ndarray)):
+            raise _no_source(source) from None
+        raise
+
+
+def from_path(path: str, mode: str) -> Source:
+    """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
+    return Source(path, path, mode, open_descriptor(path))
+
+
+def _from_descriptor(fd: int, mode: str) -> Source:
+    """Open the file behind a descriptor, which stays the caller's: it is duplicated, its offset is not moved."""
+    try:
+        file = own(os.dup, fd)
+    except OverflowError:  # no descriptor has such a number
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
+    return Source(None, f"<file descriptor {fd}>", mode, file)
+
+
+def take_over(shared: Any, path: str | None, identity: tuple[int, ...]) -> Source:
+    """Open the sealed memory that a parent process handed over by `Source.to_child`."""
+    return Source(path, path or "<sealed memory>", "sealed", own(shared.detach), identity=identity)
+
+
+def from_buffer(data: Any, mode: str) -> Source:
+    """Open the memory of a bytes-like object, without copying it in mode "mmap"."""
+    view, name = memoryview(data), f"<{type(data).__name__}>"
+    if not view.c_contiguous:
+        msg = f"a contiguous buffer is needed, not this {type(data).__name__} with strides {view.strides}"
+        raise TypeError(msg)
+    octets = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    if mode == "mmap":
+        octets.flags.writeable = False
+        return Source(None, name, mode, octets=octets, stable=isinstance(view.obj, bytes))
+    if mode == "sealed" and len(octets):
+        from weightmap.io.sealed import seal  # noqa: PLC0415 - few handles need it
+
+        whole = memoryview(octets)
+        try:
+            file = seal(whole[start : start + CHUNK] for start in range(0, len(whole), CHUNK))
+        except OSError as error:
+            error.filename = name
+            raise
+        return Source(None, name, mode, file)
+    copy = aligned(len(octets))
+    copy[:] = octets
+    return Source(None, name, mode, octets=copy)
+
+
+def _from_object(file: Any, mode: str) -> Source:
+    """Open a binary file object: by its descriptor where it has one, else by its whole content."""
+    if isinstance(file, io.TextIOBase):
+        msg = "a binary file object is needed, this one is in text mode"
+        raise TypeError(msg)
+    if isinstance(file, io.BytesIO):
+        return from_buffer(file.getbuffer(), mode)
+    try:
+        fd = file.fileno()
+    except (AttributeError, OSError):
+        if not (hasattr(file, "tell") and hasattr(file, "seek")):
+            raise _no_source(file) from None
+        position = file.tell()
+        file.seek(0)
+        data = file.read()
+        file.seek(position)
+        return from_buffer(data, mode)
+    return _from_descriptor(fd, mode)
+
+
+def _no_source(what: Any) -> TypeError:
+    expected = "a path, a file descriptor, a binary file object or a bytes-like object"
+    return TypeError(f"source is a {type(what).__name__}, expected {expected}")
