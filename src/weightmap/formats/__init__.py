@@ -132,7 +132,7 @@ def identify(source: Source, head: bytes, importers: Iterable[Importer] = ()) ->
         return format_
     claims: list[Format | Importer] = [format_ for format_ in _UNMARKED if format_.claims(head, source.size)]
     if not claims and head:
-        look = source.head(LOOK)
+        look = source.pread(0, min(LOOK, source.size))
         claims += [importer for importer in importers if importer.claims(look, source.size)]
     if len(claims) == 1:
         return claims[0]
