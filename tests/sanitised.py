@@ -78,7 +78,7 @@ LATER = {
         "minutes; the same files and kernels as in the tests of formats and of kernels",
     ),
     **dict.fromkeys(
-        (suite(name) for name in ("docs", "imports", "mutation", "packaging", "report", "toy")),
+        (suite(name) for name in ("docs", "imports", "mutation", "packaging", "registry", "report", "toy")),
         "nothing of the C module, or next to it",
     ),
     **dict.fromkeys(

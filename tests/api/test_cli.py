@@ -434,7 +434,7 @@ def test_verify_lists_its_checks_when_asked(write, run):
     assert all(line.startswith("  checked: ") and "checksums" not in line for line in checks)
 
 
-def test_verify_json_tells_each_outcome(write, run, tmp_path):
+def test_verify_json_has_each_outcome(write, run, tmp_path):
     """The JSON document of verify has an entry a file, with the error or the checks."""
     good, missing = write(), tmp_path / "missing"
     status, out, _ = run("verify", "--json", good, missing)
@@ -455,7 +455,7 @@ def test_diff_of_equal_files_is_0(write, run):
     assert (status, out) == (0, "no differences\n")
 
 
-def test_diff_names_what_differs(write, run):
+def test_diff_names_the_differences(write, run):
     """Tensors on one side, changed tensors and changed metadata are reported, with exit status 1."""
     a = write("a.safetensors", {"same": floats(1), "left": floats(2), "changed": floats(3, 4)}, {"k": "one"})
     b = write("b.safetensors", {"same": floats(1), "right": floats(2), "changed": floats(3, 5)}, {"k": "two"})
@@ -553,7 +553,7 @@ def test_an_unknown_choice_is_a_usage_error(write, run, tmp_path, option):
 # --- export
 
 
-def test_export_writes_what_numpy_loads(write, run, tmp_path):
+def test_numpy_loads_exported_files(write, run, tmp_path):
     """The .npy file holds the tensor; an existing file is replaced, under exactly the name given."""
     target = tmp_path / "out.array"
     target.write_bytes(b"old")
@@ -596,7 +596,7 @@ def test_export_of_an_unknown_tensor_suggests_and_exits_2(write, run, tmp_path):
 @pytest.mark.parametrize(
     ("content", "status"), [(None, 4), (b"", 3), (b"\x00" * 64, 3), (b"EMBD\x01\x00\x00\x00", 3), (b"<html>", 3)]
 )
-def test_exit_status_tells_missing_from_malformed(run, tmp_path, command, content, status):
+def test_exit_status_distinguishes_missing_from_malformed(run, tmp_path, command, content, status):
     """A missing file is 4, an empty or malformed one 3, for every command."""
     path = tmp_path / "file"
     if content is not None:
@@ -660,7 +660,7 @@ def test_json_behind_the_end_of_options_is_a_name(run):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 @pytest.mark.parametrize("count", [1, 5000])
-def test_a_full_standard_output_is_told_once(write, count):
+def test_a_full_standard_output_is_one_error(write, count):
     """Where nothing can be printed there is no document, no traceback, one line of trouble and status 4."""
     path = write(tensors={f"tensor.{i}": floats(i) for i in range(count)})
     for argv in (["inspect", path], ["inspect", path, "--json"], ["inspect", "missing", "--json"]):

@@ -69,7 +69,9 @@ def quantised(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
-def test_quantize_writes_what_the_library_writes(model: Path, run: Run, tmp_path: Path, scheme: str) -> None:
+def test_the_command_quantize_writes_the_same_file_as_the_library(
+    model: Path, run: Run, tmp_path: Path, scheme: str
+) -> None:
     """Every scheme makes the file that `convert(quantize=)` makes, and the report names the tensors it changed."""
     status, out, err = run("quantize", model, tmp_path / "q.amb", "--scheme", scheme)
     assert (status, err) == (0, "")
@@ -148,7 +150,7 @@ def test_the_text_report_has_the_numbers_of_the_json_report(model: Path, run: Ru
     assert f"{document['nbytes']:,} bytes" in lines[-1]
 
 
-def test_nothing_to_quantise_is_said(model: Path, run: Run, tmp_path: Path) -> None:
+def test_nothing_to_quantise_is_reported(model: Path, run: Run, tmp_path: Path) -> None:
     """A glob that matches nothing leaves every tensor as it is, and a line says so."""
     status, out, _ = run("quantize", model, tmp_path / "q.amb", "--scheme", "int8", "--include", "none")
     assert status == 0
@@ -284,7 +286,7 @@ def test_decoding_by_convert(quantised: Path, run: Run, tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------- the other commands
 
 
-def test_inspect_tells_how_tensors_are_quantised(quantised: Path, run: Run) -> None:
+def test_inspect_shows_how_tensors_are_quantised(quantised: Path, run: Run) -> None:
     """Scheme, block size, type of scales and bits per weight of each tensor; configuration and tokenizer."""
     status, out, _ = run("inspect", quantised)
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}

@@ -173,7 +173,7 @@ def test_a_model_directory_and_what_convert_made_of_it_are_equal(directory: Path
     assert wm.diff(directory, target, tensors_only=True).equal
 
 
-def test_another_vocabulary_of_a_model_directory_is_told(directory: Path) -> None:
+def test_another_vocabulary_of_a_model_directory_is_a_difference(directory: Path) -> None:
     """The tokens of vocab.txt are compared with those of the file, and only where that has some."""
     target = directory.parent / "target.weights"
     wm.convert(directory, target)

@@ -116,7 +116,7 @@ def test_more_than_there_is_is_a_memory_error() -> None:
         kernels.empty(1 << 55, np.float32)
 
 
-def test_threads_share_what_is_kept() -> None:
+def test_threads_share_kept_results() -> None:
     """Threads that make and free large arrays at the same time never get the same memory."""
     wrong: list[int] = []
 

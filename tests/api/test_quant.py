@@ -246,7 +246,7 @@ def test_decoding_to_other_types_is_astype(scheme: str, block_size: int) -> None
 
 @pytest.mark.parametrize(("scheme", "block_size"), KINDS)
 def test_out_is_filled_in_place(scheme: str, block_size: int) -> None:
-    """`out` is filled and returned, be it strided, transposed, unaligned or of another type, and nothing beside it."""
+    """`out`, also a strided, transposed or unaligned one or one of another type, is filled; nothing else is written."""
     tensor, values = make(scheme, (5, 13), block_size)
     unaligned = np.frombuffer(bytearray(1 + 4 * 65), np.uint8)[1:].view(np.float32).reshape(5, 13)
     room = np.full((10, 26), 7, np.float32)
@@ -353,7 +353,7 @@ MATRIX_KEYS = [
 @pytest.mark.parametrize(("scheme", "block_size"), [("int8", 0), ("int5", 0), ("int4_block", 6), ("adaptive", 8)])
 @pytest.mark.parametrize("key", MATRIX_KEYS, ids=repr)
 def test_indexing_is_that_of_the_decoded_array(scheme: str, block_size: int, key: Any) -> None:
-    """Whatever numpy understands as an index gives what it would give on the decoded array: shape, dtype and bits."""
+    """Every index that numpy understands gives the same as on the decoded array: shape, dtype and bits."""
     tensor, values = make(scheme, (5, 13), block_size)
     assert identical(tensor[key], np.asarray(values[key]) if np.ndim(values[key]) else values[key])
 
@@ -494,7 +494,7 @@ def test_a_copy_is_the_same_tensor(scheme: str, block_size: int) -> None:
         assert identical(twin.dequantize(), values)
 
 
-def test_repr_tells_scheme_shape_and_size() -> None:
+def test_repr_shows_scheme_shape_and_size() -> None:
     """The representation names what it is, and decodes nothing."""
     tensor, _ = make("int4_block", (5, 13), 32)
     assert repr(tensor) == "<QuantizedTensor int4_block [5, 13], blocks of 32, fp16 scales, 54 bytes>"

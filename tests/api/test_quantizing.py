@@ -140,7 +140,7 @@ def test_adaptive_tensors_too_large_to_be_kept(model: Path, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_report_tells_size_and_error(model: Path, tmp_path: Path, scheme: str) -> None:
+def test_the_report_has_size_and_error(model: Path, tmp_path: Path, scheme: str) -> None:
     """Sizes, bits per weight, RMSE and relative error are those that one computes from the two files."""
     report = wm.convert(model, tmp_path / "q.amb", quantize=scheme, block_size=8, bits=8.0)
     assert report.nbytes == (tmp_path / "q.amb").stat().st_size
@@ -159,7 +159,7 @@ def test_the_report_tells_size_and_error(model: Path, tmp_path: Path, scheme: st
             assert info.rmse > 0
 
 
-def test_half_precision_for_what_stays(model: Path, tmp_path: Path) -> None:
+def test_half_precision_for_dense_tensors(model: Path, tmp_path: Path) -> None:
     """With dtype=, tensors that are not quantised become that type; those that are, are made of the originals."""
     wm.convert(model, tmp_path / "q.amb", quantize="int4_block", dtype="float16")
     with wm.open(tmp_path / "q.amb") as file:
@@ -269,7 +269,7 @@ def test_saved_tensors_come_back(quantised: tuple[Path, dict[str, Any]]) -> None
 
 
 @pytest.mark.parametrize("quantize", [None, "int5_block"])
-def test_amb_to_amb_keeps_what_is_quantised(
+def test_amb_to_amb_keeps_quantised_tensors(
     quantised: tuple[Path, dict[str, Any]], tmp_path: Path, quantize: str | None
 ) -> None:
     """Tensors that are quantised already go along as they are, also while others are quantised."""
@@ -284,7 +284,7 @@ def test_amb_to_amb_keeps_what_is_quantised(
                 assert file[name].payload.tobytes() == value.payload.tobytes()
 
 
-def test_a_type_for_what_stays_dense_decodes_nothing(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_dtype_for_dense_tensors_decodes_nothing(quantised: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """With both dtype= and quantize=, tensors that are quantised already stay so; dense ones become that type."""
     path, tensors = quantised
     wm.convert(path, tmp_path / "again.amb", quantize="int8", quantize_include="none", dtype="float16")
@@ -454,7 +454,7 @@ def test_limits_come_before_reading(tmp_path: Path) -> None:
             wm.convert(path, tmp_path / "x.amb", limits=wm.Limits(max_copy_bytes=2**30), **options)
 
 
-def test_a_damaged_mask_is_told_with_file_and_place(tmp_path: Path) -> None:
+def test_a_damaged_mask_is_an_error_with_file_and_place(tmp_path: Path) -> None:
     """However a tensor with a damaged mask comes to be used, the error has the file and the byte where its data is."""
     value = wm.quantize(np.ones((4, 16), np.float32), "adaptive")
     wm.save(tmp_path / "q.amb", {"w": value})
@@ -480,7 +480,7 @@ def test_a_damaged_mask_is_told_with_file_and_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4_block", "adaptive"])
-def test_what_is_no_number_is_told_with_its_file(tmp_path: Path, scheme: str) -> None:
+def test_a_value_that_is_no_number_is_an_error_with_the_file(tmp_path: Path, scheme: str) -> None:
     """The error about a NaN names the file that it is in, whether it is found before writing or meanwhile."""
     wm.save(tmp_path / "nan.safetensors", {"w": np.full((2, 2), np.nan, np.float32)})
     with pytest.raises(wm.QuantError) as caught:

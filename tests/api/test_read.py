@@ -129,7 +129,7 @@ def test_out_that_is_no_array_is_a_type_error(every_dtype: wm.TensorFile) -> Non
             every_dtype.read("float16", out=out)  # type: ignore[arg-type]
 
 
-def test_the_limit_is_on_what_is_allocated(every_dtype: wm.TensorFile) -> None:
+def test_the_limit_is_on_allocated_bytes(every_dtype: wm.TensorFile) -> None:
     """max_copy_bytes bounds the array that comes out, which may be larger than the tensor in the file."""
     data = bt.build({"a": noise("uint8", (1000,))})
     with wm.open(memoryview(data), limits=wm.Limits(max_copy_bytes=1000)) as f:

@@ -111,7 +111,7 @@ def test_a_ratio_is_that_of_medians(run):
     assert (outcome.value, outcome.other.who) == (pytest.approx(0.9), "limit: read, 2 threads")
 
 
-def test_a_time_is_told_in_its_unit(run):
+def test_a_time_is_shown_in_its_unit(run):
     """Seconds become microseconds, and less is better."""
     outcome = targets.evaluate(figure("lookup-later"), run[0])
     assert (outcome.format(outcome.value), outcome.verdict) == ("1.20 µs", "reached")
@@ -137,14 +137,14 @@ def test_of_several_sizes_the_worst_counts(run):
     assert (outcome.value, outcome.where, outcome.verdict) == (0.5, "crc32/half", "missed")
 
 
-def test_what_was_not_measured_is_said(run):
+def test_missing_measurements_are_listed(run):
     """A rival that was not there leaves no figure, and the page names it."""
     outcome = targets.evaluate(figure("half-dram-torch"), run[0])
     assert (outcome.verdict, outcome.value) == ("not measured", None)
     assert "f16 to f32/DRAM: torch" in outcome.absent
 
 
-def test_a_figure_that_says_nothing_on_this_cpu_is_left_alone(run):
+def test_a_figure_meaningless_on_this_cpu_is_left_alone(run):
     """Kernels of PCLMULQDQ are no rivals where the rivals use VPCLMULQDQ."""
     newer = run[0]._replace(machine={"isas": ["portable", "avx2", "avx512", "avx512icl"]})
     assert targets.evaluate(figure("crc32-pclmulqdq"), newer).verdict == "does not apply"

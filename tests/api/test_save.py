@@ -74,7 +74,7 @@ SHAPES_OF_ARRAYS: dict[str, np.ndarray[Any, Any]] = {
 @every_kind
 @pytest.mark.parametrize("name", SHAPES_OF_ARRAYS)
 def test_arrays_of_any_strides_and_byte_order(tmp_path: Path, kind: str, name: str) -> None:
-    """Whatever the memory order of an array, the file holds it row-major and little-endian, bit by bit."""
+    """The file holds an array of any memory order row-major and little-endian, bit by bit."""
     array = SHAPES_OF_ARRAYS[name]
     path = tmp_path / "out"
     save_as(path, {name: array}, kind)
@@ -163,7 +163,7 @@ def test_the_writer_equals_the_ground_truth(tmp_path: Path, source: str) -> None
     assert path.read_bytes() == data
 
 
-def test_the_simple_layout_equals_what_upstream_writes(tmp_path: Path) -> None:
+def test_the_simple_layout_equals_files_of_upstream(tmp_path: Path) -> None:
     """The simple layout, vocabulary included, byte for byte as the builder has it."""
     path = tmp_path / "out.weights"
     value = normal((3, 4))
@@ -411,7 +411,9 @@ def test_a_failing_fsync_leaves_the_old_file(tmp_path: Path, kind: str, monkeypa
     assert listing(tmp_path) == ["out"]
 
 
-def test_a_failing_fsync_of_the_directory_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_fsync_of_the_directory_says_that_the_new_file_is_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When only the directory cannot be synced, the new file is in place, and the error says that in a note."""
     path, fsync = tmp_path / "out.weights", os.fsync
     path.write_bytes(b"old")

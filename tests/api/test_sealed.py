@@ -184,7 +184,7 @@ def test_systems_that_do_not_know_the_newest_flag(path: Path, monkeypatch: pytes
     assert len(asked) == 2
 
 
-def test_a_system_without_sealed_memory_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_sealed_memory_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the mode is a ValueError that names another one, as an argument and from the environment."""
     monkeypatch.setattr(sealing, "AVAILABLE", False)
     with pytest.raises(ValueError, match="takes Linux; use 'copy'"):

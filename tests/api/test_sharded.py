@@ -73,7 +73,7 @@ def test_verify_says_of_how_many_shards_it_could_check_the_structure_only(index:
         assert f.verify().scope == "structure and checksums"
 
 
-def test_a_mode_that_does_not_exist_is_told_before_anything_is_read(tmp_path: Path) -> None:
+def test_an_unknown_mode_is_an_error_before_anything_is_read(tmp_path: Path) -> None:
     """The mode is checked once, also of a model without shards and of an index that is not there."""
     empty = tmp_path / "model.safetensors.index.json"
     empty.write_text('{"weight_map": {}}', encoding="utf-8")

@@ -49,7 +49,7 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("name", ["other.safetensors", ".", "model.safetensors.index.json", "absent.weights", "words"])
 @pytest.mark.parametrize("make", [bytes, _Bytes, bytearray], ids=lambda make: make.__name__)
-def test_bytes_are_content_whatever_they_spell(
+def test_bytes_are_content_and_never_a_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str, name: str, make: Callable[[bytes], Any]
 ) -> None:
     """Bytes that spell the name of a file, of a directory or of nothing are a file of a few letters."""

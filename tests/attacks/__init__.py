@@ -31,6 +31,6 @@ def cases() -> tuple[Case, ...]:
 
 @cache
 def sound() -> Mapping[str, bytes]:
-    """The files that the lies are told about, without a lie, by kind."""
+    """The sound files that the attacks change, by kind."""
     modules = [module for builder in builders.known().values() for module in builder.damaging]
     return {kind: data for module in modules for kind, data in module.SOUND.items()}

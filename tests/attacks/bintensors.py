@@ -73,8 +73,8 @@ def field_at(layout: str, field: str) -> int:
 
 ALIASED = "the map of names has more than one name for a tensor"
 ABSURD = (2**20, 2**32 - 1, 2**40, 2**60, 2**63, U64)
-# The layout of a file is not written down: of two errors, that of the reading which went further is told. Some lies let
-# the layout that was not meant go further. They are refused all the same, for what that reading found: class, field and
+# A file does not name its layout: the error is that of the layout that reads further. Some lies let
+# the other layout go further. Such a file is refused with the error of that layout: class, field and
 # place.
 PADDING = ("LayoutError", "padding")
 OTHER_READING: dict[str, tuple[str, str, int]] = {
@@ -104,7 +104,7 @@ def cases() -> Iterator[Case]:
 
 
 def told(case: Case) -> Case:
-    """The case with the error of the other layout's reading, where that is the one that is told."""
+    """The case with the error of the other layout, where that one reads further."""
     other = OTHER_READING.get(case.id)
     if other is None:
         return case

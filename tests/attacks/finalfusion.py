@@ -328,7 +328,7 @@ def later() -> Iterator[Case]:
 
 
 def odd() -> Iterator[Case]:
-    """What is legal and told by `verify`."""
+    """Legal content that `verify` warns about."""
     for row, name, data, words in (
         ("F2", "no list", ff.build([VOCAB, STORAGE], []), "lists other chunks"),
         ("F2", "another list", ff.build([VOCAB, STORAGE], [5, 9, U32]), "lists other chunks"),

@@ -62,7 +62,7 @@ OWN = finalfusion.io.FinalfusionFormatError
 KINDS = {"bintensors": ("bintensors-current",), "safetensors": ("safetensors",), "finalfusion": ("finalfusion",)}
 KINDS["weightmap"] = ("bintensors-current", "safetensors", "finalfusion")
 
-# Reads the files that it is told of, one after another, and says after each what came of it.
+# Reads the files that standard input names, one after another, and prints the outcome of each.
 CHILD = """
 import json, resource, sys
 {read}

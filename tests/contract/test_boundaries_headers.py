@@ -277,7 +277,7 @@ def test_the_smallest_files(text):
 
 
 @pytest.mark.parametrize("size", range(4086, 4092))
-def test_headers_as_long_as_what_is_read_first(put, size):
+def test_headers_as_long_as_the_first_read(put, size):
     """A header that ends with the first page, or a byte before or behind it, is read whole."""
     for head in (st.header_of({"a": noise("uint8", (3,))})[0], None):
         if head is None:
@@ -423,7 +423,7 @@ def test_a_map_that_nothing_precedes_is_no_evidence():
 
 
 def test_the_reading_that_went_further_counts():
-    """For a header that fits neither layout, the error is about the one that reads further, be it by a byte."""
+    """For a header that fits neither layout, the error is about the one that reads further, even by a byte."""
     alphabet = bytes([0, 1, 2, 32, 251, 255])
     for size in range(1, 7):
         for text in map(bytes, itertools.product(alphabet, repeat=size)):

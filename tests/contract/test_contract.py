@@ -82,7 +82,7 @@ def test_builders_know_no_format_that_the_package_does_not() -> None:
 
 
 @every_example
-def test_content_is_what_was_put_in(example: builders.Example, path: Path) -> None:
+def test_content_is_the_builders(example: builders.Example, path: Path) -> None:
     """Names, dtypes, shapes, every bit of every tensor, metadata, vocabulary and special ids are those of the file."""
     with wm.open(path) as f:
         assert set(f) == set(example.tensors)
@@ -120,7 +120,7 @@ def test_it_is_a_mapping_in_file_order(example: builders.Example, path: Path) ->
 
 
 @every_example
-def test_info_tells_everything_without_reading_data(example: builders.Example, path: Path) -> None:
+def test_info_reads_no_data(example: builders.Example, path: Path) -> None:
     """Info and infos give name, dtype, shape, absolute offset and size; the bytes at that offset are the tensor's."""
     with wm.open(path) as f:
         infos = list(f.infos())
@@ -332,7 +332,7 @@ def test_mode_copy_leaves_no_mapping(example: builders.Example, path: Path) -> N
 
 @every_example
 @needs_sealing
-def test_mode_sealed_is_what_the_file_was(example: builders.Example, path: Path) -> None:
+def test_mode_sealed_keeps_the_content_of_the_file(example: builders.Example, path: Path) -> None:
     """In mode "sealed" the content is the same and read-only for good, and the file may even be emptied afterwards."""
     with wm.open(path, mode="sealed") as f:
         held = dict(f)
@@ -577,7 +577,7 @@ def test_a_sound_file_passes_every_level(example: builders.Example, path: Path, 
 
 
 @every_example
-def test_verify_reports_what_it_checked(example: builders.Example, path: Path) -> None:
+def test_verify_reports_its_checks(example: builders.Example, path: Path) -> None:
     """Verify lists its checks, gives warnings as a list of strings, and tells its progress in bytes up to the end."""
     seen: list[tuple[int, int]] = []
     with wm.open(path) as f:

@@ -81,7 +81,7 @@ def test_embd_has_one_to_four_dimensions(layout, ndim):
 
 
 @pytest.mark.parametrize("shape", [(1,) * 4, (1,) * 5])
-def test_a_dtype_is_the_only_thing_that_is_said(shape):
+def test_a_dtype_alone_is_reported(shape):
     """Reasons name what is wrong, and nothing that is not."""
     text = refused("embd", tensor(shape=shape, dtype="float64"))
     assert ("dtype float64" in text, "dimensions" in text, "its name" in text) == (True, len(shape) > 4, False)
@@ -104,7 +104,7 @@ def error_of(*tensors):
     return caught.value
 
 
-def test_tensors_of_one_reason_are_told_together():
+def test_tensors_of_one_reason_are_reported_together():
     """Thousands of tensors make one short line, with the first of their names; the error has all of them."""
     many = [tensor(f"t{i}", dtype="float64") for i in range(3000)]
     text = str(error_of(*many))

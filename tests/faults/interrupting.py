@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 OLD = b"the old file"
-# Modules whose functions have in hand what is to be given back.
+# Modules whose functions own descriptors, mappings or files.
 OWNING = {f"{name}.py" for name in ("descriptor", "mapping", "reader", "sink", "atomic", "sealed", "source", "_files")}
 # Of these, which have nothing of the kind, no opcode is looked at; importlib would lose locks of its own.
 APART = ("argparse.py", "gettext.py", "<frozen importlib")

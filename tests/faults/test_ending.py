@@ -26,7 +26,7 @@ from weightmap.io import atomic
 source, target, number, named, ignored = sys.argv[1], sys.argv[2], int(sys.argv[3]), *map(int, sys.argv[4:])
 if named:
     atomic._UNNAMED = 0
-# As it is asked for, whatever whoever runs the tests has set: nohup ignores SIGHUP.
+# The test sets the signal's action itself: nohup ignores SIGHUP.
 signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
 pwrite, written = os.pwrite, []
 def write(fd, data, offset):
@@ -149,7 +149,7 @@ del late, others, module
 
 
 def test_what_is_let_go_of_when_all_modules_are_empty(tmp_path: Path) -> None:
-    """Whatever the interpreter empties first when it ends: handles and arrays are let go of without a word."""
+    """Handles and arrays are freed silently, whichever modules the ending interpreter clears first."""
     for suffix in (".weights", ".safetensors"):
         wm.save(tmp_path / f"a{suffix}", {"w": np.ones(3, np.float32)})
     done = run_child(LATE, tmp_path / "a.weights", tmp_path / "a.safetensors")

@@ -116,7 +116,9 @@ MESSAGES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_other_files_are_told_by_name(kind: str, put: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_on_other_files_name_their_kind(
+    kind: str, put: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Opening or converting each kind is an error of ours that names the file and says what it is; so of a command."""
     data, message = MESSAGES[kind]
     path = put(data, "model.bin")
@@ -150,7 +152,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_files_of_words_are_told_to_be_converted(kind: str, put: Callable[..., Path]) -> None:
+def test_errors_on_files_of_words_say_how_to_convert_them(kind: str, put: Callable[..., Path]) -> None:
     """The error of `open` on a file that only `convert` takes names its kind, and the command that converts it."""
     data, message = WORDS[kind]
     with pytest.raises(wm.UnknownFormatError) as caught:
@@ -159,7 +161,7 @@ def test_files_of_words_are_told_to_be_converted(kind: str, put: Callable[..., P
 
 
 @pytest.mark.parametrize("data", [b"hello world", b"a 1", b"a 1 2x 3", b"1 2", b"12 34 and so on"])
-def test_what_only_begins_like_words_is_not_told_as_such(data: bytes, put: Callable[..., Path]) -> None:
+def test_a_file_that_only_begins_like_words_is_not_named_so(data: bytes, put: Callable[..., Path]) -> None:
     """Prose, and a word with a single number, are not taken for word embeddings."""
     with pytest.raises(wm.UnknownFormatError, match="its beginning is"):
         wm.open(put(data, "words"))
@@ -183,7 +185,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_formats_of_others_are_told_by_their_suffix(name: str, tmp_path: Path) -> None:
+def test_foreign_formats_are_named_by_their_suffix(name: str, tmp_path: Path) -> None:
     """The error on a known suffix that is not written names who writes it, and the suffixes that are written."""
     with pytest.raises(wm.EncodeError) as caught:
         wm.save(tmp_path / name, {"w": np.ones(2, np.float32)})
@@ -226,7 +228,9 @@ PLACES: dict[str, tuple[type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_what_is_no_regular_file_is_told_by_name(name: str, places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_on_paths_that_are_no_regular_files_name_their_kind(
+    name: str, places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each kind of thing that a path may name has its own message; an error of the system passes through as it is."""
     kind, message = PLACES[name]
     path = places / name

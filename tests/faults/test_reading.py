@@ -1,4 +1,4 @@
-"""Whatever goes wrong while a file is read: the right result or an exception that says what, and never a signal.
+"""A read that fails in any way gives the right result or an exception that says what failed, and never a signal.
 
 `shim.c` makes each system call fail, do half of its work, or find the file truncated; see `reading.py`.
 """
@@ -154,7 +154,7 @@ def test_every_look_up_notices_a_file_that_changed(tmp_path: Path, kind: str, ch
         assert held is None or held.shape[0] == 1000
 
 
-# Whatever looks into the index, and what finds the file truncated right after it was seen to be unchanged.
+# Each use of the index, with the file truncated right after it was seen to be unchanged.
 MAPPED = """
 import os, sys, weightmap as wm
 from weightmap.io.source import Source

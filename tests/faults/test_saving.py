@@ -1,4 +1,4 @@
-"""Whatever goes wrong while a file is saved: the old file or the new one, and nothing beside it.
+"""A save that fails in any way leaves the old file or the new one, and nothing beside it.
 
 `shim.c` makes each system call of a save fail in turn, with each error; see `writing.py`. Then what real file systems
 do: a disk that is full, a limit on the size of files, a directory that may not be written, a process that is killed.
@@ -253,7 +253,7 @@ def test_a_directory_that_may_not_be_written(folder: Path) -> None:
 
 
 def test_a_directory_that_may_not_be_read(folder: Path) -> None:
-    """Files are saved into a directory that lets one write and not look, as everything else can be."""
+    """Files can be saved into a directory that may be written and not listed."""
     folder.chmod(0o333)
     printed = run_child(READ_ONLY, folder).stdout.split()
     folder.chmod(0o755)

@@ -43,7 +43,7 @@ def batch(format: str, first: int, count: int, failures: Path) -> Result:
         state.write_bytes(first.to_bytes(8, "little"))
         command = [sys.executable, "-m", "tests.fuzz.worker", format, str(first), str(count)]
         command += ["--state", str(state), "--failures", str(failures)]
-        # Behind what this process was told, which may be a sanitised build.
+        # After the path of this process, which may name a sanitised build.
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT / "src"))))
         with (
             (Path(folder) / "out").open("w+") as out,

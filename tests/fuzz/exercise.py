@@ -19,7 +19,7 @@ WORDS = 12
 
 
 def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE, *, brief: bool = False) -> None:
-    """Whatever a handle says of its file is the same in every place, and what lies in `data` there.
+    """The answers of a handle agree with each other, and with the bytes in `data`.
 
     Errors of the classes `late` may come of a single tensor; any other means that there is something wrong. In brief:
     only the tensors.

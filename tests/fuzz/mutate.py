@@ -41,7 +41,7 @@ class Mutant(NamedTuple):
 
 
 VERIFY = ("header", "header", "full", "none")
-# How many lies are told.
+# The number of lies in a mutant.
 COUNTS = (1, 1, 1, 1, 1, 2, 2, 3, 5)
 # How far a number is off.
 STEPS = (-64, -8, -4, -2, -1, 1, 1, 2, 4, 8, 64, 256)

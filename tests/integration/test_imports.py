@@ -140,7 +140,7 @@ def test_importing_is_light(statements):
     assert not heavy & set(loaded)
 
 
-def test_the_package_names_what_it_exports():
+def test_the_package_lists_its_exports():
     """`__all__` is sorted, every name in it is there, and the documented interface is among them."""
     assert list(weightmap.__all__) == sorted(set(weightmap.__all__))
     assert not [name for name in weightmap.__all__ if not hasattr(weightmap, name)]

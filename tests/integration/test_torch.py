@@ -158,7 +158,7 @@ print(len(made))
 
 
 def test_every_tensor_of_ours_can_be_written_to(model, tmp_path):
-    """Whatever function makes a tensor, of whatever source, in whatever mode: it can be written into."""
+    """Every function that makes a tensor, from any source and in any mode, makes a writable one."""
     values = np.ones((4, 64), np.float32)
     quantised = tmp_path / "m.amb"
     wm.save(quantised, {"q": wm.quantize(values, "int4_block"), "a": wm.quantize(values, "adaptive"), "d": values})
@@ -170,7 +170,7 @@ def test_every_tensor_of_ours_can_be_written_to(model, tmp_path):
 
 @pytest.mark.skipif(sanitised.ACTIVE, reason="the sanitiser has a handler of its own for this signal")
 @pytest.mark.parametrize(("mode", "status"), [("mmap", -signal.SIGSEGV), ("cow", 0)])
-def test_what_the_readme_says_of_torch_and_read_only_memory(model, mode, status):
+def test_the_readme_is_right_about_torch_and_read_only_memory(model, mode, status):
     """torch itself writes into a read-only map, and ends; mode "cow" is the remedy. So says the mapping contract."""
     code = "import sys, torch, weightmap as wm; f = wm.open(sys.argv[1], mode=sys.argv[2])\n"
     code += "torch.from_numpy(f['float32'])[0, 0] = 1"
@@ -288,7 +288,7 @@ def test_staging_keeps_every_bit(monkeypatch, name, stage):
         assert bits(tensor) == np.asarray(array).astype(base.dtype).tobytes()
 
 
-def test_staging_refuses_what_torch_lacks():
+def test_staging_refuses_dtypes_that_torch_lacks():
     """A dtype or a device that torch does not know is an error of ours."""
     with pytest.raises(wm.UnsupportedError, match="datetime64"):
         to_device(np.zeros(2, "M8[s]"), "cpu")
@@ -421,7 +421,7 @@ def test_from_torch_undoes_to_torch(name):
     ids=["byte-swapped", "reversed", "misaligned", "scalar"],
 )
 def test_arrays_that_torch_cannot_share_are_copied(array):
-    """Their values arrive all the same, in their shape."""
+    """Their values arrive in their shape."""
     tensor = to_torch(array)
     assert tensor.shape == array.shape
     assert tensor.numpy().tobytes() == array.astype(array.dtype.newbyteorder("=")).tobytes()

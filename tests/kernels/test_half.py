@@ -386,7 +386,7 @@ def test_any_bytes(data, shift):
         assert np.array_equal(bits(convert(data)), table[patterns])
 
 
-def test_widen_checks_what_it_is_given():
+def test_widen_checks_its_arguments():
     """The short way in, for pieces of files, refuses what it could not convert safely."""
     for data, out in [
         (b"abcd", np.empty(3, np.float32)),

@@ -169,7 +169,7 @@ def test_empty_index():
 
 
 # ---------------------------------------------------------------------------------------------------------- floods
-def test_a_few_collisions_are_told_apart():
+def test_a_few_colliding_names_are_distinguished():
     """Sixty-five names of one hash are all found: the last met sixty-four others."""
     names = colliding()[:65]
     index = Index([*words(100), *names])
@@ -265,7 +265,7 @@ def test_extreme_bounds_are_refused(numbers, gap):
 
 
 def test_look_up_in_junk():
-    """Whatever the slots, bounds and data hold, a look-up ends within its memory and gives no string that differs."""
+    """With any slots, bounds and data, a look-up ends within its memory and never returns a different string."""
     rng = np.random.default_rng(5)
     hits = 0
     for turn in range(3000):

@@ -51,7 +51,7 @@ def example(rng, n, bits, block_size, scale_type, scales=None):
 
 
 def decode(data, n, bits, block_size, scale_type, **options):
-    """Whatever function decodes these."""
+    """The function that decodes these."""
     return kernels.decode_blocks(data, n, bits=bits, block_size=block_size, scale_type=scale_type, **options)
 
 

@@ -295,7 +295,7 @@ def test_names_of_records_end_with_their_bytes():
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 2])
 def test_names_behind_names_that_are_too_long(more):
-    """Where lengths lie, a name that would begin behind all names is not looked at, be it by a byte."""
+    """Where lengths lie, a name that would begin past all names, even by a byte, is not read."""
     first, second = (RECORD.pack(fnv(name), 2, 1, size, 1, 0, 0, 0, 0) for name, size in ((b"ab", 3 + more), (b"c", 1)))
     index = first + second + b"abc"
     assert lib.wm_records_find(Place(PAGES).give(index), len(index), 2, b"c", 1) == (1 if more == -1 else -1)
@@ -309,7 +309,7 @@ def test_every_row_of_a_block_is_looked_at(count):
     pointer = Place(PAGES).give(index)
     assert [lib.wm_records_find(pointer, len(index), count, name, len(name)) for name in names] == list(range(count))
     assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
-    # Without any names the records are all that there is.
+    # Without names, records are the whole input.
     index = index_of([(b"", 2, (0,), 0)] * count)
     pointer = Place(PAGES).give(index)
     assert lib.wm_records_find(pointer, len(index), count, b"n", 1) == -1
@@ -402,7 +402,7 @@ def test_sections_that_can_be(arguments, good):
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 8, 16])
-def test_a_file_that_is_shorter_than_said(tmp_path, missing):
+def test_a_file_shorter_than_declared(tmp_path, missing):
     """A file that has become shorter is an error with the place: nothing is invented, and nothing waits."""
     data = amb.build([amb.dense("a", normal((2,)))])
     path = tmp_path / "model.amb"
@@ -448,7 +448,7 @@ def test_bytes_that_positions_count():
     fault = ffi.new("wm_fault *")
     for size in (2**32 - 2, 2**32 - 1, 2**32):
         assert lib.wm_pairs_check(ffi.NULL, size, 0, fault) == -1
-        # Too many bytes are told as a count that is too large for them, and bytes behind the last pair as that.
+        # A count too large for the bytes is one fault, and bytes behind the last pair are another.
         assert (fault.row, fault.at) == ((0, 0) if size == 2**32 - 2 else (size // 4, size))
 
 

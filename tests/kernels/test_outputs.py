@@ -49,7 +49,7 @@ SIZES = (0, 1, 7, 63, 64, 65, 200, 1025, 4097)
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_write_all_of_their_outputs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Whatever outputs held before, a kernel leaves the same there; but those that say how much they have written."""
+    """The outputs of a kernel do not depend on what they held, except in kernels that return how much they wrote."""
     told, written = set(), set()
     for size in SIZES:
         found = []
@@ -142,7 +142,7 @@ def outcome(reading: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_results_hold_nothing_of_what_memory_held(
+def test_results_do_not_depend_on_old_memory(
     monkeypatch: pytest.MonkeyPatch, corpus: dict[str, bytes], change: str
 ) -> None:
     """No result depends on what memory held before, not even of a file that is overwritten while it is open."""
@@ -165,7 +165,7 @@ def test_results_hold_nothing_of_what_memory_held(
 
 @pytest.mark.parametrize("shift", [1, 2, 4, 7])
 def test_kernels_get_aligned_numbers(monkeypatch: pytest.MonkeyPatch, corpus: dict[str, bytes], shift: int) -> None:
-    """Whatever a file begins at, and its parts, no kernel gets a pointer to numbers that are not aligned."""
+    """No kernel gets a pointer to unaligned numbers, at whatever address a file and its parts begin."""
     askew, count = [], 0
 
     def checked(ctype: str, *args: Any, **options: Any) -> Any:

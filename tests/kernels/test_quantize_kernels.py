@@ -60,7 +60,7 @@ def plain_scale(x, bits, scale_type):
 @pytest.mark.parametrize("scale_type", SCALES)
 @pytest.mark.parametrize("bits", [4, 5])
 def test_codes_are_the_nearest_to_their_scale(isa, bits, scale_type):
-    """Whatever scale was chosen, as it is stored it is finite and each code is the nearest; missing elements are 0."""
+    """Every stored scale is finite and each code is the nearest to its value; missing elements are 0."""
     for size, n, factor in ((32, 1000, 1), (8, 77, 1e-6), (40, 801, 1e4), (512, 2000, 1), (128, 1, -1)):
         x = gaussian(n) * np.float32(factor)
         scales, codes = parse(QUANTIZE[bits](x, size, scale_type=scale_type), n, bits, size, scale_type)
@@ -165,7 +165,7 @@ def test_scales_stay_finite():
 )
 @settings(max_examples=150, deadline=None)
 def test_any_finite_floats(x, bits, size, scale_type):
-    """Whatever finite floats come, no result is NaN, and the error no larger than that of all codes 0."""
+    """For any finite floats no result is NaN, and the error is at most that of all codes 0."""
     data = kernels.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
     got = kernels.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
     assert not np.isnan(got).any()

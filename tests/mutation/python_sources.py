@@ -37,7 +37,7 @@ class Switch:
     def __init__(self) -> None:
         self.sites = Sites()
         self.reached = bytearray()
-        # The code of modules, for one that is imported again: its sites are to be the same.
+        # The code of modules: one that is imported again keeps its sites.
         self.codes: dict[str, CodeType] = {}
         # Sites that have compared whole numbers; and what is none, of which "one more" means nothing.
         self.whole: set[int] = set()

@@ -77,7 +77,7 @@ def test_no_two_cases_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("kind", sound())
-def test_the_files_that_lies_are_told_about_are_sound(kind: str) -> None:
+def test_the_files_that_attacks_change_are_sound(kind: str) -> None:
     """Without a lie, a file opens as the format that it is, and there is nothing odd about it."""
     with wm.open(sound()[kind], verify="full") as f:
         assert kind.startswith(f.format)

@@ -37,7 +37,7 @@ def test_no_mutant_does_harm(format: str, tmp_path: Path) -> None:
         assert len(found.outcomes) > ERRORS[format][COUNT >= 100_000]
 
 
-def test_a_process_that_dies_is_told_with_its_mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_reported_with_its_mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a process is killed by a signal, the campaign fails, and names format, mutant and status."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="ascii")
@@ -47,7 +47,7 @@ def test_a_process_that_dies_is_told_with_its_mutant(tmp_path: Path, monkeypatch
     assert [line.splitlines()[0] for line in found.failures] == ["amb 7 ended the process with status -9"]
 
 
-def test_what_must_not_happen_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forbidden_outcome_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that is not ours is a failure, and the mutant is left in a file."""
     monkeypatch.setattr(worker, "error_of", lambda *_, **__: {}["a bug"])
     assert worker.run("amb", 7, 2, bytearray(8), tmp_path) == {"failed": 2}
@@ -55,7 +55,7 @@ def test_what_must_not_happen_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @every_format
-def test_mutants_are_told_by_their_number(format: str) -> None:
+def test_a_number_is_always_the_same_mutant(format: str) -> None:
     """A number is one mutant, always the same; numbers of which few are alike."""
     first = [mutant(format, number) for number in range(300)]
     assert first == [mutant(format, number) for number in range(300)]

@@ -37,7 +37,7 @@ def third(values):
 
 
 @pytest.mark.parametrize("kind", COMPARISONS)
-def test_mutants_are_what_they_are_called(kind):
+def test_mutants_do_as_they_are_called(kind):
     """Every mutant of a comparison does what its text says, and not always what the comparison does."""
     for form, mutant in zip(COMPARISONS[kind], python_sources.MUTANTS[kind], strict=True):
         pairs = list(itertools.product(range(-3, 4), repeat=2))
@@ -100,7 +100,7 @@ def test_each_mutant_is_noticed_by_somebody(changed):
     assert sum(mutant.opposite for mutant in mutants) == 7
 
 
-def test_names_of_mutants_do_not_depend_on_what_stands_elsewhere():
+def test_names_of_mutants_do_not_depend_on_other_lines():
     """A mutant is known by file, line and change, with a number where a line of the file reads the same."""
     sites = Sites()
     first = sites.add("a.c", "  if (a == b) return 1;", "==", "a", "b")

@@ -187,7 +187,7 @@ def nested_amb(path: Path) -> Path:
     ],
     ids=" ".join,
 )
-def test_commands_take_what_is_as_deep_as_it_may_be(
+def test_commands_take_metadata_of_the_greatest_depth(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that opens can be printed, compared and written again, at the default limit of recursion."""
@@ -295,7 +295,7 @@ FINE = {
 
 @pytest.mark.parametrize("case", FINE)
 def test_toml_within_the_bounds_is_read(case: str) -> None:
-    """Text that looks like structure and is none, or stays within the limit, is parsed as ever."""
+    """Text that looks like structure and is none, or stays within the limit, is parsed."""
     with wm.open(toml(FINE[case])) as f:
         assert dict(f.metadata) == tomllib.loads(FINE[case].decode())
 

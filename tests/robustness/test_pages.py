@@ -192,7 +192,7 @@ def test_prefetch_of_one_tensor_leaves_the_others_alone(path: Path) -> None:
 
 
 @linux
-def test_prefetch_reads_what_is_not_in_memory(path: Path) -> None:
+def test_prefetch_reads_pages_that_are_not_in_memory(path: Path) -> None:
     """Pages that were dropped from the page cache are in it again after a prefetch."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
@@ -388,7 +388,7 @@ print("done")
     assert run_child(code, path).stdout == "done\n"
 
 
-def test_prefetch_of_what_is_not_mapped_does_nothing(path: Path, slow: Slow) -> None:
+def test_prefetch_of_copies_does_nothing(path: Path, slow: Slow) -> None:
     """Buffers and mode "copy" have no pages to bring in."""
     for source, options in ((path.read_bytes(), {}), (path, {"mode": "copy"})):
         with wm.open(source, **options) as f:

@@ -213,7 +213,7 @@ def test_what_is_no_word_has_no_vector():
 
 
 def test_a_row_that_the_matrix_lacks_is_an_error():
-    """An index of an n-gram that leads out of the matrix is damage, and told as such."""
+    """An index of an n-gram that leads out of the matrix is an error about the file."""
     for rows in (noise(3), noise(3, dtype=np.float64)):
         e = Embeddings(vocabulary(["a"], Subwords("explicit", 1, 1, 1, 2, listed({"b": 1, "<": 2}))), rows)
         for look in (lambda e=e: e["b"], lambda e=e: e.batch(["a", "b"])):
@@ -302,7 +302,7 @@ def test_sums_of_rows_are_the_definition_to_the_bit(dims, chosen, seed):
 
 
 def test_sums_refuse_rows_bounds_and_places_that_do_not_fit():
-    """A row outside of the matrix is told by the number of its sum; bounds and places are looked at first."""
+    """A row outside of the matrix is reported by the number of its sum; bounds and places are checked first."""
     matrix, out = noise(3), np.zeros((2, 24), np.float32)
     u64 = lambda *numbers: np.array(numbers, np.uint64)  # noqa: E731 - a shorthand
     assert kernels.unit_sums(matrix, u64(0, 3), u64(0, 1, 2), out) == 1
@@ -320,7 +320,7 @@ def test_sums_refuse_rows_bounds_and_places_that_do_not_fit():
 
 @given(rows=st.lists(st.integers(-3, 12), max_size=40), dims=st.integers(1, 70))
 def test_gathering_copies_rows_and_makes_zeros(rows, dims):
-    """Rows that there are are copied, others are zeros, and nothing outside of matrix and output is touched."""
+    """Existing rows are copied, others are zeros, and nothing outside of matrix and output is touched."""
     matrix = ARENAS[0].array(9 * dims, "u1").reshape(9, dims)
     matrix[...] = np.arange(1, 9 * dims + 1).reshape(9, dims) % 251
     out = ARENAS[1].array(len(rows) * dims, "u1").reshape(-1, dims)

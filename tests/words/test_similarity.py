@@ -126,7 +126,7 @@ MATRICES = {
 @pytest.mark.parametrize("block", [1, 70, 1 << 20])
 @pytest.mark.parametrize("kind", MATRICES)
 def test_search_is_exact(kind, block, monkeypatch):
-    """Whatever the matrix is made of and however it is cut into blocks, words and cosines are those of brute force."""
+    """Words and cosines are those of brute force for every kind of matrix and every division into blocks."""
     monkeypatch.setattr(similarity, "_BLOCK", block)
     monkeypatch.setattr(similarity, "_VIEW", block)
     rows = MATRICES[kind]()
@@ -247,7 +247,7 @@ def test_analogy_prints_words_and_cosines(path, capsys):
     assert capsys.readouterr().out == "north\\x1b[2Jeast -0.600000\n"
 
 
-def test_words_without_vectors_are_told(path, capsys):
+def test_words_without_vectors_are_reported(path, capsys):
     """Each word without a vector is named on standard error, with exit status 1; a bad count is a usage error."""
     assert cli.main(["analogy", path, "east", "nobody", "nowhere"]) == 1
     out, err = capsys.readouterr()

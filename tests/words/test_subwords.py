@@ -71,14 +71,14 @@ def test_bucket_rows_of_long_words(character, shortest, longest):
 
 @given(word=ANY_TEXT, min_n=st.integers(1, 7), more=st.integers(0, 40), bits=st.integers(0, 63))
 def test_bucket_rows_follow_the_definition(word, min_n, more, bits):
-    """Whatever the word, its n-grams get the buckets that FNV-1a 64 over its characters gives them."""
+    """The n-grams of any word get the buckets of FNV-1a 64 over their characters."""
     subwords = Subwords("bucket", 17, min_n, min_n + more, 1 << bits)
     assert subwords.indices(word) == rows_by_definition(subwords, word, {})
 
 
 @given(word=ANY_TEXT, min_n=st.integers(1, 7), more=st.integers(0, 40), size=st.integers(1, 2**32 - 1))
 def test_fasttext_rows_follow_the_definition(word, min_n, more, size):
-    """Whatever the word, its n-grams get the buckets that fastText's FNV-1a 32 over their UTF-8 gives them."""
+    """The n-grams of any word get the buckets of fastText's FNV-1a 32 over their UTF-8."""
     subwords = Subwords("fasttext", 17, min_n, min_n + more, size)
     assert subwords.indices(word) == rows_by_definition(subwords, word, {})
 
@@ -109,7 +109,7 @@ def test_long_ngrams(kind):
     assert subwords.indices(word) == rows_by_definition(subwords, word, {})
 
 
-def test_many_words_give_what_each_gives():
+def test_many_words_and_single_words_agree():
     """In one call for many words, each has the rows that it has alone, in the order of the words."""
     subwords = Subwords("bucket", 3, 3, 6, 1 << 20)
     rows, bounds = subwords.rows_of(WORDS)
@@ -204,7 +204,7 @@ def test_kinds_that_do_not_exist_are_refused():
         Subwords("explicit", 0, 1, 2, 8, lambda: (table(["a"]), np.zeros(2, np.uint64))).indices("a")
 
 
-def test_a_vocabulary_tells_the_rows_of_ngrams():
+def test_a_vocabulary_returns_the_rows_of_ngrams():
     """`Vocabulary.ngram_indices` are those of its subwords, of known words too; none without subwords."""
     subwords = Subwords("bucket", 2, 3, 6, 8)
     assert vocabulary(["yes", "no"], subwords).ngram_indices("yes") == subwords.indices("yes")
@@ -227,7 +227,7 @@ def call(kind: int, text: bytes, cap: int, *, min_n=1, max_n=6, size=8, bounds=N
 
 @pytest.mark.parametrize("kind", [lib.WM_SUBWORDS_BUCKET, lib.WM_SUBWORDS_FASTTEXT])
 @given(text=st.binary(max_size=40))
-def test_any_bytes_whatever_stay_within_memory(kind, text):
+def test_any_bytes_stay_within_memory(kind, text):
     """Bytes that are no UTF-8, cut characters, no brackets: a result, and no access outside of text and rows."""
     total, _ = call(kind, text, 0)
     assert 0 <= total <= 6 * len(text)
@@ -236,7 +236,7 @@ def test_any_bytes_whatever_stay_within_memory(kind, text):
 
 
 @given(text=st.binary(max_size=40))
-def test_any_bytes_whatever_can_be_looked_for(text):
+def test_any_bytes_can_be_looked_up(text):
     """The same of explicit n-grams, which are looked for in an index."""
     data, bounds, gap, slots = table(["a", "ab", "é"]).index
     pointers = [ffi.from_buffer(f"{t}[]", a) for t, a in (("uint8_t", data), ("uint32_t", bounds), ("uint32_t", slots))]

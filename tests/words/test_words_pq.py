@@ -112,7 +112,7 @@ def test_what_does_not_fit(matrix: np.ndarray, options: dict[str, int], message:
         words.train_pq(matrix, **options)
 
 
-def test_without_scipy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scipy_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the package, and how to get it."""
     for name in ("scipy", "scipy.cluster", "scipy.cluster.vq"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -37,7 +37,7 @@ FILES = {
 
 @pytest.mark.parametrize("data", FILES.values(), ids=FILES)
 def test_rows_become_unit_vectors_and_norms(data: bytes, put: Callable[..., Path], tmp_path: Path) -> None:
-    """Whatever the file, its words arrive in order, its rows as unit vectors, and what these were divided by."""
+    """From every kind of file words arrive in order, rows as unit vectors, and their norms."""
     report = wm.convert(put(data, "source.bin"), tmp_path / "out.fifu")
     assert (report.format, report.tensors, report.warnings) == ("finalfusion", 2, ())
     with wm.open(tmp_path / "out.fifu") as f:
@@ -95,7 +95,7 @@ def test_blocks_are_joined_rightly(put: Callable[..., Path], tmp_path: Path, mon
             assert f["embeddings"].tobytes() == rows.tobytes()
 
 
-def test_progress_is_told(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_progress_is_reported(put: Callable[..., Path], tmp_path: Path) -> None:
     """It begins at 0 and ends with the size of the file."""
     told: list[tuple[int, int]] = []
     report = wm.convert(put(FILES["text"]), tmp_path / "out.fifu", progress=lambda *now: told.append(now))
@@ -222,7 +222,9 @@ WRONG: list[tuple[str, bytes, str, str]] = [
 
 
 @pytest.mark.parametrize(("data", "kind", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said(data: bytes, kind: str, message: str, put: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_message_says_what_is_wrong(
+    data: bytes, kind: str, message: str, put: Callable[..., Path], tmp_path: Path
+) -> None:
     """Each defect is one FormatError that names the file, the kind and the place, and leaves no file behind."""
     source = put(data, "source.bin")
     with pytest.raises(wm.FormatError, match=message) as caught:
@@ -232,7 +234,7 @@ def test_what_is_wrong_is_said(data: bytes, kind: str, message: str, put: Callab
     assert [path.name for path in tmp_path.iterdir()] == ["source.bin"]
 
 
-def test_duplicates_that_replacement_made_are_told(put: Callable[..., Path], tmp_path: Path) -> None:
+def test_duplicates_that_replacement_made_are_errors(put: Callable[..., Path], tmp_path: Path) -> None:
     """Two damaged words that become the same are an error even with lossy=True, which says so."""
     data = wb.word2vec([b"z\xff", b"z\xfe"], [[1, 2], [3, 4]])
     with pytest.raises(wm.FormatError, match="word 1 is 'z\ufffd' once what is not UTF-8 is replaced, as 0 is"):

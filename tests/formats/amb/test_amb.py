@@ -282,7 +282,7 @@ def test_kernel_writes_nothing_outside_its_columns(missing: str) -> None:
     ("begin", "end", "origin", "names"),
     [(29, 28, 0, 9), (28, 1000, 0, 9), (28, 2**63, 0, 9), (28, 28, 29, 9), (28, 28, 0, 2**32)],
 )
-def test_kernel_refuses_what_makes_no_sense(begin: int, end: int, origin: int, names: int) -> None:
+def test_kernel_refuses_senseless_arguments(begin: int, end: int, origin: int, names: int) -> None:
     """A section outside of the file, or upside down, and names that 32 bits cannot count are an error of the caller."""
     data = amb.build()
     columns, found, fault = ffi.new("wm_columns *"), ffi.new("wm_amb *"), ffi.new("wm_fault *")
@@ -332,7 +332,7 @@ def test_line_feeds_among_the_ids_are_no_tokens(put: Any) -> None:
     assert wm.open(put(amb.build(config=b'{"n_vocab": 2571}', tokens=section))).verify().warnings == ()
 
 
-def test_verify_notices_what_changed(put: Any) -> None:
+def test_verify_notices_changes(put: Any) -> None:
     """Metadata or a record that is another one by the time of `verify` is a LayoutError."""
     data = bytearray(amb.build([amb.dense("w", normal((2,)))], b'{"a": 1}'))
     for at, new in ((28 + 6, ord("2")), (data.index(b"w"), ord("v"))):
@@ -417,7 +417,7 @@ def test_a_tokenizer_of_any_kind_is_written(tmp_path: Path, given: str) -> None:
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Whatever the order of keys and the seed of hashes, what is equal is written equally."""
+    """Equal content is written equally, whatever the order of keys and the seed of hashes."""
     code = """
 import sys, numpy as np, weightmap as wm
 keys = ["b", "a", "ü"][:: int(sys.argv[2])]
@@ -492,7 +492,7 @@ def test_a_text_longer_than_its_section(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_fault_that_has_no_words_is_an_error_all_the_same() -> None:
-    """Whatever the walk reports becomes an error of ours."""
+    """Every fault of the walk becomes an error of ours."""
     error = records._error(kernels.Fault(kernels.FAULTS["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
     assert isinstance(error, wm.FormatError)
     assert str(error) == "tensor 3: the records are damaged (COLUMN) (at byte 100)"

@@ -446,7 +446,7 @@ def test_a_last_record_without_data(length):
 
 
 @pytest.mark.parametrize("past", range(9))
-def test_padding_that_begins_behind_what_was_read(put, past):
+def test_padding_that_begins_behind_the_first_read(put, past):
     """Padding is read where it lies: behind the end of a page by any number of bytes, and it has to be zero."""
     head = len(amb.Record("a", (1,), amb.INT8, b"").head())
     start, size = 32, 3 * 4096 + past - 32 - head

@@ -208,7 +208,7 @@ def test_the_specification_is_the_default_layout(tmp_path: Path) -> None:
 
 
 @every_layout
-def test_arrays_are_aligned_whatever_order_they_come_in(layout: str, tmp_path: Path) -> None:
+def test_arrays_are_aligned_in_any_order(layout: str, tmp_path: Path) -> None:
     """Tensors that weightmap writes lie at multiples of their item size."""
     our_bytes(tmp_path / "m.bt", DISORDER, layout=layout)
     with wm.open(tmp_path / "m.bt") as f:
@@ -267,7 +267,7 @@ def test_what_the_format_cannot_say_is_refused_before_a_file(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("metadata", METADATA)
 @pytest.mark.parametrize("content", ["every dtype", "ranks", "names", "nothing"])
-def test_the_current_layout_is_what_0_2_0_writes(content: str, metadata: str, tmp_path: Path) -> None:
+def test_the_current_layout_is_written_as_0_2_0_does(content: str, metadata: str, tmp_path: Path) -> None:
     """layout="current" is byte-identical to bintensors 0.2.0: dtypes, scalars, empty tensors, names, metadata."""
     tensors = {"every dtype": bt.EVERY, "ranks": bt.RANKS, "names": DISORDER, "nothing": {}}[content]
     ours = our_bytes(tmp_path / "m.bt", tensors, METADATA[metadata], "current")
@@ -275,7 +275,7 @@ def test_the_current_layout_is_what_0_2_0_writes(content: str, metadata: str, tm
 
 
 @pytest.mark.parametrize("dtype", bt.CODES)
-def test_each_dtype_is_what_0_2_0_writes(dtype: str, tmp_path: Path) -> None:
+def test_each_dtype_is_written_as_0_2_0_does(dtype: str, tmp_path: Path) -> None:
     """One tensor of each dtype: its code, and its values, are those of bintensors 0.2.0, which loads the file."""
     values = {"m": noise(dtype, (3, 5)), "s": noise(dtype, ()), "e": noise(dtype, (0, 2))}
     ours = our_bytes(tmp_path / "m.bt", values, layout="current")
@@ -287,7 +287,7 @@ def test_each_dtype_is_what_0_2_0_writes(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 250, 251, 2**16 - 1, 2**16])
-def test_counts_of_every_width_are_what_0_2_0_writes(count: int, tmp_path: Path) -> None:
+def test_counts_of_every_width_are_written_as_0_2_0_does(count: int, tmp_path: Path) -> None:
     """250, 251, 65,535 and 65,536 tensors: the same bytes, and each tensor is found again."""
     values = {f"t{number}": Tensor("uint8", (1,), bytes([number & 255])) for number in range(count)}
     ours = our_bytes(tmp_path / "m.bt", values, layout="current")
@@ -299,7 +299,7 @@ def test_counts_of_every_width_are_what_0_2_0_writes(count: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize("size", [250, 251, 2**16 - 1, 2**16, 2**20])
-def test_sizes_of_every_width_are_what_0_2_0_writes(size: int, tmp_path: Path) -> None:
+def test_sizes_of_every_width_are_written_as_0_2_0_does(size: int, tmp_path: Path) -> None:
     """Data, names and metadata of lengths around the width of each integer: the same bytes."""
     values = {"n" * min(size, 2**17): noise("uint8", (size,)), "b": noise("int8", (3,))}
     metadata = {"k" * size: "v" * size}
@@ -311,7 +311,7 @@ def test_sizes_of_every_width_are_what_0_2_0_writes(size: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("size", [2**32 - 1, 2**32, 2**33, 2**59])
-def test_dimensions_of_nine_bytes_are_what_0_2_0_writes(size: int, tmp_path: Path) -> None:
+def test_dimensions_of_nine_bytes_are_written_as_0_2_0_does(size: int, tmp_path: Path) -> None:
     """Dimensions that need four and eight bytes, on tensors without elements: the same bytes."""
     values = {"a": noise("uint8", (size, 0)), "b": noise("float32", (0, size))}
     assert our_bytes(tmp_path / "m.bt", values, layout="current") == their_bytes(values)
@@ -420,7 +420,7 @@ def test_arrays_are_views_of_the_file(layout: str, put: Callable[..., Path]) -> 
 
 @every_layout
 def test_unaligned_data_is_served_where_it_lies(layout: str, put: Callable[..., Path]) -> None:
-    """A header of odd length and small tensors first put float64 at an odd address: a view all the same."""
+    """A float64 at an odd address, after a header of odd length and small tensors, is a view."""
     values = {"b": noise("uint8", (3,)), "d": normal((2, 2), 1, "float64"), "h": noise("bfloat16", (3,))}
     data = bt.build(values, {"": "x"}, layout, pad=False)
     if len(data) % 2 == 0:

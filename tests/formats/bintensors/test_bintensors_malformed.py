@@ -119,7 +119,7 @@ def test_the_index_map_gives_the_names() -> None:
         assert [(info.name, info.shape) for info in f.infos()] == [("b", (2,)), ("a", (3,))]
 
 
-def test_unknown_dtypes_are_told_with_those_that_are_known() -> None:
+def test_errors_on_unknown_dtypes_list_the_known_ones() -> None:
     """Code 15 is an UnsupportedError that lists the codes that exist."""
     for layout in bt.LAYOUTS:
         with pytest.raises(wm.UnsupportedError) as caught:
@@ -185,7 +185,7 @@ def test_the_header_limit_holds_for_a_header_that_is_there(tmp_path: Path) -> No
 
 
 @every_layout
-def test_many_names_of_which_two_are_one(layout: str) -> None:
+def test_two_equal_names_among_many(layout: str) -> None:
     """100,000 tensors open; with the last name that of the first they are refused, without a quadratic search."""
     rows = [bt.Row(f"t{i:06}", 1, (1,), i, i + 1) for i in range(100_000)]
     with wm.open(memoryview(bt.raw(bt.padded(bt.header(rows, None, layout)), bytes(100_000)))) as f:
@@ -265,7 +265,7 @@ def test_the_number_of_tensors_is_bounded_by_the_limits(layout: str) -> None:
 
 @every_layout
 def test_metadata_whose_hashes_collide(layout: str) -> None:
-    """Keys made to collide are distinguished all the same, and a repeated key among them is still found."""
+    """Keys made to collide are distinguished, and a repeated key among them is found."""
     pairs = [(key, key[::-1]) for key in colliding_keys(80)]
     data = make(layout, metadata=sorted(pairs))
     with wm.open(memoryview(data)) as f:

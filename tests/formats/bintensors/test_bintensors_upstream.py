@@ -401,13 +401,13 @@ def test_every_disagreement_with_0_2_0_has_a_reason() -> None:
 
 
 @needs_reference
-def test_lax_mode_reads_what_0_2_0_reads() -> None:
+def test_lax_mode_reads_every_file_that_0_2_0_reads() -> None:
     """strict=False reads all that bintensors 0.2.0 reads, with a warning, but what no numpy array can hold."""
     assert check_lax("current", ((data, theirs(data)) for data in damaged())) > 20
 
 
 @needs_reference
-def test_metadata_is_what_0_2_0_finds(tmp_path: Path) -> None:
+def test_metadata_is_that_of_0_2_0(tmp_path: Path) -> None:
     """Metadata of files that both read, in lax mode too, where the last of two values wins."""
     import bintensors
 
@@ -433,6 +433,6 @@ def test_every_disagreement_with_0_0_5_has_a_reason() -> None:
 
 
 @needs_old
-def test_lax_mode_reads_what_0_0_5_reads() -> None:
+def test_lax_mode_reads_every_file_that_0_0_5_reads() -> None:
     """strict=False reads all that bintensors 0.0.5 reads, with a warning, but what no numpy array can hold."""
     assert check_lax("spec", zip(damaged(), of_0_0_5(str(OLD)), strict=True)) > 20

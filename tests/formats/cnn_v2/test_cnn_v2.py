@@ -118,7 +118,7 @@ U32 = 2**32 - 1
 
 
 def test_messages_count_in_halves_as_the_format_does() -> None:
-    """A wrong offset and a wrong count are told in the format's own words and units, with the name of the layer."""
+    """The errors about a wrong offset and a wrong count use the format's own words and units, and name the layer."""
     for changes, words in (
         (
             {"weight_offset": 433, "layer": 1},
@@ -298,7 +298,7 @@ def test_the_scan_stays_within_its_memory() -> None:
 # ------------------------------------------------------------------------------------------------- verify
 
 
-def test_verify_warns_of_what_is_odd_and_legal() -> None:
+def test_verify_warns_of_odd_legal_content() -> None:
     """A high mip_level, many output channels and even kernels open, and `verify` names the layers that have them."""
     layers = [cnn.layer(9, 1, 1), cnn.layer(8, 1, 3), cnn.layer(1, 1, 2), cnn.layer(12, 2, 4)]
     with wm.open(memoryview(cnn.build(layers, 4))) as f:

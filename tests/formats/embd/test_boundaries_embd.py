@@ -101,7 +101,7 @@ def test_the_largest_header_that_the_references_read(format):
 
 
 @pytest.mark.parametrize("start", [b'{"', b"{\n", b"\x80\x02"])
-def test_two_bytes_do_not_tell_what_a_file_is(start):
+def test_two_bytes_do_not_decide_the_format(start):
     """A length may read like two letters of another format: a file that is cut off is reported as truncated."""
     data = start.ljust(8, b"\0") + b"\0" * 20
     assert type(refused(data)) is wm.TruncatedError
@@ -399,7 +399,7 @@ def test_the_smallest_metadata_of_embd(size):
 
 
 @pytest.mark.parametrize("end", range(4094, 4100))
-def test_metadata_that_ends_with_what_is_read_first(put, end):
+def test_metadata_that_ends_with_the_first_read(put, end):
     """Metadata that ends with the first page, or a byte before or behind it, is read whole."""
     draft = embd.Draft([], metadata={"k": "v" * (end - 64 - 8 - 5)})
     assert draft.vocab_offset == end
@@ -409,7 +409,7 @@ def test_metadata_that_ends_with_what_is_read_first(put, end):
 
 @pytest.mark.parametrize("place", range(3))
 def test_tokens_that_are_not_utf_8(place):
-    """`verify` finds a token that is not UTF-8, be it the first or the last, in both layouts."""
+    """`verify` finds a token that is not UTF-8, at the beginning and at the end, in both layouts."""
     words: list[Any] = list(WORDS)
     words[place] = b"\xff"
     for data in (draft(vocab=words).seal(), embd.simple([], words)):
@@ -446,7 +446,7 @@ def test_padding_between_tensors_of_embd(place):
 
 @pytest.mark.parametrize("size", [1, 2, 63])
 def test_padding_behind_the_last_tensor_of_embd(size):
-    """A byte behind the last tensor that is not zero is found, be it the only one there is."""
+    """A byte behind the last tensor that is not zero is found, even when it is the only one."""
     for place in (None, 0, size - 1):
         sound = embd.Draft([("a", noise("uint8", (5,)))], metadata=b"")
         tail = bytearray(size)

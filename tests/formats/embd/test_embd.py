@@ -164,7 +164,7 @@ def test_empty_names_and_odd_names_are_legal() -> None:
         assert f.verify().warnings
 
 
-def test_names_with_one_hash_are_told_apart() -> None:
+def test_names_with_one_hash_are_distinguished() -> None:
     """`costarring` and `liquid` have the same FNV-1a hash: both are found, and a third name with that hash is not."""
     assert embd.fnv1a32(b"costarring") == embd.fnv1a32(b"liquid")
     for names in (["costarring", "liquid"], ["liquid", "costarring"], ["x", "liquid", "y", "costarring", "z"]):
@@ -347,7 +347,7 @@ def vocabulary(tokens: Sequence[str | bytes], **options: Any) -> wm.TensorFile:
     return wm.open(memoryview(embd.Draft([("a", normal((2,)))], vocab=tokens, **options).seal()))
 
 
-def test_errors_of_late_reading_tell_the_file() -> None:
+def test_errors_of_late_reading_name_the_file() -> None:
     """A token that is not UTF-8, or metadata first looked at when it is used, is an error with path and format."""
     f = vocabulary(["fine", b"\xff"])
     damaged = embd.metadata_section([("key", b"\xff")])

@@ -43,7 +43,7 @@ def test_a_wrong_name_hash_names_its_field() -> None:
 
 
 def test_metadata_whose_hashes_collide() -> None:
-    """Keys made to collide are distinguished all the same, and a repeated key among them is still found."""
+    """Keys made to collide are distinguished, and a repeated key among them is found."""
     keys = colliding_keys(80)
     data = draft(metadata=embd.metadata_section((key, key[::-1]) for key in keys)).seal()
     assert dict(wm.open(memoryview(data)).metadata) == {key: key[::-1] for key in keys}
@@ -77,7 +77,7 @@ def test_errors_carry_where_and_what(put: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("field", [name for name in embd.HEADER_FIELDS if name not in {"magic", "header_checksum"}])
 @pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**31 + 1, FULL, 2**60, 2**63, 2**64 - 1])
-def test_no_header_value_whatever_does_harm(field: str, value: int) -> None:
+def test_no_header_value_does_harm(field: str, value: int) -> None:
     """Each header field takes each extreme value, the checksum fitting: a right answer or a TensorFileError."""
     width = {"H": 2, "I": 4, "Q": 8}[embd.HEADER_FIELDS[field][1]]
     survives(draft().header(**{field: value % 2 ** (8 * width)}).seal())
@@ -87,7 +87,7 @@ def test_no_header_value_whatever_does_harm(field: str, value: int) -> None:
 @pytest.mark.parametrize(
     "value", [0, 1, 2, 3, 5, 63, 65, 2**31 - 1, 2**31 + 1, FULL, 2**60, 2**63, 2**64 - 64, 2**64 - 1]
 )
-def test_no_descriptor_value_whatever_does_harm(field: str, value: int) -> None:
+def test_no_descriptor_value_does_harm(field: str, value: int) -> None:
     """The same for each descriptor field of each descriptor."""
     width = {"B": 1, "H": 2, "I": 4, "Q": 8}[embd.DESCRIPTOR_FIELDS[field][1]]
     for number in range(3):

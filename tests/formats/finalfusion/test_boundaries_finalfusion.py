@@ -296,7 +296,7 @@ def test_repeated_words_are_counted(repeats):
 
 @pytest.mark.parametrize("piece", [4, 5, 7, 8, 16, 1 << 20])
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_longer_than_what_is_read_at_once(monkeypatch, piece, kind):
+def test_words_longer_than_a_read(monkeypatch, piece, kind):
     """However little is read at once, a vocabulary without a matrix behind it ends where its last string does."""
     monkeypatch.setattr(chunk, "_PIECE", piece)
     words = ["a" * n for n in (0, 1, 3, 4, 5, 11, 12, 13, 20)]
@@ -316,7 +316,7 @@ def test_words_longer_than_what_is_read_at_once(monkeypatch, piece, kind):
 
 
 @pytest.mark.parametrize("left", range(40))
-def test_a_length_that_leads_to_what_is_no_matrix(left):
+def test_a_length_that_leads_to_no_matrix(left):
     """The length of a vocabulary is believed where a whole matrix begins, and not near the end of the file."""
     part, rows = vocabulary("simple")
     whole = ff.build([part, matrix(rows)])
@@ -344,7 +344,7 @@ def test_strings_that_positions_count(monkeypatch, kind):
 
 @pytest.mark.parametrize("place", range(N))
 def test_words_that_are_not_utf_8(place):
-    """`verify` finds a word that is not UTF-8, be it the first or the last."""
+    """`verify` finds a word that is not UTF-8, at the beginning and at the end."""
     words: list[Any] = list(WORDS)
     words[place] = b"\xff"
     with (
@@ -385,7 +385,7 @@ def test_a_count_of_ngrams_that_ends_the_file():
 
 
 def test_a_matrix_that_would_begin_within_the_fields():
-    """A vocabulary does not end before its words begin, be it by a byte with which a matrix might begin."""
+    """A vocabulary does not end before its words begin, even by a byte with which a matrix might begin."""
     fields = struct.pack("<QQII", 0, 0, 1, 2 << 24)  # the last byte is that of a matrix's id
     part = ff.matrix(Tensor("float32", (0, 2), b"")).at(12 + 12 + len(fields) - 1)
     error = refused(ff.build([], []) + struct.pack("<IQ", ff.EXPLICIT, len(fields) - 1) + fields + part[1:])

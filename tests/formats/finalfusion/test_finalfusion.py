@@ -364,7 +364,7 @@ def test_what_is_as_large_as_it_may_be_is_written(tmp_path: Path) -> None:
         assert f["embeddings"].shape == (0, 2**32 - 1)
 
 
-def test_a_word_longer_than_its_length_can_tell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_longer_than_its_length_field_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The length of a word has 32 bits (whose largest value is 10 here): an EncodeError, and no file."""
     monkeypatch.setattr(writing, "U32_MAX", 10)
     wm.save(tmp_path / "fits.fifu", {"embeddings": FINE}, vocab=["a", "b" * 10])
@@ -427,7 +427,7 @@ def test_new_metadata_is_written_as_toml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {}])
-def test_no_metadata_and_empty_metadata_are_told_apart(metadata: Any, tmp_path: Path) -> None:
+def test_no_metadata_and_empty_metadata_are_distinguished(metadata: Any, tmp_path: Path) -> None:
     """Empty metadata is a chunk of no bytes; none is no chunk."""
     wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
     with wm.open(tmp_path / "t.fifu") as f:
@@ -447,7 +447,9 @@ def test_what_toml_lacks_is_refused(metadata: Any, tmp_path: Path) -> None:
     assert not listing(tmp_path)
 
 
-def test_new_metadata_without_tomli_w_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_metadata_without_tomli_w_names_the_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the package new metadata is an error that says what to install; unchanged metadata needs it not."""
     monkeypatch.setitem(sys.modules, "tomli_w", None)
     with pytest.raises(wm.MissingDependencyError, match=r"pip install tomli-w"):
@@ -540,7 +542,7 @@ LISTS = [[], [b""], [b"a"], [b"", b""], [b"abc", b"", b"x" * 300], [bytes(k) for
 
 @pytest.mark.parametrize("tail", [0, 8])
 @pytest.mark.parametrize("strings", LISTS, ids=len)
-def test_skip_stops_before_what_is_not_whole(strings: list[bytes], tail: int) -> None:
+def test_skip_stops_before_an_incomplete_character(strings: list[bytes], tail: int) -> None:
     """The walk of every prefix takes its whole entries alone, and reads no byte past its end."""
     data = entries(strings, tail)
     ends = list(itertools.accumulate((4 + len(s) + tail for s in strings), initial=0))

@@ -92,7 +92,7 @@ def test_repeated_words_are_found_by_looking_one_up() -> None:
 
 
 def test_damaged_ngrams_do_no_harm_to_words() -> None:
-    """Indices matter to n-grams alone: words are found all the same, and the error of the n-grams names the file."""
+    """Wrong indices matter to n-grams alone: words are found, and the error of the n-grams names the file."""
     with wm.open(ATTACKS["index 2"].data) as f:
         assert f.vocab.index("two") == 1
         with pytest.raises(wm.LayoutError) as caught:

@@ -65,7 +65,7 @@ VOCABS = {
 
 
 @pytest.mark.parametrize("kind", VOCABS)
-def test_finalfusion_python_reads_what_is_written(kind: str, tmp_path: Path) -> None:
+def test_finalfusion_python_reads_our_files(kind: str, tmp_path: Path) -> None:
     """Words, rows, norms, metadata and n-grams are the same there, for every storage, with and without the rest."""
     vocab, more = VOCABS[kind]
     rows = len(ff.WORDS) + more

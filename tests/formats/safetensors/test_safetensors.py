@@ -169,7 +169,7 @@ def test_escaped_names_are_one_with_their_text() -> None:
         assert f["日🌎\n/"].tolist() == [7]
 
 
-def test_errors_of_copying_tell_the_file(tmp_path: Path) -> None:
+def test_errors_of_copying_name_the_file(tmp_path: Path) -> None:
     """Tensors over the limit of copies or without a type in numpy are errors of `read` and `convert` with the path."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(st.raw(dumps({"w": st.entry("F32", [2], 0, 8), "x": st.entry("F4", [2], 8, 9)}), bytes(9)))
@@ -255,7 +255,7 @@ def test_verify_notices_a_header_that_changed(kind: str) -> None:
         f.verify()
 
 
-def test_verify_tells_of_an_empty_name() -> None:
+def test_verify_warns_of_an_empty_name() -> None:
     """An empty name is legal, and a warning."""
     assert wm.open(st.build({"": normal((1,))})).verify().warnings == ("a tensor has an empty name",)
 

@@ -311,7 +311,7 @@ def headers(draw):
 @settings(max_examples=100)
 @given(headers())
 def test_generated_headers(case):
-    """Whatever the spelling of a header, the scan gives what was spelled."""
+    """The scan gives the same content for every spelling of a header."""
     text, tensors, metadata = case
     found, metadata_text = scan(text)
     assert found == tensors
@@ -380,7 +380,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("text", "code", "at"), FAULTS.values(), ids=FAULTS.keys())
-def test_fault_says_what_and_where(text, code, at):
+def test_a_fault_has_kind_and_place(text, code, at):
     """Each defect has its code, and its place in the text."""
     with pytest.raises(ScanError) as caught:
         scan(text)
