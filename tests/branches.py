@@ -38,7 +38,7 @@ TESTS = (
 )
 _DAMAGE = "tries thousands of damaged files: it takes long, and whether it takes a branch is left to chance"
 _LARGE = "takes long, for what is large or many, and adds no branch"
-# Of these, by the beginnings of their ids, what does not run here, and why.
+# The tests of these, by the beginnings of their ids, that do not run here, and why.
 LEFT_OUT = {
     "tests/formats/bintensors/test_bintensors_malformed.py::test_messages_show_the_beginning_of_a_long_name": (
         "may take a second, and takes more when every line is counted"

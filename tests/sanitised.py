@@ -18,7 +18,7 @@ from tests.places import suite
 # The sanitiser's library has to be there before Python is, so it is preloaded.
 ACTIVE = "libasan" in os.environ.get("LD_PRELOAD", "")
 
-# Tests by the beginnings of their ids, with what keeps them from running under the sanitisers.
+# Tests by the beginnings of their ids, with the reason why they cannot run under the sanitisers.
 LEFT_OUT = {
     **dict.fromkeys(
         (
@@ -88,11 +88,11 @@ LATER = {
 }
 
 SETTINGS = {
-    # Python keeps what it has until it ends, which is no leak.
+    # Python keeps memory until it ends, which is no leak.
     "detect_leaks": 0,
     # Who asks for too much memory is to get none, and not to be ended.
     "allocator_may_return_null": 1,
-    # What was freed is kept for a while, so that its use is noticed; by default 256 MiB, which bounds on memory notice.
+    # Freed memory is kept for a while, so that its use is noticed; the default of 256 MiB would trip bounds on memory.
     "quarantine_size_mb": 16,
 }
 
@@ -138,7 +138,7 @@ def main() -> None:
     found = library()
     if found is None:
         sys.exit("needs gcc with the address sanitiser; on Debian: apt install gcc")
-    # Of the streams, pytest may keep those of Python alone, or what a sanitiser says while it ends the process is lost.
+    # pytest captures only Python's own streams, or the message of a sanitiser that ends the process would be lost.
     command = [sys.executable, "-m", "pytest", "--capture=sys", *sys.argv[2:]]
     os.execve(sys.executable, command, environment(found, str(Path(sys.argv[1]).resolve())))
 

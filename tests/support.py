@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).parent / "data"
 SOURCES = str(Path(wm.__file__).parent.parent)
-# What of the C module is C alone: programs are made of it that have nothing to do with Python.
+# The C sources that need no Python: test programs are compiled from them.
 C_SOURCES = sorted(p for p in (Path(__file__).parent.parent / "csrc").rglob("*.c") if p.parent.name != "python")
 
 

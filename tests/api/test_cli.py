@@ -74,7 +74,7 @@ def embd_bytes(values, tokens):
 WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
 
 
-# The commands that print a JSON document when asked.
+# The commands that print a JSON document with --json.
 WITH_JSON = [
     name
     for action in parser.build_parser()._actions

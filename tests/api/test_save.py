@@ -49,7 +49,7 @@ def save_as(path: Path, tensors: Mapping[str, Any], kind: str, **options: Any) -
 every_kind = pytest.mark.parametrize("kind", ["embd", "simple", "safetensors"])
 
 
-# ------------------------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------------- writing
 
 BASE = RNG.standard_normal((6, 8)).astype(np.float32)
 SHAPES_OF_ARRAYS: dict[str, np.ndarray[Any, Any]] = {
@@ -246,7 +246,7 @@ def test_an_exception_in_progress_leaves_nothing(tmp_path: Path, kind: str) -> N
     assert listing(tmp_path) == ["out"]
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------- refusals
 
 HUGE = np.broadcast_to(np.zeros((), np.uint8), (2**32,))
 LONG = "n" * 65536

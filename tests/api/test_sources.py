@@ -32,7 +32,7 @@ class _Named(os.PathLike[bytes]):
         return os.fsencode(self.path)
 
 
-# What takes a source, each as a function of it; `tmp_path` is the working directory.
+# Every call that takes a source, as a function of it; `tmp_path` is the working directory.
 TAKERS: dict[str, Callable[[Any], Any]] = {
     "open": lambda source: list(wm.open(source)),
     "open-privately": lambda source: list(open_privately(source)),

@@ -22,7 +22,7 @@ TOKENS = amb.tokenizer(2, (0, 1, 2, amb.NO_ID, amb.NO_ID), b"a\nb\nc\n")
 START = 28 + len(METADATA) + len(CONFIG) + len(TOKENS)
 NDIM = START + 2 + 5
 SHAPE, DTYPE, SIZE, DATA = NDIM + 1, NDIM + 9, NDIM + 10, NDIM + 18
-# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+# The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
     "A1": "AMB of another version or with flags: UnsupportedError.",
     "A2": "Sections that do not add up to the file: TruncatedError or LayoutError.",
@@ -192,7 +192,7 @@ def record(scheme: str, size: int, block_size: int = 0, scale_type: int = 1, sca
     return amb.quantised("w", (size,), amb.SCHEMES[scheme], payload, block_size, scale_type)
 
 
-# Scheme, block size, where in the header of four bytes, what, and the field.
+# Scheme, block size, the place in the header of four bytes, the new bytes, and the field.
 QUANT_LIES = [
     ("int4_block", 32, 0, b"\0", "quant_type"),
     ("int4_block", 32, 0, b"\5", "quant_type"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ZIP = b"PK\5\6" + bytes(18)
 PDF = b"\n%%EOF\n"
 
-# What is often found where a model was expected.
+# Files that are often found where a model was expected.
 OTHERS = {
     "zeros": bytes(4096),
     "text": b"hello, world\n" * 20,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 A, B = bt.Row("a", 11, (2,), 0, 8), bt.Row("b", 1, (3,), 8, 11)
 BODY = bytes(range(11))
-# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+# The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
     "B1": "BinTensors' header length of 0, beyond the file, beyond 100,000,000: an error. No multiple of 8: a warning.",
     "B2": "Bytes other than a few spaces behind the header's last entry: LayoutError, a warning if not strict.",
@@ -258,7 +258,7 @@ def ends(layout: str, kind: str) -> Iterator[Case]:
     """Data that is not all there, tensors that are not."""
     for name, data in (("data a byte short", make(layout, data=BODY[:-1])), ("no data", make(layout, data=b""))):
         yield Case("B7", kind, name, data, "TruncatedError", "data_offsets", len(data))
-    # What follows the last tensor is read as one more: spaces, or the map of names.
+    # The bytes behind the last tensor are read as one more: spaces, or the map of names.
     third = second(layout) + (5 if layout == "spec" else 7)
     fewer = {"spec": ("index_map", third + 5), "current": ("tensors", 9)}[layout]
     yield Case("B5", kind, "a tensor fewer than counted", make(layout, count=3), "TruncatedError", *fewer)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SHAPES = ((3, 12, 4), (3, 12, 4), (1, 4, 2))  # kernel, in, out: 432, 432 and 8 weights
 TOTAL = 872
-# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+# The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
     "N1": "CNN v2 of another version: UnsupportedError.",
     "N2": "More layers than the file has room for: TruncatedError, without memory for them.",
@@ -53,7 +53,7 @@ def place(field: str, layer: int = 0, version: int = 2) -> int:
 
 
 SOUND = {f"cnn_v2-v{version}": lie(version=version) for version in (1, 2)}
-# Row and what is changed; the error; the field that it names.
+# Row and change; the error; the field that it names.
 LIES: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("C3", "magic", {"magic": b"CNN3"}, "FormatError", "magic"),
     ("C3", "magic swapped", {"magic": b"2NNC"}, "FormatError", "magic"),
@@ -139,7 +139,7 @@ def lies(version: int) -> Iterator[Case]:
         yield Case(row, kind, name, data, "LayoutError", "size", start + over, odd=None if over == 0 else "trailing")
 
 
-# What is let pass when not strict, with the words of the warning.
+# Faults that strict=False lets pass, with the words of the warning.
 LAX = {
     "a weight more, and there": "total_weights is 873, expected 872",
     "offset not 0": "leaves a hole",

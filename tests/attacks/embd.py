@@ -18,7 +18,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "zwölf"]
 TENSORS = [("a", normal((2, 3))), ("b", noise("int8", (5,))), ("c", noise("float16", (2, 2)))]
 PAIRS = [("model_name", "m"), ("key", "value")]
 AUTO: Any = object()
-# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+# The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
     "E1": "EMBD's magic or the one of its footer is wrong: UnknownFormatError, or TruncatedError for the footer.",
     "E2": "Major version other than 1: UnsupportedError. A minor version: legal, and a warning.",
@@ -127,7 +127,7 @@ def sections() -> Iterator[Case]:
     yield header("E6", "data inside index", "LayoutError", tensor_data_offset=INDEX + 8)
     yield header("E6", "data a page later", "TruncatedError", "tensor_data_size", tensor_data_offset=DATA + 64)
     yield case("E6", "sections out of order", swapped(), "LayoutError", field="vocab_offset", offset=20)
-    # A section that is too small leaves a hole before the next one, where that is not hidden by what padding may be.
+    # A section that is too small leaves a hole before the next one, unless it may be padding.
     for size in (0, 1, 7):
         yield header("E6", f"metadata of {size} bytes", "LayoutError", "vocab_offset", metadata_size=size)
     yield header("E6", f"metadata of {10**6} bytes", "TruncatedError", metadata_size=10**6)

@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
     for version in (0, 2, U32):
         yield number("E2", f"version {version}", 4, version, "UnsupportedError", "version")
     yield number("E10", "no tensors", 8, 0, "TruncatedError", "vocabulary", END)
-    # What follows is read as a second tensor: its name is as long as there are tokens.
+    # The following bytes are read as a second tensor: its name is as long as there are tokens.
     yield number("E10", "a tensor too many", 8, 2, "FormatError", "ndim", 43)
     yield number("C4", "10^6 tensors", 8, 10**6, "TruncatedError", "tensor_count")
     yield number("C4", "2^32 - 1 tensors", 8, U32, "LimitError", "max_tensors")

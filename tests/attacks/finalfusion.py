@@ -21,7 +21,7 @@ VOCAB, STORAGE, NORMS = ff.simple(WORDS), ff.matrix(MATRIX), ff.norms(LENGTHS)
 TEXT = ff.metadata("a = 1")
 PARTS = ff.quantised(N, 2, 3, 2)
 UNKNOWN = ff.Chunk(9, bytes(30))
-# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+# The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
     "F1": "finalfusion's number of chunks is 0 or 2^32 - 1: an error without memory for them.",
     "F2": "A list of chunks that is not that of the file: a warning.",

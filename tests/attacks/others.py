@@ -163,7 +163,7 @@ save = lambda path: safetensors.numpy.save_file({"a": np.ones(1 << 18, "f4")}, p
 view = lambda path: safetensors.safe_open(path, "np")
 """,
 }
-# Situations: what is done, and how it is answered.
+# Situations: an action, and the ways to answer it.
 SCENES = {
     "opening a FIFO": """
 import os

@@ -18,7 +18,7 @@ KIND = "safetensors"
 E = st.entry
 GOOD = {"a": E("F32", [2], 0, 8), "b": E("U8", [3], 8, 11)}
 DEEP = 100_000
-# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+# The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
     "T1": "A safetensors header whose entries lack something or have too much, or values of a wrong type: FormatError.",
     "T2": "A safetensors header length beyond the file or the limit: TruncatedError or LimitError.",
@@ -36,7 +36,7 @@ SOUND = {KIND: WHOLE}
 NAMED = b'{"%s":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
 DIMENSION = b'{"a":{"dtype":"U8","shape":[%s],"data_offsets":[0,0]}}'
 
-# Row, name, header, bytes of data, error, field, and where: what stands at the place in the header, or the place.
+# Row, name, header, bytes of data, error, field, and the place: the text there in the header, or its offset.
 Lie = tuple[str, str, Any, int, str, "str | None", "bytes | int | None"]
 LAYOUTS: list[Lie] = [
     ("C9", "a hole in front", {"a": E("F32", [2], 4, 12)}, 12, "LayoutError", "data_offsets", b'"a"'),
@@ -241,7 +241,7 @@ def cases() -> Iterator[Case]:
     yield from legal()
 
 
-# What is let pass when not strict.
+# Faults that strict=False lets pass.
 ODD = {"bytes behind the last": "trailing", "data without tensors": "trailing"}
 ODD |= {"a hole in front": "leaves a hole", "a hole": "leaves a hole"}
 ODD |= {"an overlap": "overlaps the tensor before it", "shared bytes": "it overlaps"}

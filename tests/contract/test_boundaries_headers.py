@@ -192,7 +192,7 @@ def test_a_dtype_like_the_one_before_in_all_but_a_bit(dtype):
                 codes = [code for _, code, *_ in scan(text)[0]]
             except ScanError:
                 continue
-            # What another bit makes of a name may be one as well, as F16 is of F14, or U8 of itself.
+            # A changed bit can give another valid name, as F16 of F14, or U8 of itself.
             assert bytes(other[1:-1]).decode() in ("I8", "F", "F16", "I16", "I32", "I64", "BF16")
             assert codes[0] != codes[1]
 

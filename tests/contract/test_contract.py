@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EXAMPLES = builders.examples()
 WITH_DATA = [example for example in EXAMPLES if any(value.data for value in example.tensors.values())]
 SMALL = [example for example in EXAMPLES if len(example.data) <= 640]
-# The largest small file of each format and layout, for what takes a thousand openings.
+# The largest small file of each format and layout, for tests of a thousand openings.
 TYPICAL = list({(e.format, e.layout): e for e in sorted(SMALL, key=lambda e: len(e.data))}.values())
 
 
@@ -782,7 +782,7 @@ for path in sys.argv[1:]:
                 except KeyError as error:
                     first = error
                 list(handle.values()), handle.vocab and list(handle.vocab)
-            # The collector clears the oldest first: what the handle is made of comes before the cycle that holds it.
+            # The collector clears the oldest first: the parts of the handle come before the cycle that holds it.
             box = Box()
             box.me, box.handle, box.error = box, handle, first
             del box, handle, first

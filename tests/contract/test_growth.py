@@ -93,7 +93,7 @@ def in_objects(depth: int) -> str:
     return '{"a":[' + ",".join(['{"":' * depth + "0" + "}" * depth] * (1_000_000 // (5 * depth + 2))) + "]}"
 
 
-# What takes most memory for its size: each object of Python holds as little as it can.
+# The texts that take most memory for their size: each object of Python holds as little as it can.
 TEXTS: dict[str, Callable[[], str]] = {
     "lists": lambda: in_lists(1),
     "lists of lists": lambda: in_lists(125),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAMES = builders.known()
 SUFFIXES = {builder.suffix: name for name, builder in NAMES.items()}
-# What belongs to one format: its builder, its attacks, its tests.
+# The places of single formats: builders, attacks, tests.
 OWN = [ROOT / "tests" / "builders", ROOT / FORMAT_TESTS]
 OWN += [ROOT / f"{name.replace('.', '/')}.py" for builder in NAMES.values() for name in builder.damage]
 MODULES = [

@@ -21,7 +21,7 @@ TOY = ROOT / "tests" / "toy"
 # Where each of the two files goes, and by which mark docs/formats.md shows it.
 PLACES = {"toy_format.py": "src/weightmap/formats/toy.py", "toy_builder.py": "tests/builders/toy.py"}
 SUITES = ("contract", "attacks", "damage", "fuzz", "determinism", "formats", "diff", "growth")
-# What takes minutes, or a tool that is not there everywhere, and tells nothing more of the two files.
+# Takes minutes, needs a tool that is not everywhere, and adds nothing about the two files.
 LEFT_OUT = "not ten_times_as_many"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SHORT, TRUNCATED, KILLED = -1, -2, -9
 ERRORS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "EDQUOT", "EINTR", "EACCES")}
-# The calls that may do half of what they are asked for.
+# The calls that may do half of their work.
 PARTIAL = ("read", "pread", "write", "pwrite", "copy_file_range", "sendfile")
 NEVER = 0
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OLD = b"the old file"
 # Modules whose functions own descriptors, mappings or files.
 OWNING = {f"{name}.py" for name in ("descriptor", "mapping", "reader", "sink", "atomic", "sealed", "source", "_files")}
-# Of these, which have nothing of the kind, no opcode is looked at; importlib would lose locks of its own.
+# Modules without such things, whose opcodes are skipped; importlib would lose its locks.
 APART = ("argparse.py", "gettext.py", "<frozen importlib")
 # From this size on memory is mapped for an array: see kernels.empty.
 LARGE = 32 << 20

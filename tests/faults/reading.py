@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
-# What a file is truncated to: nothing, so that all its pages are gone; 100 bytes, so that what follows reads as zeros.
+# Sizes to truncate to: nothing, so that all pages are gone; 100 bytes, so that the rest of a page reads as zeros.
 SIZES = (0, 100)
-# What the names of operations end in that are done `with_mapped_index`.
+# The end of the names of operations that run `with_mapped_index`.
 MAPPED = ", mapped index"
 
 

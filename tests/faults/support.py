@@ -23,7 +23,7 @@ def drive(driver: str, shim: Path, folder: Path, *arguments: str) -> Any:
     command = [sys.executable, str(HERE / driver), str(shim), str(folder), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    # What cannot be mapped is read, and that is logged; anything else on that stream would be an error nobody caught.
+    # Files that cannot be mapped are read, which is logged; anything else on that stream is an error nobody caught.
     odd = [line for line in done.stderr.splitlines() if line and "cannot be mapped" not in line]
     assert not odd, done.stderr
     return json.loads(done.stdout)

@@ -74,7 +74,7 @@ PICKLE = "this is a Python pickle: convert it to safetensors first"
 JSON = "this is JSON text: a configuration, or what a server said in place of a file"
 HTML = "this is an HTML page: a download went wrong"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
-# Of each kind the bytes, and what the message says behind the name of the file.
+# The bytes of each kind, and the message behind the file name.
 MESSAGES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the file is empty"),
     "LFS pointer": (POINTER, "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),

@@ -221,7 +221,7 @@ def test_a_copy_does_not_care_what_becomes_of_the_file(tmp_path: Path, mode: str
         assert list(f.vocab) == ["a", "b"]
 
 
-# ------------------------------------------------------------------------------------------------- what runs out
+# ------------------------------------------------------------------------------------------------- exhausted limits
 
 SHRINK = """
 import os, sys, weightmap as wm

@@ -43,7 +43,7 @@ OPERATIONS = (
 SWEEPS = [(operation, "replace") for operation in OPERATIONS] + [("save embd", "new"), ("save embd", "link")]
 # Where no file can be without a name.
 SWEEPS += [("save embd", "named"), ("convert to amb", "named"), ("command export", "named")]
-# Errors of these calls may pass unnoticed: what is looked at here has a safe answer without them.
+# Errors of these calls may be ignored: there is a safe answer without them.
 FORGIVEN = {
     "stat": "is the source a directory? opening it will tell",
     "fchown": "the group of the old file, which may not be ours to give",
@@ -51,7 +51,7 @@ FORGIVEN = {
     "mmap": "what cannot be mapped is read",
     "link": "what cannot get a name by it is copied to a file that has one",
 }
-# What a directory that cannot be opened or flushed answers on some file systems.
+# On some file systems these calls fail for a directory.
 NO_FLUSH = {"open", "fsync"}
 
 

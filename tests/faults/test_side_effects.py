@@ -34,7 +34,7 @@ def told(error):
     return str(error), repr(error), error.offset, error.field
 
 def use(path, strict):
-    # Everything that looks at a file and makes no new one.
+    # Everything that reads a file and writes none.
     with wm.open(path, strict=strict) as f:
         repr(f), len(f), list(f), f.infos(), dict(f.metadata), f.format, f.layout, f.config, f.tokenizer
         for name in f:
@@ -55,7 +55,7 @@ def attempt(path, strict):
         pass
 
 paths = json.load(open(sys.argv[1]))
-# What is loaded on demand, by any of the files or by an error of one, is loaded once and here; see the last lines.
+# Modules loaded on demand, by any file or by an error, are loaded here once; see the last lines.
 for path in paths:
     attempt(path, True)
     attempt(path, False)
@@ -72,7 +72,7 @@ for path in paths:
         odd += [(path, *event) for event in events if event not in (("open", path), ("mmap.__new__", "-1"))]
 assert set(sys.modules) == loaded, set(sys.modules) - loaded
 print(json.dumps([odd[:10], opened / len(paths)]))
-# Of a fresh process, all modules came from the package, the standard library, and what the package declares it needs.
+# All modules of a fresh process come from the package, the standard library, or the declared dependencies.
 foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
 print(sorted(name for name in foreign if not name.startswith("_")))
 """

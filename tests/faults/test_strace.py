@@ -94,7 +94,7 @@ count = shim.disarm()
 os.path.exists("/end")
 print(*[shim.name(number + 1) for number in range(count)])
 """
-# What the kernel calls these; the rest of what a process asks of it has nothing to do with files.
+# The kernel's names of these calls; all other calls of a process have nothing to do with files.
 KERNEL_NAMES = {
     "openat": "open",
     "newfstatat": "stat",

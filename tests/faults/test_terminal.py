@@ -44,7 +44,7 @@ TEXTS = {
     "notes": "a\U0001d173b\u180ec\U00013430d",
     "everything": "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)])),
 }
-# Controls, characters of format, surrogates and separators, by Unicode; and what it calls ignorable besides these.
+# Controls, format characters, surrogates and separators of Unicode, and its other ignorable characters.
 KINDS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 IGNORABLE = {0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x2065, 0x3164, *range(0xFE00, 0xFE10)}
 IGNORABLE |= {0xFFA0, *range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000)}

@@ -33,7 +33,7 @@ SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 DATA = Path(__file__).parent.parent / "data"
 
 
-# What formats have in several ways, besides a file of each kind.
+# Files with many tensors, quantised ones and subwords, besides a file of each kind.
 SPECIAL: dict[str, Callable[[Path], object]] = {
     "many.bt": lambda path: wm.save(path, {f"t{i}": MATRIX + i for i in range(20)}),
     "quantised.amb": lambda path: wm.save(
@@ -68,7 +68,7 @@ def digest(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return array.shape, str(array.dtype), array.tobytes()
 
 
-# What threads do with a handle: each is a function of the handle to something that can be compared.
+# The uses of a handle by threads: functions of the handle whose results can be compared.
 USES: dict[str, Callable[[wm.TensorFile], object]] = {
     "look up": lambda f: [digest(np.asarray(f[name])) for name in f],
     "values": lambda f: [digest(np.asarray(value)) for value in f.values()],

@@ -103,7 +103,7 @@ class Anatomy:
                 wanted = -(begin + shift) % step
                 _put(kept, Edit(begin, end, bytes(wanted or (step if end - begin == step else 0))))
                 changes = _changes(kept)
-        # From the innermost on: a number that takes more bytes makes longer what holds it.
+        # From the innermost on: a number that takes more bytes lengthens the spans around it.
         for number, begin, end in self.spans:
             grown = sum(more for first, last, more in changes if begin <= first < end >= last)
             if grown:

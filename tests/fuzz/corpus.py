@@ -12,7 +12,7 @@ from tests.support import DATA
 # A model in a directory is no format; its index and its shards are damaged like one.
 SHARDED = "sharded"
 FORMATS = (*builders.known(), SHARDED)
-# Most of the time goes into what is done with a file, and a small one has the same fields.
+# Most of the time goes into using a file, and a small one has the same fields.
 LARGEST = 1500
 
 

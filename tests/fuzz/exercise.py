@@ -10,7 +10,7 @@ import numpy as np
 
 import weightmap as wm
 
-# What may still be found in a file whose index was checked: damaged quantised data, and types that `read` has not.
+# Errors that a file with a checked index may still have: damaged quantised data, and types that `read` lacks.
 LATE = (wm.QuantError, wm.UnsupportedError)
 # Elements of less than a byte, which numpy lacks.
 PACKED = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import atheris
 
-# Only modules that are imported in here report what they run, and the suite imports weightmap to make its valid files.
+# Only modules imported in this block report their coverage, and the suite imports weightmap to make valid files.
 assert "weightmap" not in sys.modules
 with atheris.instrument_imports(include=["weightmap"]):
     from . import exercise

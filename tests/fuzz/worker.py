@@ -32,7 +32,7 @@ from .mutate import mutant
 if TYPE_CHECKING:
     from .mutate import Mutant
 
-# What the process may have in all beyond what it has after its imports, and one mutant in processor time.
+# The memory of a process beyond that after its imports, and the processor time of one mutant.
 MEMORY = 512 << 20
 SECONDS = 1.0
 # Tracing slows everything down, so only every so many mutants are opened under it.

@@ -13,7 +13,7 @@ import weightmap
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "weightmap"
 
-# From the ground up: a module imports what stands below it, or beside it in its own room.
+# From the ground up: a module imports from the rooms below, or from its own.
 LAYERS = [
     {"errors", "lazy", "options", "dtypes", "forking"},
     {"_kernels"},

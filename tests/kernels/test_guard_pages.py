@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # other; and lengths around those of vectors, of blocks that kernels step over, of pages.
 FEW = (0, 1, 63, 64, 65, 200)
 LENGTHS = (*range(131), 191, 192, 193, 255, 256, 257, 319, 384, 511, 512, 513, 1023, 1024, 1025, 1152, 2047, 4095, 4097)
-# What has a variant for each instruction set, or calls what has one; of all else there is one form.
+# Functions with a variant for each instruction set, and their callers; all others have one form.
 VARIED = {
     *("wm_crc32", "wm_fnv1a32_many", "wm_f16_to_f32", "wm_bf16_to_f32", "wm_blocks_decode", "wm_blocks_encode"),
     *(

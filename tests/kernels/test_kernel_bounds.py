@@ -62,7 +62,7 @@ def test_columns_of_more_than_positions_count_are_refused(which):
     sizes = [0, 0, 0]
     sizes[which] = 2**32 - 1
     columns = ffi.new("wm_columns *", sizes)
-    # Memory that nobody looks at: only its size counts.
+    # Memory that nobody reads: only its size counts.
     assert lib.wm_columns_place(columns, ffi.cast("uint64_t *", 0), 2**40) == 0
     sizes[which] = 2**32
     assert lib.wm_columns_place(ffi.new("wm_columns *", sizes), ffi.cast("uint64_t *", 0), 2**40) == -1
@@ -209,7 +209,7 @@ def test_a_name_is_looked_for_in_no_more_than_there_is():
     assert lib.wm_columns_find(columns.native, 2, 3, b"c", 1) == 1
     assert lib.wm_columns_find(columns.native, 3, 3, b"c", 1) == -1
     assert lib.wm_columns_find(columns.native, 2, 4, b"c", 1) == -1
-    # A name that ends past the bytes asked for is none.
+    # A name that ends past the requested bytes is none.
     assert lib.wm_columns_find(columns.native, 2, 2, b"c", 1) == -1
 
 
@@ -410,7 +410,7 @@ def test_a_file_shorter_than_declared(tmp_path, missing):
     begin = len(data) - struct.unpack_from("<Q", data, 20)[0]
     with path.open("rb") as file:
         done, out, fault = walk(section(begin, len(data), fd=file.fileno()))
-    # The padding behind the eight bytes of data is read with what stands before them, or by itself.
+    # The padding behind the eight bytes of data is read with the bytes before them, or alone.
     assert (done, out.n_tensors) == ((0, 1) if missing == 0 else (-1, 0))
     assert fault.code == kernels.FAULTS["NONE" if missing == 0 else "AMB_READ"]
     assert missing == 0 or (fault.at, fault.actual) == (len(data) - missing, 0)
@@ -500,7 +500,7 @@ def test_bounds_of_strings_rise_and_end_with_the_data(gap):
     ):
         place = Place(PAGES)
         data, ends = place.give(blob), place.array(np.array(bounds, np.uint32))
-        # Bytes between two strings are a prefix, which is not looked at.
+        # Bytes between two strings are a prefix, which is ignored.
         assert lib.wm_utf8_strings(data, len(blob), ends, 2, gap) == found, bounds
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILLS = (0xA5, 0x5A)
-# Kernels that leave some of their outputs alone, with what tells the caller how much is there.
+# Kernels that fill a part of their outputs, with the way in which the caller knows how much.
 IN_PART = {
     "wm_walk_strings": "bounds up to the string that is not there, which the result tells",
     "wm_finalfusion_ngrams": "bounds and indices up to the n-gram that is not there, which the result tells",
@@ -66,7 +66,7 @@ def test_kernels_write_all_of_their_outputs(monkeypatch: pytest.MonkeyPatch, nam
 # -------------------------------------------------------------------------------------------------------- readers
 MATRIX = np.random.default_rng(3).standard_normal((70, 64)).astype(np.float32)
 SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
-# What becomes of a file, of which a program holds views, while it is used.
+# The new content of a file of which a program holds views.
 CHANGES: dict[str, Callable[[int], bytes] | None] = {
     "none": None,
     "zeros": bytes,
@@ -83,7 +83,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     found |= {path.name: path.read_bytes() for path in sorted((DATA / "finalfusion").glob("*.fifu"))}
     path = tmp_path_factory.mktemp("corpus") / "q.amb"
     wm.save(path, {scheme: wm.quantize(MATRIX, scheme) for scheme in SCHEMES}, durable=False)
-    # Of a single element, no copy is made by what makes arrays contiguous, wherever it lies.
+    # Making an array contiguous never copies a single element, wherever it lies.
     of_one = ProductQuantized(np.uint8([[0], [1]]), np.float32([[[2], [3]]]), np.float32([[-1]]), np.float32([4, 5]))
     words = path.with_name("one.fifu")
     wm.save(words, {"embeddings": of_one}, vocab=["a", "b"], durable=False)
@@ -192,7 +192,7 @@ def test_kernels_get_aligned_numbers(monkeypatch: pytest.MonkeyPatch, corpus: di
 # ------------------------------------------------------------------------------------------------------ given outputs
 HALVES = np.arange(8, dtype=np.float16)
 OF_CODES = ProductQuantized(np.zeros((2, 1), np.uint8), np.ones((1, 1, 4), np.float32))
-# What takes `out=` and writes eight numbers.
+# Calls that take `out=` and write eight numbers.
 TAKING: dict[str, Callable[[Any, wm.TensorFile], Any]] = {
     "fnv1a32_many": lambda out, _: kernels.fnv1a32_many(b"a" * 8, [1] * 8, out=out),
     "dequantize_int4": lambda out, _: kernels.dequantize_int4(bytes(6), 8, 8, out=out),

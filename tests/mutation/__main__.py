@@ -134,7 +134,7 @@ def main() -> int:
     if not plugin.mutants:
         return int(status) or 1
     keys = [mutant.key for mutant in plugin.mutants]
-    # Of what was not looked at, what is known stays.
+    # Verdicts on mutants that were not run stay.
     verdicts.save(found, keys if whole else list(dict.fromkeys((*keys, *found))))
     wrong, words = _summary(found, keys, whole=whole)
     print("\n".join(wrong))

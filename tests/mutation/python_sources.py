@@ -39,7 +39,7 @@ class Switch:
         self.reached = bytearray()
         # The code of modules: one that is imported again keeps its sites.
         self.codes: dict[str, CodeType] = {}
-        # Sites that have compared whole numbers; and what is none, of which "one more" means nothing.
+        # Sites that have compared whole numbers, and those that have compared others, where "one more" means nothing.
         self.whole: set[int] = set()
         self.other: set[int] = set()
         self._kinds: list[str] = []

@@ -106,7 +106,7 @@ class Plugin:
             for language, sites in (("C", self._c_sites), ("Python", self._switch.sites))
             for site in sites
             for number in range(len(site.mutants))
-            # "One more" of what is no whole number means nothing.
+            # "One more" means nothing unless the values are whole numbers.
             if language == "C" or number != 1 or len(site.mutants) != 3 or site.number in numbers
         ]
         for key, verdict in self._known.items():

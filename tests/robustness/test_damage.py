@@ -27,7 +27,7 @@ EXAMPLES = builders.examples()
 # value of it means anything.
 VALUES = (0x00, 0x7F, 0xFA, 0xFB, 0xFD, 0xFF)
 BITS = (0x01, 0x80)
-# What may be allocated to open a file that is smaller than this.
+# The most that opening a smaller file may allocate.
 HEAP = 1 << 20
 
 

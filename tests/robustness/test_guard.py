@@ -166,7 +166,7 @@ def test_calls_of_viewing_all(model: Callable[[str, int], Path], kind: str) -> N
 
 VALGRIND, COMPILER = shutil.which("valgrind"), shutil.which("gcc")
 NAME = 51  # bytes of a name
-# Instructions for each unit of the input, by tier (valgrind knows no AVX-512), a tenth above what gcc 12 makes of it.
+# Instructions for each unit of the input, by tier (valgrind knows no AVX-512), a tenth above those of gcc 12.
 INSTRUCTIONS = {
     "crc32": ("byte", {"portable": 4.0, "sse4": 0.47, "avx2": 0.34}),
     "fnv1a32_many": ("byte", {"portable": 4.7, "avx2": 1.46}),

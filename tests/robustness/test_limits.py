@@ -33,7 +33,7 @@ KINDS = {
     "bucket-spec": lambda **lies: (ff.hashed(ff.BUCKET, WORDS, 1, 3, 2, spec=True, **lies), 7),
     "explicit-spec": lambda **lies: (ff.explicit(WORDS, PAIRS, 1, 3, spec=True, **lies), 5),
 }
-# Bytes of the words, and of n-grams with what stands before or behind them.
+# Bytes of the words, and of n-grams with their lengths and indices.
 SIZES = dict.fromkeys(KINDS, 12 + 10) | {"explicit": 22 + 2 * 12 + 3, "explicit-spec": 22 + 8 + 2 * 4 + 3}
 
 

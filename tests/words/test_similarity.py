@@ -22,7 +22,7 @@ GROUND = os.environ.get("WEIGHTMAP_GROUNDTRUTH", Path(__file__).resolve().parent
 UPSTREAM = Path(GROUND) / "upstream" / "finalfusion-python"
 needs_upstream = pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of finalfusion is not here")
 
-# What the tests of finalfusion-python expect of that data.
+# The values that the tests of finalfusion-python expect of that data.
 LIKE_STUTTGART = "Karlsruhe Mannheim München Darmstadt Heidelberg Wiesbaden Kassel Düsseldorf Leipzig Berlin"
 LIKE_BERLIN = (
     "Potsdam Hamburg Leipzig Dresden München Düsseldorf Bonn Stuttgart Weimar Berlin-Charlottenburg Rostock Karlsruhe "

@@ -136,7 +136,7 @@ def test_options_of_fasttext_are_left_behind_without_tomli_w(
         assert not f.has_metadata
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------- refusals
 DAMAGED = wb.word2vec(["ok", b"z\xffz"], [[1, 2], [3, 4]])
 
 

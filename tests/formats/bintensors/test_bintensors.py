@@ -154,7 +154,7 @@ def test_integers_of_every_width_in_a_header(layout: str) -> None:
         assert list(f.verify().warnings) == []
 
 
-# ------------------------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------------- writing
 
 DISORDER = {
     "b": noise("uint8", (3,)),

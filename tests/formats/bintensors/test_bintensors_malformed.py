@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VERDICTS = DATA / "malformed" / "bintensors"
 MORE = "a tensor more than counted"
-# Attacks that leave both tensors what they are.
+# Attacks that leave both tensors unchanged.
 PASSED = [
     case
     for case in bintensors.cases()
@@ -36,12 +36,12 @@ every_layout = pytest.mark.parametrize("layout", bt.LAYOUTS)
 
 # ------------------------------------------------------------------------------------------------- recorded verdicts
 
-# What the reference accepts and strict mode refuses: why, and whether strict=False lets it pass.
+# Attacks that the reference accepts and strict mode refuses: why, and whether strict=False lets them pass.
 STRICTER = {
     "spec/pad_zero_bytes.bt": ("the header is padded with zeros, not spaces", True),
     "current/shape_zero_then_huge.bt": ("numpy has no array of shape (0, 2**40, 2**40)", False),
 }
-# What the reader of one layout refused and is a right file of the other.
+# Files that the reader of one layout refuses, and that are valid in the other.
 OTHER_LAYOUT = {"current/layout_spec_given_to_current_reader.bt", "spec/layout_current_given_to_spec_reader.bt"}
 
 

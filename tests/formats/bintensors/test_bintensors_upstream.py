@@ -302,14 +302,14 @@ def judge(data: bytes) -> Reading:
 
 # ------------------------------------------------------------------------------------------------- the reasons
 
-# What a strict reader minds and bintensors does not.
+# Faults for a strict reader that bintensors accepts.
 IGNORED = {
     "tail": "the header's tail holds something else than up to seven spaces",
     "duplicate metadata keys": "a metadata key occurs twice",
     "index map": "the index map names a tensor twice",
     "duplicate names": "the index map holds a name twice",
 }
-# What numpy has no array for.
+# Types that numpy has no array for.
 IMPOSSIBLE = {
     "numpy cannot hold the shape": "the shape is beyond what numpy can hold",
     "more than 64 dimensions": "the shape has more dimensions than numpy has",
@@ -350,7 +350,7 @@ def check_lax(layout: str, verdicts: Iterator[tuple[bytes, Tensors | None]]) -> 
     """With strict=False all that bintensors reads is read, but the impossible. Returns how many files that opens."""
     gained = 0
     another = "current" if layout == "spec" else "spec"
-    # What strict=False lets pass in the other layout, which may be the one that a file is read in.
+    # Faults that strict=False lets pass in the other layout, in which a file may be read.
     passing = {*IGNORED, "trailing data"}
     for data, other in verdicts:
         if other is None:

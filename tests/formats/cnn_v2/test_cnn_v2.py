@@ -342,7 +342,7 @@ def test_records_that_change_under_a_handle_are_noticed() -> None:
         assert f["layer.0.weight"].shape == (4, 12, 3, 3)
 
 
-# What strict=False lets pass, and a word of the warning.
+# Faults that strict=False lets pass, and a word of the warning.
 LAX: dict[str, tuple[dict[str, Any], str]] = {
     "trailing": ({"extra": 7}, "trailing"),
     "weights of no layer": ({"total_weights": TOTAL + 4, "extra": 8}, "total_weights"),

@@ -567,7 +567,7 @@ def test_an_error_is_reported_as_of_the_layout_that_was_meant() -> None:
     assert caught.value.field == "total_file_size"
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------- refusals
 
 
 W = np.zeros(2, np.float32)

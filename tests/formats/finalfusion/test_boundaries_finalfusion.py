@@ -144,7 +144,7 @@ def test_files_that_end_within_a_vocabulary(kind):
             assert error.field == "chunk"
             assert error.expected == ("at least 28 bytes" if size > 16 else None)
         elif size < 28 + fields:
-            # The second half of the first number is what tells the orders of the fields apart.
+            # The second half of the first number distinguishes the orders of the fields.
             assert error.field == "vocabulary"
             assert "within the fields" in str(error)
             assert str(28 + fields) in str(error.expected) or kind.endswith("spec")

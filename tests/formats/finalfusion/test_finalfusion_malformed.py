@@ -161,7 +161,7 @@ def test_any_number_of_rows_without_columns_allocates_nothing() -> None:
 
 # ------------------------------------------------------------------------------------------------- odd, and let pass
 
-# Attacks that leave the matrix what it is.
+# Attacks that leave the matrix unchanged.
 PASSED = [case for case in finalfusion.cases() if case.odd and MATRIX.data in case.data]
 
 

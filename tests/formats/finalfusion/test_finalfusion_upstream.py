@@ -98,7 +98,7 @@ def test_finalfusion_python_reads_our_files(kind: str, tmp_path: Path) -> None:
 
 COUNT = 12_000
 
-# Reads every file that is named on standard input, and says of each what it found, or with what exception it ended.
+# Reads every file that standard input names, and prints its content, or the exception that it ended with.
 TRY = """
 import json, resource, signal, sys
 import finalfusion
@@ -124,7 +124,7 @@ for path in sys.stdin.read().split():
     print(json.dumps(found), flush=True)
 """
 
-# What weightmap reads and the reference does not, by what the reference says.
+# Files that weightmap reads and the reference refuses, by the reference's message.
 LACKS = {
     r"not a valid TypeId|Invalid Type, expected": "the reference reads float32, and codes of uint8, and nothing else",
     r"Expected vocab chunk, not 6": "the reference reads no norms without words",
@@ -135,7 +135,7 @@ LACKS = {
     ),
 }
 SPECIFICATION = "the reference does not know the order of fields of the specification"
-# What the reference reads and weightmap does not, by what weightmap says.
+# Files that the reference reads and weightmap refuses, by weightmap's message.
 LENIENT = {
     r"there are trailing bytes|chunk id is": "the reference does not look behind the last chunk it knows",
     r"(projection|norms) of the quantised matrix": "the reference takes any number but 0 for true",

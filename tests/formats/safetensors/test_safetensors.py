@@ -118,7 +118,7 @@ def test_headers_in_any_json_dress() -> None:
         assert f.metadata == {}
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------- refusals
 
 
 def test_a_header_of_many_small_errors_is_quick() -> None:
@@ -213,7 +213,7 @@ def test_the_number_of_tensors_is_bounded_by_the_limits(more: int) -> None:
         wm.open(data, limits=wm.Limits(max_tensors=10))
 
 
-# ------------------------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------------- writing
 
 
 def test_every_dtype_has_a_place() -> None:
@@ -260,7 +260,7 @@ def test_verify_warns_of_an_empty_name() -> None:
     assert wm.open(st.build({"": normal((1,))})).verify().warnings == ("a tensor has an empty name",)
 
 
-# ------------------------------------------------------------------------------------------------- what numpy refuses
+# ------------------------------------------------------------------------------------------------- types that numpy lacks
 
 
 @pytest.mark.parametrize(

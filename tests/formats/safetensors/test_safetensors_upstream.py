@@ -24,7 +24,7 @@ import weightmap as wm
 COUNT = 20_000
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
-# What the reference calls the types; those below a byte have no array, so the suite's builder does not know them.
+# The reference's names of the types; those below a byte have no array, so the suite's builder does not know them.
 CODES = st.CODES | {"float4_e2m1fn": "F4", "float6_e2m3fn": "F6_E2M3", "float6_e3m2fn": "F6_E3M2"}
 CODES |= {"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"}
 
