@@ -79,7 +79,7 @@ def groups():
     }
 
 
-def test_every_figure_asks_for_benchmarks_that_there_are():
+def test_every_figure_names_existing_benchmarks():
     """Groups and contenders that targets.toml names are those of a benchmark; those of AVX2 where the CPU has it."""
     there = groups()
     for one in FIGURES:

@@ -37,13 +37,13 @@ def written(folder: Path, *arguments: str, **environment: str) -> dict[str, str]
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "4711"])
-def test_files_have_the_sums_that_are_written_down(tmp_path: Path, seed: str) -> None:
+def test_the_same_content_gives_the_same_bytes(tmp_path: Path, seed: str) -> None:
     """Every format and layout, whatever the order of Python's sets and dictionaries by hash: the recorded SHA-256."""
     assert written(tmp_path, PYTHONHASHSEED=seed) == GOLDEN
 
 
 @pytest.mark.parametrize("tier", kernels.available_isas())
-def test_files_are_the_same_on_every_processor(tmp_path: Path, tier: str) -> None:
+def test_the_same_content_gives_the_same_bytes_on_every_processor(tmp_path: Path, tier: str) -> None:
     """With the instructions of any processor, quantised tensors and checksums included: the same."""
     assert written(tmp_path, tier) == GOLDEN
 

@@ -311,7 +311,7 @@ print(torn, litter, idle, sorted(os.listdir(folder)) == sorted(map(os.path.basen
 )
 
 
-def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     """210 times kill -9 at a random moment, in every format: always a whole file, and at most one hidden beside it.
 
     What is asserted holds at every moment, so luck decides nothing. The sweeps above kill before each system call.

@@ -51,7 +51,7 @@ IGNORABLE |= {0xFFA0, *range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000)}
 FORBIDDEN = {chr(c) for c in range(0x110000) if c in IGNORABLE or unicodedata.category(chr(c)) in KINDS}
 
 
-def test_all_that_is_hidden_is_escaped() -> None:
+def test_hidden_characters_are_escaped() -> None:
     """Every character that Unicode calls a control, of format, a separator of lines or ignorable is spelt out."""
     for char in sorted(FORBIDDEN):
         shown = escape(f"a{char}b")
@@ -63,7 +63,7 @@ VISIBLE = ("plain", "with space", "é ü", "重み", "سلام", "हिन्�
 
 
 @pytest.mark.parametrize("text", VISIBLE)
-def test_what_is_visible_stays(text: str) -> None:
+def test_visible_characters_stay(text: str) -> None:
     """Letters, marks, spaces and pictures of any language are shown as they are."""
     assert escape(text) == text
 
@@ -131,7 +131,9 @@ class Corpus:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_no_command_prints_a_control_character(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_control_character_of_a_file_reaches_a_terminal(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Names, metadata, words, paths and arguments with escape sequences, through every command, in text and JSON."""
     corpus = Corpus(tmp_path, text)
     statuses = set()
@@ -161,7 +163,7 @@ def test_a_terminal_gets_the_text_spelt_out(text: str, tmp_path: Path) -> None:
         assert shown[:20] in sent, sent
 
 
-def test_errors_and_handles_spell_it_out(tmp_path: Path) -> None:
+def test_errors_and_handles_escape_hidden_characters(tmp_path: Path) -> None:
     """The message of an error and the repr of a handle hold no control character, whatever file and call say."""
     for text in TEXTS.values():
         data = st.build({text: normal((3, 2))}, {text: text})

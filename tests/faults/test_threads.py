@@ -104,7 +104,7 @@ def together(work: Callable[[int], None]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_threads_use_one_fresh_handle(paths: dict[str, Path], kind: str, mode: str) -> None:
+def test_one_handle_serves_many_threads(paths: dict[str, Path], kind: str, mode: str) -> None:
     """Look-ups, decoding, verifying, prefetching and words at once, on a handle that has done nothing yet."""
     with wm.open(paths[kind]) as f:
         expected = {name: use(f) for name, use in USES.items()}
@@ -191,7 +191,7 @@ def summary_of_pickled(blob: bytes) -> object:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_handle_works_in_a_forked_child(paths: dict[str, Path], kind: str) -> None:
+def test_one_handle_serves_a_forked_child(paths: dict[str, Path], kind: str) -> None:
     """A child forked with an open handle reads the same through it, and closing it there leaves the parent's open."""
     with wm.open(paths[kind]) as f:
         expected = summary(f)
@@ -277,7 +277,7 @@ def test_forking_while_threads_run(paths: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_pickled_handle_in_other_processes(paths: dict[str, Path], method: str) -> None:
+def test_one_handle_serves_many_processes(paths: dict[str, Path], method: str) -> None:
     """A pool of processes that share no memory with this one opens the same files from pickled handles."""
     context = multiprocessing.get_context(method)
     expected, blobs = [], []

@@ -60,7 +60,7 @@ def run(name: str, place: Place, size: int) -> object:
 
 
 @pytest.mark.parametrize("at", ["start", "end"])
-def test_flush_against_a_forbidden_page(name, at):
+def test_kernels_access_no_memory_but_what_they_were_given(name, at):
     """With all memory flush against forbidden pages, the function reads and writes nothing beyond, at any length."""
     for size in LENGTHS:
         assert run(name, Place(PAGES, at), size) == run(name, Place(None), size), size
@@ -76,7 +76,7 @@ def test_any_alignment(name, at):
 
 
 @pytest.mark.parametrize("short", [1, 32])
-def test_one_record_more_than_there_is(short):
+def test_one_record_too_many(short):
     """A name is looked for in no record, and columns have no name, past what there is: not even by one."""
     place, index = Place(PAGES), bytes(64)
     pointer = place.give(index[short:])

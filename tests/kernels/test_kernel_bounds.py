@@ -92,7 +92,7 @@ def check(columns, data_size, **asked):
     return word(fault_of(columns, data_size, **asked))
 
 
-def test_columns_never_have_more_than_they_have_room_for():
+def test_columns_never_hold_more_than_their_capacity():
     """A check of more tensors, dimensions or bytes of names than there is room for is refused, by one already."""
     columns = columns_of([b"ab", b"c"], [(3,), (4, 1)], [(0, 3), (3, 7)])
     fault = ffi.new("wm_fault *")
@@ -302,7 +302,7 @@ def test_names_behind_names_that_are_too_long(more):
 
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 32, 33, 48])
-def test_every_row_of_a_block_is_looked_at(count):
+def test_every_row_of_a_block_is_read(count):
     """Without an index the last record is found as well as the first, whatever is left over of blocks of sixteen."""
     names = [b"n%d" % i for i in range(count)]
     index = index_of([(name, 2, (0,), 0) for name in names])

@@ -234,7 +234,7 @@ def test_files_of_other_formats_have_embeddings(tmp_path):
 
 @pytest.mark.parametrize("layout", ["spec", "simple"])
 @pytest.mark.parametrize("other", [(3,), (1, 4), (2, 4), (5, 4), (3, 2, 2), (3, 4), (0,)])
-def test_a_name_that_is_there_twice(layout, other):
+def test_a_name_that_occurs_twice(layout, other):
     """Without a check such a file opens, and a look-up gives the first: embeddings are made of that one or of none."""
     for shapes in ([other, (3, 4)], [(3, 4), other]):
         tensors = [("e", normal(shape, i)) for i, shape in enumerate(shapes)]

@@ -280,7 +280,7 @@ def test_added_tokens_without_a_text(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("seconds", [2**34, 2**40, -(2**40)])
-def test_a_checkpoint_of_a_year_that_there_is_not(folder: Folder, seconds: int) -> None:
+def test_a_checkpoint_of_an_impossible_year(folder: Folder, seconds: int) -> None:
     """A time of modification beyond 64 bits of nanoseconds, or beyond any calendar, keeps no file from being opened."""
     home = folder({"config.json": BERT})
     os.utime(home / "model.safetensors", (seconds, seconds))
