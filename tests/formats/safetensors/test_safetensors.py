@@ -260,7 +260,7 @@ def test_verify_warns_of_an_empty_name() -> None:
     assert wm.open(st.build({"": normal((1,))})).verify().warnings == ("a tensor has an empty name",)
 
 
-# ------------------------------------------------------------------------------------------------- types that numpy lacks
+# ----------------------------------------------------------------------------------------------- types that numpy lacks
 
 
 @pytest.mark.parametrize(
