@@ -123,6 +123,24 @@ class _Rewriter:
         )
 
 
+def rewritten(root: Path, name: str, sites: Sites) -> str:
+    """Return the text of a file of csrc with all its mutants, and add their sites."""
+    path = root / "csrc" / name
+    command = ["clang", "-xc", "-std=c11", f"-I{root / 'csrc'}", "-Xclang", "-ast-dump=json", "-fsyntax-only", path]
+    tree = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    text = path.read_bytes()
+    bodies = [
+        body
+        for function in tree["inner"]
+        if function["kind"] == "FunctionDecl"
+        for body in function.get("inner", ())
+        if body["kind"] == "CompoundStmt" and _span(body, text)
+    ]
+    spots = [spot for body in bodies for spot in _spots(body, text, compared=False)]
+    spots = [spot for spot in spots if _belongs(spot, bodies, text)]
+    return _Rewriter(f"csrc/{name}", text, sites).render(0, len(text), spots)
+
+
 def build(root: Path, folder: Path, names: tuple[str, ...]) -> Sites:
     """Copy the package to `folder`, its C files of these names with all their mutants, and compile it there."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -133,21 +151,8 @@ def build(root: Path, folder: Path, names: tuple[str, ...]) -> Sites:
         shutil.copy(root / name, folder)
     sites = Sites()
     for name in names:
-        path = folder / "csrc" / name
-        command = ["clang", "-xc", "-std=c11", f"-I{root / 'csrc'}", "-Xclang", "-ast-dump=json", "-fsyntax-only"]
-        tree = json.loads(subprocess.run([*command, root / "csrc" / name], check=True, capture_output=True).stdout)
-        text = path.read_bytes()
-        bodies = [
-            body
-            for function in tree["inner"]
-            if function["kind"] == "FunctionDecl"
-            for body in function.get("inner", ())
-            if body["kind"] == "CompoundStmt" and _span(body, text)
-        ]
-        spots = [spot for body in bodies for spot in _spots(body, text, compared=False)]
-        spots = [spot for spot in spots if _belongs(spot, bodies, text)]
-        rewritten = _Rewriter(f"csrc/{name}", text, sites).render(0, len(text), spots)
-        path.write_text('#include "mutants.h"\n' + rewritten, encoding="utf-8")
+        text = rewritten(root, name, sites)
+        (folder / "csrc" / name).write_text('#include "mutants.h"\n' + text, encoding="utf-8")
     (folder / "csrc/mutants.h").write_text(SWITCH, encoding="utf-8")
     definitions = f'#include "mutants.h"\nint wm_mutant = -1;\nunsigned char wm_reached[{len(sites)}];\n'
     (folder / "csrc/mutants.c").write_text(definitions, encoding="utf-8")

@@ -146,6 +146,13 @@ class _Changer(ast.NodeTransformer):
         )
 
 
+def sites_of(root: Path, file: str) -> Sites:
+    """Return the sites of a module, by its path from the root of the repository, without importing it."""
+    switch, text = Switch(), (root / file).read_text(encoding="utf-8")
+    _Changer(switch, file, text).visit(ast.parse(text))
+    return switch.sites
+
+
 class _Loader(importlib.machinery.SourceFileLoader):
     def __init__(self, name: str, path: str, switch: Switch, file: str) -> None:
         super().__init__(name, path)

@@ -11,6 +11,7 @@ imported for each of them, and what has been reached while none was on tells whi
 from __future__ import annotations
 
 import collections
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +27,11 @@ COMPARISONS = {
 NUMBER = ("{l} + 1", "{l} - 1")
 
 
+def without_comment(line: str) -> str:
+    """Return a line of C or Python without white space around it and without the comment at its end."""
+    return re.sub(r"\s*(/\*.*\*/|\s#\s.*)$", "", line.strip())
+
+
 class Key(NamedTuple):
     """Identifies a mutant from one run to the next: without a line number, so that edits elsewhere do not matter.
 
@@ -34,7 +40,7 @@ class Key(NamedTuple):
     file : str
         Relative to the root of the repository.
     line : str
-        The line of the source on which it stands, without the white space around it.
+        The line of the source on which it stands: see `without_comment`.
     change : str
         What it makes of what; where lines of a file read the same, or a line has the same twice, with a number.
     """
@@ -94,7 +100,7 @@ class Sites(list[Site]):
         text = f"{left} {kind} {right}" if kind else left
         first = self[-1].first + len(self[-1].mutants) if self else 0
         mutants = tuple(form.format(l=left, r=right) for form in forms)
-        keys = tuple(self._key(file, line.strip(), f"{text}  →  {mutant}") for mutant in mutants)
+        keys = tuple(self._key(file, without_comment(line), f"{text}  →  {mutant}") for mutant in mutants)
         site = Site(len(self), first, file, kind, mutants, keys, importing)
         self.append(site)
         return site

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .sites import Key
+from .sites import Key, without_comment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -69,7 +69,7 @@ def equivalent() -> dict[Key, str]:
     found: dict[Key, str] = {}
     for entry in tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"]:
         for change in entry["changes"]:
-            key = Key(entry["file"], entry["line"], change)
+            key = Key(entry["file"], without_comment(entry["line"]), change)
             if key in found:
                 raise ValueError(f"{EQUIVALENT.name} has this twice: {key}")
             found[key] = entry["why"]

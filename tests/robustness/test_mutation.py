@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.mutation import python_sources, verdicts
-from tests.mutation.sites import COMPARISONS, Key, Mutant, Sites
+from tests.mutation import c_sources, python_sources, verdicts
+from tests.mutation.sites import COMPARISONS, Key, Mutant, Sites, without_comment
+from tests.places import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,3 +127,28 @@ def test_verdicts_are_kept(monkeypatch, tmp_path):
 def test_no_reason_is_given_twice():
     """Each mutant that is listed as equivalent is listed once, with a reason."""
     assert all(why.endswith(".") for why in verdicts.equivalent().values())
+
+
+def sites_of(file: str) -> Sites:
+    """The sites of a file whose mutants are listed as equivalent."""
+    if file.endswith(".py"):
+        return python_sources.sites_of(ROOT, file)
+    if shutil.which("clang") is None:
+        pytest.skip("clang, which finds comparisons of C, is not installed")
+    sites = Sites()
+    c_sources.rewritten(ROOT, file.removeprefix("csrc/"), sites)
+    return sites
+
+
+@pytest.mark.parametrize("file", sorted({key.file for key in verdicts.equivalent()}))
+def test_reasons_are_given_for_mutants_that_exist(file):
+    """A line that changed takes its reason along, or the reason goes: seen without running a mutant."""
+    keys = {key for site in sites_of(file) for key in site.keys}
+    assert [key for key in verdicts.equivalent() if key.file == file and key not in keys] == []
+
+
+def test_comments_are_no_part_of_a_line():
+    """A mutant keeps its name when the comment behind its line changes."""
+    for line in ("  if (a < b) /* why */", "if (a < b)  # why", "if (a < b)"):
+        assert without_comment(line) == "if (a < b)"
+    assert without_comment('if sign == "#":') == 'if sign == "#":'
