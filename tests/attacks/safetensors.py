@@ -244,7 +244,7 @@ def cases() -> Iterator[Case]:
 # Faults that strict=False lets pass.
 ODD = {"bytes behind the last": "trailing", "data without tensors": "trailing"}
 ODD |= {"a hole in front": "leaves a hole", "a hole": "leaves a hole"}
-ODD |= {"an overlap": "overlaps the tensor before it", "shared bytes": "it overlaps"}
+ODD |= {"an overlap": "overlaps the tensor before it", "shared bytes": "overlaps the tensor before it"}
 
 
 def legal() -> Iterator[Case]:
