@@ -36,6 +36,7 @@ from weightmap.dtypes import DTYPES
 from weightmap.errors import ClosedError, EncodeError, TensorFileError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.model.foreign import PAIRS, is_torch
+from weightmap.model.parts import locate
 from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         from weightmap.torch import STAGE, staged
 
         if not isinstance(value, np.ndarray) and self._device.type != "cpu":
-            runs = (run for tensor in in_pieces(file.locate(name)) for run in tensor.in_runs(STAGE // 4))
+            runs = (run for tensor in in_pieces(locate(file, name)) for run in tensor.in_runs(STAGE // 4))
             return staged(runs, value.shape, np.dtype(np.float32), self._device)
         return _paired(self._deliver(_dense(file, name, value)), file.info(name))
 
@@ -239,7 +240,7 @@ class SafeSlice:
         file = self._file()
         value = file[self._name]
         # What is decoded is read, as by `TensorFile.read`, and not taken from the mapping.
-        whole = value if isinstance(value, np.ndarray) else file.locate(self._name).decoder()
+        whole = value if isinstance(value, np.ndarray) else locate(file, self._name).decoder()
         return self._deliver(whole[parts])
 
 

@@ -18,6 +18,7 @@ from tests.support import SOURCES
 
 import weightmap as wm
 from weightmap.io import sealed as sealing
+from weightmap.model.parts import check_unchanged
 
 fcntl: Any = pytest.importorskip("fcntl")
 VALUES = np.arange(5000, dtype=np.float32)
@@ -71,7 +72,7 @@ def test_nothing_that_becomes_of_the_file_reaches_the_arrays(path: Path, change:
             np.testing.assert_array_equal(array, VALUES)
         assert list(f.vocab) == WORDS
         assert f.verify().checks
-        f.check_unchanged()
+        check_unchanged(f)
         f.prefetch()
     np.testing.assert_array_equal(held, VALUES)
 

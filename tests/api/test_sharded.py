@@ -20,6 +20,7 @@ from tests.support import mappings, same
 import weightmap as wm
 from weightmap import compat
 from weightmap.model import sharded
+from weightmap.model.parts import check_unchanged
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}
@@ -369,7 +370,7 @@ def test_a_model_of_many_files_keeps_no_descriptors(index: Path, kept: int, mode
     with wm.open(index, mode=mode) as f:
         expected = 2 if kept and mode != "copy" else 0
         assert more() == expected
-        dict(f), [f.read(name) for name in f], f.verify(), f.check_unchanged(), f.prefetch()
+        dict(f), [f.read(name) for name in f], f.verify(), check_unchanged(f), f.prefetch()
         assert more() == expected
     assert more() == 0
 
@@ -383,7 +384,13 @@ def test_a_changed_shard_is_noticed_by_its_own_tensors(index: Path, change: str)
             os.utime(path, ns=(1, 1))
         else:
             os.truncate(path, 10 if change == "truncated" else path.stat().st_size + 1)
-        for use in (lambda: f["b.weight"], lambda: f.read("b.weight"), f.verify, f.check_unchanged, lambda: dict(f)):
+        for use in (
+            lambda: f["b.weight"],
+            lambda: f.read("b.weight"),
+            f.verify,
+            lambda: check_unchanged(f),
+            lambda: dict(f),
+        ):
             with pytest.raises(wm.FileChangedError, match=TWO):
                 use()
         assert same(f["a.weight"], FIRST["a.weight"])
@@ -403,7 +410,7 @@ def test_a_shard_that_is_gone_from_its_path(index: Path, kept: int, change: str)
             other.replace(path)
         else:
             path.unlink()
-        f.check_unchanged()
+        check_unchanged(f)
         assert all(same(f[name], value) for name, value in ALL.items())
         if kept:
             assert same(f.read("b.weight"), SECOND["b.weight"])

@@ -22,6 +22,7 @@ AUDIT = """
 import json, sys
 import numpy as np
 import weightmap as wm
+from weightmap.model.parts import check_unchanged
 QUIET = ("object.", "cffi.", "ctypes.", "builtins.id")
 np.seterr(all="ignore")
 on, events = False, []
@@ -39,7 +40,7 @@ def use(path, strict):
         repr(f), len(f), list(f), f.infos(), dict(f.metadata), f.format, f.layout, f.config, f.tokenizer
         for name in f:
             f.info(name), f[name], f.read(name) if f.info(name).dtype != "complex64" else None
-        f.values(), "no such tensor" in f, f.get("no such tensor"), f.prefetch(), f.check_unchanged()
+        f.values(), "no such tensor" in f, f.get("no such tensor"), f.prefetch(), check_unchanged(f)
         if f.vocab is not None:
             len(f.vocab), list(f.vocab), f.vocab.get("no such word"), f.vocab.special_ids, f.vocab.ngram_indices("word")
         if f.embeddings is not None:

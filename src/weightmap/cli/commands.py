@@ -21,6 +21,7 @@ from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.formats import Plan
 from weightmap.io.atomic import write_plan
 from weightmap.model.opening import open_privately
+from weightmap.model.parts import check_unchanged, locate
 from weightmap.model.payload import pieces
 
 if TYPE_CHECKING:
@@ -147,8 +148,8 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
 def export(args: argparse.Namespace) -> int:
     """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
     with open_privately(args.file) as file:
-        source, row, _ = file.locate(args.name)
-        file.check_unchanged()
+        source, row, _ = locate(file, args.name)
+        check_unchanged(file)
         stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
         # The types of ml_dtypes would be written as raw "void" records that numpy.load cannot interpret.
         chunks: Iterable[bytes | memoryview]

@@ -12,6 +12,7 @@ from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, error_document, reason, status_of
 from weightmap.errors import ChecksumError, QuantError, TensorFileError, counted
 from weightmap.model.opening import open_privately
+from weightmap.model.parts import located
 
 if TYPE_CHECKING:
     import argparse
@@ -46,7 +47,7 @@ def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any
     Of a quantised tensor its header is read, and the mask of an adaptive one. What is wrong there is told in place of
     numbers: the rest of the file can be looked at all the same.
     """
-    for info, place in zip(file.infos(), file.located(), strict=True):
+    for info, place in zip(file.infos(), located(file), strict=True):
         if not place.row.dtype.quantized:  # there is an int8 of either kind
             yield info, None
             continue

@@ -17,6 +17,7 @@ from weightmap.importers import _huggingface as hub
 from weightmap.io.opening import path_of
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
+from weightmap.model.parts import check_unchanged, detach_index, locate, name_of
 from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
     with contextlib.ExitStack() as stack:
         sides = [_side(source, stack) for source in (a, b)]
         for side in sides:
-            side.file.check_unchanged()
-            side.file.detach_index()
+            check_unchanged(side.file)
+            detach_index(side.file)
         return _diff(sides[0], sides[1], tensors_only=tensors_only)
 
 
@@ -185,7 +186,7 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool) -> DiffReport:
     notes: list[str] = []
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
     common = (name for name in a.file if name in b)
-    changed = tuple(filter(None, (_compare(name, a.file.locate(name), b.file.locate(name)) for name in common)))
+    changed = tuple(filter(None, (_compare(name, locate(a.file, name), locate(b.file, name)) for name in common)))
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None
     if not tensors_only:
@@ -193,7 +194,7 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool) -> DiffReport:
         vocab = _vocabularies(
             a.vocabulary(wanted=b.file.vocab is not None), b.vocabulary(wanted=a.file.vocab is not None)
         )
-    return DiffReport(a.file.name, b.file.name, only_in_a, only_in_b, changed, metadata, vocab, tuple(notes))
+    return DiffReport(name_of(a.file), name_of(b.file), only_in_a, only_in_b, changed, metadata, vocab, tuple(notes))
 
 
 def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:
@@ -202,7 +203,7 @@ def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str,
     for name in side.file:
         if name in other:
             continue
-        why = other.does_without(name, side.file.locate(name))
+        why = other.does_without(name, locate(side.file, name))
         if why is None:
             names.append(name)
         else:

@@ -24,8 +24,9 @@ from weightmap.importers._words import Words
 from weightmap.io.atomic import write_plan
 from weightmap.io.opening import path_of
 from weightmap.model.opening import open_or_import
+from weightmap.model.parts import disagreements, located, name_of
 from weightmap.model.saving import choose, choose_layout, plan_request
-from weightmap.model.sharded import ShardedTensorFile, find_model
+from weightmap.model.sharded import find_model
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def convert(
             raise error.located(path=target) from None
     # In mode "mmap" this touches no page: tensors are read by pread.
     opened = open_or_import(model, limits, lossy=lossy)
-    source = path or (opened.path if isinstance(opened, Words) else opened.name)
+    source = path or (opened.path if isinstance(opened, Words) else name_of(opened))
     task = Task(source, target, found, layout, include, exclude, wanted, quantizer, words, limits, progress)
     of_words = isinstance(opened, Words) or format in NAMES or words != (None, None, None)
     if block_size is not None and (of_words or quantizer is None):
@@ -184,8 +185,7 @@ def _convert_tensors(file: TensorFile, directory: ModelDirectory | None, task: T
     except TensorFileError as error:
         raise error.located(path=task.source) from None
     extras, warnings = extras_of(file, directory, metadata, found, layout)
-    if isinstance(file, ShardedTensorFile):
-        warnings += [f"{what}: left behind" for what in file.disagreements]
+    warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
     if found.embeddings is not None and file.format != found.name:
         warnings += _as_embeddings(payloads, *found.embeddings)
     if not payloads:
@@ -206,7 +206,7 @@ def _payloads(file: TensorFile, layout: str, task: Task) -> tuple[list[Payload],
     found, quantizer, wanted = task.format, task.quantizer, task.dtype
     all_taken = not (task.include or task.exclude)
     payloads, dropped = [], []
-    for name, place in zip(file, file.located(), strict=True):
+    for name, place in zip(file, located(file), strict=True):
         if not (all_taken or task.takes(name)):
             continue
         why = spared(name, place, found, layout)

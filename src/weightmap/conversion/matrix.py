@@ -12,6 +12,7 @@ from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import EncodeError, Remedy, quoted
 from weightmap.importers._words import Words, check_finite, rows_in_block
 from weightmap.index.strings import StringTable
+from weightmap.model.parts import located, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +55,7 @@ def from_file(file: TensorFile, vocab: Vocabulary | Sequence[str] | None, task: 
     EncodeError
         When there is no vocabulary, no such matrix, or several: `include` chooses.
     """
-    path = file.name
+    path = name_of(file)
     if vocab is None:
         raise EncodeError("there is no vocabulary, and embeddings are rows of words", path=path, format=file.format)
     subwords = getattr(vocab, "subwords", None)
@@ -81,7 +82,7 @@ def from_file(file: TensorFile, vocab: Vocabulary | Sequence[str] | None, task: 
     def gather(rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return np.asarray(matrix[rows], np.float32)
 
-    place = next(place for other, place in zip(file, file.located(), strict=True) if other == name)
+    place = next(place for other, place in zip(file, located(file), strict=True) if other == name)
 
     table = vocab.table if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
     metadata = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text

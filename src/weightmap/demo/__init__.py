@@ -30,6 +30,7 @@ from weightmap.demo.measure import measure_in_child
 from weightmap.demo.report import measurement_lines, similarity_lines
 from weightmap.demo.sentences import SentenceEncoder, build_tokenizer
 from weightmap.errors import MissingDependencyError, counted, escape
+from weightmap.model.parts import located
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +120,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
 
         with weightmap.open(path) as file:
             encoder = SentenceEncoder(file)
-            dtypes = Counter(place.row.dtype for place in file.located())
+            dtypes = Counter(place.row.dtype for place in located(file))
             say(f"{file.format}, {counted(len(file), 'tensor')}, {file.nbytes / 1e6:.1f} MB, used in place")
             for dtype, count in dtypes.items():
                 if dtype.name != "float32":

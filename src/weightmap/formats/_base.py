@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import LayoutError, UnknownFormatError
 from weightmap.formats._metadata import TEXT
+from weightmap.quant.ref import TensorRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -91,6 +92,16 @@ class Content:
         self.load_metadata = load_metadata
         self.verify = verify
         self.warnings = warnings
+
+    def ref(self, source: Source, i: int) -> TensorRef:
+        """Return where the tensor of row i lies."""
+        return TensorRef(source, self.table.row(i), self.quantized)
+
+    def refs(self, source: Source) -> Iterator[TensorRef]:
+        """Yield `ref` of every row, in file order."""
+        quantized = self.quantized
+        for row in self.table.rows():
+            yield TensorRef(source, row, quantized)
 
 
 class Format:

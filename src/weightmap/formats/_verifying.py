@@ -34,12 +34,13 @@ class Verification:
         self.warnings: list[str] = []
         self.done = 0
         self._progress = progress
-        self._report(0)
+        self.reached(0)
 
-    def _report(self, count: int) -> None:
-        self.done += count
+    def reached(self, done: int) -> None:
+        """Note and report that so many bytes have been read."""
+        self.done = done
         if self._progress is not None:
-            self._progress(self.done, self.source.size)
+            self._progress(done, self.source.size)
 
     def checked(self, what: str) -> None:
         """Record that `what` was checked."""
@@ -53,14 +54,14 @@ class Verification:
         """Return bytes as a private copy. The caller bounds `count`."""
         data = self.source.pread(offset, count)
         self.position = max(self.position, offset + count)
-        self._report(count)
+        self.reached(self.done + count)
         return data
 
     def chunks(self, offset: int, count: int) -> Iterator[memoryview]:
         """Yield bytes in pieces; each is valid until the next one."""
         for piece in self.source.chunks(offset, count):
             yield piece
-            self._report(len(piece))
+            self.reached(self.done + len(piece))
         self.position = max(self.position, offset + count)
 
     def until(self, end: int) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, TensorNotFoundError, counted, escape, quoted
-from weightmap.index.spelling import alike
+from weightmap.errors import TensorFileError, counted, escape, quoted
 from weightmap.index.table import Row
+from weightmap.model.parts import (
+    Closed,
+    check_index,
+    check_open,
+    detach_index,
+    locate,
+    located,
+    not_found,
+)
 from weightmap.model.reading import read
 from weightmap.model.reports import TensorInfo, VerifyReport
-from weightmap.quant.ref import TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,17 +43,23 @@ __all__ = ["TensorFile"]
 # Fewer tensors than this are made one by one.
 _RUN = 4
 _OCTET = np.dtype(np.uint8)
+_NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class TensorFile(Mapping[str, Any]):
     """An open model file: a read-only mapping from tensor names to arrays that are views of the file.
 
-    Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive by themselves: they
-    remain valid after `close` and after the handle is gone. Elements of less than a byte (float4, float6), which numpy
-    lacks, come as their packed bytes, a uint8 array of one dimension; `info` tells dtype and shape. A handle may be
-    read from many threads at once, and pickled when it was opened by path (the copy opens the path again, and raises
-    `FileChangedError` when the file is no longer the same). In mode "sealed", as an argument of a process that
-    `multiprocessing` starts, it takes its memory along instead: nothing is opened and nothing copied there.
+    Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive: they remain valid
+    after `close` and after the handle is gone. Elements of less than a byte (float4, float6), which numpy lacks, come
+    as their packed bytes, a uint8 array of one dimension; `info` has dtype and shape. Many threads may read from a
+    handle at once. A handle that was opened by path can be pickled: the copy opens the path again, and raises
+    `FileChangedError` when the file is no longer the same. In mode "sealed", as an argument of a process that
+    `multiprocessing` starts, it takes its memory along instead, without opening or copying anything there.
+
+    A model in several files is the same class over a `Shards` (see model/sharded.py), which is its source, content and
+    table at once; then `path` is that of the index, `info` counts offsets within a shard, and `metadata` has what the
+    index says and entries on which the shards agree. What the rest of the package asks of a handle, and users do not,
+    are the functions of model/parts.py.
 
     Attributes
     ----------
@@ -59,12 +72,11 @@ class TensorFile(Mapping[str, Any]):
 
     Notes
     -----
-    Every look-up first asks whether the opened file still has its size and modification time, and raises
-    `FileChangedError` if not. A file that is truncated in place *after* that faults the process that touches its pages
+    Every look-up first checks that the opened file still has its size and modification time, and raises
+    `FileChangedError` if not. A file truncated in place *after* that faults the process that touches its pages
     (SIGBUS): replace model files by rename, as `save` does, or open with ``mode="copy"`` or, on Linux, "sealed".
 
-    A handle keeps the descriptor of its file, and so keeps to that file when the path gets another one. Arrays keep the
-    mapping and need no descriptor.
+    A handle keeps the descriptor of its file, and so that file, when the path gets another one. Arrays need none.
     """
 
     __slots__ = (
@@ -73,17 +85,26 @@ class TensorFile(Mapping[str, Any]):
         "_embeddings",
         "_metadata",
         "_options",
+        "_shards",
         "_source",
         "_table",
         "format",
         "layout",
     )
 
-    def __init__(self, source: Source, format_: str, content: Content, options: Options) -> None:
+    def __init__(
+        self,
+        source: Source,
+        format_: str,
+        content: Content,
+        options: Options,
+        shards: Mapping[str, TensorFile] = _NO_SHARDS,
+    ) -> None:
         self._source = source
         self._content = content
         self._table: Table = content.table
         self._options = options
+        self._shards = shards
         self._metadata: Mapping[str, Any] | None = None
         self._embeddings: Embeddings | bool | None = False
         self.format = format_
@@ -108,7 +129,7 @@ class TensorFile(Mapping[str, Any]):
                 return source.array(stored, shape, offset, nbytes)
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
-        raise self._not_found(name)
+        raise not_found(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the tensor called `name`, or `default` when there is none."""
@@ -119,14 +140,14 @@ class TensorFile(Mapping[str, Any]):
         return self[name] if found else default
 
     def __contains__(self, name: object) -> bool:
-        self._check_index()
+        check_index(self)
         return self._table.find(name) >= 0
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __iter__(self) -> Iterator[str]:
-        self._check_index()
+        check_index(self)
         return iter(self._table.names)
 
     def values(self) -> ValuesView[Any]:
@@ -137,45 +158,6 @@ class TensorFile(Mapping[str, Any]):
         """Return a view of all pairs of name and tensor, in file order."""
         return _Items(self)
 
-    # What a model of several files does otherwise: see sharded.py.
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """Device, inode, size and modification time of the opened file; empty for a buffer."""
-        return self._source.identity
-
-    @property
-    def name(self) -> str:
-        """What messages call the file: its path, or a word in angle brackets such as ``<bytes>``."""
-        return self._source.name
-
-    def detach_index(self) -> None:
-        """Hold all of the index in memory of our own: what is read from now on touches no mapping."""
-        self._check_index()
-        try:
-            self._table.detach_index()
-        except TensorFileError as error:
-            raise error.located(path=self._source.name, format=self.format) from None
-
-    def locate(self, name: str) -> TensorRef:
-        """Return where a tensor lies."""
-        self._check_index()
-        i = self._table.find(name)
-        if i < 0:
-            raise self._not_found(name)
-        try:
-            return TensorRef(self._source, self._table.row(i), self._content.quantized)
-        except TensorFileError as error:
-            raise error.located(path=self._source.name, format=self.format) from None
-
-    def located(self) -> Iterator[TensorRef]:
-        """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
-        source, quantized = self._source, self._content.quantized
-        try:
-            for row in self._table.rows():
-                yield TensorRef(source, row, quantized)
-        except TensorFileError as error:
-            raise error.located(path=source.name, format=self.format) from None
-
     def _quantized(self, row: Row) -> QuantizedTensor:
         """Return a quantised tensor over the mapped bytes."""
         assert self._content.quantized is not None  # noqa: S101 - a format that has schemes has this
@@ -183,9 +165,10 @@ class TensorFile(Mapping[str, Any]):
 
     def _arrays(self) -> Iterator[Any]:
         """Yield all tensors."""
-        self.check_unchanged()
+        check_open(self)
         source = self._source
         try:
+            source.check_unchanged()
             for dtype, shape, offset, nbytes, count, step in self._table.runs():
                 if dtype.quantized:
                     yield self._quantized(Row(dtype, shape, offset, nbytes))
@@ -200,23 +183,6 @@ class TensorFile(Mapping[str, Any]):
                         yield source.array(stored, dims, offset + k * step, nbytes)
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
-
-    def _check_open(self) -> None:
-        if self._source.closed:
-            self._source.fail_closed()
-
-    def _check_index(self) -> None:
-        """Before the index is looked into: where that is mapped, a file that shrank is an exception and no fault."""
-        if self._source.closed:
-            self._source.fail_closed()
-        if self._table.is_mapped:
-            self.check_unchanged()
-
-    def _not_found(self, name: object) -> TensorNotFoundError:
-        close = alike(str(name), self)
-        hint = f"; close: {', '.join(map(quoted, close))}" if close else ""
-        message = f"no tensor is called {quoted(name)} among {len(self)}{hint}"
-        return TensorNotFoundError(message, path=self._source.name, format=self.format)
 
     # ----------------------------------------------------------------------------------------------- properties
     @property
@@ -233,10 +199,9 @@ class TensorFile(Mapping[str, Any]):
     def is_stable(self) -> bool:
         """Whether nothing that happens to the file, or outside this process, can change the tensors or make them fault.
 
-        So it is of copies (modes "copy" and "sealed"), of descriptors of sealed memory, and of `bytes`; not of a mapped
-        file, nor of a buffer that somebody may write to.
+        True for copies (modes "copy" and "sealed"), descriptors of sealed memory, and `bytes`.
         """
-        self._check_open()
+        check_open(self)
         return self._source.is_stable
 
     @property
@@ -253,7 +218,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def shards(self) -> Mapping[str, TensorFile]:
         """The files of a model in several files, by name; empty for a single file."""
-        return {}
+        return dict(self._shards)
 
     @property
     def has_metadata(self) -> bool:
@@ -263,7 +228,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def vocab(self) -> Vocabulary | None:
         """The vocabulary, where the file has one. Nothing of it is read before it is used."""
-        self._check_open()
+        check_open(self)
         return self._content.vocab
 
     @property
@@ -279,7 +244,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def embeddings(self) -> Embeddings | None:
         """Word vectors: of a file with a vocabulary and one matrix that has a row for each of its tokens; else None."""
-        self._check_open()
+        check_open(self)
         if self._embeddings is False:
             from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
             from weightmap.formats import by_name  # noqa: PLC0415 - opening needs none of it
@@ -295,11 +260,11 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        return _info(name, self.locate(name).row)
+        return _info(name, locate(self, name).row)
 
     def infos(self) -> list[TensorInfo]:
         """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
-        return [_info(name, row) for name, (_, row, _) in zip(self, self.located(), strict=True)]
+        return [_info(name, row) for name, (_, row, _) in zip(self, located(self), strict=True)]
 
     # -------------------------------------------------------------------------------------------------- reading
     def read(
@@ -333,8 +298,8 @@ class TensorFile(Mapping[str, Any]):
         TypeError
             When `out` is no array.
         """
-        self.detach_index()
-        place = self.locate(name)
+        detach_index(self)
+        place = locate(self, name)
         try:
             return read(place, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
         except TensorFileError as error:
@@ -343,32 +308,24 @@ class TensorFile(Mapping[str, Any]):
     def prefetch(self, names: str | Sequence[str] | None = None) -> None:
         """Bring the pages of these tensors (default: all) into memory, in the background. Returns at once.
 
-        Touching them is then no page fault, or a cheap one. A thread that ends with its work does it, one for the
-        process; it stops when the handle is closed and no array is left. No effect on what is not mapped: buffers and
-        mode "copy".
-
-        Parameters
-        ----------
-        names : str or sequence of str, optional
+        Touching them is then no page fault, or a cheap one. One thread for the process does it and ends with its work;
+        it stops when the handle is closed and no array is left. No effect on buffers and in mode "copy".
 
         Raises
         ------
         TensorNotFoundError
         """
-        self._check_open()
+        check_open(self)
         if names is None:
-            self._prefetch_all()
+            runs = self._table.runs()
+            self._source.prefetch((offset, nbytes + (count - 1) * step) for _, _, offset, nbytes, count, step in runs)
             return
         wanted: dict[Source, list[tuple[int, int]]] = {}
         for name in [names] if isinstance(names, str) else names:
-            source, row, _ = self.locate(name)
+            source, row, _ = locate(self, name)
             wanted.setdefault(source, []).append((row.offset, row.nbytes))
         for source, ranges in wanted.items():
             source.prefetch(ranges)
-
-    def _prefetch_all(self) -> None:
-        runs = self._table.runs()
-        self._source.prefetch((offset, nbytes + (count - 1) * step) for _, _, offset, nbytes, count, step in runs)
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Read the whole file once (by pread, with flat memory); check its structure, and checksums where it has them.
@@ -394,38 +351,16 @@ class TensorFile(Mapping[str, Any]):
         FileChangedError
             When the file is no longer the one that was opened.
         """
-        from weightmap.formats import Verification, by_name  # noqa: PLC0415 - opening needs none of it
+        from weightmap.model.verifying import verify  # noqa: PLC0415 - opening needs none of it
 
-        self._check_open()
-        source = self._source
-        try:
-            source.check_unchanged()
-            self._table.detach_index()
-            why = by_name(self.format).structure_only(self._content)
-            run = Verification(source, self._options, progress)
-            if not self._options.checked:  # opening has not
-                self._table.check()
-            self._content.verify(run)
-            disorder = self._table.disorder()
-            if disorder is not None:
-                run.warn(str(disorder))
-        except TensorFileError as error:
-            raise error.located(path=source.name, format=self.format) from None
-        if progress is not None and run.done != source.size:
-            progress(source.size, source.size)
-        warnings = (*self._content.warnings, *run.warnings)
-        return VerifyReport(source.path, self.format, self.layout, tuple(run.checks), warnings, run.done, why)
+        return verify(self, progress)
 
     def fileno(self) -> int:
         """Return the descriptor of the sealed memory that the file was copied to, in mode "sealed".
 
-        Whoever has it or a duplicate of it, in this process or another one, opens the same memory by
-        ``weightmap.open(descriptor, mode="sealed")``: a forked child, a program started with ``pass_fds=``, a process
-        that it is sent to by `socket.send_fds`. It is closed with this handle, and the duplicates live on.
-
-        Returns
-        -------
-        int
+        ``weightmap.open(descriptor, mode="sealed")`` opens the same memory, in this process or another that has it or a
+        duplicate of it: a forked child, a program started with ``pass_fds=``, a process that `socket.send_fds` sends it
+        to. It is closed with this handle; duplicates live on.
 
         Raises
         ------
@@ -433,7 +368,7 @@ class TensorFile(Mapping[str, Any]):
             In any other mode, and in a model of so many files that it keeps no descriptors.
         ClosedError
         """
-        self._check_open()
+        check_open(self)
         number = self._source.sealed
         if number is None:
             from io import UnsupportedOperation  # noqa: PLC0415 - for this message
@@ -442,27 +377,18 @@ class TensorFile(Mapping[str, Any]):
             raise UnsupportedOperation(msg)
         return number
 
-    def release_descriptor(self) -> None:
-        """Keep the mapping and no descriptor from now on: see `Source.release_descriptor`."""
-        self._source.release_descriptor()
-
-    def check_unchanged(self) -> None:
-        """Raise `FileChangedError` when the file no longer has the size and modification time it was opened with."""
-        self._check_open()
-        self._source.check_unchanged()
-
     # -------------------------------------------------------------------------------------------------- closing
     def close(self) -> None:
         """Let go of the file. Idempotent; never raises; arrays obtained before remain valid."""
         source = self._source
         source.close()
-        # The table and the vocabulary look into the mapping too.
-        closed: Any = _Closed(source, self._table.count)
+        # The table and the vocabulary keep the mapping, too.
+        closed: Any = Closed(source, len(self._table))
         self._table = self._content = closed
         self._embeddings = False
 
     def __enter__(self) -> Self:
-        self._check_open()
+        check_open(self)
         return self
 
     def __exit__(
@@ -472,9 +398,9 @@ class TensorFile(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         state = "closed " if self._source.closed else ""
+        kind = counted(len(self._shards), "shard") if self._shards else f"{self.format}/{self.layout}"
         count = counted(len(self), "tensor")
-        name = escape(repr(self._source.name))
-        return f"<{state}TensorFile {name}: {self.format}/{self.layout}, {count}, {self.nbytes} bytes>"
+        return f"<{state}TensorFile {escape(repr(self._source.name))}: {kind}, {count}, {self.nbytes} bytes>"
 
     # Mapping defines these by comparing all values, which for arrays means nothing.
     __hash__ = object.__hash__
@@ -483,31 +409,12 @@ class TensorFile(Mapping[str, Any]):
         return self is other
 
 
-class _Closed:
-    """What a closed handle has for a table and a content: a `ClosedError` for everything but the length.
-
-    None would say that the file had no such thing.
-    """
-
-    __slots__ = ("_source", "count")
-
-    def __init__(self, source: Source, count: int) -> None:
-        self._source = source
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getattr__(self, _: str) -> NoReturn:
-        self._source.fail_closed()
-
-
 class _Values(ValuesView[Any]):
     __slots__ = ()
     _mapping: TensorFile
 
     def __iter__(self) -> Iterator[Any]:
-        self._mapping._check_open()  # noqa: SLF001 - the same module
+        check_open(self._mapping)
         return self._mapping._arrays()  # noqa: SLF001
 
 

@@ -1,18 +1,19 @@
-"""Opening a model file: `open`, and `load`, which opens one and returns all of it."""
+"""Opening a model file: `open`; `load`, which returns all of it; and pickled handles, which open it again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copyreg
+import os
+from typing import Any
 
-from weightmap.errors import UnknownFormatError
+from weightmap.errors import FileChangedError, UnknownFormatError
 from weightmap.formats import by_name
 from weightmap.io.mapping import ADVICE
-from weightmap.io.opening import path_of
-from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file
+from weightmap.io.opening import from_path, path_of, take_over
+from weightmap.model.file import TensorFile
+from weightmap.model.parts import identities, parts_of
+from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file, open_opened
 from weightmap.options import ImportOptions, Limits, Options
-
-if TYPE_CHECKING:
-    from weightmap.model.file import TensorFile
 
 __all__ = ["load", "open"]
 
@@ -150,3 +151,42 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
     """
     with open(source, **open_options) as file:
         return dict(file.items())
+
+
+def reopen(path: str, options: dict[str, Any], expected: dict[str, tuple[int, ...]]) -> TensorFile:
+    """Open a model for a pickled handle. Raises `FileChangedError` when one of its files is another one now."""
+    msg = "the file is no longer the one that the pickled handle was opened on"
+    # Before anything is parsed, for another file may be no model at all; and again once all of them are open.
+    for name, identity in expected.items():
+        source = from_path(os.path.join(os.path.dirname(path), name), "mmap")
+        source.close()
+        if source.identity != identity:
+            raise FileChangedError(msg, path=source.path)
+    file = open_with(path, Options(**options))
+    if identities(file) != expected:
+        file.close()
+        raise FileChangedError(msg, path=path)
+    return file
+
+
+def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
+    """Open sealed memory that the process which started this one has handed over."""
+    return open_opened(take_over(shared, path, identity), Options(**options))
+
+
+def _reduce(file: TensorFile) -> tuple[Any, ...]:
+    """Return what `pickle` keeps of a handle: how to open its files again, or the sealed memory to take over."""
+    source, _, options = parts_of(file)
+    if source.sealed is not None:
+        from weightmap.io.sealed import to_child  # noqa: PLC0415 - few handles need it
+
+        shared = to_child(source.sealed)
+        if shared is not None:
+            return receive, (shared, source.absolute, options.keywords(), source.identity)
+    if source.absolute is None:
+        msg = f"a handle on {source.name} cannot be pickled: only one opened by path can"
+        raise TypeError(msg)
+    return reopen, (source.absolute, options.keywords(), identities(file))
+
+
+copyreg.pickle(TensorFile, _reduce)

@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import (
-    FileChangedError,
     FormatError,
     LayoutError,
     NotRegularFileError,
     TensorFileError,
     UnknownFormatError,
     counted,
-    escape,
     quoted,
 )
 from weightmap.formats import FORMATS
+from weightmap.index.table import Row
 from weightmap.io import strict_json
 from weightmap.io.opening import from_path
 from weightmap.model.file import TensorFile
-from weightmap.model.reports import VerifyReport
-from weightmap.model.single import INDEX_SUFFIX, mode_of, open_file, source_of
+from weightmap.model.parts import detach_index, disagreements, located, parts_of
+from weightmap.model.single import INDEX_SUFFIX, mode_of, open_file
 from weightmap.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightmap.formats import Verification
+    from weightmap.index.table import Place, Run
     from weightmap.io.source import Source
+    from weightmap.quant.blocks import QuantizedTensor
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["ShardedTensorFile", "find_model", "open_sharded"]
+__all__ = ["Shards", "find_model", "open_sharded"]
 
 # What Hugging Face calls the file of a model, and its index.
 _USUAL = ("model.safetensors.index.json", "model.safetensors")
 # Models of more files than this keep no descriptor of any: systems grant a process 256 or 1024 of them.
 _KEPT = 64
+# A row or an offset in a sharded model is its number in the shard, plus this times the number of the shard.
+_SHARD = 1 << 64
 # How the system says that there is no such file: also of a name that none can have, or with a file for a directory.
 _MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
@@ -72,28 +77,266 @@ def find_model(folder: str) -> str:
 
 
 def open_sharded(path: str, options: Options) -> TensorFile:
-    """Open a directory or an index of shards, with the options of `weightmap.open`."""
-    mode_of(options.mode)  # the index itself is read in any mode: a wrong one is told before, as of one file
+    """Open a directory or an index of shards, with the options of `weightmap.open`.
+
+    A shard that is missing, or that lacks a tensor that the index places there, or has one that the index places
+    elsewhere, is a `LayoutError`.
+
+    Of up to 64 shards each keeps the descriptor of its file, as a single file does. With more of them none does, for a
+    process has few: they are mapped now, and later reads open a shard again by its path and raise `FileChangedError`
+    when another file is there. A look-up then asks the path whether the file is unchanged; a file that was replaced by
+    rename or deleted counts as unchanged, for the mapping keeps the old one.
+    """
+    mode_of(options.mode)  # refuses a wrong mode before the index, which is read in any mode
     if os.path.isdir(path):
         path = find_model(path)
         if not path.endswith(INDEX_SUFFIX):
             return open_file(path, path, options)
     source = from_path(path, "copy")
+    files: dict[str, TensorFile] = {}
     try:
-        options.limits.check("max_header_bytes", source.size, "size of the index of shards")
-        index = strict_json.loads(source.pread(0, source.size), "index of shards")
-        file = ShardedTensorFile(source, index, options)
-    except TensorFileError as error:
-        raise error.located(path=path) from None
+        where, metadata = _read_index(source, options)
+        folder, names = os.path.dirname(path), sorted({_shard_name(name) for name in where.values()})
+        options.limits.check("max_shards", len(names), "number of shards")
+        for name in names:
+            files[name] = _open_shard(folder, name, options)
+            if len(names) > _KEPT:
+                parts_of(files[name])[0].release_descriptor()
+        shards: Any = Shards(source, files, where, metadata)
+        _check_total(shards, metadata, options)
+        formats = {shard.format for shard in files.values()}
+        model = TensorFile(shards, formats.pop() if len(formats) == 1 else "mixed", shards, options, files)
+        if options.verify == "full":
+            model.verify()
+    except BaseException as error:
+        for shard in files.values():
+            shard.close()
+        if isinstance(error, TensorFileError):
+            raise error.located(path=path) from None
+        raise
     finally:
         source.close()
-    if options.verify == "full":
+    return model
+
+
+def _read_index(source: Source, options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the shard of each tensor, and the metadata."""
+    options.limits.check("max_header_bytes", source.size, "size of the index of shards")
+    content = strict_json.loads(source.pread(0, source.size), "index of shards")
+    where = content.get("weight_map")
+    if not isinstance(where, dict):
+        msg = "the index of shards has no weight_map, an object of tensor names and shard names"
+        raise FormatError(msg, field="weight_map")
+    options.limits.check("max_tensors", len(where), "number of tensors")
+    metadata = content.get("metadata", {})
+    if not isinstance(metadata, dict):
+        msg = "metadata of the index of shards is no object"
+        raise FormatError(msg, field="metadata")
+    return where, metadata
+
+
+class Shards:
+    """The files of a sharded model, one behind another: source, table and content of its `TensorFile`.
+
+    Rows and offsets are those of a shard plus its number times 2**64; `info` and `locate` give them as the shard does.
+    Order: shards by name, tensors as in their shard.
+
+    Parameters
+    ----------
+    index : Source
+        Of the index of shards.
+    shards : mapping of str to TensorFile
+        By name.
+    where : mapping of str to str
+        The shard of each tensor, as the index says.
+    metadata : mapping
+        That of the index.
+
+    Attributes
+    ----------
+    names : mapping of str to int
+        The row of each tensor.
+    """
+
+    # What no sharded model has.
+    vocab = config = tokenizer = sealed = None
+    is_mapped = False
+    layout = "sharded"
+    closed = False
+
+    def __init__(
+        self, index: Source, shards: Mapping[str, TensorFile], where: Mapping[str, str], metadata: dict[str, Any]
+    ) -> None:
+        self.path, self.name, self.absolute, self.identity = index.path, index.name, index.absolute, index.identity
+        self.fail_closed = index.fail_closed
+        self.size = sum(file.nbytes for file in shards.values())
+        self.warnings: list[str] = []
+        self.shards = shards
+        self._metadata = metadata
+        self._parts = [parts_of(file)[:2] for file in shards.values()]
+        self._detached = False
+        self._most = sum(map(len, shards.values()))
+        self.names = self._rows_by_name(where)
+        self._rows = frozenset(self.names.values())
+
+    def _rows_by_name(self, where: Mapping[str, str]) -> dict[str, int]:
+        """Return the row of each tensor of the index; refuse one that lies elsewhere or nowhere."""
+        rows: dict[str, int] = {}
+        for number, (shard, file) in enumerate(self.shards.items()):
+            for row, name in enumerate(file, number * _SHARD):
+                wanted = where.get(name)
+                if wanted == shard:
+                    rows.setdefault(name, row)
+                    continue
+                found = f"tensor {quoted(name)} lies in shard {quoted(shard)}"
+                if wanted is not None:
+                    msg = f"{found}, and the index places it in {quoted(wanted)}"
+                    raise LayoutError(msg, field="weight_map")
+                self.warnings.append(f"{found} and is not in the index")
+        missing = [name for name in where if name not in rows]
+        if missing:
+            what = f"tensor {quoted(missing[0])} is not in shard {quoted(where[missing[0]])}, where the index places it"
+            msg = f"{what} ({counted(len(missing), 'such tensor')})"
+            raise LayoutError(msg, field="weight_map")
+        return rows
+
+    def _at(self, place: int) -> tuple[Any, Any, int]:
+        """Return source and content of the shard of a row or an offset, and where that is in the shard."""
+        number, within = divmod(place, _SHARD)
         try:
-            file.verify()
-        except BaseException:
+            source, content = self._parts[number]
+        except IndexError:  # closed by another thread
+            self.fail_closed()
+        return source, content, within
+
+    # ------------------------------------------------------------------------------------------------- as a source
+    def check_unchanged(self) -> None:
+        """Do nothing: a look-up asks its own shard, see `place`."""
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
+        """Return an array of a shard: see `Source.array`."""
+        source, _, offset = self._at(offset)
+        array: NDArray[Any] = source.array(dtype, shape, offset, nbytes)
+        return array
+
+    def array_of(self, count: int, step: int, dtype: Any, shape: Any, offset: int, nbytes: int) -> NDArray[Any]:
+        """Return arrays of a shard as one: see `Source.array_of`."""
+        source, _, offset = self._at(offset)
+        array: NDArray[Any] = source.array_of(count, step, dtype, shape, offset, nbytes)
+        return array
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring in these ranges, each by its shard."""
+        wanted: dict[Any, list[tuple[int, int]]] = {}
+        for offset, nbytes in ranges:
+            source, _, within = self._at(offset)
+            wanted.setdefault(source, []).append((within, nbytes))
+        for source, parts in wanted.items():
+            source.prefetch(parts)
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether all shards are."""
+        return all(source.is_stable for source, _ in self._parts)
+
+    def close(self) -> None:
+        """Close every shard."""
+        self.closed = True
+        for file in self.shards.values():
             file.close()
-            raise
-    return file
+        self._parts = []
+
+    # ------------------------------------------------------------------------------------------------- as a table
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def find(self, name: object) -> int:
+        """Return the row of the tensor called `name`, or -1."""
+        return self.names.get(name, -1) if isinstance(name, str) else -1  # what is no string may not be hashable
+
+    def place(self, i: int) -> Place:
+        """Return dtype, shape, offset and bytes of row i. Raises `FileChangedError` when its shard was changed."""
+        source, content, row = self._at(i)
+        source.check_unchanged()
+        dtype, shape, offset, nbytes = content.table.place(row)
+        return dtype, shape, offset + (i - row), nbytes
+
+    def runs(self) -> Iterator[Run]:
+        """Yield all rows in file order: see `Table.runs`."""
+        for number, (source, content) in enumerate(self._parts):
+            start = number * _SHARD
+            source.check_unchanged()
+            if len(self._rows) == self._most:  # no shard has a tensor that the index lacks
+                for dtype, shape, offset, nbytes, count, step in content.table.runs():
+                    yield dtype, shape, start + offset, nbytes, count, step
+                continue
+            for i, row in enumerate(content.table.rows(), start):
+                if i in self._rows:
+                    yield row.dtype, row.shape, start + row.offset, row.nbytes, 1, 0
+
+    def detach_index(self) -> None:
+        """Copy the index of every shard into private memory."""
+        if not self._detached:
+            for file in self.shards.values():
+                detach_index(file)
+            self._detached = True
+
+    def check(self) -> None:
+        """Do nothing: verifying a shard checks its table."""
+
+    def disorder(self) -> None:
+        """Do nothing: verifying a shard reports its own."""
+
+    # ------------------------------------------------------------------------------------------------- as a content
+    @property
+    def table(self) -> Shards:
+        """Itself."""
+        return self
+
+    def ref(self, _: Any, i: int) -> TensorRef:
+        """Return where row i lies, in its shard."""
+        source, content, row = self._at(i)
+        if content.table.is_mapped:
+            source.check_unchanged()
+        ref: TensorRef = content.ref(source, row)
+        return ref
+
+    def refs(self, _: Any) -> Iterator[TensorRef]:
+        """Yield `ref` of every row, in file order."""
+        for number, file in enumerate(self.shards.values()):
+            for i, ref in enumerate(located(file), number * _SHARD):
+                if i in self._rows:
+                    yield ref
+
+    def quantized(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
+        """Return a quantised tensor of a shard."""
+        _, content, offset = self._at(row.offset)
+        tensor: QuantizedTensor = content.quantized(Row(row.dtype, row.shape, offset, row.nbytes), octets)
+        return tensor
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the index or a shard has metadata."""
+        return bool(self._metadata) or any(file.has_metadata for file in self.shards.values())
+
+    def load_metadata(self) -> dict[str, Any]:
+        """Return the metadata of the index, and of the shards entries on which those that have them agree."""
+        said: dict[str, list[Any]] = {}
+        for file in self.shards.values():
+            for key, value in file.metadata.items():
+                said.setdefault(key, []).append(value)
+        agreed = {key: values[0] for key, values in said.items() if all(value == values[0] for value in values)}
+        return agreed | self._metadata
+
+    def verify(self, run: Verification) -> None:
+        """Verify every shard."""
+        run.checked("index of shards")
+        run.warnings += disagreements(self, self.load_metadata())
+        for name, file in self.shards.items():
+            start = run.done
+            report = file.verify(progress=lambda done, _, start=start: run.reached(start + done))  # type: ignore[misc]
+            run.checks += [f"{name}: {check}" for check in report.checks]
+            run.warnings += [f"{name}: {warning}" for warning in report.warnings]
 
 
 def _shard_name(name: object) -> str:
@@ -118,289 +361,29 @@ def _shard_name(name: object) -> str:
     return name
 
 
-class ShardedTensorFile(TensorFile):
-    """A model of several files, as one.
-
-    Its `path` is that of the index, and `info(name).offset` counts within the shard. Its metadata is the index's, and
-    what the shards say besides: an entry that the index lacks and that has one value in all shards that have it. Where
-    shards disagree on a value, the model has no such entry, and `disagreements` tells.
-
-    Shards are opened with the model; a shard that is missing, or that lacks a tensor it should have, or that has one
-    that the index places elsewhere, is a `LayoutError`. Order: shards by name, tensors as in their shard.
-
-    Of up to 64 shards each keeps the descriptor of its file, as a single file does. With more of them none does, for a
-    process has few: they are mapped when the model is opened, and their files closed again. `read`, `verify` and
-    conversions then open a shard by its path and raise `FileChangedError` when it is another file by now. A look-up
-    asks the path, and not a descriptor, whether the file is unchanged; one that was replaced by rename or deleted is
-    no changed file to it here either, for the mapping keeps the old one.
-    """
-
-    __slots__ = ("_closed", "_index", "_nbytes", "_settled", "_shards", "_warnings", "_where")
-
-    def __init__(self, index: Source, content: dict[str, Any], options: Options) -> None:
-        where = content.get("weight_map")
-        if not isinstance(where, dict):
-            msg = "the index of shards has no weight_map, an object of tensor names and shard names"
-            raise FormatError(msg, field="weight_map")
-        options.limits.check("max_tensors", len(where), "number of tensors")
-        metadata = content.get("metadata", {})
-        if not isinstance(metadata, dict):
-            msg = "metadata of the index of shards is no object"
-            raise FormatError(msg, field="metadata")
-        folder = os.path.dirname(index.path or "")
-        names = sorted({_shard_name(name) for name in where.values()})
-        options.limits.check("max_shards", len(names), "number of shards")
-        self._shards: dict[str, TensorFile] = {}
-        self._where: dict[str, str] = {}
-        self._warnings: list[str] = []
-        self._closed = self._settled = False
-        self._source = index
-        self._embeddings = False
-        self._options = options
-        try:
-            for name in names:
-                shard = self._shards[name] = self._open_shard(folder, name, options)
-                if len(names) > _KEPT:
-                    shard.release_descriptor()
-            self._place(where)
-            self._check_total(metadata)
-        except BaseException:
-            self.close()
+def _open_shard(folder: str, name: str, options: Options) -> TensorFile:
+    # verify="full" verifies the model as a whole, once it is open.
+    asked = Options(**options.keywords(verify="header" if options.checked else "none"))
+    path = os.path.join(folder, name)
+    if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
+        # An index that names an index could name itself, and would be opened for ever.
+        msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
+        raise LayoutError(msg, field="weight_map")
+    try:
+        return open_file(path, path, asked)
+    except OSError as error:
+        if error.errno not in _MISSING:
             raise
-        found = {shard.format for shard in self._shards.values()}
-        self.format = found.pop() if len(found) == 1 else "mixed"
-        self.layout = "sharded"
-        self._nbytes = sum(shard.nbytes for shard in self._shards.values())
-        self._metadata = None
-        self._index = metadata
-
-    def _open_shard(self, folder: str, name: str, options: Options) -> TensorFile:
-        # verify="full" verifies the model as a whole, once it is open.
-        asked = Options(**options.keywords(verify="header" if options.checked else "none"))
-        path = os.path.join(folder, name)
-        if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
-            # An index that names an index could name itself, and would be opened for ever.
-            msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
-            raise LayoutError(msg, field="weight_map")
-        try:
-            return open_file(path, path, asked)
-        except OSError as error:
-            if error.errno not in _MISSING:
-                raise
-            msg = f"shard {quoted(name)}, which the index names, is missing"
-            raise LayoutError(msg, field="weight_map") from None
-
-    def _place(self, where: Mapping[str, str]) -> None:
-        for shard_name, shard in self._shards.items():
-            for tensor in shard:
-                wanted = where.get(tensor)
-                if wanted == shard_name:
-                    self._where[tensor] = shard_name
-                elif wanted is not None:
-                    found = f"tensor {quoted(tensor)} lies in shard {quoted(shard_name)}"
-                    msg = f"{found}, and the index places it in {quoted(wanted)}"
-                    raise LayoutError(msg, field="weight_map")
-                else:
-                    found = f"tensor {quoted(tensor)} lies in shard {quoted(shard_name)}"
-                    self._warnings.append(f"{found} and is not in the index")
-        missing = [tensor for tensor in where if tensor not in self._where]
-        if missing:
-            what = f"tensor {quoted(missing[0])} is not in shard {quoted(where[missing[0]])}, where the index places it"
-            msg = f"{what} ({counted(len(missing), 'such tensor')})"
-            raise LayoutError(msg, field="weight_map")
-
-    def _check_total(self, metadata: Mapping[str, Any]) -> None:
-        stated = metadata.get("total_size")
-        total = sum(place.row.nbytes for place in self.located())
-        if stated is not None and stated != total:
-            error = LayoutError(
-                "total_size of the index of shards",
-                field="total_size",
-                actual=stated,
-                expected=f"{total}, the bytes of all tensors",
-            )
-            self._options.tolerate(error, self._warnings)
-
-    # ---------------------------------------------------------------------------- what one file does otherwise
-    def __getitem__(self, name: str) -> Any:
-        self._check_open()
-        return self._shards[self._shard_of(name)][name]
-
-    def _shard_of(self, name: object) -> str:
-        shard = self._where.get(name) if isinstance(name, str) else None  # what is no string may not be hashable
-        if shard is None:
-            raise self._not_found(name)
-        return shard
-
-    def __contains__(self, name: object) -> bool:
-        self._check_open()
-        return isinstance(name, str) and name in self._where
-
-    def __len__(self) -> int:
-        return len(self._where)
-
-    def __iter__(self) -> Iterator[str]:
-        self._check_open()
-        return iter(self._where)
-
-    def locate(self, name: str) -> TensorRef:
-        """Return where a tensor lies within its shard."""
-        self._check_open()
-        return self._shards[self._shard_of(name)].locate(name)
-
-    def located(self) -> Iterator[TensorRef]:
-        """Yield `locate` of every tensor, in file order."""
-        for shard_name, shard in self._shards.items():
-            for name, located in zip(shard, shard.located(), strict=True):
-                if self._where.get(name) == shard_name:
-                    yield located
-
-    def _arrays(self) -> Iterator[Any]:
-        for shard_name, shard in self._shards.items():
-            for name, array in shard.items():
-                if self._where.get(name) == shard_name:
-                    yield array
-
-    def _prefetch_all(self) -> None:
-        for shard in self._shards.values():
-            shard.prefetch()
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all shards together, in bytes."""
-        return self._nbytes
-
-    @property
-    def is_stable(self) -> bool:
-        """Whether all shards are: see `TensorFile.is_stable`."""
-        self._check_open()
-        return all(shard.is_stable for shard in self._shards.values())
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The metadata of the index, and what the shards agree on besides; read-only."""
-        metadata = self._metadata
-        if metadata is None:
-            self._check_open()
-            said = self._said()
-            agreed = {key: values[0][1] for key, values in said.items() if all(v == values[0][1] for _, v in values)}
-            metadata = self._metadata = MappingProxyType({**agreed, **self._index})
-        return metadata
-
-    def _said(self) -> dict[str, list[tuple[str, Any]]]:
-        """Return what the shards say where the index says nothing: by key, the names of shards and their values."""
-        said: dict[str, list[tuple[str, Any]]] = {}
-        for name, shard in self._shards.items():
-            for key, value in shard.metadata.items():
-                if key not in self._index:
-                    said.setdefault(key, []).append((name, value))
-        return said
-
-    @property
-    def disagreements(self) -> list[str]:
-        """What shards disagree on, one line for each entry of their metadata."""
-        self._check_open()
-        found = []
-        for key, (first, *others) in self._said().items():
-            other = next((other for other in others if other[1] != first[1]), None)
-            if other is not None:
-                values = " and ".join(f"{quoted(value)} in {quoted(name)}" for name, value in (first, other))
-                found.append(f"the shards disagree on the metadata entry {quoted(key)}: {values}")
-        return found
-
-    @property
-    def has_metadata(self) -> bool:
-        """Whether the index or a shard has metadata."""
-        return bool(self._index) or any(shard.has_metadata for shard in self._shards.values())
-
-    @property
-    def vocab(self) -> None:
-        """None: shards have no vocabulary."""
-
-    @property
-    def config(self) -> None:
-        """None: shards have no configuration."""
-
-    @property
-    def tokenizer(self) -> None:
-        """None: shards have no tokenizer."""
-
-    @property
-    def shards(self) -> Mapping[str, TensorFile]:
-        """The files of the model, by name."""
-        return dict(self._shards)
-
-    @property
-    def identities(self) -> Mapping[str, tuple[int, ...]]:
-        """Device, inode, size and modification time of the index and of every shard, by name."""
-        index = os.path.basename(self._source.absolute or "")
-        return {index: self._source.identity} | {name: shard.identity for name, shard in self._shards.items()}
-
-    def detach_index(self) -> None:
-        """Hold the index of every shard: see `TensorFile.detach_index`."""
-        self._check_open()
-        if not self._settled:
-            for shard in self._shards.values():
-                shard.detach_index()
-            self._settled = True
-
-    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Verify every shard: see `TensorFile.verify`."""
-        self._check_open()
-        checks: list[str] = ["index of shards"]
-        warnings = [*self._warnings, *self.disagreements]
-        reasons: list[str | None] = []
-        done = 0
-        for name, shard in self._shards.items():
-            start = done
-            report = shard.verify(progress=progress and (lambda n, _, start=start: progress(start + n, self._nbytes)))  # type: ignore[misc]
-            done += shard.nbytes
-            checks += [f"{name}: {check}" for check in report.checks]
-            warnings += [f"{name}: {warning}" for warning in report.warnings]
-            reasons.append(report.structure_only)
-        why = _in_common(reasons)
-        return VerifyReport(self.path, self.format, self.layout, tuple(checks), tuple(warnings), done, why)
-
-    def check_unchanged(self) -> None:
-        """Raise `FileChangedError` when a shard is no longer what it was when it was opened."""
-        self._check_open()
-        for shard in self._shards.values():
-            shard.check_unchanged()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            self._source.fail_closed()
-
-    def close(self) -> None:
-        """Close every shard."""
-        self._closed = True
-        for shard in self._shards.values():
-            shard.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._source.absolute, self._options.keywords(), self.identities)
-
-    def __repr__(self) -> str:
-        state = "closed " if self._closed else ""
-        counts = f"{counted(len(self._shards), 'shard')}, {counted(len(self), 'tensor')}, {self._nbytes} bytes"
-        return f"<{state}TensorFile {escape(repr(self._source.name))}: {counts}>"
+        msg = f"shard {quoted(name)}, which the index names, is missing"
+        raise LayoutError(msg, field="weight_map") from None
 
 
-def _in_common(reasons: list[str | None]) -> str | None:
-    """Say for a whole model why shards could be checked for their structure alone; where some could not, how many."""
-    counts = Counter(reason for reason in reasons if reason is not None)
-    if len(counts) == 1 and None not in reasons:
-        return next(iter(counts))
-    return "; ".join(f"{reason} ({count} of {len(reasons)} shards)" for reason, count in counts.items()) or None
-
-
-def _reopen(path: str, options: dict[str, Any], identities: Mapping[str, tuple[int, ...]]) -> TensorFile:
-    # Compared before anything is parsed, for another file may be no model at all; and once more when all are open.
-    for name, identity in identities.items():
-        source_of(os.path.join(os.path.dirname(path), name), "mmap", identity).close()
-    file = open_sharded(path, Options(**options))
-    if not isinstance(file, ShardedTensorFile) or file.identities != identities:
-        file.close()
-        msg = "a file of the model is no longer the one that the pickled handle was opened on"
-        raise FileChangedError(msg, path=path)
-    return file
+def _check_total(shards: Shards, metadata: Mapping[str, Any], options: Options) -> None:
+    """Compare the size that the index states with that of all tensors."""
+    stated = metadata.get("total_size")
+    total = sum(ref.row.nbytes for ref in shards.refs(None))
+    if stated is not None and stated != total:
+        expected = f"{total}, the bytes of all tensors"
+        what = "total_size of the index of shards"
+        error = LayoutError(what, field="total_size", actual=stated, expected=expected)
+        options.tolerate(error, shards.warnings)

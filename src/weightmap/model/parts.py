@@ -1,0 +1,150 @@
+"""What this package asks of a `TensorFile` and users do not: where tensors lie, whether a file changed, which files.
+
+The rooms above call these functions, so that the handle itself has only members that are meant for users.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
+from weightmap.index.spelling import alike
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from weightmap.io.source import Source
+    from weightmap.quant.ref import TensorRef
+
+__all__ = [
+    "Closed",
+    "check_index",
+    "check_open",
+    "check_unchanged",
+    "detach_index",
+    "disagreements",
+    "files_of",
+    "identities",
+    "locate",
+    "located",
+    "name_of",
+    "not_found",
+    "parts_of",
+]
+
+
+def parts_of(file: Any) -> tuple[Any, Any, Any]:
+    """Return source, content and options of a `TensorFile`. Of a sharded model a `Shards` is source and content."""
+    return file._source, file._content, file._options
+
+
+def files_of(file: Any) -> Collection[Any]:
+    """Return the files of a sharded model; for any other, the file itself."""
+    return file.shards.values() or (file,)
+
+
+def name_of(file: Any) -> str:
+    """Return what messages call a file: its path, or a word in angle brackets such as ``<bytes>``."""
+    name: str = file._source.name
+    return name
+
+
+def identities(file: Any) -> dict[str, tuple[int, ...]]:
+    """Return the `Source.identity` of each file, by name: of a sharded model those of its index and its shards."""
+    source = file._source
+    shards: Mapping[str, Any] = file.shards
+    return {os.path.basename(source.absolute): source.identity} | {
+        name: shard._source.identity for name, shard in shards.items()
+    }
+
+
+def check_open(file: Any) -> None:
+    """Raise `ClosedError` when the handle was closed."""
+    if file._source.closed:
+        file._source.fail_closed()
+
+
+def check_unchanged(file: Any) -> None:
+    """Raise `FileChangedError` when a file no longer has the size and modification time it was opened with."""
+    check_open(file)
+    for part in files_of(file):
+        part._source.check_unchanged()
+
+
+def check_index(file: Any) -> None:
+    """Check the file before its index is used: where that is mapped, a file that shrank is then no fault."""
+    source = file._source
+    if source.closed:
+        source.fail_closed()
+    if file._table.is_mapped:
+        source.check_unchanged()
+
+
+def detach_index(file: Any) -> None:
+    """Copy a mapped index into private memory: what is read from now on touches no mapping."""
+    check_index(file)
+    try:
+        file._table.detach_index()
+    except TensorFileError as error:
+        raise error.located(path=file._source.name, format=file.format) from None
+
+
+def locate(file: Any, name: str) -> TensorRef:
+    """Return where a tensor lies. Raises `TensorNotFoundError`."""
+    check_index(file)
+    i = file._table.find(name)
+    if i < 0:
+        raise not_found(file, name)
+    try:
+        ref: TensorRef = file._content.ref(file._source, i)
+    except TensorFileError as error:
+        raise error.located(path=file._source.name, format=file.format) from None
+    return ref
+
+
+def located(file: Any) -> Iterator[TensorRef]:
+    """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
+    try:
+        yield from file._content.refs(file._source)
+    except TensorFileError as error:
+        raise error.located(path=file._source.name, format=file.format) from None
+
+
+def not_found(file: Any, name: object) -> TensorNotFoundError:
+    """Return the error for a name that no tensor has, with the names that are close to it."""
+    close = alike(str(name), file)
+    hint = f"; close: {', '.join(map(quoted, close))}" if close else ""
+    message = f"no tensor is called {quoted(name)} among {len(file)}{hint}"
+    return TensorNotFoundError(message, path=file._source.name, format=file.format)
+
+
+def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
+    """Return one line for each entry that the `metadata` of a model lack because its shards have several values."""
+    found = []
+    values: dict[str, list[tuple[str, Any]]] = {}
+    for name, shard in file.shards.items():
+        for key, value in shard.metadata.items():
+            values.setdefault(key, []).append((name, value))
+    for key, (first, *others) in values.items():
+        other = next((other for other in others if other[1] != first[1]), None)
+        if key not in metadata and other is not None:
+            said = " and ".join(f"{quoted(value)} in {quoted(name)}" for name, value in (first, other))
+            found.append(f"the shards disagree on the metadata entry {quoted(key)}: {said}")
+    return found
+
+
+class Closed:
+    """Stand-in for a closed handle's table and content: any access but `len` raises `ClosedError`."""
+
+    __slots__ = ("_count", "_source")
+
+    def __init__(self, source: Source, count: int) -> None:
+        self._source = source
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getattr__(self, _: str) -> NoReturn:
+        self._source.fail_closed()

@@ -1,0 +1,48 @@
+"""`TensorFile.verify`: a handle's files read once, and what can be said of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from weightmap.errors import TensorFileError
+from weightmap.formats import Verification, by_name
+from weightmap.model.parts import check_open, files_of, parts_of
+from weightmap.model.reports import VerifyReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["verify"]
+
+
+def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyReport:
+    """Do what `TensorFile.verify` says."""
+    check_open(file)
+    source, content, options = parts_of(file)
+    table = content.table
+    try:
+        source.check_unchanged()
+        table.detach_index()
+        run = Verification(source, options, progress)
+        if not options.checked:  # opening has not
+            table.check()
+        content.verify(run)
+        disorder = table.disorder()
+        if disorder is not None:
+            run.warn(str(disorder))
+    except TensorFileError as error:
+        raise error.located(path=source.name, format=file.format) from None
+    if progress is not None and run.done != source.size:
+        progress(source.size, source.size)
+    why = _in_common([by_name(part.format).structure_only(parts_of(part)[1]) for part in files_of(file)])
+    warnings = (*content.warnings, *run.warnings)
+    return VerifyReport(source.path, file.format, file.layout, tuple(run.checks), warnings, run.done, why)
+
+
+def _in_common(reasons: list[str | None]) -> str | None:
+    """Say why the files of a model were checked for their structure alone; where only some were, how many."""
+    counts = Counter(reason for reason in reasons if reason is not None)
+    if len(counts) == 1 and None not in reasons:
+        return next(iter(counts))
+    return "; ".join(f"{reason} ({count} of {len(reasons)} shards)" for reason, count in counts.items()) or None
