@@ -38,6 +38,8 @@ class RecordTable(Table):
     start : int
         Offset of the index in the file, for messages.
     rules : Rules
+    loaded : bytes, optional
+        The index, where it was read already.
     """
 
     RECORD = struct.Struct("<I2BH4IQ")
@@ -46,11 +48,16 @@ class RecordTable(Table):
     _bytes: Index | None = None
     is_mapped = True
 
-    def __init__(self, load: Callable[..., Index], count: int, start: int, rules: Rules) -> None:
+    def __init__(
+        self, load: Callable[..., Index], count: int, start: int, rules: Rules, loaded: bytes | None = None
+    ) -> None:
         self.count = count
         self.rules = rules
         self._load = load
         self._start = start
+        if loaded is not None:
+            self._bytes = loaded
+            self.is_mapped = False
 
     @property
     def _index(self) -> Index:
@@ -129,7 +136,10 @@ class RecordTable(Table):
     def check(self) -> None:
         """Check every record and name by one call into C: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
-        found = kernels.records_check(self._index, self.count, rules.native, rules.declared, rules.room, lax=rules.lax)
+        index = self._bytes
+        found = kernels.records_check(
+            self._index if index is None else index, self.count, rules.native, rules.declared, rules.room, lax=rules.lax
+        )
         if isinstance(found, int):
             self.names_size = found
         elif found.kind == "NAME_FLOOD":

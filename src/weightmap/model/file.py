@@ -12,7 +12,10 @@ from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, counted, escape, quoted
 from weightmap.index.table import Row
 from weightmap.model.parts import (
+    OCTET,
     Closed,
+    Items,
+    Values,
     check_index,
     check_open,
     detach_index,
@@ -40,9 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorFile"]
 
-# Fewer tensors than this are made one by one.
-_RUN = 4
-_OCTET = np.dtype(np.uint8)
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -124,7 +124,7 @@ class TensorFile(Mapping[str, Any]):
                     if dtype.quantized:
                         return self._quantized(Row(dtype, shape, offset, nbytes))
                     if dtype.packed:
-                        return source.array(_OCTET, (nbytes,), offset, nbytes)
+                        return source.array(OCTET, (nbytes,), offset, nbytes)
                     stored = numpy_dtype(dtype)
                 return source.array(stored, shape, offset, nbytes)
         except TensorFileError as error:
@@ -152,37 +152,16 @@ class TensorFile(Mapping[str, Any]):
 
     def values(self) -> ValuesView[Any]:
         """Return a view of all tensors, in file order."""
-        return _Values(self)
+        return Values(self)
 
     def items(self) -> ItemsView[str, Any]:
         """Return a view of all pairs of name and tensor, in file order."""
-        return _Items(self)
+        return Items(self)
 
     def _quantized(self, row: Row) -> QuantizedTensor:
         """Return a quantised tensor over the mapped bytes."""
         assert self._content.quantized is not None  # noqa: S101 - a format that has schemes has this
-        return self._content.quantized(row, self._source.array(_OCTET, (row.nbytes,), row.offset, row.nbytes))
-
-    def _arrays(self) -> Iterator[Any]:
-        """Yield all tensors."""
-        check_open(self)
-        source = self._source
-        try:
-            source.check_unchanged()
-            for dtype, shape, offset, nbytes, count, step in self._table.runs():
-                if dtype.quantized:
-                    yield self._quantized(Row(dtype, shape, offset, nbytes))
-                    continue
-                dims, stored = ((nbytes,), _OCTET) if dtype.packed else (shape, dtype.numpy or numpy_dtype(dtype))
-                if count >= _RUN and dims and nbytes:
-                    # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a
-                    # fifth. (Not of empty ones: the dimensions of all together may be more than numpy can count.)
-                    yield from source.array_of(count, step, stored, dims, offset, nbytes)
-                else:
-                    for k in range(count):
-                        yield source.array(stored, dims, offset + k * step, nbytes)
-        except TensorFileError as error:
-            raise error.located(path=source.name, format=self.format) from None
+        return self._content.quantized(row, self._source.array(OCTET, (row.nbytes,), row.offset, row.nbytes))
 
     # ----------------------------------------------------------------------------------------------- properties
     @property
@@ -407,23 +386,6 @@ class TensorFile(Mapping[str, Any]):
 
     def __eq__(self, other: object) -> bool:
         return self is other
-
-
-class _Values(ValuesView[Any]):
-    __slots__ = ()
-    _mapping: TensorFile
-
-    def __iter__(self) -> Iterator[Any]:
-        check_open(self._mapping)
-        return self._mapping._arrays()  # noqa: SLF001
-
-
-class _Items(ItemsView[str, Any]):
-    __slots__ = ()
-    _mapping: TensorFile
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return zip(self._mapping, self._mapping._arrays(), strict=True)  # noqa: SLF001
 
 
 def _info(name: str, row: Row) -> TensorInfo:

@@ -6,10 +6,15 @@ The rooms above call these functions, so that the handle itself has only members
 from __future__ import annotations
 
 import os
+from collections.abc import ItemsView, ValuesView
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
+from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
 from weightmap.index.spelling import alike
+from weightmap.index.table import Row
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Closed",
+    "Items",
+    "Values",
+    "arrays",
     "check_index",
     "check_open",
     "check_unchanged",
@@ -32,6 +40,10 @@ __all__ = [
     "not_found",
     "parts_of",
 ]
+
+# Fewer tensors than this are made one by one.
+_RUN = 4
+OCTET = np.dtype(np.uint8)
 
 
 def parts_of(file: Any) -> tuple[Any, Any, Any]:
@@ -132,6 +144,49 @@ def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
             said = " and ".join(f"{quoted(value)} in {quoted(name)}" for name, value in (first, other))
             found.append(f"the shards disagree on the metadata entry {quoted(key)}: {said}")
     return found
+
+
+def arrays(file: Any) -> Iterator[Any]:
+    """Yield all tensors, in file order."""
+    check_open(file)
+    source = file._source
+    try:
+        source.check_unchanged()
+        for dtype, shape, offset, nbytes, count, step in file._table.runs():
+            if dtype.quantized:
+                yield file._quantized(Row(dtype, shape, offset, nbytes))
+                continue
+            dims, stored = ((nbytes,), OCTET) if dtype.packed else (shape, dtype.numpy or numpy_dtype(dtype))
+            if count >= _RUN and dims and nbytes:
+                # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a
+                # fifth. (Not of empty ones: the dimensions of all together may be more than numpy can count.)
+                yield from source.array_of(count, step, stored, dims, offset, nbytes)
+            else:
+                for k in range(count):
+                    yield source.array(stored, dims, offset + k * step, nbytes)
+    except TensorFileError as error:
+        raise error.located(path=source.name, format=file.format) from None
+
+
+class Values(ValuesView[Any]):
+    """All tensors of a handle, in file order."""
+
+    __slots__ = ()
+    _mapping: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        check_open(self._mapping)
+        return arrays(self._mapping)
+
+
+class Items(ItemsView[str, Any]):
+    """All names and tensors of a handle, in file order."""
+
+    __slots__ = ()
+    _mapping: Any
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return zip(self._mapping, arrays(self._mapping), strict=True)
 
 
 class Closed:

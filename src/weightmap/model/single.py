@@ -24,6 +24,12 @@ INDEX_SUFFIX = ".index.json"
 
 DEFAULT_LIMITS = Limits()
 _IMPORTERS = tuple(IMPORTERS.values())
+# `os.environ.get` takes 4 us, a quarter of opening, to say that it lacks a name. The dictionary behind it is always up
+# to date; where there is none, or one of another kind, the public one serves.
+_environment: Any = getattr(os.environ, "_data", None)
+_MODE_VARIABLE: Any = b"WEIGHTMAP_MODE"
+if type(_environment) is not dict or os.name == "nt":
+    _environment, _MODE_VARIABLE = os.environ, "WEIGHTMAP_MODE"
 
 
 def mode_of(mode: str | None) -> str:
@@ -43,7 +49,9 @@ def mode_of(mode: str | None) -> str:
 
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
-    return open_opened(open_source(source, path, mode_of(options.mode)), options)
+    mode = options.mode
+    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else mode_of(mode)
+    return open_opened(open_source(source, path, chosen), options)
 
 
 def open_opened(source: Source, options: Options) -> TensorFile:

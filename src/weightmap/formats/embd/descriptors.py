@@ -42,6 +42,6 @@ def check_table(table: RecordTable, start: int, data: int) -> None:
     `start` is the offset of the index, `data` that of the data.
     """
     table.check()
-    end = start + DESCRIPTOR.size * len(table) + table.names_size
+    end = start + DESCRIPTOR.size * table.count + table.names_size
     if data - end >= ALIGNMENT:
         check_gap("tensor_data_offset", end, data)

@@ -49,16 +49,19 @@ def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, .
     warnings: list[str] = []
     _check_header(source, head, header, footer, options, warnings)
     _, _, _, flags, metadata_offset, metadata_size, _, _, start, count, data, data_size, *_ = header
-    metadata = take(source, head, metadata_offset, metadata_size)
+    end, size = metadata_offset + metadata_size, data - start
+    metadata = head[metadata_offset:end] if end <= len(head) else source.pread(metadata_offset, metadata_size)
     vocab = vocabulary(source, head, header) if flags & VOCAB_EMBEDDED else None
-    size = data - start
 
     def index(*, private: bool = False) -> bytes | NDArray[np.uint8]:
         if size <= READ_INDEX or ((private or source.private) and not source.in_memory):
             return take(source, head, start, size)
         return source.octets[start:data]
 
-    table = RecordTable(index, count, start, record_rules(flags, data, data_size, source.size, options))
+    loaded = None
+    if options.checked and size <= READ_INDEX:
+        loaded = head[start:data] if data <= len(head) else source.pread(start, size)
+    table = RecordTable(index, count, start, record_rules(flags, data, data_size, source.size, options), loaded)
     if options.verify == "full":
         table.detach_index()
     if options.checked:
