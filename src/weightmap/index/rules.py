@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
-from weightmap.dtypes import NUMPY_MAX_NDIM
+from weightmap.dtypes import DECLARED, NUMPY_MAX_NDIM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,6 +66,7 @@ class Rules:
     __slots__ = ("base", "data_size", "declared", "lax", "room")
     dtypes: Sequence[DType | None] = ()
     bits = b""
+    sized: Sequence[int] = ()  # codes of schemes, whose bytes a row states
     min_ndim = 0
     max_ndim = NUMPY_MAX_NDIM
     ndims = range(NUMPY_MAX_NDIM + 1)
@@ -82,6 +83,7 @@ class Rules:
         # One entry for each value of a byte, so that a look-up does not ask how many there are.
         cls.dtypes = (*cls.dtypes, *(None,) * (256 - len(cls.dtypes)))
         cls.bits = bytes(0 if dtype is None else dtype.bits for dtype in cls.dtypes)
+        cls.sized = [code for code, bits in enumerate(cls.bits) if bits == DECLARED]
         cls.ndims = range(cls.min_ndim, cls.max_ndim + 1)
         cls.native = kernels.row_rules(cls)
 

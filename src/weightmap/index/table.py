@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap import kernels
-from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.index.rules import INT64_MAX, U64_MAX, Rules
 
@@ -158,10 +157,9 @@ class Table:
         A run is dtype, shape, offset and bytes of its first row, the number of its rows, and the bytes from one to the
         next.
         """
-        declared = [code for code, bits in enumerate(self.rules.bits) if bits == DECLARED]
         for first in range(0, self.count, _BATCH):
             codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self.count))
-            starts = _starts(codes, ndims, dims, offsets, declared)
+            starts = _starts(codes, ndims, dims, offsets, self.rules.sized)
             count = len(codes)
             columns = (part[starts].tolist() for part in (codes, ndims, dims, offsets))
             for start, end, code, ndim, shape, offset in zip(
