@@ -244,6 +244,10 @@ TOO_MUCH: dict[str, tuple[bytes, str]] = {
     "100,000 inline tables": (b"a = [\n" + b"{a = 1},\n" * 100_000 + b"]", "keys"),
     "dotted keys under a long name": (b"[" + b"h." * 100 + b"h]\n" + many(b"a%d.b = 1\n", 100_000), "keys"),
     "dotted keys of 100 parts": (many(b"a%d" + b".a" * 99 + b" = 1\n", 1000), "keys"),
+    "dotted keys of 100 parts in an inline table": (
+        b"a = {" + many(b"a%d" + b".a" * 99 + b" = 1, ", 1000) + b"b = 1}",
+        "keys",
+    ),
     "names of 100 parts": (many(b"[a%d" + b".a" * 99 + b"]\n", 1000), "keys"),
 }
 
