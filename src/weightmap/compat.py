@@ -10,17 +10,16 @@ Change the import, keep the code::
 
 What differs from safetensors 0.8:
 
-- Tensors are views of the mapped file where safetensors copies. With ``framework="np"`` they are read-only (copy what
-  you want to change); with ``framework="pt"`` they can be written to, and the file stays as it was. For another device
-  than the CPU the file is mapped read-only, and goes there through a buffer of a few MiB.
-- Slices follow numpy in everything: negative steps, bounds past the end, ``None``, lists and masks (the last two copy).
-- bfloat16 and float8 work with ``framework="np"`` too, as types of ml_dtypes.
-- Quantised tensors come as float32, decoded. F4 comes as safetensors has it in torch, and as packed bytes to numpy; so
-  does F6 to both. Of these there are no slices.
-- Errors are those of weightmap, `SafetensorError` being a name for their root, and a numpy index out of bounds is an
-  IndexError.
-- `save_file` writes non-contiguous tensors right, and atomically. It writes safetensors, whatever the suffix;
-  `weightmap.save` is for other formats.
+- Tensors are views of the mapped file; safetensors copies. With ``framework="np"`` they are read-only; with
+  ``framework="pt"`` you may write to them, and the file does not change. For other devices than the CPU, the file is
+  mapped read-only and copied through a buffer of a few MiB.
+- Slices are numpy's: negative steps, bounds past the end, ``None``, lists and masks (the last two copy).
+- ``framework="np"`` has bfloat16 and float8 too, as types of ml_dtypes.
+- Quantised tensors are decoded to float32. F4 is torch's type in torch and packed bytes in numpy; F6 is packed bytes in
+  both. Neither has slices.
+- Errors are weightmap's, and `SafetensorError` is their root. A numpy index out of bounds is an IndexError.
+- `save_file` writes atomically, and non-contiguous tensors right. It writes safetensors whatever the suffix; other
+  formats take `weightmap.save`.
 """
 
 from __future__ import annotations
@@ -54,13 +53,12 @@ _DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
 class safe_open:  # noqa: N801 - the name that safetensors gave it
-    """Open a file and hand out its tensors as asked.
+    """A file whose tensors are arrays or tensors of torch.
 
     Parameters
     ----------
     filename : str or os.PathLike
-        A file of any format that weightmap reads, or a directory of shards; or what else `weightmap.open` takes, to
-        which bytes are content and never a path.
+        A file of any format, a directory of shards, or anything else that `weightmap.open` takes. Bytes are content.
     framework : str
         ``"np"`` or ``"numpy"`` for arrays; ``"pt"`` or ``"torch"`` for tensors.
     device : str or int, default "cpu"
@@ -71,7 +69,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     Raises
     ------
     UnsupportedError
-        The framework or the device is not known, or the file needs something that is not supported.
+        For an unknown framework or device, or an unsupported file.
     FormatError, OSError
         As `weightmap.open`.
     MissingDependencyError
@@ -99,7 +97,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
             self._device = torch_device(device)
         mode = None if backend == "mmap" else "copy"
-        # torch has no read-only tensors. What goes to another device is copied there, and never written to here.
+        # torch has no read-only tensors; those for another device are copied there, and never written to here.
         if mode is None and self._device is not None and self._device.type == "cpu":
             mode = "copy" if os.environ.get("WEIGHTMAP_MODE") in {"copy", "sealed"} else "cow"
         self._file = wm.open(filename, mode=mode)
@@ -138,17 +136,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return metadata if metadata or file.has_metadata else None
 
     def get_tensor(self, name: str) -> Any:
-        """Return a tensor.
-
-        Parameters
-        ----------
-        name : str
-            Its name.
-
-        Returns
-        -------
-        np.ndarray or torch.Tensor
-            A view of the file where the format and the device allow it.
+        """Return a tensor, as a view of the file where its type and the device allow it.
 
         Raises
         ------
@@ -187,7 +175,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return self._file
 
     def _deliver(self, array: np.ndarray[Any, Any]) -> Any:
-        """Return an array as what was asked for: itself, or a tensor on the device."""
+        """Return an array as it is, or as a tensor on the device."""
         if self._device is None:
             return array
         from weightmap.torch import to_device, to_torch
@@ -239,7 +227,7 @@ class SafeSlice:
             parts = (*parts, Ellipsis)  # keeps a single element an array, a view, instead of a scalar
         file = self._file()
         value = file[self._name]
-        # What is decoded is read, as by `TensorFile.read`, and not taken from the mapping.
+        # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
         whole = value if isinstance(value, np.ndarray) else locate(file, self._name).decoder()
         return self._deliver(whole[parts])
 
@@ -275,7 +263,7 @@ def save_file(
     tensor_dict : mapping of str to np.ndarray or torch.Tensor
         Any strides and byte order. Tensors of torch that share memory are written each in full.
     filename : str or os.PathLike
-        Of any suffix: it says nothing here.
+        Of any suffix.
     metadata : mapping of str to str, optional
         Free text to keep in the file.
 
@@ -297,7 +285,7 @@ def _dense(file: wm.TensorFile, name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _paired(tensor: Any, info: wm.TensorInfo) -> Any:
-    """Return the bytes of F4 as safetensors has them in torch: as pairs, where torch has these; else as they are."""
+    """Return F4 as pairs, as safetensors does, if torch has these; other tensors, and other torch, as it is."""
     import torch
 
     pairs = getattr(torch, PAIRS, None)

@@ -11,31 +11,30 @@ text       the same without the first line (GloVe)
 fasttext   a model of fastText, ``.bin``, version 12, dense
 ========== ===========================================================================================
 
-The names are finalfusion's. These are formats of `weightmap.convert` and not of `weightmap.open`: none of them says
-where its word 1,000 begins, text has no numbers that could be mapped, and the rows of fastText's words are not those
-that fastText answers with. Whoever wants to look words up converts once, and opens the result in microseconds.
+The names are finalfusion's. `weightmap.open` does not read these files, but says which of them a file is: none has an
+index of its words, text has no numbers to map, and fastText combines rows to answer for a word. Convert once, and open
+the result in microseconds.
 
-What they become
-----------------
-* By default, as finalfusion has it, the rows of words are divided by their L2 norms, which become the tensor "norms";
-  ``normalize=False`` keeps the rows as they are, and no norms. Rows of n-grams stay as they are. A row of zeros stays
-  one, with norm 0. For a target other than finalfusion the default is to keep the rows.
-* A fastText model becomes a vocabulary of kind "fasttext", its training options become metadata (they are left behind,
-  with a warning, where the package tomli_w is missing), and the row of each word becomes the mean of its own row and
-  those of its n-grams (all of them, those of ``</s>`` too, as in finalfusion; fastText itself answers for ``</s>``
-  alone with the bare row). A model without n-grams becomes a simple vocabulary.
-* Going back, rows are multiplied by their norms, unless ``normalize=True``; of fastText's rows the mean is undone.
+Conversion
+----------
+* To finalfusion, rows of words are divided by their L2 norms, which become the tensor "norms"; ``normalize=False``
+  keeps the rows, without norms. A row of zeros stays one, with norm 0. Rows of n-grams stay as they are, and so do all
+  rows for other targets.
+* A fastText model becomes a vocabulary of kind "fasttext", or a simple one if it has no n-grams. Its training options
+  become metadata (left behind, with a warning, without the package tomli_w). The row of each word becomes the mean of
+  its own row and those of its n-grams; of ``</s>`` too, as in finalfusion, where fastText itself returns the bare row.
+* On the way back, rows are multiplied by their norms, unless ``normalize=True``, and means for fastText are undone.
   Formats other than fastText's have no place for n-grams: their rows are left behind, with a warning.
-* ``subwords="explicit"`` lists the n-grams of the words of a bucket or fastText vocabulary in an explicit one, where
-  they take no more bytes than ``Limits.max_header_bytes``.
+* ``subwords="explicit"`` lists the n-grams of the words of a bucket or fastText vocabulary in an explicit one, up to
+  ``Limits.max_header_bytes``.
 * ``quantize="pq"`` stores the rows by product quantisation: see `train_pq`.
 
-What is refused
----------------
-Bytes that are not UTF-8, unless ``lossy=True`` replaces them; words that are there twice, also when that replacement
-made them so; numbers that are none, NaN or infinite; rows of another length; other counts than declared. The error
-names word or line, and the byte. Counts are held against the size of the file before anything is allocated by them.
-A word of a text file may contain spaces (some of GloVe's do) as long as what follows the first is no number.
+Errors
+------
+Bytes that are not UTF-8, unless ``lossy=True`` replaces them; repeated words, also those that the replacement makes
+equal; numbers that are malformed, NaN or infinite; rows of another length; other counts than declared. The error names
+word or line, and the byte. Counts are compared with the size of the file before they allocate anything. Words of a text
+file may contain spaces, as some of GloVe's do, unless a number follows the first space.
 """
 
 from weightmap.conversion.training import train_pq

@@ -446,6 +446,21 @@ def test_verify_json_has_each_outcome(write, run, tmp_path):
     assert document["files"][1]["error"]["type"] == "FileNotFoundError"
 
 
+def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
+    """What `convert` says of its arguments in Python is said of the options here."""
+    path, text = write(), tmp_path / "text"
+    text.write_bytes(b"a 1 2\n")
+    for options, said in (
+        (["--format", "nope"], "weightmap: --format is 'nope', expected one of "),
+        (["--layout", "nope"], "weightmap: --layout is 'nope', expected one of "),
+        (["--dtype", "layout=3"], "weightmap: --dtype is 'layout=3', expected one of "),
+        (["--format", "text", "--layout", "spec"], "weightmap: --layout is not for files of format text"),
+    ):
+        status, _, err = run("convert", text if "text" in options else path, tmp_path / "out.weights", *options)
+        assert status == 2
+        assert err.startswith(said)
+
+
 # --- diff
 
 

@@ -86,7 +86,7 @@ def test_words_with_spaces_in_text(put: Callable[..., Path], tmp_path: Path) -> 
 def test_blocks_are_joined_rightly(put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many blocks give what one block gives, wherever lines and words are cut."""
     rows, names = wb.matrix(400, 7), [f"wörd{i}" for i in range(400)]
-    for module in ("_lines", "word2vec.reading", "fasttext.reading", "_words"):
+    for module in ("_lines", "_word2vec", "fasttext.reading", "_words"):
         monkeypatch.setattr(f"weightmap.importers.{module}.BLOCK", 1000)
     for data in (wb.text(names, rows), wb.word2vec(names, rows), wb.fasttext(names, rows, 0, minn=0, maxn=0)):
         wm.convert(put(data), tmp_path / "out.fifu", normalize=False)

@@ -304,7 +304,7 @@ import resource, sys
 import numpy as np
 import weightmap as wm
 from weightmap.conversion import words as converting
-from weightmap.importers.word2vec import reading, writing
+from weightmap.importers import _word2vec
 import io; np.loadtxt(io.BytesIO(b"1 2"))
 wm.convert(sys.argv[1] + ".small", sys.argv[2] + ".small.fifu")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,8 +1,8 @@
 """The command line: ``weightmap COMMAND …`` (also ``python -m weightmap``).
 
-Results go to standard output, trouble and progress to standard error. With ``--json``, standard output gets one
-document in every case, also when the command fails. The exit status tells scripts what happened: see `main`. Nothing
-printed from a file or an argument carries control characters (`weightmap.cli.show`).
+Results go to standard output, errors and progress to standard error. With ``--json``, standard output gets exactly one
+document, also when the command fails. `main` lists the exit statuses. `weightmap.cli.show` escapes control characters
+in everything that comes from a file or an argument.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing optional dependency · 130 interrupted · 141 the reader of the output went away. SIGTERM and SIGHUP end
         the process, once no file that is half written is left.
     """
-    if sys.stdout is None or sys.stderr is None:  # closed by whoever started this: nowhere to tell anything
+    if sys.stdout is None or sys.stderr is None:  # closed by the program that started this one
         if sys.stderr is not None:
             sys.stderr.write("weightmap: standard output is closed\n")
         return INPUT_OUTPUT
@@ -56,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    """Run one command and tell of the error that ends it, if one does."""
+    """Run one command and report the error that ends it, if any."""
     try:
         args = build_parser().parse_args(argv)
         status: int = args.run(args)
         sys.stdout.flush()
-    except SystemExit as leaving:  # argparse has printed what --help or --version asks for
+    except SystemExit as leaving:  # after --help or --version
         return leaving.code if isinstance(leaving.code, int) else 2
     except BrokenPipeError:
         raise
@@ -74,7 +74,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _tell_in_json(argv: list[str], error: BaseException) -> None:
-    """Print the document of a command that failed. It has printed none: that is the last thing that a command does."""
+    """Print the document of a command that failed, which has printed none: commands print theirs last."""
     command = next((argument for argument in argv if not argument.startswith("-")), None)
     try:
         show.emit_json({"command": command, "error": error_document(error)})
@@ -86,7 +86,7 @@ def _tell_in_json(argv: list[str], error: BaseException) -> None:
 
 
 def _silence_stdout() -> None:
-    """Send what is still buffered to nowhere, or the interpreter would complain about it while it shuts down."""
+    """Discard buffered output, or the interpreter would complain about it while it shuts down."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):  # not a real file: nothing will be flushed into a pipe

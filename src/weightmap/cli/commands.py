@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import io
 import math
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import weightmap as wm
 from weightmap.cli import quantising, show
-from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
+from weightmap.cli.outcome import DIFFERENT, OK, no_embeddings
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, counted, quoted
+from weightmap.errors import counted, quoted
 from weightmap.formats import Plan
 from weightmap.io.atomic import write_plan
 from weightmap.model.opening import open_privately
@@ -32,46 +30,17 @@ if TYPE_CHECKING:
 
 
 def convert(args: argparse.Namespace) -> int:
-    """Write a file in another format and say what went along."""
-    start = time.perf_counter()
+    """Write a file in another format and say what stayed behind."""
     quantising.check(args.quantize, args)
-    try:
-        with show.progress_bar(f"convert {Path(args.src).name}") as progress:
-            report = wm.convert(
-                args.src,
-                args.dst,
-                format=args.format,
-                layout=args.layout,
-                include=args.include,
-                exclude=args.exclude,
-                dtype=args.dtype,
-                lossy=args.lossy,
-                normalize=args.normalize,
-                subwords=args.subwords,
-                progress=progress,
-                **quantising.options(args.quantize, args),
-            )
-    except TensorFileError:
-        raise
-    except (TypeError, ValueError) as error:  # a format, layout or type that does not exist
-        raise UsageError(reason(error)) from error
-    took = time.perf_counter() - start
+    names = ("format", "layout", "include", "exclude", "lossy", "normalize", "subwords")
+    given = {name: getattr(args, name) for name in names}
+    report, took = quantising.converted(args, "convert", **given, **quantising.options(args.quantize, args))
     if args.json:
-        document = {
-            "command": "convert",
-            "src": args.src,
-            "dst": args.dst,
-            "format": report.format,
-            "layout": report.layout,
-            "tensors": report.tensors,
-            "nbytes": report.nbytes,
-            "dropped": [{"name": name, "reason": why} for name, why in report.dropped],
-            "warnings": report.warnings,
-            "seconds": took,
-        }
-        if args.quantize is not None:
-            document |= {"quantized": [info._asdict() for info in report.quantized]}
-            document |= {"quantized_total": quantising.total(report.quantized)}
+        document = quantising.document(args, "convert", report, took)
+        if args.quantize is None:
+            del document["quantized"]
+        else:
+            document["quantized_total"] = quantising.total(report.quantized)
         show.emit_json(document)
         return OK
     quantising.emit_left_behind(report)
@@ -91,15 +60,12 @@ def diff(args: argparse.Namespace) -> int:
         show.emit_json(
             {
                 "command": "diff",
+                "equal": report.equal,
+                **report._asdict(),
                 "a": args.a,
                 "b": args.b,
-                "equal": report.equal,
-                "only_in_a": report.only_in_a,
-                "only_in_b": report.only_in_b,
                 "changed": [change._asdict() for change in report.changed],
                 "metadata": [{"key": key, "a": a, "b": b} for key, a, b in report.metadata],
-                "vocab": report.vocab,
-                "notes": report.notes,
             }
         )
         return OK if report.equal else DIFFERENT
@@ -151,7 +117,7 @@ def export(args: argparse.Namespace) -> int:
         source, row, _ = locate(file, args.name)
         check_unchanged(file)
         stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
-        # The types of ml_dtypes would be written as raw "void" records that numpy.load cannot interpret.
+        # numpy.load could not interpret the raw "void" records of ml_dtypes' types.
         chunks: Iterable[bytes | memoryview]
         if native := stored is not None and stored.type.__module__ == "numpy":
             dtype, chunks = stored, source.chunks(row.offset, row.nbytes)
@@ -166,9 +132,9 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[bytes | memoryview]) -> int:
-    """Write an array as `wm.save` writes: its bytes are row-major and little-endian. Return the size of the file.
+    """Write an array, row-major and little-endian, as `wm.save` writes files; return the size of the file.
 
-    Never in place, since `path` may be the very file that is read; and never over a device or a FIFO.
+    That is never in place, since `path` may be the file that is being read, and never over a device or a FIFO.
     """
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     head = io.BytesIO()

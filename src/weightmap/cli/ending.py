@@ -1,4 +1,4 @@
-"""Signals that end a command: first what it has begun is undone, and no file that is half written stays."""
+"""Signals that end a command: they undo what it has begun, and no half-written file stays."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 __all__ = ["undoing"]
 
-# Sent by whoever stops a service, and when a terminal is closed. (That of Ctrl+C is an exception of Python's anyway.)
+# Sent to stop a service, and by a terminal that closes. (Ctrl+C raises an exception in Python anyway.)
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class _Ended(BaseException):
-    """A signal has come that ends this process."""
+    """A signal that ends this process has come."""
 
 
 def undoing(command: Callable[[], int]) -> int:
-    """Call a command and return what it returns. A signal that ends it ends the process, as if nobody had noticed.
+    """Call a command and return its status. After undoing, a signal ends the process as it would have without us.
 
-    Signals that are ignored (nohup) or handled already stay so, as do all of them outside the main thread.
+    Signals that are ignored (nohup) or handled already stay so, and all do outside the main thread.
     """
     came: list[int] = []
 

@@ -9,11 +9,11 @@ OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
 
 
 class UsageError(Exception):
-    """A command line that asks for something that does not exist or that does not go together."""
+    """A command line with options that do not exist or contradict each other."""
 
 
 def no_embeddings(path: str) -> UsageError:
-    """Return the error of a command for words that was given a file without them."""
+    """Return the error of a command for words when the file has none."""
     return UsageError(f"{path}: holds no vocabulary with one matrix of embeddings")
 
 
@@ -29,7 +29,7 @@ def status_of(error: BaseException) -> int:
 def reason(error: BaseException) -> str:
     """Return the message of an error on one line."""
     if isinstance(error, OSError) and not isinstance(error, TensorFileError) and error.strerror:
-        # str() of an OSError begins with "[Errno 2]", which tells a reader nothing.
+        # str() of an OSError begins with "[Errno 2]", which means nothing to most readers.
         place = "" if error.filename is None else f"{_path_text(error.filename)}: "
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         return show.clean(f"{place}{error.strerror}{notes}")
@@ -45,7 +45,7 @@ def _option(remedy: Remedy) -> str:
 
 
 def error_document(error: BaseException) -> dict[str, object]:
-    """Return what JSON documents say of an error: its class, its message, and what is known of the place."""
+    """Return an error for JSON documents: class, message, and place as far as known."""
     place = getattr(error, "path" if isinstance(error, TensorFileError) else "filename", None)
     return {
         "type": type(error).__name__,

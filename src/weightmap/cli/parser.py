@@ -15,15 +15,17 @@ from weightmap.cli.outcome import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    _Command = Callable[..., argparse.ArgumentParser]
+
 _SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 _VERIFY = (
-    "Every file is tried and read to its end. A file without checksums can be checked for its structure only: changed "
-    "values in its tensors go unnoticed, and the first line about the file says so."
+    "Every file is read to its end, even after one has failed. In a file without checksums, changed values of tensors "
+    "go unnoticed: the first line about it says that only its structure was checked."
 )
 _DIFF = (
-    "Tensors, metadata and vocabulary count, formats may differ. A file and what convert made of it do not differ, "
-    "unless convert was asked to change something, or said that it renamed something or left it behind. What convert "
-    "adds by itself, such as the metadata of a model directory's config.json, is not counted."
+    "Tensors, metadata and vocabulary count; formats may differ. A file and its conversion do not differ, unless "
+    "convert was asked to change something, or reported that it renamed something or left it behind. What convert "
+    "adds, such as metadata from the config.json of a model directory, does not count."
 )
 _EPILOG = """\
 exit status:
@@ -57,6 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
+    _add_readers(command)
+    _add_writers(command)
+    _add_lookups(command)
+    return parser
+
+
+def _add_readers(command: _Command) -> None:
+    """Add the commands that read models and write none."""
     sub = command("inspect", reading.inspect, "show what a file holds", "No tensor data is read.")
     sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
     _add_json(sub)
@@ -67,29 +77,6 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("-v", "--verbose", action="store_true", help="list what was checked")
     _add_json(sub)
     _add_lenient(sub)
-
-    sub = command(
-        "convert", commands.convert, "write a file in another format or layout", "DST is replaced in one step."
-    )
-    sub.add_argument("src", metavar="SRC", help="a tensor file, a model directory, or word2vec, GloVe or fastText")
-    sub.add_argument("dst", metavar="DST", help="the file to write; its suffix tells the format")
-    sub.add_argument("--format", help="the format to write, whatever the suffix of DST")
-    sub.add_argument("--layout", help="a layout of that format other than its usual one")
-    sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
-    sub.add_argument("--include", metavar="GLOB", action="append", help="only tensors with such a name (repeatable)")
-    sub.add_argument("--exclude", metavar="GLOB", action="append", help="no tensor with such a name (repeatable)")
-    _add_quantisation(sub)
-    _add_words(sub)
-    _add_json(sub)
-
-    sub = command(
-        "quantize",
-        quantising.quantize,
-        "store the weights of a model as integers of few bits",
-        "DST (AMB) is replaced in one step. Tensors of one dimension and embeddings (by their names) stay as they are, "
-        "and so do tensors that are quantised already. A search finds the scales of least squared error.",
-    )
-    _add_quantize(sub)
 
     sub = command("diff", commands.diff, "compare two files", _DIFF)
     sub.add_argument("a", metavar="A", help="a tensor file, a model directory or an *.index.json")
@@ -107,6 +94,39 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("name", metavar="NAME", help="the name of the tensor")
     sub.add_argument("out", metavar="OUT", help="the .npy file to write")
 
+
+def _add_writers(command: _Command) -> None:
+    """Add the commands that write models."""
+    sub = command(
+        "convert", commands.convert, "write a file in another format or layout", "DST is replaced in one step."
+    )
+    sub.add_argument("src", metavar="SRC", help="a tensor file, a model directory, or word2vec, GloVe or fastText")
+    sub.add_argument("dst", metavar="DST", help="the file to write; its suffix decides the format")
+    sub.add_argument("--format", help="the format to write, whatever the suffix of DST")
+    sub.add_argument("--layout", help="a layout of that format other than its usual one")
+    sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
+    sub.add_argument(
+        "--include", metavar="GLOB", action="append", help="convert only tensors with such a name (repeatable)"
+    )
+    sub.add_argument(
+        "--exclude", metavar="GLOB", action="append", help="leave out tensors with such a name (repeatable)"
+    )
+    _add_quantisation(sub)
+    _add_words(sub)
+    _add_json(sub)
+
+    sub = command(
+        "quantize",
+        quantising.quantize,
+        "store the weights of a model as integers of few bits",
+        "DST (AMB) is replaced in one step. Tensors of one dimension, embeddings (by their names) and tensors that are "
+        "quantised already stay as they are. A search finds the scales of least squared error.",
+    )
+    _add_quantize(sub)
+
+
+def _add_lookups(command: _Command) -> None:
+    """Add the commands for words, and the demonstration."""
     sub = command("lookup", commands.lookup, "print the embeddings of words")
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("words", metavar="WORD", nargs="+")
@@ -120,7 +140,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("file", metavar="FILE")
         for name in names:
             sub.add_argument(name, metavar=name.upper())
-        sub.add_argument("-k", type=int, default=10, metavar="N", help="at most so many words (default: 10)")
+        sub.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
         _add_json(sub)
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
@@ -128,7 +148,6 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--model", metavar="FILE", help="a converted checkpoint, quantised or not; made if it does not exist"
     )
-    return parser
 
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:
@@ -136,9 +155,9 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dst", metavar="DST", help="the file to write")
     parser.add_argument("--scheme", required=True, metavar="SCHEME", choices=_SCHEMES, help=", ".join(_SCHEMES))
     _add_quantisation(parser)
-    parser.add_argument("--dtype", help="store what stays dense as this type, for example float16")
+    parser.add_argument("--dtype", help="store dense tensors as this type, for example float16")
     parser.add_argument(
-        "--include", metavar="GLOB", action="append", help="quantise just tensors with such a name (repeatable)"
+        "--include", metavar="GLOB", action="append", help="quantise only tensors with such a name (repeatable)"
     )
     parser.add_argument(
         "--exclude", metavar="GLOB", action="append", help="leave such tensors as they are (repeatable)"
@@ -157,7 +176,7 @@ def _add_quantisation(parser: argparse.ArgumentParser) -> None:
         help="for adaptive: bits per weight, 4.5 to 16 (default: 5); for pq: bits of a code, 1 to 8 (default: 8)",
     )
     parser.add_argument("--scale-type", choices=("fp16", "fp32"), help="the type of scales (default: fp16)")
-    parser.add_argument("--threads", type=int, metavar="N", help="at most so many threads (default: one for each CPU)")
+    parser.add_argument("--threads", type=int, metavar="N", help="use at most N threads (default: one for each CPU)")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
@@ -172,22 +191,22 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--subwords", choices=("explicit",), help="list the n-grams of a vocabulary with buckets")
     group.add_argument("--subquantizers", type=int, metavar="N", help="for pq: codes of a row (default: dims / 2)")
     group.add_argument("--projection", action="store_true", help="for pq: rotate the rows first")
-    group.add_argument("--seed", type=int, metavar="N", help="for pq: of what is chosen at random (default: 0)")
+    group.add_argument("--seed", type=int, metavar="N", help="for pq: seed of all random choices (default: 0)")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1), of an error too')
+    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1), also of an error')
 
 
 def _add_lenient(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lenient", action="store_true", help="accept odd but harmless files, as strict=False does")
+    parser.add_argument("--lenient", action="store_true", help="tolerate harmless defects, such as trailing bytes")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises an error where argparse would end the process. The parsers of the commands are such too."""
+    """A parser that raises an error where argparse would end the process. Commands have parsers of this class, too."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage, and raise the message as UsageError. It may quote an argument: printing it cleans that."""
+        """Print the usage and raise the message as UsageError; printing it will clean the arguments that it quotes."""
         show.emit(self.format_usage().rstrip(), stream=sys.stderr)
         raise UsageError(message)
 

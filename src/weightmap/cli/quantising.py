@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from weightmap.conversion.reports import QuantizedInfo
 
@@ -24,62 +25,42 @@ _BLOCKED = ("int4_block", "int5_block", "adaptive")
 
 
 def check(scheme: str | None, args: argparse.Namespace) -> None:
-    """Raise UsageError for options of quantisation that do not go together."""
-    wrong = _misused(scheme, args)
+    """Raise UsageError for options of quantisation that contradict each other, before any file is opened."""
+    wrong = next(_mistakes(scheme, args), None)
     if wrong is not None:
         raise UsageError(wrong)
 
 
-def _misused(scheme: str | None, args: argparse.Namespace) -> str | None:
-    """Say what is wrong with the options of quantisation; None when nothing is.
-
-    Those of pq are of `convert` alone.
-
-    Whether a scheme takes a block size or a number of bits is known before any file is opened, and is a mistake in the
-    command line, not in a file.
-    """
-    training = [f"--{name}" for name in ("subquantizers", "projection", "seed") if getattr(args, name, None)]
-    if scheme == "pq" or training:
-        return _misused_pq(args) if scheme == "pq" else f"{', '.join(training)}: for --quantize pq"
-    given = {
-        "--block-size": args.block_size,
-        "--bits": args.bits,
-        "--scale-type": args.scale_type,
-        "--threads": args.threads,
-    }
-    unused = [name for name, value in given.items() if value is not None]
-    if scheme is None:
-        return f"{', '.join(unused)}: for --quantize, which was not given" if unused else None
-    if args.block_size is not None and scheme not in _BLOCKED:
-        return f"--block-size: {scheme} has one scale for the whole tensor, and no blocks"
-    if args.bits is not None and scheme != "adaptive":
-        return f"--bits: for adaptive; the bits of {scheme} follow from the scheme"
-    if args.threads is not None and args.threads < 1:
-        return f"--threads: {args.threads}, expected 1 or more"
-    return _misused_scheme(scheme, options(scheme, args))
+def _mistakes(scheme: str | None, args: argparse.Namespace) -> Iterator[str]:
+    training = _given(args, "subquantizers", "projection", "seed")
+    if scheme == "pq":
+        if unused := _given(args, "block_size", "scale_type", "threads"):
+            yield f"{', '.join(unused)}: not for pq"
+        if args.bits is not None and args.bits not in range(1, 9):
+            yield f"--bits: {args.bits:g}, expected a whole number from 1 to 8 for pq"
+    elif training:
+        yield f"{', '.join(training)}: for --quantize pq"
+    elif scheme is None:
+        if unused := _given(args, "block_size", "bits", "scale_type", "threads"):
+            yield f"{', '.join(unused)}: for --quantize, which was not given"
+    else:
+        if args.block_size is not None and scheme not in _BLOCKED:
+            yield f"--block-size: {scheme} has one scale for the whole tensor, and no blocks"
+        if args.bits is not None and scheme != "adaptive":
+            yield f"--bits: for adaptive; the bits of {scheme} follow from the scheme"
+        if args.threads is not None and args.threads < 1:
+            yield f"--threads: {args.threads}, expected 1 or more"
+        chosen = options(scheme, args)
+        try:
+            Quantizer(chosen.pop("quantize"), **chosen)
+        except QuantError as error:
+            yield reason(error)
 
 
-def _misused_scheme(scheme: str, wanted: dict[str, Any]) -> str | None:
-    try:
-        Quantizer(
-            scheme,
-            block_size=wanted.get("block_size", 32),
-            scale_type=wanted["scale_type"],
-            bits=wanted["bits"],
-        )
-    except QuantError as error:
-        return reason(error)
-    return None
-
-
-def _misused_pq(args: argparse.Namespace) -> str | None:
-    others = {"--block-size": args.block_size, "--scale-type": args.scale_type, "--threads": args.threads}
-    unused = [name for name, value in others.items() if value is not None]
-    if unused:
-        return f"{', '.join(unused)}: not for pq"
-    if args.bits is not None and args.bits not in range(1, 9):
-        return f"--bits: {args.bits:g}, expected a whole number from 1 to 8 for pq"
-    return None
+def _given(args: argparse.Namespace, *names: str) -> list[str]:
+    """Return those of these options that were given, as the user wrote them."""
+    given = vars(args)
+    return [f"--{name.replace('_', '-')}" for name in names if given.get(name) not in (None, False)]
 
 
 def options(scheme: str | None, args: argparse.Namespace) -> dict[str, Any]:
@@ -94,62 +75,58 @@ def options(scheme: str | None, args: argparse.Namespace) -> dict[str, Any]:
             "projection": args.projection,
             "seed": args.seed or 0,
         }
-    chosen: dict[str, Any] = {
-        "quantize": scheme,
-        "scale_type": args.scale_type or "fp16",
-        "bits": 5.0 if args.bits is None else args.bits,
-        "threads": args.threads,
+    chosen = {name: getattr(args, name) for name in ("block_size", "scale_type", "bits", "threads")}
+    return {"quantize": scheme} | {name: value for name, value in chosen.items() if value is not None}
+
+
+def converted(args: argparse.Namespace, command: str, **options: Any) -> tuple[wm.ConvertReport, float]:
+    """Convert SRC to DST; return the report, and how many seconds that took."""
+    start = time.perf_counter()
+    try:
+        with show.progress_bar(f"{command} {Path(args.src).name}") as progress:
+            report = wm.convert(args.src, args.dst, dtype=args.dtype, progress=progress, **options)
+    except TensorFileError:
+        raise
+    except (TypeError, ValueError) as error:  # a format, layout, suffix or type that does not exist
+        names = "|".join(vars(args))
+        # They begin with the name of a parameter, which is that of an option.
+        text = re.sub(rf"^({names})=?(?= is )", lambda match: f"--{match[1].replace('_', '-')}", reason(error))
+        raise UsageError(text) from error
+    return report, time.perf_counter() - start
+
+
+def document(args: argparse.Namespace, command: str, report: wm.ConvertReport, took: float) -> dict[str, Any]:
+    """Return the JSON document of a conversion."""
+    return {
+        "command": command,
+        "src": args.src,
+        "dst": args.dst,
+        "format": report.format,
+        "layout": report.layout,
+        "tensors": report.tensors,
+        "nbytes": report.nbytes,
+        "dropped": [{"name": name, "reason": why} for name, why in report.dropped],
+        "warnings": report.warnings,
+        "quantized": [info._asdict() for info in report.quantized],
+        "seconds": took,
     }
-    return chosen if args.block_size is None else chosen | {"block_size": args.block_size}
 
 
 def quantize(args: argparse.Namespace) -> int:
     """Write a quantised copy of a model, and report size and error of every tensor."""
-    start = time.perf_counter()
     check(args.scheme, args)
-    try:
-        with open_privately(args.src) as file:
-            before = file.nbytes
-        with show.progress_bar(f"quantize {Path(args.src).name}") as progress:
-            report = wm.convert(
-                args.src,
-                args.dst,
-                dtype=args.dtype,
-                quantize_include=args.include,
-                quantize_exclude=args.exclude,
-                progress=progress,
-                **options(args.scheme, args),
-            )
-    except TensorFileError:
-        raise
-    except (TypeError, ValueError) as error:  # a suffix or a type that does not exist
-        raise UsageError(reason(error)) from error
-    took = time.perf_counter() - start
-    after = report.nbytes
+    with open_privately(args.src) as file:
+        before = file.nbytes
+    chosen = options(args.scheme, args)
+    report, took = converted(args, "quantize", quantize_include=args.include, quantize_exclude=args.exclude, **chosen)
     if args.json:
-        show.emit_json(
-            {
-                "command": "quantize",
-                "src": args.src,
-                "dst": args.dst,
-                "format": report.format,
-                "layout": report.layout,
-                "scheme": args.scheme,
-                "tensors": report.tensors,
-                "nbytes_before": before,
-                "nbytes": after,
-                "quantized": [info._asdict() for info in report.quantized],
-                "total": total(report.quantized),
-                "dropped": [{"name": name, "reason": why} for name, why in report.dropped],
-                "warnings": report.warnings,
-                "seconds": took,
-            }
-        )
+        about = {"scheme": args.scheme, "nbytes_before": before, "total": total(report.quantized)}
+        show.emit_json(document(args, "quantize", report, took) | about)
         return OK
     _report(report)
     show.emit(
-        f"{show.clean(args.dst)}: {show.sizes(before)} -> {show.sizes(after)}, {counted(report.tensors, 'tensor')}, "
-        f"{show.seconds(took)}"
+        f"{show.clean(args.dst)}: {show.sizes(before)} -> {show.sizes(report.nbytes)}, "
+        f"{counted(report.tensors, 'tensor')}, {show.seconds(took)}"
     )
     return OK
 

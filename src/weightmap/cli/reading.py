@@ -42,13 +42,13 @@ def _totals(file: wm.TensorFile) -> dict[str, dict[str, int]]:
 
 
 def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | None]]:
-    """Yield of every tensor what is known of it, and how it is quantised; None for a dense one.
+    """Yield each tensor, and how it is quantised; None for a dense one.
 
-    Of a quantised tensor its header is read, and the mask of an adaptive one. What is wrong there is told in place of
-    numbers: the rest of the file can be looked at all the same.
+    This reads the header of a quantised tensor, and the mask of an adaptive one. Damage there is reported in place of
+    the numbers, and does not stop `inspect`.
     """
     for info, place in zip(file.infos(), located(file), strict=True):
-        if not place.row.dtype.quantized:  # there is an int8 of either kind
+        if not place.row.dtype.quantized:  # the name does not tell: "int8" is a dense type and a scheme
             yield info, None
             continue
         try:
@@ -69,7 +69,7 @@ def _storage(file: wm.TensorFile) -> Iterator[tuple[wm.TensorInfo, dict[str, Any
 
 
 def _shards(file: wm.TensorFile) -> dict[str, str]:
-    """Return the shard that each tensor lies in, and that its offset counts in; nothing for a single file."""
+    """Return the shard of each tensor, in which its offset counts; nothing for a single file."""
     return {tensor: shard for shard, part in file.shards.items() for tensor in part}
 
 
@@ -93,11 +93,7 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
         },
         "tensors": [
             {
-                "name": info.name,
-                "dtype": info.dtype,
-                "shape": info.shape,
-                "offset": info.offset,
-                "nbytes": info.nbytes,
+                **info._asdict(),
                 **({"shard": shards[info.name]} if shards else {}),
                 **({} if how is None else how),
             }
@@ -172,22 +168,13 @@ def verify(args: argparse.Namespace) -> int:
             ):
                 report = file.verify(progress=progress)
         except (TensorFileError, OSError, MemoryError) as error:
-            # Bytes that contradict their checksum are what this command looks for; the rest could not even be checked.
+            # This command looks for bytes that contradict their checksum; other errors mean that it could not look.
             worst = max(worst, DIFFERENT if isinstance(error, ChecksumError) else status_of(error))
             document |= {"ok": False, "error": error_document(error)}
             line = f"{show.clean(path)}: failed: {reason(error).removeprefix(f'{show.clean(path)}: ')}"
             notes = []
         else:
-            document |= {
-                "ok": True,
-                "format": report.format,
-                "layout": report.layout,
-                "nbytes": report.nbytes,
-                "scope": report.scope,
-                "structure_only": report.structure_only,
-                "checks": report.checks,
-                "warnings": report.warnings,
-            }
+            document |= {"ok": True, "scope": report.scope} | report._asdict() | {"path": path}
             took = show.seconds(time.perf_counter() - start)
             kind = show.kind(report.format, report.layout)
             line = f"{show.clean(path)}: ok ({kind}, {show.sizes(report.nbytes)}, {took})"

@@ -1,9 +1,8 @@
 """How the command line prints: escaped text, tables, JSON and progress bars.
 
-Everything the commands print leaves through `emit`, and everything that comes from a file passes `clean` first. A
-tensor name is a string chosen by whoever made the file: printed raw, it could move the cursor, retitle the window,
-write to the clipboard or reverse the reading order of the line. rich, when used, gets ``Text`` objects and never a
-markup string, so a tensor called ``[red]`` is printed as ``[red]``.
+Commands print through `emit`, and everything that comes from a file passes `clean` first: a tensor name printed raw
+could move the cursor, retitle the window, write to the clipboard or reverse the reading order of the line. rich gets
+``Text`` objects and never markup, so a tensor called ``[red]`` is printed as ``[red]``.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ def shorten(text: str, width: int = 96) -> str:
 
 
 def cell(item: object) -> str:
-    """Return ``str(item)`` cleaned, and of a long text the beginning: columns are as wide as the longest text in them.
+    """Return ``str(item)`` cleaned, and cut if it is long, since columns are as wide as their longest text.
 
-    A name may have as many characters as a header has bytes; ``--json`` has the whole of it.
+    ``--json`` has names of any length in full.
     """
     text = str(item)
     shown = clean(text[: _WIDEST + 1])
@@ -58,22 +57,14 @@ def value(item: object) -> str:
 
 
 def emit(text: str, *, stream: TextIO | None = None) -> None:
-    """Print one or more lines, whatever the encoding of the stream: what it cannot express is escaped.
-
-    Parameters
-    ----------
-    text
-        Text that was cleaned before; the closing newline is added here.
-    stream
-        ``sys.stdout`` if None.
-    """
+    """Print cleaned text and a newline, on standard output by default; escape what its encoding lacks."""
     out = sys.stdout if stream is None else stream
     encoding = getattr(out, "encoding", None) or "utf-8"
     out.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def complain(text: str) -> None:
-    """Print a line of trouble to standard error, under the name of the program."""
+    """Print an error to standard error, under the name of the program."""
     # Results printed so far come first, also when both streams end in one file.
     sys.stdout.flush()
     emit(f"weightmap: {text}", stream=sys.stderr)
@@ -95,7 +86,7 @@ def seconds(duration: float) -> str:
 
 
 def kind(format_name: str, layout: str | None) -> str:
-    """Return a format for people, with its layout where it has more than one; both names are ours, not from a file."""
+    """Return a format for people, with its layout where the format has several. Neither name is from a file."""
     return format_name if layout in {None, format_name} else f"{format_name}, {layout} layout"
 
 
@@ -107,7 +98,7 @@ def shape(dimensions: tuple[int, ...]) -> str:
 def emit_json(value: Mapping[str, object]) -> None:
     """Print one JSON document with the number of its schema, in printable ASCII that any strict parser takes."""
     text = json.dumps(_plain({"schema": _SCHEMA, **value}), indent=2, allow_nan=False)
-    # The json module escapes everything outside ASCII and every control character but this one.
+    # The json module escapes every control character but this one, and everything outside ASCII.
     emit(text.replace("\x7f", "\\u007f"))
 
 
@@ -143,9 +134,9 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, righ
 
 @contextlib.contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Give a ``progress(done, total)`` callback (bytes) that draws a bar on standard error.
+    """Yield a ``progress(done, total)`` callback (bytes) that draws a bar on standard error.
 
-    Gives None, and draws nothing, unless standard error is a terminal and rich is installed.
+    It is None unless standard error is a terminal and rich is installed.
     """
     console = _console(sys.stderr)
     if console is None:
@@ -218,10 +209,7 @@ def _width(text: str) -> int:
 
 
 def _plain(value: object) -> object:
-    """Turn any value a file may hold into what JSON can express.
-
-    Numbers that JSON lacks (NaN, infinities), dates of TOML metadata and the like become strings.
-    """
+    """Return a value as JSON can express it: NaN, infinities, dates of TOML and the like become strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

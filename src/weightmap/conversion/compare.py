@@ -1,4 +1,4 @@
-"""What differs between two model files, of whatever formats."""
+"""Comparison of two model files of any formats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PIECE = 1 << 18
 
 
 class TensorDiff(NamedTuple):
-    """A tensor that both files have and that is not the same in both.
+    """A tensor that differs between two files.
 
     Attributes
     ----------
@@ -70,8 +70,7 @@ class DiffReport(NamedTuple):
     vocab : str or None
         How the vocabularies differ; None when they do not.
     notes : tuple of str
-        What one file has and the other has not, and what is no difference all the same, for `convert` adds it or leaves
-        it out by itself.
+        What only one file has, but does not count as a difference: `convert` adds it or leaves it out by itself.
     """
 
     a: str
@@ -92,14 +91,14 @@ class DiffReport(NamedTuple):
 def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
     """Compare two model files tensor by tensor, bit by bit, with flat memory.
 
-    A file and what `convert` made of it are equal, unless something was changed on request, renamed or left behind,
-    which the report of the conversion says. What `convert` adds by itself is no difference; see `DiffReport.notes`.
+    A file and its conversion are equal, unless something was changed on request, renamed or left behind, as the report
+    of `convert` says. What `convert` adds by itself is no difference: see `DiffReport.notes`.
 
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
-        Bytes are content, never a path. Of a model directory, the tensor files are compared; of its configuration and
-        vocabulary, what `convert` would take along and the other side has.
+        Bytes are content, never a path. Of a model directory, tensor files are compared, and what `convert` would take
+        along of configuration and vocabulary, if the other side has it.
     tensors_only : bool
         Compare names, dtypes, shapes and values of tensors, and neither metadata nor vocabulary.
 
@@ -124,7 +123,7 @@ def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
 
 
 class _Side:
-    """One of two models that are compared: its file, and the directory that it was found in."""
+    """One of the two models: its file, and the directory that it was found in."""
 
     def __init__(self, file: TensorFile, folder: str | None) -> None:
         self.file = file
@@ -139,11 +138,11 @@ class _Side:
 
     @functools.cached_property
     def directory(self) -> hub.ModelDirectory | None:
-        """Configuration and vocabulary of the directory; read when the other side has some."""
+        """Configuration and vocabulary of the directory, read when the other side has some."""
         return None if self._folder is None else hub.read_directory(self._folder, self.file.path or "")
 
     def metadata(self, wanted: Iterable[str]) -> dict[str, Any]:
-        """Return the metadata; of the keys that are `wanted` and not among it, what `convert` would have added."""
+        """Return the metadata, and what `convert` would have added for the `wanted` keys that it lacks."""
         found = file_metadata(self.file)
         lacking = [key for key in wanted if key not in found]
         if lacking and self.directory is not None:
@@ -152,7 +151,7 @@ class _Side:
         return found
 
     def vocabulary(self, *, wanted: bool) -> tuple[Sequence[str], Mapping[str, int]] | None:
-        """Return tokens and special ids; those of the directory where a file has none and they are `wanted`."""
+        """Return tokens and special ids: of the file, else of its directory if they are `wanted`."""
         vocab = self.file.vocab
         if vocab is not None:
             return vocab, vocab.special_ids
@@ -161,7 +160,7 @@ class _Side:
         return self.directory.vocab, self.directory.special_ids or {}
 
     def states(self, key: str) -> bool:
-        """Say whether the format has a field for this key in every file, and no place for keys of other names."""
+        """Say whether every file of the format has a field for this key, and none for keys of other names."""
         return self.format is not None and self.format.metadata_keys is not None and key in self.format.metadata_keys
 
     def does_without(self, name: str, place: TensorRef) -> str | None:
@@ -198,7 +197,7 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool) -> DiffReport:
 
 
 def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:
-    """Return the names of tensors that only one side has; of those that `convert` leaves out, note that and why."""
+    """Return the names of tensors that only one side has, but note those that `convert` leaves out."""
     names = []
     for name in side.file:
         if name in other:
@@ -212,7 +211,7 @@ def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str,
 
 
 def _metadata(a: _Side, b: _Side, notes: list[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what differs in the metadata; of what a format states in every file, note that only one side has it."""
+    """Yield differences of the metadata, but note keys that only one side has because its format always states them."""
     left, right = a.metadata(b.file.metadata), b.metadata(a.file.metadata)
     for key in left | right:
         one, other = left.get(key), right.get(key)
@@ -259,7 +258,7 @@ def _compare(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:
 
 
 def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, str]) -> TensorDiff | None:
-    """Compare two quantised tensors by what they decode to, to the bit; other codes for the same values are equal."""
+    """Compare the values that two quantised tensors decode to, bit by bit; their codes may differ."""
     different, largest = 0, 0.0
     for left, right in zip(in_pieces(a), in_pieces(b), strict=False):
         if (left.block_size, left.scale_type) != (right.block_size, right.scale_type):

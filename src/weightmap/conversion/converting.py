@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.conversion.extras import extras_of, metadata_of, spared
-from weightmap.conversion.matrix import from_file
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.conversion.reports import ConvertReport
 from weightmap.conversion.task import Task, WordOptions
-from weightmap.conversion.tensors import payload_of
 from weightmap.conversion.training import Options
-from weightmap.conversion.words import convert_words
-from weightmap.dtypes import DTYPES, FLOATING, DType
+from weightmap.conversion.words import convert_words, from_file
+from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.errors import TensorFileError, quoted
-from weightmap.formats import Request
+from weightmap.formats import Payload, Request
 from weightmap.importers import IMPORTERS, NAMES
 from weightmap.importers._huggingface import ModelDirectory, read_directory
 from weightmap.importers._words import Words
@@ -25,22 +24,29 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.opening import path_of
 from weightmap.model.opening import open_or_import
 from weightmap.model.parts import disagreements, located, name_of
+from weightmap.model.payload import from_quantized
 from weightmap.model.saving import choose, choose_layout, plan_request
 from weightmap.model.sharded import find_model
 from weightmap.options import Limits
+from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import DTypeLike
 
-    from weightmap.formats import Format, Payload
+    from weightmap.formats import Format
+    from weightmap.index.table import Row
+    from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
+    from weightmap.quant.ref import TensorRef
 
 __all__ = ["convert"]
 
-# What types are called where there is less room, as by `scale_type`.
+# Short names of types, as `scale_type` has them.
 _SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+# Elements of a quantised tensor that are decoded at once.
+_PIECE = 1 << 18
 
 
 def convert(
@@ -75,42 +81,41 @@ def convert(
     Parameters
     ----------
     src : str, os.PathLike, or whatever else `open` takes
-        A path of a file, of an index of shards, or of a Hugging Face model directory, whose configuration
+        The path of a file, an index of shards, or a Hugging Face model directory, whose configuration
         (``config.json``) and vocabulary (``vocab.txt``) go along where the target has a place for them; bytes are
-        content. Or a file of word embeddings of another program, recognised by its content: word2vec binary, text with
-        or without a line of dimensions (GloVe), a dense fastText model. See `weightmap.words`.
+        content. Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
+        (GloVe), a dense fastText model. See `weightmap.words`.
     dst : str, bytes or os.PathLike
-        Always a path, written as by `save`: there whole or not at all.
+        Always a path, written whole or not at all, as by `save`.
     format, layout : str, optional
-        Of the target; by default by its suffix. Besides those of `weightmap.open`: "word2vec", "text", "textdims" and
-        "fasttext", for files with a vocabulary and a matrix of its rows.
+        Of the target; the suffix decides by default. "word2vec", "text", "textdims" and "fasttext" take a vocabulary
+        and the matrix of its rows; the other formats are those of `weightmap.open`.
     include, exclude : glob or sequence of globs, optional
-        Over tensor names: a tensor is taken when some `include` matches (default: all) and no `exclude` does.
+        Convert tensors whose name matches an `include` (default: all) and no `exclude`.
     dtype : dtype_like, optional
         Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
-        out of range become infinite. With `quantize`, only tensors that are and remain dense are converted.
+        out of range become infinite. With `quantize`, tensors that are quantised before or after stay out of this.
     quantize : str, optional
-        Quantise by this scheme, for formats that hold such tensors (AMB): see `weightmap.quantize`. One-dimensional
-        tensors and embeddings (by their names) stay as they are, and so do tensors that are quantised already. Or "pq",
-        for word embeddings in finalfusion: see `weightmap.words.train_pq`.
+        Quantise by this scheme, for formats that hold such tensors (AMB): see `weightmap.quantize`. Tensors that are
+        one-dimensional, embeddings (by their names) or quantised already stay as they are. Or "pq", for word
+        embeddings in finalfusion: see `weightmap.words.train_pq`.
     block_size : int, optional
-        Elements of a block; 32 when not given.
+        Elements of a block; 32 by default.
     scale_type, bits : str, float
         As of `weightmap.quantize`.
     quantize_include, quantize_exclude : glob or sequence of globs, optional
-        Quantise just the floating-point tensors whose names match, of whatever shape; leave those that match alone.
+        Quantise only floating-point tensors whose name matches, of any shape; never those that match the second.
     lossy : bool
         Replace what is not UTF-8 in the words of other programs' files.
     normalize : bool, optional
-        Divide rows of words by their norms, and store these. By default True from files of other programs to
-        finalfusion, else rows stay as they are; where norms are stored, False multiplies by them. To files of other
-        programs rows are multiplied by stored norms unless this is True.
+        Divide rows of words by their norms, and store these; False multiplies rows by stored norms. By default rows
+        are divided on the way from other programs to finalfusion, multiplied on the way back, and else left alone.
     subwords : str, optional
         "explicit": list the n-grams of the words of a bucket or fastText vocabulary.
     n_subquantizers, n_bits, projection, pq_norms, seed
-        For ``quantize="pq"``, as of `weightmap.words.train_pq`, where `pq_norms` is called `norms`.
+        For ``quantize="pq"``: see `weightmap.words.train_pq`, whose `norms` is `pq_norms` here.
     threads : int, optional
-        At most this many threads share the work of quantising; as many as this process may use CPUs when not given.
+        At most this many threads share the work of quantising; by default one for each CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target.
     limits : Limits, optional
@@ -122,9 +127,9 @@ def convert(
     Raises
     ------
     EncodeError
-        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception: an
-        int64 buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported, where the target has no
-        int64: every program that reads such a model knows these numbers.
+        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception:
+        where the target has no int64, a buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported,
+        since every program that reads such a model knows these numbers.
     FormatError, MissingDependencyError, OSError
         As of `open` and `save`.
     """
@@ -213,16 +218,16 @@ def _payloads(file: TensorFile, layout: str, task: Task) -> tuple[list[Payload],
         if why is not None:
             dropped.append((name, why))
         elif quantizer is None:
-            payloads.append(payload_of(name, place, wanted))
+            payloads.append(_payload(name, place, wanted))
         elif quantizer.wants(name, place):
             payloads.append(quantizer.payload(name, place, found.schemes.get(layout, frozenset())))
         else:  # a quantised tensor stays as it is
-            payloads.append(payload_of(name, place, None if place.row.dtype.quantized else wanted))
+            payloads.append(_payload(name, place, None if place.row.dtype.quantized else wanted))
     return payloads, dropped
 
 
 def _as_embeddings(payloads: list[Payload], matrix: str, norms: str) -> list[str]:
-    """Give the one matrix that goes to a format with one matrix the name that this has there."""
+    """Rename the only matrix of a model as the format of embeddings calls it; return a line that says so."""
     others = [payload for payload in payloads if payload.name != norms]
     if len(others) != 1 or others[0].name == matrix or len(others[0].shape) != 2:
         return []
@@ -237,6 +242,57 @@ def _floating(dtype: DTypeLike | str) -> DType:
     except TypeError:
         name = repr(dtype)
     if name not in FLOATING:
-        msg = f"dtype is {name}, expected one of {', '.join(FLOATING)}"
-        raise ValueError(msg)
+        raise ValueError(f"dtype is {name}, expected one of {', '.join(FLOATING)}")
     return DTYPES[name]
+
+
+def _payload(name: str, place: TensorRef, wanted: DType | None) -> Payload:
+    """Return a tensor to be written, of another floating-point type where it is `wanted` and the tensor has one."""
+    source, row, _ = place
+    if row.dtype.quantized:
+        if wanted is None:
+            return _as_quantized(name, place)
+        size = math.prod(row.shape)
+        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
+    if wanted is None or row.dtype.name not in FLOATING or row.dtype is wanted:
+        return Payload(name, row.dtype, row.shape, row.nbytes, source.chunks, row.offset, row.nbytes)
+    nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
+    return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
+
+
+def _as_quantized(name: str, place: TensorRef) -> Payload:
+    """Return a quantised tensor as it is. Its bytes are read when they are written."""
+    source, row, _ = place
+    layout = place.layout()
+    if layout is None:  # product quantisation
+        model = from_quantized(name, place.decoder())
+        return Payload(name, model.dtype, model.shape, model.nbytes, _parts, name, place, parts=model.parts)
+    start, block_size, scale_type = layout
+    nbytes = row.nbytes - start
+    args: tuple[Any, ...] = (_checked, place)
+    if row.dtype.name != "adaptive":  # nothing has checked the mask of an adaptive tensor so far
+        args = (source.chunks, row.offset + start, nbytes)
+    return Payload(name, row.dtype, row.shape, nbytes, *args, block_size=block_size, scale_type=scale_type)
+
+
+def _checked(place: TensorRef) -> Iterator[Any]:
+    yield place.decoder().payload
+
+
+def _parts(name: str, place: TensorRef) -> Iterator[Any]:
+    yield from from_quantized(name, place.decoder()).chunks()
+
+
+def _decoded(place: TensorRef, wanted: DType) -> Iterator[memoryview]:
+    target = numpy_dtype(wanted)
+    for tensor in in_pieces(place):
+        for values in tensor.in_runs(_PIECE):
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield memoryview(values.astype(target).view(np.uint8))
+
+
+def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
+    stored, target = numpy_dtype(row.dtype), numpy_dtype(wanted)
+    for chunk in source.chunks(row.offset, row.nbytes):
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))

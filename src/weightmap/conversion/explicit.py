@@ -1,4 +1,4 @@
-"""Explicit n-grams in place of buckets: those of the words of a vocabulary, listed."""
+"""Explicit n-grams in place of buckets: a list of all n-grams of a vocabulary's words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explicit"]
 
-# Words that are taken apart at once; n-grams, and characters of n-grams, that are compared with those known at once.
+# Words split at once; n-grams, and their characters, looked up at once.
 _WORDS = 2048
 _NGRAMS, _CHARACTERS = 1 << 16, 1 << 22
 # Bytes that an n-gram takes in a file besides its text: its length and its index.
@@ -29,27 +29,24 @@ _ENTRY = 12
 
 
 def explicit(words: Words, limits: Limits) -> Words:
-    """Return the same words with the n-grams that they have listed, and the rows of those alone.
+    """Return the words with a list of their n-grams, and rows for these alone.
 
-    n-grams that had one bucket share a row. Rows are numbered by the first appearance of one of their n-grams, in the
-    order of the words and of the n-grams in them, as finalfusion has it. An n-gram that none of the words has is
-    unknown from here on.
-
-    The n-grams are held packed, each once: some 40 bytes and its text for each.
+    n-grams of one bucket share a row. As in finalfusion, rows are numbered by the first of their n-grams, in the order
+    of words and of n-grams within a word. n-grams that no word has become unknown. Each takes some 40 bytes of memory
+    and its text.
 
     Raises
     ------
     EncodeError
         When the vocabulary has no buckets.
     LimitError
-        When the n-grams would take more than ``Limits.max_header_bytes`` in the file, or when those of one word do,
-        repeated ones among them.
+        When the n-grams would take more than ``Limits.max_header_bytes`` in the file, or those of one word, repeated
+        ones counted, would.
     """
     subwords, gather = words.subwords, words.gather
     if subwords is None or gather is None or subwords.kind == "explicit":
         kind = "simple" if subwords is None else subwords.kind
-        msg = f"the vocabulary is {kind}: explicit n-grams are made of buckets"
-        raise EncodeError(msg, format=words.format)
+        raise EncodeError(f"the vocabulary is {kind}: explicit n-grams are made of buckets", format=words.format)
     table, indices, rows = _listed(words, subwords, limits)
     count = len(words.table)
 
@@ -67,17 +64,17 @@ def explicit(words: Words, limits: Limits) -> Words:
 
 
 class _Distinct:
-    """n-grams by their first appearance, each once, and the row that each one had."""
+    """Different n-grams in the order of their first appearance, and the row of each."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._nbytes = 0
-        # Each less than half as long as the one before, so that there are few, and each n-gram is copied a few times.
+        # Each is less than half as long as the one before: there are few, and each n-gram is copied a few times.
         self._tables: list[StringTable] = []
         self._rows: list[NDArray[np.uint64]] = []
 
     def add(self, ngrams: list[str], rows: NDArray[np.uint64]) -> None:
-        """Take those that are not known yet."""
+        """Add those that are new."""
         some = StringTable.of(ngrams, "n-gram")
         new = some.find_many(ngrams) == np.arange(len(ngrams))
         for table in self._tables:
@@ -85,7 +82,7 @@ class _Distinct:
         chosen = np.flatnonzero(new)
         fresh = StringTable.of([ngrams[i] for i in chosen.tolist()], "n-gram")
         self._nbytes += fresh.nbytes + _ENTRY * len(fresh)
-        # Before they are kept: from here on memory would grow with what the words say, and not with their number.
+        # Checked before they are kept: memory grows with the length of words here, not with their number.
         self._limits.check("max_header_bytes", self._nbytes, "size of the n-grams of the words (or more)")
         self._rows.append(rows[chosen])
         self._tables.append(fresh)
@@ -93,7 +90,7 @@ class _Distinct:
             self._tables[-2:] = [StringTable.joined(self._tables[-2:], "n-gram")]
 
     def result(self) -> tuple[StringTable, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the n-grams, the index of each, by first appearance of its row, and which row each index had."""
+        """Return the n-grams, the index of each, by first appearance of its row, and the old row of each index."""
         table = StringTable.joined(self._tables, "n-gram")
         if not len(table):
             return table, np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -107,14 +104,14 @@ class _Distinct:
 def _listed(
     words: Words, subwords: Subwords, limits: Limits
 ) -> tuple[StringTable, NDArray[np.uint64], NDArray[np.int64]]:
-    """Return the n-grams, the index of each, and which row of the matrix each index had."""
+    """Return the n-grams, the index of each, and the old row of each index."""
     distinct = _Distinct(limits)
     for first in range(0, len(words.table), _WORDS):
         some = [words.table[i] for i in range(first, min(first + _WORDS, len(words.table)))]
         for word in some:
             limits.check("max_header_bytes", _size_of(word, subwords), "size of the n-grams of a word")
         for at, rows, bounds in subwords.parts(some):
-            # Buckets give every n-gram a row, so that there are as many of the one as of the other.
+            # Every n-gram has a bucket, so there are as many rows as n-grams.
             done = 0
             for ngrams in _some(some[at : at + len(bounds) - 1], subwords):
                 distinct.add(ngrams, rows[done : done + len(ngrams)])
@@ -124,13 +121,13 @@ def _listed(
 
 
 def _size_of(word: str, subwords: Subwords) -> int:
-    """Return how many characters the n-grams of a word have together: a lower bound of the bytes that they take."""
+    """Return the characters of all n-grams of a word: a lower bound of their bytes."""
     length = len(word) + 2
     longest = min(subwords.max_n, length)
     if longest < subwords.min_n:
         return 0
     below = subwords.min_n - 1
-    # Of n characters there are length + 1 - n, from n = min_n to the longest: sums of n and of its square.
+    # There are length + 1 - n of n characters, from n = min_n to the longest: sums of n and of its square.
     lengths = longest * (longest + 1) // 2 - below * (below + 1) // 2
     squares = (longest * (longest + 1) * (2 * longest + 1) - below * (below + 1) * (2 * below + 1)) // 6
     return (length + 1) * lengths - squares

@@ -1,4 +1,4 @@
-"""Quantisation of tensors on their way from one file to another: which of them, how, and what it costs."""
+"""Quantisation of tensors on their way from one file to another: which of them, how, and at which cost."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ __all__ = ["Quantizer", "matches"]
 
 # Elements quantised at once: a MiB of float32.
 _PIECE = 1 << 18
-# Bytes of adaptive tensors that are kept from when their sizes are found until they are written. Beyond, memory stays
-# flat: the tensors are quantised a second time.
+# Bytes of adaptive tensors that are kept after their sizes were found. Those beyond are quantised a second time when
+# they are written, so that memory stays flat.
 _KEEP = 64 << 20
 
 
@@ -40,17 +40,17 @@ def matches(name: str, globs: str | Sequence[str]) -> bool:
 
 
 class Quantizer:
-    """How tensors are to be quantised, and what it cost so far.
+    """The quantiser of a conversion, and what it reports of each tensor.
 
     Parameters
     ----------
     scheme, block_size, scale_type, bits
         As of `weightmap.quantize`.
     threads : int, optional
-        At most so many share the work; when not given, one for each CPU that this process may use.
+        At most this many share the work; by default one for each CPU that this process may use.
     include, exclude : glob or sequence of globs, optional
-        Just the tensors whose names match `include` are quantised, whatever they are; when not given, those with two
-        dimensions or more that are no embeddings (by their names). Those that match `exclude` stay as they are.
+        Quantise floating-point tensors whose name matches an `include`, by default those with two dimensions or more
+        that are no embeddings (by their names), and no `exclude`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Quantizer:
         self._include, self._exclude = include, exclude
         self.done: list[QuantizedInfo] = []
         self._kept = 0
-        # What is wrong is told before anything is read.
+        # Wrong options raise before any file is read.
         trial = quantize(np.zeros(1, np.float32), scheme, **self._options)
         self.block_size = trial.block_size
 
@@ -88,17 +88,17 @@ class Quantizer:
         return len(row.shape) >= 2 and "embed" not in name.lower()
 
     def payload(self, name: str, place: TensorRef, held: Collection[str]) -> Payload:
-        """Return what is to be written for a tensor, to a format that holds these schemes. It is read when written."""
+        """Return a tensor to be written to a format that holds these schemes. It is read when it is written."""
         row, scale_type = place.row, self._options["scale_type"]
         size = math.prod(row.shape)
-        if self.scheme not in held:  # the writer will refuse it by its name, so nothing need be quantised
+        if self.scheme not in held:  # the writer will refuse it by its name
             return Payload(name, SCHEMES[self.scheme], row.shape, 0, lambda: iter(()))
         if self.scheme in BITS:
             nbytes = kernels.blocks_size(
                 size, bits=BITS[self.scheme], block_size=self.block_size, scale_type=scale_type
             )
             write = self._by_blocks if self.scheme in BLOCKED else self._whole
-        else:  # only the choice of each block tells how many bytes it makes
+        else:  # the size depends on the kind that is chosen for each block
             found = self._quantized(name, place)
             nbytes = len(found[0])
             write = self._whole
@@ -138,7 +138,7 @@ class Quantizer:
     def _whole(
         self, name: str, place: TensorRef, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
     ) -> Iterator[NDArray[np.uint8]]:
-        """Yield a tensor's bytes at once, which may have been found before."""
+        """Yield all bytes of a tensor, which `payload` may have `found` already."""
         octets, error, square = self._quantized(name, place) if found is None else found
         self._note(name, place, nbytes, error, square)
         yield octets
@@ -158,11 +158,8 @@ class Quantizer:
 
     def _note(self, name: str, place: TensorRef, nbytes: int, error: float, square: float) -> None:
         row = place.row
-        size = math.prod(row.shape)
-        rmse = math.sqrt(error / size) if size else 0.0
-        relative = math.sqrt(error / square) if square else 0.0
-        bits = 8 * nbytes / size if size else 0.0
-        self.done.append(QuantizedInfo(name, self.scheme, row.shape, row.nbytes, nbytes, bits, rmse, relative))
+        info = QuantizedInfo.of(name, self.scheme, row.shape, (row.nbytes, nbytes), error, square)
+        self.done.append(info)
 
 
 def _cpus() -> int:
@@ -178,7 +175,7 @@ def _sum_of_squares(values: NDArray[np.float32]) -> float:
 
 
 def _named(error: QuantError, name: str, start: int, values: NDArray[np.float32]) -> QuantError:
-    """Return the error with the tensor's name, and the index in the whole tensor of the element that is no number."""
+    """Return the error with the name of the tensor and the index, in all of it, of the element that is not finite."""
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad):
         error.what = f"tensor {name!r}: {error.what}"

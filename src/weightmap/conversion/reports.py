@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 __all__ = ["ConvertReport", "QuantizedInfo"]
@@ -32,6 +33,15 @@ class QuantizedInfo(NamedTuple):
     bits_per_weight: float
     rmse: float
     relative_error: float
+
+    @classmethod
+    def of(
+        cls, name: str, scheme: str, shape: tuple[int, ...], nbytes: tuple[int, int], error: float, square: float
+    ) -> QuantizedInfo:
+        """Make one of the bytes before and after, and the sums of squared errors and of squares."""
+        size = math.prod(shape) or 1
+        relative = math.sqrt(error / square) if square else 0.0
+        return cls(name, scheme, shape, *nbytes, 8 * nbytes[1] / size, math.sqrt(error / size), relative)
 
 
 class ConvertReport(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.quant import blocks as quant
+from weightmap import kernels
+from weightmap.errors import QuantError
+from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.schemes import BITS, BLOCKED, no_scheme
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
-
-    from weightmap.quant.blocks import QuantizedTensor
 
 __all__ = ["quantize"]
 
@@ -31,9 +32,9 @@ def quantize(
     array : array_like
         Real numbers, of any strides and byte order; taken as float32. Of any shape, of two dimensions for "pq".
     scheme : str
-        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (each
-        block as int4, int5 or float16, whichever its error is worth): integers of few bits whose scales a search has
-        chosen for the least squared error. Or "pq": product quantisation.
+        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
+        int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,
+        found by a search. Or "pq": product quantisation.
     block_size : int
         Elements of a block, for the schemes that have blocks: even for int4_block, a multiple of 8 for the others.
     scale_type : str
@@ -42,7 +43,7 @@ def quantize(
         For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits more for
         each block.
     threads : int
-        At most this many threads share the work, but not that of "pq". The result does not depend on it.
+        At most this many threads share the work, except for "pq". The result does not depend on it.
     **training
         For "pq": as of `weightmap.words.train_pq`.
 
@@ -53,8 +54,8 @@ def quantize(
     Raises
     ------
     QuantError
-        For an element that is NaN or infinite (the message has its index), for what is no array of real numbers or
-        has masked elements, and for schemes, block sizes, scale types or bits that do not exist.
+        For an element that is NaN or infinite (the message has its index), for anything but an array of real numbers
+        without masked elements, and for schemes, block sizes, scale types or bits that do not exist.
     MissingDependencyError
         For "pq", when scipy is not installed.
 
@@ -66,9 +67,19 @@ def quantize(
            [ 2., -8.]], dtype=float32)
     """
     if scheme == "pq":
-        from weightmap.conversion.training import train_pq  # noqa: PLC0415 - what it needs, other schemes do not
+        from weightmap.conversion.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
 
         return train_pq(array, **training)
     if training:
         raise TypeError(f"{', '.join(training)}: for scheme 'pq'")
-    return quant.quantize(array, scheme, block_size=block_size, scale_type=scale_type, bits=bits, threads=threads)
+    values = kernels.real_numbers(array)
+    if scheme == "adaptive":
+        payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
+        return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
+    if scheme not in BITS:
+        raise no_scheme(scheme)
+    size = block_size if scheme in BLOCKED else 0
+    if scheme in BLOCKED and size == 0:
+        raise QuantError("block size", field="block_size", actual=0, expected="a positive number")
+    payload = kernels.encode_blocks(values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads)
+    return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)

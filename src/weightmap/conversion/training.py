@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Options", "Trainer", "train_pq"]
 
-# Rows that training looks at: 64 for each of 256 centroids.
+# Rows to train on: 64 for each of 256 centroids.
 SAMPLE = 1 << 14
 _ITERATIONS = 20
-# Of elements, so that sums of squares stay within float32.
+# The largest element whose square, summed, stays within float32.
 _LARGEST = 1e15
-# Rows that are encoded at once.
+# Rows encoded at once.
 _ROWS = 4096
 
 
@@ -81,7 +81,7 @@ def train_pq(
     norms : bool
         Quantise unit vectors, and store the norms.
     sample : int
-        At most as many rows, chosen at random, are looked at in training.
+        Train on at most this many rows, chosen at random.
     iterations : int
         Of k-means.
     seed : int
@@ -95,7 +95,7 @@ def train_pq(
     Raises
     ------
     QuantError
-        For options that do not fit the matrix, and for numbers that are not finite.
+        For options that do not fit the matrix, and for elements that are not finite.
     MissingDependencyError
         When scipy is not installed.
 
@@ -139,7 +139,7 @@ class Trainer:
     projection : ndarray of float32, shape (d, d), or None
     norms : ndarray of float32, shape (rows,), or None
     info : QuantizedInfo or None
-        What it costs, once all codes were made.
+        Size and error, once all codes are made.
     """
 
     def __init__(self, name: str, rows: int, dims: int, blocks: Blocks, options: Options) -> None:
@@ -211,7 +211,7 @@ class Trainer:
             points = np.ascontiguousarray(sample[:, j * width : (j + 1) * width])
             start = points[np.sort(random.choice(len(points), centroids, replace=False))]
             with warnings.catch_warnings():
-                # A cluster without points keeps its place, which is fine: its code is not used.
+                # kmeans2 warns of clusters without points. They keep their place, and no code names them.
                 warnings.simplefilter("ignore")
                 book[:] = cluster.kmeans2(points, start, iter=options.iterations, minit="matrix")[0]
         return books
@@ -241,20 +241,8 @@ class Trainer:
                 square += float(np.square(rows, dtype=np.float64).sum())
                 at += len(rows)
                 yield codes
-        self._note(error, square)
-
-    def _note(self, error: float, square: float) -> None:
-        size = math.prod(self.shape)
-        self.info = QuantizedInfo(
-            self.name,
-            "pq",
-            self.shape,
-            4 * size,
-            self.nbytes,
-            8 * self.nbytes / size,
-            math.sqrt(error / size),
-            math.sqrt(error / square) if square else 0.0,
-        )
+        sizes = 4 * math.prod(self.shape), self.nbytes
+        self.info = QuantizedInfo.of(self.name, "pq", self.shape, sizes, error, square)
 
     @property
     def nbytes(self) -> int:
@@ -264,7 +252,7 @@ class Trainer:
         return nbytes + self.shape[0] * len(self.codebooks)
 
     def payload(self) -> Payload:
-        """Return what is to be written; the rows are read again, and encoded, when it is."""
+        """Return the tensor to be written. Its rows are read a second time, and encoded, when it is."""
 
         def chunks() -> Iterator[Any]:
             for part in (self.projection, self.codebooks, self.norms):
@@ -279,12 +267,12 @@ class Trainer:
 
 
 def _rotation(sample: NDArray[np.float32], places: int) -> NDArray[np.float32]:
-    """Return the rotation P, shape (d, d), of rows x to ``x @ P``: see the module."""
+    """Return the rotation P, shape (d, d), that takes rows x to ``x @ P``: see the module."""
     wide = sample.astype(np.float64)
     wide -= wide.mean(axis=0)
     values, vectors = np.linalg.eigh(wide.T @ wide / len(wide))
     room = sample.shape[1] // places
-    # Sums of logarithms, which are to be positive: else the place that has most of them would get the next one.
+    # Logarithms have to be positive, or the place with most of them would have the smallest sum.
     logs = np.log(np.maximum(values, max(float(values[-1]), 1e-300) * 1e-12))
     logs -= logs.min()
     taken: list[list[int]] = [[] for _ in range(places)]
@@ -300,6 +288,5 @@ def _scipy() -> Any:
     try:
         import scipy.cluster.vq as cluster  # noqa: PLC0415 - optional
     except ImportError:
-        msg = "product quantisation needs the k-means of scipy (pip install scipy)"
-        raise MissingDependencyError(msg) from None
+        raise MissingDependencyError("product quantisation needs the k-means of scipy (pip install scipy)") from None
     return cluster

@@ -1,7 +1,7 @@
-"""The formats: discovered by looking into this folder, recognised by content.
+"""The formats: discovered in this folder, recognised by content.
 
-Every module here (or folder, where a format takes several) that does not begin with an underscore defines one record
-called ``FORMAT`` (see `_base`). To add a format, add a file; nothing else is to be told.
+Every module here (or folder) that does not begin with an underscore defines one record called ``FORMAT``: see `_base`.
+To add a format, add a file; no registration is needed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,7 @@ __getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verif
 
 
 def _discover() -> dict[str, Format]:
-    """Import every format, and what reading it needs.
-
-    Opening a file imports nothing, and so opens nothing but that file. Only what writing and verifying need waits until
-    it is asked for.
-    """
+    """Import every format with its reading, so that opening a file imports nothing, and opens no other file."""
     found: dict[str, Format] = discover(__name__, __path__, "FORMAT")
     for format_ in found.values():
         if isinstance(format_.parse, later):
@@ -81,8 +77,7 @@ def by_name(name: str) -> Format:
     try:
         return FORMATS[name]
     except KeyError:
-        msg = f"format is {name!r}, expected one of {', '.join(FORMATS)}"
-        raise ValueError(msg) from None
+        raise ValueError(f"format is {name!r}, expected one of {', '.join(FORMATS)}") from None
 
 
 def by_suffix(path: str) -> Format:
@@ -101,16 +96,15 @@ def by_suffix(path: str) -> Format:
     known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:
-        msg = f"{foreign}; files are written with one of the suffixes {known}"
-        raise EncodeError(msg, path=path)
-    msg = f"the suffix does not tell the format: use one of {known}"
+        raise EncodeError(f"{foreign}; files are written with one of the suffixes {known}", path=path)
+    msg = f"no format has this suffix: use one of {known}"
     raise EncodeError(msg, path=path, remedy=Remedy("or give {}", "format"))
 
 
 def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | None:
-    """Return what to say instead, when a file that `format_` recognised and refused is known to be something else.
+    """Return a better error for a file that `format_` recognised and refused, if the file is known to be another kind.
 
-    The length of a header, with which formats without magic bytes begin, may look like those of another kind of file.
+    Formats without magic bytes begin with the length of a header, which the beginning of another kind may look like.
     """
     return hint(head, 3) if format_ in _UNMARKED else None
 
@@ -125,8 +119,8 @@ def identify(source: Source, head: bytes, importers: Iterable[Importer] = ()) ->
     UnknownFormatError
         When none recognises it, or more than one does.
     """
-    # A file that begins with one format's magic bytes needs no other to be asked: those without magic bytes begin with
-    # a length of at most 100,000,000, and four printable characters are a larger number than that.
+    # Magic bytes settle it: formats without them begin with a length of at most 100,000,000, and four printable
+    # characters are a larger number.
     format_ = _BY_MAGIC.get(head[:4])
     if format_ is not None and head.startswith(format_.magic):
         return format_
@@ -140,7 +134,7 @@ def identify(source: Source, head: bytes, importers: Iterable[Importer] = ()) ->
 
 
 def _unknown(head: bytes, claims: list[Format | Importer]) -> FormatError:
-    """Return what to say of a file that not exactly one format or importer recognises."""
+    """Return the error for a file that none, or more than one, recognises."""
     if not head:
         msg = "the file is empty"
         return TruncatedError(msg, offset=0)

@@ -1,9 +1,9 @@
 """What a format is: one file in this folder that defines one `Format` record called `FORMAT`.
 
-Reading: `parse` checks the header and returns a `Content`, which holds a table of tensors and no tensor data. Writing
-(see `_writing`): `plan` checks everything that could go wrong and returns the exact size of the file and a function
-that writes it, so that no file is created for what cannot be expressed. Where a format takes several modules, both may
-be named instead of imported (see `weightmap.lazy.later`): reading is imported with the package, writing when called.
+To read, `parse` checks the header and returns a `Content`, which holds a table of tensors and no tensor data. To write
+(see `_writing`), `plan` checks everything that could go wrong and returns the exact size of the file and a function
+that writes it: nothing is created for a request that fails. In a format of several modules, `weightmap.lazy.later`
+names both: reading is imported with the package, writing when called.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap.errors import LayoutError, UnknownFormatError
 from weightmap.formats._metadata import TEXT
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HEAD", "LOOK", "MAX_HEADER", "Content", "Format", "Importer", "discover", "take", "trailing"]
 
-# Bytes from the start of a file that `sniff` and `parse` get without reading again: a page.
+# Bytes from the start of a file that `sniff` and `parse` get: a page.
 HEAD = 4096
 # Bytes that importers get to recognise a file by.
 LOOK = 1 << 16
-# What the reference implementations of the formats that frame a header by its length allow it to have.
+# The longest header that reference implementations of formats with a length before it allow.
 MAX_HEADER = 100_000_000
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 
@@ -51,27 +51,27 @@ class Content:
         Which layout of the format the file has.
     table : Table
     load_metadata : callable
-        Returns the metadata; called at the first use.
+        Returns the metadata; called once, when it is first used.
     has_metadata : bool
-        Whether the file has metadata, be it empty: some formats tell that from none.
+        Whether the file has metadata, even if empty: some formats distinguish that from none.
     vocab : Vocabulary or None
     config, tokenizer
         None in formats that have none.
     verify : callable
-        Checks all that opening left unchecked: see `Verification`.
+        Checks everything that opening did not: see `Verification`.
     checksums : bool
         False where a file leaves out the checksums that its layout has a place for: see `Format.checksums`.
     quantized : callable or None
         ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
-        bytes, an array of uint8 that may be a view of the mapping. Where tensors are of integers and scales it has a
-        method ``layout(row, head)``, which returns where the payload begins, block size and type of scales, by the
-        first four bytes; and ``glance(row, source)``, which returns the same, reads no more than it takes to tell
-        whether the data is sound, and touches no mapping. None in formats that have none.
+        bytes, perhaps a view of the mapping. For tensors of integers and scales it has the methods
+        ``layout(row, head)``, which finds the start of the payload, block size and type of scales in the first four
+        bytes, and ``glance(row, source)``, which returns the same, checks the data by reading as little as possible,
+        and touches no mapping. None in formats without quantised tensors.
     warnings : list of str
-        What is odd and was let pass.
+        Deviations tolerated by ``strict=False``.
     """
 
-    # What few formats have; most of opening a file is attributes and calls.
+    # Class attributes, since few formats set them and each assignment makes opening slower.
     has_metadata = False
     checksums = True
     vocab: Vocabulary | None = None
@@ -112,39 +112,39 @@ class Format:
     name : str
         As in ``weightmap.open(..., format=name)``.
     title : str
-        For people.
+        Its name in messages.
     suffixes : tuple of str
-        By which `save` and `convert` choose the format. Reading never looks at them.
+        `save` and `convert` choose the format by them; reading ignores them.
     layouts : tuple of str
         The first is written by default.
     sniff : callable, optional
-        ``sniff(head, size)``: does a file that begins with the bytes `head` and has `size` bytes claim to be of this
-        format? Asked where there is no `magic`.
+        ``sniff(head, size)``: does a file of `size` bytes that begins with `head` look like this format? For formats
+        without `magic`.
     parse : callable
         ``parse(source, head, options)`` returns the `Content`, or raises a `FormatError`.
     plan : callable or None
-        ``plan(request)`` returns the `Plan`, or raises `EncodeError`. None for formats that are only read, of which
-        nothing is asked of what follows but `magic`.
+        ``plan(request)`` returns the `Plan`, or raises `EncodeError`. None for formats that are only read; these need
+        nothing of what follows but `magic`.
     carries : mapping of str to frozenset
         By layout: which of "metadata", "vocab", "special_ids", "subwords", "config", "tokenizer" it can hold.
     magic : bytes
-        What every file begins with, at least four printable characters; empty where the format has no such thing.
+        The bytes that every file begins with, at least four printable characters; empty in formats without.
     dtypes : mapping of str to frozenset
         By layout: the canonical names of the data types that it can hold.
     schemes : mapping of str to frozenset
-        By layout: the schemes of quantisation that it can hold; none where it is not mentioned.
+        By layout: the schemes of quantisation that it can hold; none in layouts that are missing here.
     metadata_keys : frozenset of str or None
         The only metadata keys that it has a place for: `save` refuses others, `convert` leaves them behind. None: any.
     metadata_kinds : frozenset of str
-        Kinds of values that its metadata holds: see `_metadata`, where the rule is by which `convert` goes.
+        Kinds of values that its metadata holds: see `_metadata`, which has the rule for `convert`.
     layout_for : callable or None
-        ``layout_for(metadata)``: which layout the metadata calls for, where the caller asked for none; None for the
-        first. Raises `EncodeError` for a layout that does not exist.
+        ``layout_for(metadata)``: the layout that the metadata calls for when the caller asks for none; None for the
+        first. Raises `EncodeError` for one that does not exist.
     embeddings : tuple of (str, str), optional
-        Of a format of word embeddings alone: what it calls the matrix, and the norms that its rows had.
+        In formats of word embeddings: its names of the matrix, and of the norms that the rows had.
     checksums : frozenset of str
-        The layouts whose files carry checksums of their tensors. Verifying a file of another layout finds damage to its
-        structure alone, and says so.
+        The layouts whose files have checksums of their tensors. Verification of other layouts finds damaged structure
+        only, and says so.
     """
 
     __slots__ = (
@@ -204,7 +204,7 @@ class Format:
         self.checksums = checksums
 
     def claims(self, head: bytes, size: int) -> bool:
-        """Say whether a file that begins with the bytes `head` and has `size` bytes looks like one of this format."""
+        """Say whether a file of `size` bytes that begins with `head` looks like this format."""
         sniff = self.sniff
         return sniff(head, size) if sniff is not None else self.magic != b"" and head.startswith(self.magic)
 
@@ -215,7 +215,7 @@ class Format:
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
 
 
-class Importer:
+class Importer(NamedTuple):
     """A kind of file that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
 
     Attributes
@@ -225,8 +225,8 @@ class Importer:
     hint : str
         What such a file is, and how to convert it: the error of `open`.
     claims : callable
-        ``claims(head, size)``: does a file that begins with the bytes `head`, `LOOK` of them, and has `size` bytes
-        look like one? Asked when no format recognises the file.
+        ``claims(head, size)``: does a file of `size` bytes that begins with `head`, up to `LOOK` bytes, look like
+        one? For files that no format recognises.
     read : callable
         ``read(source, head, options)`` returns its words, or raises a `FormatError`.
     plan : callable or None
@@ -235,23 +235,12 @@ class Importer:
         Which of "metadata" and "subwords" such a file holds.
     """
 
-    __slots__ = ("carries", "claims", "hint", "name", "plan", "read")
-
-    def __init__(
-        self,
-        name: str,
-        hint: str,
-        claims: Callable[[bytes, int], bool],
-        read: Callable[[Source, bytes, Any], Any],
-        plan: Callable[[Any], Plan] | None = None,
-        carries: frozenset[str] = frozenset(),
-    ) -> None:
-        self.name = name
-        self.hint = hint
-        self.claims = claims
-        self.read = read
-        self.plan = plan
-        self.carries = carries
+    name: str
+    hint: str
+    claims: Callable[[bytes, int], bool]
+    read: Callable[[Source, bytes, Any], Any]
+    plan: Callable[[Any], Plan] | None = None
+    carries: frozenset[str] = frozenset()
 
     def parse(self, _source: Source, _head: bytes, _options: Options) -> NoReturn:
         """Refuse to open such a file in place: see `Format.parse`."""
@@ -283,7 +272,7 @@ def module_names(folders: Iterable[str]) -> list[str]:
 
 
 def trailing(source: Source, end: int, options: Options, warnings: list[str], field: str = "size") -> None:
-    """Refuse, or in lax mode note, bytes after `end`, where the content of a file should have ended, by a `field`."""
+    """Refuse, or with ``strict=False`` note, bytes after `end`, where the content of a file should have ended."""
     if source.size > end:
         error = LayoutError(
             "size of the file",
@@ -296,6 +285,6 @@ def trailing(source: Source, end: int, options: Options, warnings: list[str], fi
 
 
 def take(source: Source, head: bytes, offset: int, size: int) -> bytes:
-    """Return bytes of the file: of `head`, its first page, where they lie there, else by reading."""
+    """Return bytes of the file: from `head`, its first page, if they lie there, else by reading."""
     end = offset + size
     return head[offset:end] if end <= len(head) else source.pread(offset, size)

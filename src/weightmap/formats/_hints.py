@@ -1,4 +1,4 @@
-"""What to say of a file that is no model: what it is, where that can be told from its beginning."""
+"""Names for files that are no models, by their beginning, for error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from weightmap.errors import UnknownFormatError
 
 __all__ = ["FOREIGN", "hint"]
 
-# What is often found where a model was expected, and what to say then.
+# The beginnings of files that are often given for models, in lower case, and the message for each.
 _HINTS = (
     (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
     (b"<!doctype", "this is an HTML page: a download went wrong"),
@@ -40,7 +40,7 @@ _HINTS = (
 )
 
 
-# Suffixes of what is not written here, and who does.
+# Suffixes of files that weightmap does not write, and the program that does.
 FOREIGN = {
     ".gguf": "GGUF is not written (llama.cpp's convert_hf_to_gguf.py makes it of a model directory)",
     ".npz": ".npz is not written (numpy.savez(DST, **weightmap.load(SRC)) does that)",
@@ -53,7 +53,7 @@ FOREIGN = {
 
 
 def hint(head: bytes, least: int) -> UnknownFormatError | None:
-    """Return the error that names what begins with the bytes `head`, told by `least` bytes or more; None if unknown."""
+    """Return the error that names a file by its beginning, known by `least` bytes or more; None for an unknown one."""
     start = head[:32].lower().lstrip()
     found = (text for magic, text in _HINTS if len(magic) >= least and start.startswith(magic))
     text = _archive(head) or next(found, None)
@@ -61,7 +61,7 @@ def hint(head: bytes, least: int) -> UnknownFormatError | None:
 
 
 def _archive(head: bytes) -> str | None:
-    """Return what to say of an archive, by the name of its first file."""
+    """Return the message for an archive: the name of its first file tells its kind."""
     if head[257:262] == b"ustar":
         return "this is a tar archive: unpack it first"
     first = head[30 : 30 + int.from_bytes(head[26:28], "little")]

@@ -1,4 +1,4 @@
-"""What a Hugging Face model directory says beside its tensors: configuration and vocabulary."""
+"""Configuration, vocabulary and tokenizer of a Hugging Face model directory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _KEYS = {
     "intermediate_size": "intermediate_size",
     "max_position_emb": "max_position_embeddings",
 }
-# Ours: what else a program needs to run the model.
+# Ours: programs need these, too, to run the model.
 _EXTRA = ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size")
-# What AMB's specification calls these, and where a configuration has them: models of the first years have names of
-# their own.
+# The names of AMB's specification, and those of configurations, which differed between models in the first years.
 _AMB_KEYS = {
     "architecture": ("model_type",),
     "n_vocab": ("vocab_size",),
@@ -38,7 +37,7 @@ _AMB_KEYS = {
     "max_seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
     "activation_fn": ("hidden_act", "activation_function", "hidden_activation", "activation"),
 }
-# Ours: what else a program needs to run the model, under the names that it has there.
+# Ours: programs need these, too, under the names of the configuration.
 _AMB_EXTRA = (
     "intermediate_size",
     "layer_norm_eps",
@@ -57,15 +56,15 @@ class ModelDirectory:
     Attributes
     ----------
     metadata : dict of str to str
-        The ten keys that EMBD's specification requires, as far as ``config.json`` tells them, and a few more.
+        The ten keys that EMBD's specification requires, if ``config.json`` has them, and a few more.
     vocab : list of str or None
         Lines of ``vocab.txt``.
     special_ids : dict of str to int or None
         Ids of the special tokens, by ``special_tokens_map.json`` or by their usual names.
     about : dict of str to str
-        What AMB's specification has in its metadata, as far as it is known: name, family, creator, created, version.
+        Metadata by AMB's specification, as far as known: name, family, creator, created, version.
     config : dict
-        The keys of AMB's configuration, as far as ``config.json`` tells them, and a few more.
+        The keys of AMB's configuration, if ``config.json`` has them, and a few more.
     """
 
     __slots__ = ("_folder", "_json", "about", "config", "metadata", "special_ids", "vocab")
@@ -87,23 +86,17 @@ class ModelDirectory:
         self.config = _amb_config(self._json)
 
     def tokenizer(self) -> TokenizerParts | None:
-        """Return the tokenizer, or None when there is none. Not read before: some have ten megabytes.
+        """Read and return the tokenizer, perhaps ten megabytes; None when there is none.
 
-        Raises
-        ------
-        FormatError
-            When one of its files is damaged.
+        Raises `FormatError` when one of its files is damaged.
         """
         return read_tokenizer(self._folder, _read, self._json, self.vocab)
 
 
 def read_directory(folder: str, model: str) -> ModelDirectory:
-    """Read what lies beside the model file `model` in `folder`. Files that are not there say nothing.
+    """Read the files beside the model file `model` in `folder`; any of them may be missing.
 
-    Raises
-    ------
-    FormatError
-        When ``config.json``, ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
+    Raises `FormatError` when ``config.json``, ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
     """
     path = os.path.join(folder, "config.json")
     config = _json(path)
@@ -153,7 +146,7 @@ def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]
 
 
 def _about(config: dict[str, Any], metadata: dict[str, str]) -> dict[str, str]:
-    """Return what the model is, without its numbers."""
+    """Return the metadata of AMB: what the model is, without its numbers."""
     owner, slash, _ = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")
     known = {
         "name": metadata["model_name"],
@@ -174,7 +167,7 @@ def _amb_config(config: dict[str, Any]) -> dict[str, Any]:
         for key, names in _AMB_KEYS.items()
     }
     known |= {key: config.get(key) for key in _AMB_EXTRA}
-    # The latest configurations have one object for all that is about rotary embeddings.
+    # Recent configurations have one object about rotary embeddings.
     nested = config.get("rope_parameters")
     rope = {"rope_theta": config.get("rope_theta")} | (nested if isinstance(nested, dict) else {})
     scaling = config.get("rope_scaling") or (nested if isinstance(nested, dict) else None)
@@ -184,7 +177,7 @@ def _amb_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _real(number: float) -> float:
-    """Return a number of the configuration as a float, for which an integer may be too large."""
+    """Return a number of the configuration as a float. Raises `FormatError` for an integer that is too large."""
     try:
         return float(number)
     except OverflowError:
@@ -193,7 +186,7 @@ def _real(number: float) -> float:
 
 
 def _scaling(scaling: Any) -> float | dict[str, Any]:
-    """Return the factor by which positions are stretched; where that is not all there is to it, the whole object."""
+    """Return the factor that stretches positions, or the whole object where it says more than that."""
     if not isinstance(scaling, dict):
         return 1.0
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -206,9 +199,9 @@ def _scaling(scaling: Any) -> float | dict[str, Any]:
 def _created(model: str) -> str:
     """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    # Beyond the year 9999, or before year 1, there is no date; some file systems can say so all the same.
+    # Some file systems have times beyond the years 1 to 9999, which are no dates in Python.
     seconds = min(max(int(os.stat(model).st_mtime), -(10**10)), 10**11)
-    # Eleven digits reach the year 5138; a longer number is no time that anybody meant.
+    # Eleven digits reach the year 5138; a longer number is a mistake.
     if epoch.isascii() and epoch.isdecimal() and len(epoch) <= 11:
         seconds = int(epoch)
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -221,8 +214,7 @@ def _vocabulary(path: str) -> list[str] | None:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        msg = f"the vocabulary is not UTF-8 ({error.reason})"
-        raise FormatError(msg, path=path, offset=error.start) from None
+        raise FormatError(f"the vocabulary is not UTF-8 ({error.reason})", path=path, offset=error.start) from None
     # A token ends at a line feed alone: tokens may hold other characters that Python calls line ends.
     lines = text.removesuffix("\n").split("\n") if text else []
     return [line.removesuffix("\r") for line in lines]

@@ -1,7 +1,7 @@
 """Text: a line for each word, with or without a first line that says how many.
 
-Lines are read in blocks and the numbers of a block are parsed together by numpy. Only where that fails is a block
-looked at number by number, to say which one is wrong.
+Lines are read in blocks, and numpy parses all numbers of a block at once. Where that fails, they are parsed one by one
+to find the wrong one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _SPACE = b" \t\n\r\x0b\x0c"
 _OTHER_SPACE = b"\t\r\x0b\x0c"
-# No line is longer, in bytes.
+# The longest line, in bytes.
 LONGEST = 1 << 28
-# A number of text: sign, digits, point, exponent and a space, as an estimate for progress.
+# Estimate for progress of the bytes of a number: sign, digits, point, exponent and a space.
 _NUMBER = 12
 
 
@@ -71,7 +71,7 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, *, lossy: b
 
 
 def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield whole lines without their line feeds, some MiB at a time, and where the first of them begins."""
+    """Yield where some lines begin, and these lines without their line feeds, some MiB at a time."""
     position, carry = start, b""
     while position < source.size:
         data = source.pread(position, min(BLOCK, source.size - position))
@@ -92,7 +92,7 @@ def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[byt
 
 
 def _split(line: bytes, dims: int, number: int, offset: int) -> tuple[bytes, bytes]:
-    """Return the word of a line, and the rest; the counts of both are right then."""
+    """Return the word of a line, and its `dims` numbers. Raises `FormatError` for any other number of fields."""
     line = line.rstrip(_SPACE)
     if line.count(b" ") == dims and len(line.translate(None, _OTHER_SPACE)) == len(line) and b"  " not in line:
         word, _, rest = line.partition(b" ")
@@ -119,7 +119,7 @@ def _is_number(field: bytes) -> bool:
 
 
 def _vectors(source: Source, start: int, number: int, count: int, dims: int) -> Iterator[NDArray[np.float32]]:
-    """Yield the vectors in blocks; `number` is that of the first line."""
+    """Yield the vectors in blocks; `number` is the number of the first line."""
     done = 0
     for at, lines in _blocks_of_lines(source, start):
         position, rests, offsets = at, [], []

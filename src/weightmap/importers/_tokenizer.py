@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["TokenizerParts", "read_tokenizer"]
 
 BPE, SENTENCEPIECE, WORDPIECE, CUSTOM = range(4)
-# By which the serialised model goes, and how every one begins: field 1 of its protocol buffer, the list of pieces.
+# File names of serialised models, and their first byte: field 1 of the protocol buffer, the list of pieces.
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 _PIECES = b"\n"
 NAMES = ("bos", "eos", "pad", "unk", "mask")
-# What BERT has in the place of the first two, and what its tokens are called.
+# BERT's names: its own for the first two, and those of its tokens.
 _BERT = {"bos": "cls", "eos": "sep", "pad": "pad", "unk": "unk", "mask": "mask"}
 _LARGEST_ID = 0xFFFE
 
@@ -46,7 +46,7 @@ class TokenizerParts(NamedTuple):
     special_ids : dict of str to int
     payload : bytes
     large_ids : dict of str to int
-        Special ids that do not fit into 16 bits, which is all that AMB has for one.
+        Special ids that do not fit into the 16 bits of AMB.
     """
 
     type: int
@@ -137,14 +137,12 @@ def _bpe(
         try:
             lines = raw.decode().split("\n")
         except UnicodeDecodeError as error:
-            msg = f"the merges are not UTF-8 ({error.reason})"
-            raise FormatError(msg, path=path, offset=error.start) from None
+            raise FormatError(f"the merges are not UTF-8 ({error.reason})", path=path, offset=error.start) from None
         merges = [line.removesuffix("\r") for line in lines if line.strip("\r") and not line.startswith("#version")]
     merges = merges if isinstance(merges, list) else [None]  # no pair
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in pairs):
-        msg = "a merge is no pair of tokens"
-        raise FormatError(msg, path=path, field="merges")
+        raise FormatError("a merge is no pair of tokens", path=path, field="merges")
     for token, i in vocab.items():
         ids.setdefault(token, i)
     ordered = dict(sorted((vocab | ids).items(), key=lambda entry: entry[1]))
@@ -185,7 +183,7 @@ def _special(
     *,
     wordpiece: bool,
 ) -> dict[str, int]:
-    """Return the special ids: of the tokens that the tokenizer's files name, else of ``config.json``, else as usual."""
+    """Return special ids: of tokens named in the tokenizer's files, else of ``config.json``, else the usual ones."""
     special = {}
     for name in NAMES:
         roles = (_BERT[name], name) if wordpiece else (name,)
@@ -200,12 +198,12 @@ def _special(
 
 
 def _text(token: Any) -> str:
-    """Return the text of a token that may be an object with properties."""
+    """Return the text of a token, which may be an object."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else "\0"  # no token
 
 
 def _first(value: Any) -> int | None:
-    """Return an id; of several, as some models have for the end of a text, the first."""
+    """Return an id, or the first of several: some models have several ends of a text."""
     value = value[0] if isinstance(value, list) and value else value
     return value if type(value) is int else None

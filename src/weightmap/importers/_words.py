@@ -1,4 +1,4 @@
-"""What every reader here makes and every writer takes: words, and their rows a block at a time."""
+"""Words and their rows, a block at a time: every importer reads them, and every writer takes them."""
 
 from __future__ import annotations
 
@@ -120,22 +120,17 @@ def rows_in_block(dims: int) -> int:
 
 
 def table_of(raws: Sequence[bytes], offsets: Sequence[int], *, lossy: bool, what: str = "word") -> StringTable:
-    """Return words as a table, and refuse what no vocabulary may hold.
+    """Return words as a table. Raises `FormatError` for a word that is not UTF-8, or repeated.
 
     Parameters
     ----------
     raws : sequence of bytes
     offsets : sequence of int
-        Where in the file each one stands.
+        Of each word in the file.
     lossy : bool
         Replace what is not UTF-8 by U+FFFD.
     what : str
-        What a word is called, with its number behind it: "word", or "the word of line".
-
-    Raises
-    ------
-    FormatError
-        For a word that is not UTF-8, and for one that is there twice.
+        "word" or "the word of line": messages put its number behind it.
     """
     first = 1 if what != "word" else 0
     table = _packed(raws)
@@ -156,8 +151,7 @@ def table_of(raws: Sequence[bytes], offsets: Sequence[int], *, lossy: bool, what
         more = f", and {count - 1} more are repeated" if count > 1 else ""
         why = " once what is not UTF-8 is replaced" if replaced else ""
         raise FormatError(
-            f"{what} {second + first} is {table[second][:80]!r}{why}, as {original + first} is{more}: words are to be "
-            "unique",
+            f"{what} {second + first} is {table[second][:80]!r}{why}, as {original + first} is{more}: words are unique",
             field="word",
             offset=offsets[second],
         )
@@ -173,7 +167,7 @@ def _packed(raws: Sequence[bytes]) -> StringTable:
 
 
 def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int], int] | None = None) -> None:
-    """Refuse numbers that are not finite; `first` is the number of the block's first row, `offset` where a row is."""
+    """Refuse numbers that are not finite. `first` numbers the first row of the block, `offset` finds a row's byte."""
     finite = np.isfinite(block)
     if not finite.all():
         row, column = (int(i) for i in np.argwhere(~finite)[0])
@@ -212,7 +206,7 @@ def l2_norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def unnormalised(words: Words) -> Words:
-    """Return the same words with the rows that they had before they were divided by their norms."""
+    """Return the words with the rows that they had before the division by their norms."""
     norms = words.norms
     if norms is None:
         return words
@@ -238,4 +232,4 @@ def refuse_words(title: str, raws: list[bytes], forbidden: bytes, *, empty: bool
         if (len(raw.translate(None, forbidden)) != len(raw)) or (not raw and not empty)
     ]
     if bad:
-        refuse(title, [f"{what}: it has white space or a zero byte, or nothing" for what in bad])
+        refuse(title, [f"{what}: it is empty, or has white space or a zero byte" for what in bad])

@@ -17,9 +17,9 @@ from weightmap.quant.selection import groups, selected
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import ArrayLike, DTypeLike, NDArray
+    from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["QuantizedTensor", "quantize"]
+__all__ = ["QuantizedTensor"]
 
 # Elements decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
 _PIECE = 1 << 18
@@ -374,26 +374,3 @@ class QuantizedTensor:
 
 def _rebuild(scheme: str, shape: tuple[int, ...], payload: bytes, block_size: int, scale_type: str) -> QuantizedTensor:
     return QuantizedTensor(scheme, shape, payload, block_size=block_size, scale_type=scale_type)
-
-
-def quantize(
-    array: ArrayLike,
-    scheme: str,
-    *,
-    block_size: int = 32,
-    scale_type: str = "fp16",
-    bits: float = 5.0,
-    threads: int = 1,
-) -> QuantizedTensor:
-    """Quantise an array by one of the schemes of integers and scales: see `weightmap.quantize`, which knows all."""
-    values = kernels.real_numbers(array)
-    if scheme == "adaptive":
-        payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
-        return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
-    if scheme not in BITS:
-        raise no_scheme(scheme)
-    size = block_size if scheme in BLOCKED else 0
-    if scheme in BLOCKED and size == 0:
-        raise QuantError("block size", field="block_size", actual=0, expected="a positive number")
-    payload = kernels.encode_blocks(values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads)
-    return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)

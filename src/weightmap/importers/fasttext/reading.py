@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Where the fields stand that messages name.
 _AT = {"version": 4, "dims": 8, "buckets": 40, "min_n": 44, "max_n": 48, "entries": 64, "labels": 72, "pruned": 84}
-# Words whose n-grams are summed at once: some dozens of rows for each, of which so many blocks are gathered at once.
+# Words whose n-grams, some dozens each, are summed at once; blocks of their rows gathered at once.
 WORDS = 256
 _BLOCKS = 4
 
@@ -138,7 +138,7 @@ def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
 
 
 class _Model:
-    """The rows of a model, as it has them and as it answers with them."""
+    """The rows of a model: as they are stored, and averaged over n-grams."""
 
     def __init__(self, source: Source, table: StringTable, dims: int, data: int, subwords: Subwords | None) -> None:
         self._source = source
@@ -152,7 +152,7 @@ class _Model:
         return self._data + 4 * self._dims * row
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return rows as they are stored: those of n-grams lie all over the matrix, which is mapped for them."""
+        """Return rows as they are stored. The matrix is mapped, since n-grams lie all over it."""
         mapped = self._mapped
         if mapped is None:
             subwords = self._subwords
@@ -198,18 +198,18 @@ def ngram_sums(
     for first, rows, bounds in subwords.parts(words):
         last = first + len(bounds) - 1
         counts[first:last] = np.diff(bounds.astype(np.int64))
-        with np.errstate(over="ignore", invalid="ignore"):  # found by the check for finite numbers that follows
+        with np.errstate(over="ignore", invalid="ignore"):  # the check for finite numbers that follows finds them
             _add_up(rows.astype(np.int64), bounds.astype(np.int64), gather, sums[first:last])
     return sums, counts
 
 
 def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sums: NDArray[np.float32]) -> None:
-    """Fill `sums` with those of the rows from each bound to the next, a few blocks of rows at a time."""
+    """Fill `sums` with the sums of rows from each bound to the next, a few blocks of rows at a time."""
     most = _BLOCKS * rows_in_block(sums.shape[1])
     for begin in range(0, len(rows), most):
         end = min(begin + most, len(rows))
         starts = np.maximum(bounds[:-1], begin)
-        # Of words without n-grams no sum begins, so that each one ends where the next begins.
+        # Words without n-grams begin no sum, so each sum ends where the next begins.
         some = np.flatnonzero(starts < np.minimum(bounds[1:], end))
         block = gather(rows[begin:end])
         if (

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def plan(words: Words) -> Plan:
-    """Lay out a model. Raises `EncodeError` for other vocabularies than simple and fastText's.
+    """Lay out a model without an output matrix. Raises `EncodeError` for vocabularies but simple and fastText's.
 
-    Counts of words are not known: each is 1. The output matrix has no rows.
+    The count of each word is unknown, and written as 1.
     """
     subwords = words.subwords
     if subwords is not None and subwords.kind != "fasttext":
@@ -50,7 +50,7 @@ def plan(words: Words) -> Plan:
 
 
 def _options(words: Words) -> list[Any]:
-    """Return the options of a model, those of training as the metadata has them, if it does."""
+    """Return the options of a model; those of training come from the metadata."""
     subwords, given = words.subwords, words.metadata
     known = {"dims": words.dims, "buckets": 0, "min_n": 0, "max_n": 0}
     if subwords is not None:
@@ -73,7 +73,7 @@ def _code(names: tuple[str, ...], name: object, default: int) -> int:
 
 
 def _undo(words: Words, subwords: Subwords, block: NDArray[np.float32], at: int) -> None:
-    """Turn the means of words, in a block of rows from `at` on, into their own rows."""
+    """Replace the means of words, in a block of rows from `at` on, by their own rows."""
     count = min(len(block), len(words.table) - at)
     assert words.gather is not None  # noqa: S101 - what has subwords has it
     for first in range(0, max(count, 0), WORDS):

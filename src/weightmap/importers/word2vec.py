@@ -21,6 +21,6 @@ IMPORTER = Importer(
     name="word2vec",
     hint=f"this looks like word embeddings of word2vec: {ADVICE}",
     claims=claims,
-    read=later(f"{__name__}.reading", "read"),
-    plan=later(f"{__name__}.writing", "plan"),
+    read=later("weightmap.importers._word2vec", "read"),
+    plan=later("weightmap.importers._word2vec", "plan"),
 )

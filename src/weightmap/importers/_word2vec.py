@@ -1,4 +1,4 @@
-"""Reading word2vec's binary files."""
+"""Reading and writing word2vec's binary files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError
-from weightmap.importers._words import BLOCK, LONGEST, Words, check_finite, rows_in_block, shape_of, table_of
+from weightmap.formats import Plan
+from weightmap.importers._words import (
+    BLOCK,
+    LONGEST,
+    Words,
+    check_finite,
+    refuse_words,
+    rows_in_block,
+    shape_of,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
     from weightmap.options import ImportOptions
 
@@ -85,3 +96,22 @@ def _vectors(source: Source, starts: array[int], dims: int) -> Iterator[NDArray[
         check_finite(block, first, starts.__getitem__)
         yield block
     source.check_unchanged()
+
+
+def plan(words: Words) -> Plan:
+    """Lay out a file. Raises `EncodeError` for words that it has no place for."""
+    raws = [words.table.raw(i) for i in range(len(words.table))]
+    refuse_words("word2vec", raws, b" \n\r")
+    head = f"{len(raws)} {words.dims}\n".encode()
+    size = len(head) + sum(map(len, raws)) + (2 + 4 * words.dims) * len(raws)
+
+    def write(sink: Sink) -> None:
+        sink.write(head)
+        at = 0
+        for block in words.word_blocks():
+            little = block.astype("<f4", copy=False)
+            names = raws[at : at + len(block)]
+            sink.write(b"".join(b"%b %b\n" % (raw, row.tobytes()) for raw, row in zip(names, little, strict=True)))
+            at += len(block)
+
+    return Plan(size, write)
