@@ -1,4 +1,4 @@
-"""Word vectors: a vocabulary and the matrix whose rows belong to its tokens, and to n-grams of tokens that it lacks."""
+"""Word vectors: a vocabulary, and a matrix with rows for its words and for the n-grams of other words."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["Embeddings"]
 
 _KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
 _FLOAT32 = np.dtype(np.float32)
-# Words that are taken apart at once: their rows are a few hundred thousand numbers.
+# Words split into n-grams at once: their rows are a few hundred thousand numbers.
 _WORDS = 4096
-# A matrix without rows takes no bytes, so nothing else bounds the length of the vectors that it promises.
+# Longest vectors of a matrix without rows, which takes no bytes: nothing else bounds their length.
 _LONGEST_OF_NONE = 1 << 16
 
 
 class _File(Protocol):
-    """What `Embeddings.of` asks of a `TensorFile`, which stands above this room."""
+    """The part of a `TensorFile` that `Embeddings.of` needs."""
 
     @property
     def vocab(self) -> Vocabulary | None: ...
@@ -46,9 +46,9 @@ class _File(Protocol):
 class Embeddings:
     """Vectors by word.
 
-    Obtained from `TensorFile.embeddings`. A word of the vocabulary has its row. Another one, where the vocabulary has
-    subwords, has the sum of the rows of its character n-grams divided by the L2 norm of that sum; where none of its
-    n-grams is known, or there are no subwords, it has no vector.
+    `TensorFile.embeddings` returns one. The vector of a word in the vocabulary is its row. With subwords, the vector of
+    another word is the sum of the rows of its character n-grams, divided by the L2 norm of that sum. A word without
+    known n-grams has no vector.
 
     Parameters
     ----------
@@ -57,14 +57,14 @@ class Embeddings:
     matrix : ndarray or QuantizedTensor, shape (m, d)
         A view of the file, m >= n: the rows of the words, then those of n-grams.
     norms : ndarray of float32, shape (n,), optional
-        Norms that the vectors of the words had before they were made unit vectors.
+        Norms of the words' vectors before these were made unit vectors.
 
     Notes
     -----
     The sum is made in float32, element by element in the order of `Vocabulary.ngram_indices`. Its norm is the root of
     the sum of the squares in double precision, rounded to float32. A sum of zeros stays one.
 
-    ``word in e`` is true of words of the vocabulary alone, as in finalfusion: ``e.get(word)`` tells whether a word has
+    ``word in e`` is true only for words in the vocabulary, as in finalfusion; ``e.get(word)`` tells whether a word has
     a vector.
 
     Examples
@@ -79,10 +79,7 @@ class Embeddings:
     """
 
     def __init__(
-        self,
-        vocab: Vocabulary,
-        matrix: NDArray[Any] | QuantizedTensor,
-        norms: NDArray[Any] | None = None,
+        self, vocab: Vocabulary, matrix: NDArray[Any] | QuantizedTensor, norms: NDArray[Any] | None = None
     ) -> None:
         self._vocab = vocab
         self._matrix = matrix
@@ -91,12 +88,12 @@ class Embeddings:
 
     @classmethod
     def of(cls, file: _File, names: tuple[str, str] | None) -> Embeddings | None:
-        """Return the embeddings of a file, or None when it has none.
+        """Return the embeddings of a file, or None if it has none.
 
-        Those of a file of embeddings alone, such as finalfusion's, are the matrix and the norms of these `names`; of
-        another one, the only matrix, of floats or quantised, that has a row for each token of its vocabulary. A matrix
-        without rows is none when its vectors would have more than 65,536 elements: a file of a few bytes can declare
-        that, and `batch` would have to return them.
+        A format of embeddings, such as finalfusion's, has `names` for its matrix and norms. In another file, the matrix
+        is the only one, of floats or quantised, that has a row for each token of the vocabulary. A matrix without rows
+        counts only up to vectors of 65,536 elements: a file of a few bytes can declare longer ones, and `batch` would
+        have to return them.
         """
         vocab = file.vocab
         if vocab is None:
@@ -108,16 +105,13 @@ class Embeddings:
             if names[1] in file and file.info(names[1]).shape == (count,):
                 norms = file[names[1]]
         else:
-            found = [
-                info
-                for info in file.infos()
-                if len(info.shape) == 2 and info.shape[0] == count and info.dtype in _KINDS
-            ]
+            matrices = [info for info in file.infos() if len(info.shape) == 2 and info.dtype in _KINDS]
+            found = [info for info in matrices if info.shape[0] == count]
         if len(found) != 1:
             return None
         info = found[0]
         matrix = file[info.name]
-        # Of a name that is there twice, which passes where nothing is checked, a look-up gives the first.
+        # A repeated name, possible in an unchecked file, finds the first of its tensors.
         if file.info(info.name) != info or matrix.shape != info.shape:
             return None
         rows, dims = info.shape
@@ -135,7 +129,7 @@ class Embeddings:
 
     @property
     def norms(self) -> NDArray[Any] | None:
-        """Norms of the words, as the file has them; None where it has none."""
+        """Norms of the words from the file; None if it has none."""
         return self._norms
 
     @property
@@ -143,7 +137,6 @@ class Embeddings:
         """Length of a vector."""
         return int(self._matrix.shape[1])
 
-    # ------------------------------------------------------------------------------------------------ one word
     def __contains__(self, word: object) -> bool:
         return word in self._vocab
 
@@ -159,10 +152,10 @@ class Embeddings:
     @overload
     def get(self, word: str, default: Any) -> Any: ...
     def get(self, word: str, default: Any = None) -> Any:
-        """Return the vector of `word`, shape (d,), or `default` when there is none.
+        """Return the vector of `word`, shape (d,), or `default` if it has none.
 
-        Of a word of the vocabulary it is a view of the matrix, or decoded from a quantised one; of another one an array
-        of float32.
+        For a word in the vocabulary it is a view of the matrix, or decoded from a quantised one; for another word it is
+        a new array of float32.
         """
         row = self._vocab.get(word)
         if row is not None:
@@ -171,18 +164,18 @@ class Embeddings:
         return default if summed is None else summed[0]
 
     def embedding(self, word: str, *, out: NDArray[Any] | None = None) -> NDArray[Any] | None:
-        """Return the vector of `word`, or None when there is none.
+        """Return the vector of `word`, or None if it has none.
 
         Parameters
         ----------
         word : str
         out : ndarray, shape (d,), optional
-            Filled and returned; left alone when there is no vector.
+            Filled and returned; unchanged if there is no vector.
 
         Raises
         ------
         TypeError, ValueError
-            When `out` is no array, or one that the vector cannot be assigned to.
+            When `out` is no array, or the vector cannot be assigned to it.
         """
         vector = self.get(word)
         if vector is None or out is None:
@@ -191,15 +184,15 @@ class Embeddings:
         return out
 
     def embedding_with_norm(self, word: str) -> tuple[NDArray[Any], float] | None:
-        """Return the vector of `word` and a norm, or None when there is none.
+        """Return the vector of `word` and a norm, or None if it has no vector.
 
         Returns
         -------
         vector : ndarray, shape (d,)
             As `get` returns it.
         norm : float
-            Of a word of the vocabulary: what the file says, or where it has no norms, the L2 norm of the vector. Of
-            another one: of the sum of the rows, before it was made a unit vector.
+            For a word in the vocabulary, the norm from the file, or without one the L2 norm of the vector. For another
+            word, the norm of the sum of the rows.
         """
         row = self._vocab.get(word)
         if row is None:
@@ -210,7 +203,7 @@ class Embeddings:
         return vector, float(np.linalg.norm(vector.astype(np.float32)))
 
     def _summed(self, word: str) -> tuple[NDArray[np.float32], float] | None:
-        """Return the vector of a word that the vocabulary does not have, and the norm of the sum."""
+        """Return the vector of a word outside of the vocabulary, and the norm of the sum; None without n-grams."""
         subwords = self._vocab.subwords
         if subwords is None or not isinstance(word, str):
             return None
@@ -221,7 +214,6 @@ class Embeddings:
         unit_sums(self._matrix, rows, bounds, out, norms=norms)
         return out[0], float(norms[0])
 
-    # ----------------------------------------------------------------------------------------------- many words
     def batch(self, words: Sequence[str], *, threads: int = 1) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return the vectors of many words: looked up, hashed, gathered and summed in C.
 
@@ -229,13 +221,13 @@ class Embeddings:
         ----------
         words : sequence of str, length k
         threads : int
-            At most this many threads share the work that is worth dividing. The result does not depend on it.
+            At most this many threads share the work. The result does not depend on it.
 
         Returns
         -------
         matrix : ndarray, shape (k, d)
-            Zeros where a word has no vector. Of the type of the matrix; of float32 when that is quantised, and of a
-            type that holds both when n-grams are summed.
+            Zeros for a word without a vector. Its dtype is that of the matrix, float32 for a quantised one; with
+            subwords, one that holds both that dtype and float32.
         found : ndarray of bool, shape (k,)
         """
         if isinstance(words, str):
@@ -252,7 +244,7 @@ class Embeddings:
         if subwords is None:
             return out, found
         missing = np.flatnonzero(~found)
-        # Sums are float32 and go straight to where they belong, unless that is of another type.
+        # Sums are float32: they go straight to `out` if it is float32, too.
         direct = dtype == _FLOAT32
         for first in range(0, len(missing), _WORDS):
             some = missing[first : first + _WORDS]
@@ -266,17 +258,16 @@ class Embeddings:
                 found[places] = bounds[1:] > bounds[:-1]
         return out, found
 
-    # ---------------------------------------------------------------------------------------------- similar words
     def most_similar(self, query: str | NDArray[Any] | Sequence[float], k: int = 10) -> list[tuple[str, float]]:
-        """Return the words whose vectors have the largest cosine with that of a word, or with a vector.
+        """Return the words whose vectors have the largest cosine with a vector, or with that of a word.
 
-        The search is exact and walks the whole matrix, in blocks of flat memory. The first one computes the norms of
-        the rows, which are kept. A matrix of scheme "pq" is not decoded: see `ProductQuantized.dots`.
+        The search is exact and walks the whole matrix in blocks, in flat memory. The first one computes and keeps the
+        norms of the rows. A matrix of scheme "pq" is not decoded: see `ProductQuantized.dots`.
 
         Parameters
         ----------
         query : str or array_like, shape (d,)
-            A word, which is left out of the result; or a vector.
+            A vector, or a word; the result leaves out the word itself.
         k : int
             At most this many words.
 
@@ -290,8 +281,8 @@ class Embeddings:
         KeyError
             When the word has no vector.
         ValueError
-            When the vector has another shape, or an element that is no finite number; where it is that of a word, a
-            `FormatError`.
+            When the vector has another shape, or an element that is NaN or infinite; `FormatError` if it is that of a
+            word.
         """
         skip: set[int] = set()
         if isinstance(query, str):
@@ -307,17 +298,7 @@ class Embeddings:
     def analogy(self, a: str, b: str, c: str, k: int = 10) -> list[tuple[str, float]]:
         """Return the words that are to `c` as `b` is to `a`: nearest to b - a + c, all three as unit vectors.
 
-        Parameters
-        ----------
-        a, b, c : str
-            Left out of the result.
-        k : int
-            At most this many words.
-
-        Returns
-        -------
-        list of (str, float)
-            As of `most_similar`, and so are the errors.
+        The result leaves out `a`, `b` and `c`; otherwise it and the errors are those of `most_similar`.
         """
         first, second, third = map(self._direction, (a, b, c))
         return self._nearest(unit(second - first + third), k, self._known(a, b, c))
@@ -334,7 +315,7 @@ class Embeddings:
             raise FormatError(what, path=path, format=format_, actual="NaN or infinite", expected=expected) from None
 
     def _known(self, *words: str) -> set[int]:
-        """Return the rows of those words that the vocabulary has."""
+        """Return the rows of the words that are in the vocabulary."""
         return {row for row in map(self._vocab.get, words) if row is not None}
 
     def _nearest(self, query: NDArray[np.float32], k: int, skip: set[int]) -> list[tuple[str, float]]:

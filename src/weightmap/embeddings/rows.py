@@ -1,7 +1,6 @@
-"""Rows of a matrix by their numbers, whatever it is made of: gathered, and summed as unit vectors.
+"""Rows of a dense or quantised matrix by their numbers: gathered, and summed to unit vectors.
 
-A dense matrix is read where it lies. Of a quantised one just the rows that are asked for are decoded, some thousands at
-a time where they are summed.
+A dense matrix is read in place. A quantised one decodes only the requested rows, for sums some thousands at a time.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["gather", "unit_sums"]
 
 _FLOAT32 = np.dtype(np.float32)
-# Rows that are decoded at once on their way to a sum.
+# Rows decoded at once for sums.
 _ROWS = 8192
 
 
 def _some(matrix: NDArray[Any] | QuantizedTensor, rows: NDArray[np.int64], threads: int) -> NDArray[Any]:
-    """Return rows of a matrix, decoded where it is quantised."""
+    """Return rows of a matrix, decoded if it is quantised."""
     if isinstance(matrix, ProductQuantized):
         return matrix.gather(rows, threads=threads)
     some: NDArray[Any] = matrix[rows]
@@ -69,8 +68,8 @@ def unit_sums(
 ) -> None:
     """Fill rows of `out` with sums of rows of a matrix, each divided by its L2 norm.
 
-    Parameters are those of `weightmap.kernels.unit_sums`, but for the matrix, which may be of any type, or quantised:
-    its rows are added as float32.
+    Parameters are those of `weightmap.kernels.unit_sums`, but the matrix may have any dtype or be quantised; its rows
+    are added as float32.
 
     Raises
     ------
@@ -83,7 +82,7 @@ def unit_sums(
     if isinstance(matrix, np.ndarray) and matrix.dtype == _FLOAT32 and matrix.flags.c_contiguous:
         kernels.unit_sums(matrix, rows, bounds, out, places=places, norms=norms, threads=threads)
         return
-    # Some rows at a time, those of whole sums.
+    # Some rows at a time, always those of whole sums.
     first, last = 0, len(bounds) - 1
     while first < last:
         start = int(bounds[first])

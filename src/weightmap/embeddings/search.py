@@ -1,8 +1,8 @@
-"""The rows of a matrix that point in the direction of a vector: exact search, by cosine.
+"""Exact search by cosine for the rows of a matrix that are nearest to a vector.
 
-The matrix is walked in blocks, so that memory stays flat however many rows there are: a mapped matrix of float32 is
-read where it lies, others are converted or decoded block by block, and one of product quantisation is not decoded at
-all. The norms of the rows are computed by the first search and kept, four bytes a row.
+The search walks the matrix in blocks, so that memory stays flat: it reads a float32 matrix in place, converts or
+decodes others block by block, and does not decode product quantisation at all. The first search computes the norms of
+the rows and keeps them, four bytes a row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Search", "unit"]
 
-# Elements of a block: 4 MiB of float32; and 64 MiB where no copy is made, since each product may wait for threads.
+# Elements of a block: 4 MiB of float32; 64 MiB without a copy, since each product may wait for BLAS threads.
 _BLOCK, _VIEW = 1 << 20, 1 << 24
-# Norms whose squares float32 holds well; others are computed again in double precision.
+# The range of norms whose squares float32 holds well; others are computed again in double precision.
 _SMALL, _LARGE = 1e-15, 1e15
 
 
 def unit(vector: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a vector, divided by its L2 norm in double precision, as float32; zeros stay zeros.
+    """Return a vector divided by its L2 norm, in double precision, as float32; zeros stay zeros.
 
     Raises
     ------
@@ -45,14 +45,7 @@ def unit(vector: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class Search:
-    """Searches among the first rows of a matrix.
-
-    Parameters
-    ----------
-    matrix : ndarray or QuantizedTensor, shape (m, d)
-    count : int
-        Rows that are searched, at most m.
-    """
+    """A search among the first `count` rows of a matrix of shape (m, d)."""
 
     __slots__ = ("_count", "_matrix", "_norms", "_step")
 
@@ -65,7 +58,7 @@ class Search:
         self._step = max(1, (_VIEW if view else _BLOCK) // max(1, matrix.shape[1]))
 
     def _block(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return rows as float32, of a matrix that is float32 a view where it may be."""
+        """Return rows as float32: a view if they are contiguous, aligned float32 already."""
         return np.require(self._matrix[start:stop], np.float32, ("A", "C"))
 
     def _row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -92,7 +85,7 @@ class Search:
         return norms
 
     def _cosines(self, query: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:
-        """Return the cosines of rows and a unit vector; 0 for rows of zeros, NaN for rows that are no numbers."""
+        """Return the cosines of rows with a unit vector; 0 for rows of zeros, NaN for rows with NaN or infinity."""
         norms = self.norms[start:stop]
         pq = isinstance(self._matrix, ProductQuantized)
         with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
@@ -110,7 +103,7 @@ class Search:
         k : int
             At most this many.
         skip : set of int
-            Rows to leave out. So are rows that hold NaN.
+            Rows to leave out. Rows with NaN are left out, too.
 
         Returns
         -------
@@ -124,7 +117,7 @@ class Search:
             cosines = self._cosines(query, start, stop)
             cosines[np.isnan(cosines)] = -np.inf
             cosines[left_out[(left_out >= start) & (left_out < stop)] - start] = -np.inf
-            bar = best[-1] if len(best) == k else -np.inf  # nothing at or below it gets in: earlier rows come first
+            bar = best[-1] if len(best) == k else -np.inf  # only larger cosines get in: earlier rows come first
             if len(cosines) > k:
                 bar = max(bar, np.nextafter(np.partition(cosines, -k)[-k], np.float32(-np.inf)))
             found = np.flatnonzero(cosines > bar)

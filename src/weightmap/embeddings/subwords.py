@@ -1,7 +1,7 @@
-"""How a vocabulary takes apart words that it does not have: character n-grams, and their rows in the matrix.
+"""The subwords of a vocabulary: the character n-grams of unknown words, and their rows in the matrix.
 
-The n-grams of a word are those of ``<word>``, of `min_n` to `max_n` characters: from each character on, in turn, the
-longest first. A character is a code point, not a byte.
+The n-grams of a word are the substrings of ``<word>`` with `min_n` to `max_n` characters, from each character on in
+turn, the longest first. A character is a code point, not a byte.
 
 ========== ================================================================================================
 kind       the index of an n-gram
@@ -10,10 +10,10 @@ bucket     FNV-1a 64 over the number of characters (u64) and each character (u32
            `size`, a power of two
 fasttext   FNV-1a 32 over the UTF-8, in which a byte of 0x80 or more is sign-extended before the XOR, modulo
            `size`
-explicit   listed; an n-gram that is not listed has none
+explicit   listed in the file; other n-grams have none
 ========== ================================================================================================
 
-Its row is the number of words plus the index: the rows of n-grams follow those of words.
+The row of an n-gram is the number of words plus its index: the rows of n-grams follow those of words.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Subwords:
     size : int
         Rows of n-grams: buckets, or distinct indices.
     ngrams : callable, optional
-        Of an explicit vocabulary: returns the table of its n-grams and their indices, uint64; called at the first use.
-        An n-gram that stands there twice counts at its first place.
+        Of an explicit vocabulary; called at the first use. Returns the table of its n-grams and their indices, uint64.
+        A repeated n-gram counts at its first place.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Subwords:
     Raises
     ------
     LayoutError
-        When a number lies outside of what the kind allows.
+        When the kind does not allow a number.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class Subwords:
         ngrams: Callable[[], tuple[StringTable, NDArray[np.uint64]]] | None = None,
     ) -> None:
         if kind not in KINDS or (ngrams is None) == (kind == "explicit"):
-            raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}; n-grams go with 'explicit' alone")
+            raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}; only 'explicit' has n-grams")
         if not 1 <= min_n <= max_n <= kernels.U32_MAX:
             expected = f"1 <= min_n <= max_n <= {kernels.U32_MAX}"
             raise LayoutError("range of n-grams", field="min_n", actual=f"{min_n} to {max_n}", expected=expected)
@@ -100,23 +100,23 @@ class Subwords:
         self._native: kernels.Ngrams | dict[str, int] | None = None
 
     def indices(self, word: str) -> list[int]:
-        """Return the rows of the n-grams of `word`, in the order of the n-grams; a row may come repeatedly.
+        """Return the rows of the n-grams of `word`, in the order of the n-grams; a row may repeat.
 
         Parameters
         ----------
         word : str
-            Any text, also one that the vocabulary has. A lone surrogate counts as a character, which fastText's hash
-            takes as the three bytes that UTF-8 would have for it, and which no explicit n-gram contains.
+            Any text, in the vocabulary or not. A lone surrogate is a character; fastText's hash takes it as the three
+            bytes that UTF-8 would use, and no explicit n-gram contains it.
 
         Returns
         -------
         list of int
-            Empty when the word is too short for an n-gram, or when none of its n-grams is listed.
+            Empty if the word is too short for an n-gram, or none of its n-grams is listed.
 
         Raises
         ------
         LimitError
-            When there are more than 1,048,576 n-grams, with rows or without.
+            When the word has more than 1,048,576 n-grams, with rows or without.
         FormatError
             When the n-grams of the file are damaged.
         """
@@ -129,14 +129,14 @@ class Subwords:
         Parameters
         ----------
         words : sequence of str
-            Of many, or of many long ones, take `parts`: there are dozens of rows for each, and may be a million.
+            A few: each has dozens of rows, and may have a million. `parts` takes many.
 
         Returns
         -------
         rows : ndarray of uint64
-            Word after word, as `indices` has them.
+            Word after word, as `indices` returns them.
         bounds : ndarray of uint64, shape (len(words) + 1,)
-            Those of word i are ``rows[bounds[i]:bounds[i + 1]]``.
+            The rows of word i are ``rows[bounds[i]:bounds[i + 1]]``.
         """
         parts = list(self.parts(words))
         if len(parts) == 1:
@@ -147,7 +147,7 @@ class Subwords:
         return np.concatenate([rows for _, rows, _ in parts]), np.concatenate(bounds)
 
     def parts(self, words: Sequence[str]) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]]:
-        """Yield the rows of the n-grams of many words, in memory that does not depend on how many n-grams there are.
+        """Yield the rows of the n-grams of many words, in bounded memory.
 
         Parameters
         ----------
@@ -157,9 +157,9 @@ class Subwords:
         Yields
         ------
         first : int
-            Number of the first word of the part. One part holds them all, unless they have more than a million rows.
+            Number of the part's first word. One part holds all words, unless they have more than a million rows.
         rows, bounds : ndarray
-            As of `rows_of`, of the words of the part.
+            As `rows_of` returns them, for the words of the part.
         """
         waiting = [(0, len(words))]
         while waiting:
@@ -172,7 +172,7 @@ class Subwords:
                 yield first, *found
 
     def _rows(self, words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | None:
-        """Return rows and bounds; None for several words of more than a million rows."""
+        """Return rows and bounds; None for several words with more than a million rows."""
         native = self._native
         if native is None:
             native = self._native = self._load()
@@ -229,7 +229,7 @@ class Subwords:
 
 
 def count_of(subwords: Subwords, length: int) -> int:
-    """Return how many n-grams a text of so many characters has, brackets among them."""
+    """Return how many n-grams a text of `length` characters has, including brackets."""
     longest = min(subwords.max_n, length)
     count = max(0, longest - subwords.min_n + 1)
     return count * (length + 1) - (subwords.min_n + longest) * count // 2

@@ -1,4 +1,4 @@
-"""The tokens of a model by id, over the bytes of its file."""
+"""The vocabulary of a model: its tokens by id, over the bytes of the file."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ T = TypeVar("T")
 class Vocabulary(Sequence[str]):
     """The tokens of a model by id: a sequence of strings over the bytes of the file.
 
-    Opening a file creates no Python string and does not touch the tokens. Their bounds are found by one scan at the
-    first use, the hash index behind `index` and ``in`` at the first look-up.
+    Opening a file creates no Python string and does not touch the tokens. The first use finds their bounds by one scan;
+    the first look-up, by `index` or ``in``, builds a hash index.
 
     Parameters
     ----------
     load : callable
-        Returns the `StringTable`; called at the first use. Raises a `FormatError` when the tokens are damaged.
+        Called at the first use; returns the `StringTable`. Raises a `FormatError` for damaged tokens.
     count : int
         Number of tokens.
     special_ids : callable
-        Returns the ids of the special tokens by name; called at the first use.
+        Called at the first use; returns the ids of the special tokens by name.
     subwords : Subwords, optional
-        How words that are not in the vocabulary are taken apart; also an attribute.
+        The n-grams of words outside of the vocabulary; also an attribute.
 
     Notes
     -----
-    A token that stands twice (legal in WordPiece vocabularies) is found at its first id.
+    A repeated token (legal in WordPiece vocabularies) is found at its first id.
     """
 
     __slots__ = ("_count", "_load", "_load_special_ids", "_special_ids", "_table", "format", "path", "subwords")
@@ -57,19 +57,13 @@ class Vocabulary(Sequence[str]):
         self._load_special_ids = special_ids
         self._special_ids: dict[str, int] | None = None
         self._table: StringTable | None = None
-        # Of the file, for messages; filled in when it is opened.
+        # Of the file, for messages; set by opening.
         self.path: str | None = None
         self.format: str | None = None
 
     @classmethod
     def of(cls, words: Sequence[str], *, subwords: Subwords | None = None) -> Vocabulary:
-        """Return a vocabulary of these words, in memory: for `save`.
-
-        Parameters
-        ----------
-        words : sequence of str
-        subwords : Subwords, optional
-        """
+        """Return a vocabulary of `words` in memory, for `save`, with their subwords if there are any."""
         kept = tuple(words)
         return cls(lambda: StringTable.of(kept, "word"), len(kept), subwords=subwords)
 
@@ -88,7 +82,7 @@ class Vocabulary(Sequence[str]):
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """Ids of the special tokens the file names: pad, unk, cls, sep, mask. Empty where the format has none."""
+        """Ids of the file's special tokens by name: pad, unk, cls, sep, mask. Empty for a format without them."""
         ids = self._special_ids
         if ids is None:
             ids = self._special_ids = self._load_special_ids()
@@ -124,7 +118,7 @@ class Vocabulary(Sequence[str]):
         Parameters
         ----------
         token : str
-            The token, with its prefix such as ``##`` where the vocabulary has one.
+            The token, with its prefix if it has one, such as ``##``.
         start, stop : int
             As of `list.index`.
 
@@ -145,7 +139,7 @@ class Vocabulary(Sequence[str]):
     @overload
     def get(self, token: str, default: T) -> int | T: ...
     def get(self, token: str, default: Any = None) -> Any:
-        """Return the id of `token`, or `default` when the vocabulary does not have it."""
+        """Return the id of `token`, or `default` if the vocabulary does not have it."""
         found = self.table.find(token)
         return default if found < 0 else found
 
@@ -154,7 +148,7 @@ class Vocabulary(Sequence[str]):
         return sum(token == value for token in self) if value in self else 0
 
     def ngram_indices(self, word: str) -> list[int]:
-        """Return the rows of the character n-grams of `word`; none where the vocabulary has no subwords."""
+        """Return the rows of the character n-grams of `word`; none if the vocabulary has no subwords."""
         return [] if self.subwords is None else self.subwords.indices(word)
 
     def __repr__(self) -> str:

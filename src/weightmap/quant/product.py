@@ -1,16 +1,15 @@
-"""Product quantisation: a row is a few codes, each the number of a piece in a codebook.
+"""Product quantisation: a row is a few codes, each the number of a vector in a codebook.
 
-A row of R elements is cut into m pieces of equal width, and each piece is stored as the number of the nearest of the
-vectors in the codebook of its place. Row i is decoded in float32, as
+A row of R elements is cut into m pieces of equal width. Each piece is stored as the number of the nearest vector in the
+codebook of its place. Row i is decoded in float32, as
 
-1. y = the pieces ``codebooks[j, codes[i, j]]`` one after another;
+1. y = the vectors ``codebooks[j, codes[i, j]]`` one after another;
 2. with a projection, ``x = y @ projection.T``: the terms ``projection[:, k] * y[k]`` are added in the order of k, from
    0 on, each product and each sum rounded by itself;
 3. with norms, ``x = x * norms[i]``.
 
-So the bits of a row depend neither on the CPU nor on what else is decoded with it. An implementation that adds in
-another order differs by rounding: an element by less than ``2 * R * 2**-24`` times the sum of the magnitudes of its
-terms.
+So the bits of a row depend neither on the CPU nor on other rows decoded with it. An implementation that adds in another
+order differs by rounding: an element by less than ``2 * R * 2**-24`` times the sum of the magnitudes of its terms.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ProductQuantized"]
 
-# Of a projection P, how far P Pt may be from the identity for P to count as a rotation, which changes no norm.
+# Largest distance of P Pt from the identity at which a projection P counts as a rotation, which changes no norm.
 _ROTATION = 1e-4
 
 
 class ProductQuantized(QuantizedTensor):
-    """A matrix stored by product quantisation, decoded when it is asked for, row by row.
+    """A matrix stored by product quantisation, decoded row by row on request.
 
     Parameters
     ----------
     codes : ndarray of uint8, shape (n, m)
-        May be mapped, and may change underneath: every code is checked when it is used.
+        May be mapped and change underneath: every use checks each code.
     codebooks : ndarray of float32, shape (m, c, w)
-        Of each place, c vectors of w elements.
+        For each place, c vectors of w elements.
     projection : ndarray of float32, shape (m * w, m * w), optional
     norms : ndarray of float32, shape (n,), optional
     origin : tuple of (str, str, int), optional
-        Path and format of the file that the codes lie in, and where they begin there: for messages.
+        Path and format of the file, and the offset of the codes in it; for messages.
 
     Attributes
     ----------
@@ -55,13 +54,12 @@ class ProductQuantized(QuantizedTensor):
     scheme : str
         "pq".
     codes, codebooks, projection, norms : ndarray
-        Views of what was given; projection and norms may be None.
+        Views of the parameters; projection and norms may be None.
 
     Raises
     ------
     QuantError
-        When shapes or types do not go together, and on decoding a code that is c or more; the message names its row and
-        its position there.
+        When shapes or dtypes do not fit together; and on decoding a code that is not below c, naming its place.
 
     Examples
     --------
@@ -104,7 +102,6 @@ class ProductQuantized(QuantizedTensor):
         extras = [name for name in ("projection", "norms") if getattr(self, name) is not None]
         return f"{list(self.shape)}, {' and '.join([f'{pieces} codebooks of {centroids} x {width}', *extras])}"
 
-    # ------------------------------------------------------------------------------------------------- its parts
     @property
     def codes(self) -> NDArray[np.uint8]:
         """The codes, uint8, shape (n, m): a view."""
@@ -112,52 +109,51 @@ class ProductQuantized(QuantizedTensor):
 
     @property
     def codebooks(self) -> NDArray[np.float32]:
-        """The vectors that codes stand for, float32, shape (m, c, w): a view."""
+        """The vectors that codes number, float32, shape (m, c, w): a view."""
         return self._codebooks
 
     @property
     def projection(self) -> NDArray[np.float32] | None:
-        """The matrix that decoded rows are multiplied by, ``x = y @ projection.T``: a view; None without."""
+        """The matrix P in ``x = y @ P.T`` of a decoded row: a view, or None."""
         return self._projection
 
     @property
     def norms(self) -> NDArray[np.float32] | None:
-        """What decoded rows are multiplied by, float32, shape (n,): a view; None without."""
+        """The factor of each decoded row, float32, shape (n,): a view, or None."""
         return self._norms
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its parts."""
+        """Bytes of all parts."""
         parts = (self._codes, self._codebooks, self._projection, self._norms)
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
     def n_blocks(self) -> int:
-        """0: there are no blocks."""
+        """0: product quantisation has no blocks."""
         return 0
 
     @property
     def payload(self) -> NDArray[np.uint8]:
-        """All its bytes, shape (nbytes,): a copy, since the parts may lie apart; in the order of finalfusion files."""
+        """All bytes in the order of finalfusion files, shape (nbytes,): a copy, since the parts may lie apart."""
         parts = (self._projection, self._codebooks, self._norms, self._codes)
         return np.concatenate([np.frombuffer(part.tobytes(), np.uint8) for part in parts if part is not None])
 
     @property
     def scales(self) -> NoReturn:
-        """There are none: an AttributeError."""
+        """Raises AttributeError: product quantisation has no scales."""
         raise AttributeError("a product-quantised tensor has codebooks, no scales")
 
     @property
     def mask(self) -> None:
-        """None."""
+        """None: product quantisation has no mask."""
         return
 
     @property
     def kinds(self) -> None:
-        """None."""
+        """None: product quantisation has no kinds of blocks."""
         return
 
-    # -------------------------------------------------------------------------------------------------- decoding
     def _check_scales(self) -> None:
         for name, part in (("codebooks", self._codebooks), ("projection", self._projection), ("norms", self._norms)):
             if part is not None and not np.isfinite(part).all():
@@ -177,7 +173,7 @@ class ProductQuantized(QuantizedTensor):
         if start == stop:
             return
         width, flat = self.shape[1], out.reshape(-1)
-        first, last = -(-start // width), stop // width  # the rows that are wanted whole
+        first, last = -(-start // width), stop // width  # the rows that are wanted as a whole
         if first <= last:
             head, tail = first * width - start, stop - last * width
             self._check(self._ready.decode(flat[head : len(flat) - tail], first=first, threads=threads))
@@ -214,7 +210,7 @@ class ProductQuantized(QuantizedTensor):
         Raises
         ------
         IndexError
-            For a row that there is not.
+            For a row that does not exist.
         """
         numbers = np.require(rows, np.uint64, ("C", "A"))
         values = np.empty((len(numbers), self.shape[1]), np.float32)
@@ -227,17 +223,13 @@ class ProductQuantized(QuantizedTensor):
             return
         row, position = divmod(bad, self._codes.shape[1])
         path, format_, begin = self._origin or (None, None, None)
+        what, actual = f"code {position} of row {row}", int(self._codes[row, position])
+        expected = f"less than {self._codebooks.shape[1]}, the number of centroids"
+        offset = None if begin is None else begin + bad
         raise QuantError(
-            f"code {position} of row {row}",
-            path=path,
-            format=format_,
-            field="codes",
-            offset=None if begin is None else begin + bad,
-            actual=int(self._codes[row, position]),
-            expected=f"less than {self._codebooks.shape[1]}, the number of centroids",
+            what, path=path, format=format_, field="codes", offset=offset, actual=actual, expected=expected
         )
 
-    # ------------------------------------------------------------------------------- without decoding: similarities
     def dots(self, query: NDArray[np.float32], start: int, stop: int, *, threads: int = 1) -> NDArray[np.float32]:
         """Return the dot products of a vector with rows `start` to `stop`, looked up in a table.
 
@@ -252,7 +244,7 @@ class ProductQuantized(QuantizedTensor):
         Returns
         -------
         ndarray of float32, shape (stop - start,)
-            Equal to ``self[start:stop] @ query`` but for rounding.
+            Equal to ``self[start:stop] @ query`` except for rounding.
         """
         pieces, _, width = self._codebooks.shape
         turned = query if self._projection is None else query @ self._projection
@@ -260,11 +252,9 @@ class ProductQuantized(QuantizedTensor):
         return self._sums(table, start, stop, threads)
 
     def row_norms(self, start: int, stop: int, *, threads: int = 1) -> NDArray[np.float32]:
-        """Return the L2 norms of rows `start` to `stop`: by a table, or with a projection that is no rotation, decoded.
+        """Return the L2 norms of rows `start` to `stop`, float32, shape (stop - start,).
 
-        Returns
-        -------
-        ndarray of float32, shape (stop - start,)
+        They come from a table, or from decoded rows if the projection is no rotation.
         """
         projection = self._projection
         if projection is not None:
@@ -280,7 +270,6 @@ class ProductQuantized(QuantizedTensor):
         self._check(self._ready.sums(_aligned(table), sums, first=start, threads=threads))
         return sums if plain or self._norms is None else sums * self._norms[start:stop]
 
-    # ------------------------------------------------------------------------------------------------- as an object
     def __repr__(self) -> str:
         return f"<ProductQuantized {self._described()}, {self.nbytes} bytes>"
 
@@ -290,7 +279,7 @@ class ProductQuantized(QuantizedTensor):
 
 
 def _checked(name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> NDArray[Any]:
-    """Return a read-only view of an array of this type and shape, in which None stands for any length."""
+    """Return a read-only view of an array after checking dtype and shape, where None is any length."""
     array = np.asarray(array)
     fits = array.ndim == len(shape) and all(wanted in {None, n} for n, wanted in zip(array.shape, shape, strict=True))
     if array.dtype != dtype or not fits:
@@ -302,5 +291,5 @@ def _checked(name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[
 
 
 def _aligned(array: NDArray[Any] | None) -> Any:
-    """Return an array as C takes it: a copy only where it is strided or lies askew."""
+    """Return an array contiguous and aligned for C, copied only if it must be."""
     return None if array is None else np.require(array, np.float32, ("C", "A"))
