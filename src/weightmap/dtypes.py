@@ -1,9 +1,9 @@
 """Data types: their names, their sizes in files, and the numpy dtypes that read them.
 
-The canonical name of a type is the one that numpy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn". Formats
-have codes or names of their own and translate them to these. All values in files are little-endian.
+The canonical name of a type is that of numpy and ml_dtypes: "float32", "bfloat16", "float8_e4m3fn". Formats translate
+their own codes and names to these. All values in files are little-endian.
 
-Quantised tensors have a scheme in the place of a type: see `weightmap.quant.schemes`.
+Quantised tensors have a scheme instead of a type: see `weightmap.quant.schemes`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,18 @@ class DType:
     name : str
         Canonical name.
     bits : int
-        Of one element in a file; `DECLARED` for a scheme, where a tensor takes the bytes that the file says.
+        Of one element in a file; `DECLARED` for a scheme, since the file declares the bytes of such a tensor.
     numpy : dtype or None
-        The numpy dtype, where numpy itself has it.
+        The numpy dtype, if numpy itself has it.
     quantized : bool
         Whether this is a scheme.
     packed : bool
-        Whether elements take less than a byte, or no whole number of bytes: arrays of them are their bytes, as uint8.
+        Whether an element takes no whole number of bytes: arrays hold their bytes, as uint8.
     """
 
     __slots__ = ("bits", "name", "numpy", "packed", "quantized")
 
-    def __init__(
-        self,
-        name: str,
-        bits: int,
-        numpy: np.dtype[Any] | None = None,
-        *,
-        quantized: bool = False,
-    ) -> None:
+    def __init__(self, name: str, bits: int, numpy: np.dtype[Any] | None = None, *, quantized: bool = False) -> None:
         self.name = name
         self.bits = bits
         self.numpy = numpy
@@ -54,13 +47,13 @@ class DType:
         self.packed = not quantized and bits % 8 != 0
 
 
-# More than any element has; kernels.h knows this number too.
+# Stands for the bits of a scheme; no element has so many. kernels.h has the same number.
 DECLARED = 255
-# numpy arrays have at most this many dimensions: no format's rule.
+# A limit of numpy, not of a format.
 NUMPY_MAX_NDIM = 64
 
 
-# bool is a byte; any value but 0 is true (bytes 2 to 255 are legal in files and kept as they are).
+# bool is a byte; any value but 0 is true (files may hold bytes 2 to 255, which are kept).
 _NUMPY = {
     "bool": "?",
     "uint8": "u1",
@@ -85,16 +78,16 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8,
 }
-# What values can be converted to and from.
+# The types between which values are converted.
 FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
-# Packed below the byte: numpy has no such arrays, so these are listed, copied between files, and handed out as bytes.
+# Packed below the byte: numpy lacks them, so they are listed, copied between files, and returned as bytes.
 _PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 DTYPES: dict[str, DType] = {
     **{name: DType(name, np.dtype(code).itemsize * 8, np.dtype(code)) for name, code in _NUMPY.items()},
     **{name: DType(name, bits) for name, bits in (_ML_DTYPES | _PACKED).items()},
 }
-# Apart from the types, since there is an int8 of either kind.
+# Apart from the types, since int8 is the name of a type and of a scheme.
 SCHEMES: dict[str, DType] = {
     name: DType(name, DECLARED, quantized=True)
     for name in ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "pq")
@@ -105,12 +98,12 @@ _KNOWN_MOST = 256
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the numpy dtype of `dtype`, importing ml_dtypes when it is one of those.
+    """Return the numpy dtype of `dtype`; imports ml_dtypes if it comes from there.
 
     Raises
     ------
     UnsupportedError
-        For packed types, which numpy does not have.
+        For packed types and schemes, which numpy lacks.
     MissingDependencyError
         When ml_dtypes is not installed.
     """
@@ -130,7 +123,7 @@ def _load(dtype: DType) -> np.dtype[Any]:
         msg = f"dtype {dtype.name} packs elements of {dtype.bits} bits, which numpy lacks; f[name] gives their bytes"
         raise UnsupportedError(msg, field="dtype")
     try:
-        import ml_dtypes  # noqa: PLC0415 - costs 10 ms, needed by few files
+        import ml_dtypes  # noqa: PLC0415 - takes 10 ms, needed by few files
     except ImportError:
         msg = f"dtype {dtype.name} needs the package ml_dtypes (pip install ml_dtypes)"
         raise MissingDependencyError(msg) from None
@@ -139,19 +132,19 @@ def _load(dtype: DType) -> np.dtype[Any]:
 
 
 def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return a numpy dtype, also by names that only ml_dtypes gives a meaning, such as "bfloat16"."""
+    """Return a numpy dtype, also for names that only ml_dtypes knows, such as "bfloat16"."""
     named = DTYPES.get(dtype) if isinstance(dtype, str) else None
     return np.dtype(dtype) if named is None else numpy_dtype(named)
 
 
 def dtype_of(dtype: DTypeLike) -> DType | None:
-    """Return the `DType` of a numpy dtype in either byte order, or None when no format has it."""
+    """Return the `DType` of a numpy dtype in either byte order, or None if no format has it."""
     key = np.dtype(dtype)
     try:
         return _known[key]
     except KeyError:
-        # numpy makes the name anew each time, which takes longer than all else that is asked of a small array.
+        # Cached, because numpy builds the name at each access, which takes longer than all else for a small array.
         found = DTYPES.get(key.name)
-        if len(_known) < _KNOWN_MOST:  # structured dtypes are without number
+        if len(_known) < _KNOWN_MOST:  # there is no end of structured dtypes
             _known[key] = found
         return found

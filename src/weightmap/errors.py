@@ -1,7 +1,7 @@
 """The exceptions of weightmap: one tree, one form of message.
 
-Every exception that bad input can cause derives from `TensorFileError` and tells the file, what is wrong, where, and
-what was expected. A real `OSError` (no such file, no space, no permission) passes through unchanged.
+Every exception for bad input derives from `TensorFileError` and names the file, the defect, its place, and the expected
+value. A real `OSError` (no such file, no space, no permission) passes through unchanged.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
     "quoted",
 ]
 
-# What a file must not be able to say to a terminal, and what nobody sees there, so that two names look the same: C0 and
-# C1 controls, DEL, separators of lines and paragraphs, lone surrogates, all characters of format (marks and overrides
-# of bidirectional text, soft hyphens, annotations, tags), and whatever else Unicode lets a terminal leave out, such as
-# fillers and selectors of variants (Default_Ignorable_Code_Point). Unassigned ones among the last are in it, too.
+# Characters that control a terminal, or that are invisible there and make two names look the same: C0 and C1 controls,
+# DEL, line and paragraph separators, lone surrogates, format characters (bidirectional marks and overrides, soft
+# hyphens, annotations, tags), and Unicode's Default_Ignorable_Code_Point (fillers, variation selectors), also
+# unassigned ones.
 _HIDDEN = (
     "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
@@ -51,20 +51,20 @@ def _escape_one(match: re.Match[str]) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Return `text` with every control character and every invisible one spelt out, safe to print on a terminal.
+    r"""Return `text` with control and invisible characters spelt out, safe to print on a terminal.
 
-    All text of files and of callers that the package shows, in messages and on the command line, passes through here.
+    All text from files and callers passes through here before messages and the command line show it.
 
     Parameters
     ----------
     text : str
-        Anything, such as a tensor name or a metadata value read from a file.
+        Anything, such as a tensor name or a metadata value.
 
     Returns
     -------
     str
-        The same text with controls, characters of format, other invisible ones and lone surrogates written as
-        ``\xNN``, ``\uNNNN`` or ``\UNNNNNNNN``.
+        The same text, with control, format and other invisible characters and lone surrogates written as ``\xNN``,
+        ``\uNNNN`` or ``\UNNNNNNNN``.
 
     Examples
     --------
@@ -76,12 +76,12 @@ def escape(text: str) -> str:
     return re.sub(_HIDDEN, _escape_one, text)
 
 
-# A name may have as many characters as a header has bytes.
+# Characters of a name in a message; a name may be as long as a header.
 _MOST_QUOTED = 200
 
 
 def quoted(name: object) -> str:
-    """Return a name as messages show it: in quotes, and of a long one the beginning.
+    """Return a name as messages show it: in quotes, a long one cut off.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def quoted(name: object) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things, in the singular where it is one.
+    """Return a number with its noun, in the singular or plural.
 
     Examples
     --------
@@ -105,24 +105,12 @@ def counted(number: int, what: str) -> str:
 
 
 class Remedy(NamedTuple):
-    """What the caller may ask for instead: an option, which is spelt otherwise in Python and on the command line.
+    """An option that would help the caller; Python and the command line spell it differently."""
 
-    Attributes
-    ----------
-    words : str
-        With ``{}`` where the option stands.
-    option : str
-        Its name in Python.
-    value : str or None
-        What to give it, where that is known.
-    switch : bool
-        Whether it is one that is off until it is asked for.
-    """
-
-    words: str
-    option: str
-    value: str | None = None
-    switch: bool = False
+    words: str  # with ``{}`` in the place of the option
+    option: str  # its name in Python
+    value: str | None = None  # the value that helps, if it is known
+    switch: bool = False  # whether the option is on or off, and off by default
 
 
 def _in_python(remedy: Remedy) -> str:
@@ -136,24 +124,24 @@ class TensorFileError(Exception):
     Parameters
     ----------
     what : str
-        What is wrong; or, together with `actual`, the thing whose value is wrong.
+        The defect; or, with `actual`, the thing whose value is wrong.
     path : str, optional
         The file, or a word in angle brackets for a source without a name, such as ``<bytes>``.
     format : str, optional
         The format that was being read or written.
     field : str, optional
-        The field of the format, by its name in the specification.
+        The field's name in the specification of the format.
     offset : int, optional
-        Where, in bytes from the start of the file.
+        Place of the defect, in bytes from the start of the file.
     expected, actual : optional
-        What the file should have held and what it holds.
+        The value that the file should hold, and the one that it holds.
     remedy : Remedy, optional
-        What to ask for instead; the end of the message.
+        The option that would help; it ends the message.
 
     Attributes
     ----------
     path, format, field, offset, expected, actual, remedy
-        As given; None where it does not apply. They survive pickling.
+        As given; None if it does not apply. They survive pickling.
     """
 
     def __init__(
@@ -179,7 +167,7 @@ class TensorFileError(Exception):
         self.remedy = remedy
 
     def located(self, *, path: str | None, format: str | None = None) -> TensorFileError:
-        """Fill in the file and the format where they are not known yet, and return the error itself."""
+        """Fill in the file and the format if they are missing, and return the error itself."""
         self.path = path if self.path is None else self.path
         self.format = format if self.format is None else self.format
         return self
@@ -188,7 +176,7 @@ class TensorFileError(Exception):
         return self.told(_in_python)
 
     def told(self, spell: Callable[[Remedy], str]) -> str:
-        """Return the message, with the option of the remedy as `spell` spells it."""
+        """Return the message; `spell` spells the remedy's option."""
         text = self.what
         if self.actual is not None:
             text += f" is {self.actual}"
@@ -201,7 +189,7 @@ class TensorFileError(Exception):
         return escape(text if self.path is None else f"{self.path}: {text}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The path of an ImportError lies elsewhere than in its dictionary.
+        # An ImportError keeps its path outside of its dictionary.
         return _rebuild, (type(self), vars(self) | {"path": self.path})
 
 
@@ -221,7 +209,7 @@ class UnknownFormatError(FormatError):
 
 
 class UnsupportedError(FormatError):
-    """The file uses a version, a flag or a data type that this library does not know or numpy does not have."""
+    """The file uses a version, a flag or a data type that this library does not know or numpy lacks."""
 
 
 class TruncatedError(FormatError):
@@ -229,7 +217,7 @@ class TruncatedError(FormatError):
 
 
 class LayoutError(FormatError):
-    """Sections or tensors overlap, leave holes, lie out of order or outside of the file, or sizes disagree."""
+    """Sections or tensors overlap, leave holes, or lie out of order or outside of the file; or sizes disagree."""
 
 
 class ChecksumError(FormatError):
@@ -241,12 +229,12 @@ class LimitError(FormatError):
 
 
 class EncodeError(TensorFileError, ValueError):
-    """The target format cannot express what is to be written. Raised before a file is created.
+    """The target format cannot express the data. Raised before a file is created.
 
     Attributes
     ----------
     refused : tuple of str
-        Everything that cannot be expressed, a line for each tensor; of thousands the message names the first alone.
+        Everything that cannot be expressed, a line for each tensor; the message names only the first of many.
     """
 
     refused: tuple[str, ...] = ()
@@ -259,7 +247,7 @@ class QuantError(TensorFileError, ValueError):
 class TensorNotFoundError(TensorFileError, KeyError):
     """The file has no tensor of this name."""
 
-    # KeyError shows the repr of its argument; this is a message.
+    # KeyError would show the repr of its argument.
     __str__ = TensorFileError.__str__
 
 
@@ -280,6 +268,6 @@ class NotRegularFileError(TensorFileError, OSError):
 
 
 class MissingDependencyError(TensorFileError, ImportError):
-    """An optional package is needed for this and is not installed."""
+    """The operation needs an optional package that is not installed."""
 
     __str__ = TensorFileError.__str__

@@ -1,9 +1,8 @@
-"""Forking while other threads read: a child must not wait for a module that one of them was loading.
+"""A fork hook that keeps a child from waiting for an import of another thread.
 
-Much of this package is imported when it is first used. A thread that does so holds the lock of that module; a child
-that is forked at that moment inherits the lock, but not the thread, and would wait for ever at the same import. So
-before a process with several threads forks, what reading may need is loaded: that waits for a load under way, and
-leaves none to be begun. It takes some ten milliseconds once, and the children need not do it again, each for itself.
+Much of this package is imported at its first use. A thread that imports a module holds its lock. A child forked at that
+moment inherits the lock without the thread, and would wait for ever at the same import. So before a process with
+several threads forks, this module imports everything that reading may need. That takes about ten milliseconds, once.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["load_all"]
 
-# Programs and integrations, and what only conversions of word embeddings need.
+# Not needed for reading: programs, integrations, and conversions of word embeddings.
 _APART = frozenset({"__main__", "cli", "compat", "demo", "importers", "torch", "words"})
-# Not `logging` and `concurrent.futures`, which are to be told of a fork themselves: from here that would come too late.
+# Without `logging` and `concurrent.futures`: imported during a fork, they would register their own hooks too late.
 _OTHERS = ("ml_dtypes", "tomllib")
 _loaded = False
 
 
 def load_all() -> None:
-    """Load what reading may load on demand, if another thread could be doing so. Runs before every fork."""
+    """Import everything that reading may import later, if other threads run. Runs before every fork."""
     global _loaded  # noqa: PLW0603 - a process loads it once
-    if _loaded or len(sys._current_frames()) < 2:  # noqa: SLF001 - documented, in spite of its name
+    if _loaded or len(sys._current_frames()) < 2:  # noqa: SLF001 - documented, despite its name
         return
     for name in _OTHERS:
         import_module(name)
@@ -37,7 +36,7 @@ def load_all() -> None:
 
 
 def _load_package(name: str, folders: Iterable[str]) -> None:
-    import pkgutil  # noqa: PLC0415 - for processes that fork
+    import pkgutil  # noqa: PLC0415 - only processes that fork need it
 
     for found in pkgutil.iter_modules(folders, f"{name}."):
         if found.name.rpartition(".")[2] not in _APART:
