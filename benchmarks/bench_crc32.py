@@ -29,7 +29,7 @@ def call(function, data, **options):
 def weightmap(data, threads=1):
     """Return ours."""
     clock = call(kernels.crc32, data, **({"threads": threads} if threads > 1 else {}))
-    clock.info["variant"] = kernels.crc32_variant()
+    clock.info["variant"] = kernels.variant("crc32")
     return clock
 
 

@@ -74,7 +74,7 @@ def weightmap(work, bits=None, size=BLOCK, threads=1, *, empty=False):
         raw, plan = mixed_blocks(size, out.size)
         function = partial(kernels.decode_adaptive, raw, out.size, size, out=out, threads=threads, plan=plan)
     assert function() is out
-    return Timed(function, variant=kernels.intblock_variant(), begins=f"{out.ctypes.data % 64} bytes into a line")
+    return Timed(function, variant=kernels.variant("intblock"), begins=f"{out.ctypes.data % 64} bytes into a line")
 
 
 def gguf_types():

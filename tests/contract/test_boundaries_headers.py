@@ -309,7 +309,7 @@ def test_padding_of_a_header(layout, spaces):
     error = error_of(bt.raw(head, bytes(3)))
     assert (error is None) == (spaces < 8)
     assert error is None or error.field == "padding"
-    _, found, fault = kernels.bintensors_scan(head, {"spec": 1, "current": 2}[layout], 9)
+    _, found, fault = kernels.scan_bincode(head, {"spec": 1, "current": 2}[layout], 9)
     assert fault is None
     assert (found.complete, found.end) == (spaces < 8, len(head) - spaces)
     odd = any("no multiple of 8" in text for text in warnings_of(bt.raw(head, bytes(3)), strict=spaces < 8))
@@ -354,14 +354,14 @@ def test_every_end_of_a_header(layout):
     wide = bt.Row("n" * 300, 1, (70000, 2**40, 0), 0, 0)
     head = bt.header([wide, ROW._replace(begin=0)], {"key": "value"}, layout)
     for size in range(len(head)):
-        _, found, fault = kernels.bintensors_scan(head[:size], {"spec": 1, "current": 2}[layout], 9)
+        _, found, fault = kernels.scan_bincode(head[:size], {"spec": 1, "current": 2}[layout], 9)
         assert fault is not None
         assert fault.kind in {"BIN_END", "BIN_COUNT"}, size
         assert fault.at <= size
         assert found.complete == 0
         error = refused(bt.raw(head[:size]), format="bintensors")
         assert isinstance(error, wm.FormatError)
-    assert kernels.bintensors_scan(head, {"spec": 1, "current": 2}[layout], 9)[2] is None
+    assert kernels.scan_bincode(head, {"spec": 1, "current": 2}[layout], 9)[2] is None
 
 
 @pytest.mark.parametrize("layout", bt.LAYOUTS)
@@ -381,11 +381,11 @@ def test_counts_that_there_is_room_for(layout):
     number = {"spec": 1, "current": 2}[layout]
     least = 6 if layout == "spec" else 5
     for n in around((len(right) - 2) // least, 2, most=250):
-        _, _, fault = kernels.bintensors_scan(right[:1] + bytes([n]) + right[2:], number, 99)
+        _, _, fault = kernels.scan_bincode(right[:1] + bytes([n]) + right[2:], number, 99)
         assert (fault is not None and fault.kind == "BIN_COUNT" and fault.at == 1) == (n > (len(right) - 2) // least)
     at = right.index(b"\1\1\3", 2) + 1  # the number of dimensions, behind the dtype
     for n in around(len(right) - at - 1, 1, most=250):
-        _, _, fault = kernels.bintensors_scan(right[:at] + bytes([n]) + right[at + 1 :], number, 99)
+        _, _, fault = kernels.scan_bincode(right[:at] + bytes([n]) + right[at + 1 :], number, 99)
         assert fault is not None
         assert (fault.kind == "BIN_COUNT" and fault.at == at) == (n > len(right) - at - 1)
 
@@ -429,10 +429,10 @@ def test_the_reading_that_went_further_counts():
         for text in map(bytes, itertools.product(alphabet, repeat=size)):
             if text[0] > 1:
                 continue
-            both = kernels.bintensors_scan(text, 3, 9)[1:]
+            both = kernels.scan_bincode(text, 3, 9)[1:]
             if both[1] is None:
                 continue
-            alone = [kernels.bintensors_scan(text, layout, 9)[1:] for layout in (1, 2)]
+            alone = [kernels.scan_bincode(text, layout, 9)[1:] for layout in (1, 2)]
             further = max(alone, key=lambda found: found[0].progress)
             assert (both[0].layout, both[0].progress) == (further[0].layout, further[0].progress), text
             told = [(fault.kind, fault.row, fault.at) for fault in (both[1], further[1])]

@@ -4,11 +4,13 @@ import ast
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import weightmap
+from weightmap import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "weightmap"
@@ -109,6 +111,12 @@ def test_no_format_imports_another(module):
 def test_only_kernels_touches_the_c_module():
     """weightmap.kernels is the only importer of the compiled module."""
     assert {part(module) for module in MODULES if "_kernels" in imports(module)} == {"kernels"}
+
+
+def test_kernels_on_demand_are_those_that_their_modules_export():
+    """What weightmap.kernels imports at the first use is, module by module, what type checkers see."""
+    for module, names in kernels._ON_DEMAND.items():
+        assert sorted(names.split()) == sorted(import_module(f"weightmap.kernels.{module}").__all__)
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if part(name) not in INTEGRATIONS])

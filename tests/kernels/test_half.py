@@ -397,7 +397,7 @@ def test_widen_checks_its_arguments():
         (b"abcd", read_only(2)),
         (b"abcd", np.ndarray(2, np.float32, bytearray(16), offset=1)),
     ]:
-        with pytest.raises(ValueError, match=r"contiguous and writeable|bytes are not"):
+        with pytest.raises(ValueError, match=r"contiguous and writeable|two for each element"):
             kernels.widen("float16", data, out)
     kernels.widen("bfloat16", b"", np.empty(0, np.float32))
 
@@ -453,6 +453,6 @@ def test_variants(name):
     """Each tier uses the best conversion whose needs lie within it."""
     before = kernels.isa()
     kernels.use_isa(name)
-    found = kernels.half_variants()
+    found = (kernels.variant("f16_to_f32"), kernels.variant("bf16_to_f32"))
     kernels.use_isa(before)
     assert found == (f"f16_to_f32_{EXPECTED[name]}", f"bf16_to_f32_{EXPECTED[name]}")

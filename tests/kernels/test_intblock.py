@@ -316,5 +316,5 @@ def test_the_variant_in_use_has_a_name():
     before = kernels.isa()
     for name in kernels.available_isas():
         kernels.use_isa(name)
-        assert kernels.intblock_variant() == f"intblock_{expected[name.removesuffix('icl')]}"
+        assert kernels.variant("intblock") == f"intblock_{expected[name.removesuffix('icl')]}"
     kernels.use_isa(before)

@@ -70,8 +70,8 @@ def test_unknown_isa(name: str) -> None:
 def test_portable_uses_portable_kernels() -> None:
     """In the portable tier no kernel uses special instructions."""
     kernels.use_isa("portable")
-    assert kernels.crc32_variant() == "crc32_portable"
-    assert kernels.fnv1a32_variant() == "fnv1a32_portable"
+    assert kernels.variant("crc32") == "crc32_portable"
+    assert kernels.variant("fnv1a32") == "fnv1a32_portable"
 
 
 EXPECTED = {
@@ -86,7 +86,7 @@ EXPECTED = {
 def test_variants(name: str) -> None:
     """Each tier uses the best kernels whose needs lie within it."""
     kernels.use_isa(name)
-    assert (kernels.crc32_variant(), kernels.fnv1a32_variant()) == EXPECTED[name]
+    assert (kernels.variant("crc32"), kernels.variant("fnv1a32")) == EXPECTED[name]
 
 
 def test_the_best_is_chosen_at_import() -> None:

@@ -624,6 +624,6 @@ def test_weights_that_layers_call_for(kernel):
         for first in (0, 1, 2):
             wanted = channels * inputs * kernel**2
             rows = [(1, 1, first, 0, 5)] * bool(first) + [(kernel, inputs, channels, 0, 2**32 - 1)]
-            found = kernels.cnn_layers(b"".join(struct.pack("<5I", *row) for row in rows))[1]
+            found = kernels.scan_layers(b"".join(struct.pack("<5I", *row) for row in rows))[1]
             assert found.needed == min(first + wanted, most), (channels, inputs, first)
             assert found.counted == 2**32 - 1 + 5 * bool(first)

@@ -1,7 +1,7 @@
-"""Blocks of different kinds in one tensor: int4, int5 or float16, whichever each block is worth.
+"""Blocks of different kinds in one tensor: int4, int5 or float16, by the error that each kind saves.
 
-The data are ``[mask][scales][codes]``: two bits for each block that tell its kind (0 int4, 1 int5, 2 float16), the
-scales of the int4 and int5 blocks, and the codes of every block, in the order of blocks.
+The data is ``[mask][scales][codes]``: two bits for each block with its kind (0 int4, 1 int5, 2 float16), the scales of
+the int4 and int5 blocks, and the codes of every block, all in the order of blocks.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._native import Buffer
 
-__all__ = ["adaptive_counts", "adaptive_mask", "adaptive_plan", "decode_adaptive", "quantize_adaptive"]
+__all__ = ["adaptive_mask", "adaptive_plan", "decode_adaptive", "quantize_adaptive"]
 
 
 def quantize_adaptive(
     a: ArrayLike, block_size: int, *, scale_type: str = "fp16", bits: float = 5.0, threads: int = 1
 ) -> NDArray[np.uint8]:
-    """Quantise to blocks of int4, int5 or float16, whichever each is worth, ``[mask][scales][codes]``.
+    """Quantise to blocks of int4, int5 or float16, ``[mask][scales][codes]``.
 
-    Each block begins as int4. Then those are improved first whose squared error falls most for each byte spent, until
-    the bytes are used up. Never is the error larger than that of all blocks in one kind, when these fit.
+    Each block begins as int4. Then the blocks whose squared error falls most for each byte are improved first, until
+    the bytes are used up. The error is never larger than with all blocks of one kind, if these fit.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def quantize_adaptive(
     scale_type : str
         "fp16" or "fp32".
     bits : float
-        Bits for each element of the blocks, at most: scales and codes. The mask takes ``2 / block_size`` more.
+        Most bits an element for scales and codes. The mask takes ``2 / block_size`` more.
     threads : int
         At most this many threads share the work.
 
@@ -52,14 +52,14 @@ def quantize_adaptive(
     Raises
     ------
     QuantError
-        When an element is NaN or infinite, the array is not of real numbers, for a block size or a scale type that does
-        not exist, or for fewer bits than int4 blocks take.
+        When an element is NaN or infinite, the array is not of real numbers, the block size or scale type does not
+        exist, or `bits` is less than int4 blocks take.
 
     Examples
     --------
     >>> data = quantize_adaptive([1, 2, 3, 4, 5, 6, 7, -8, *[0.1] * 7, 100], 8, bits=11)
-    >>> adaptive_counts(data, 16, 8)
-    (1, 0, 1)
+    >>> bin(data[0])  # the mask: block 0 is int4 (0), block 1 is float16 (2)
+    '0b1000'
     """
     size = check_block_size(5, block_size)
     scale = {1: 2, 0: 4}[scale_code(scale_type)]
@@ -68,7 +68,7 @@ def quantize_adaptive(
     costs = np.array([scale + size // 2, scale + size * 5 // 8, 2 * size], np.int64)
     least = 8 * int(costs[0]) / size
     if not least <= bits <= 16:
-        expected = f"{least:g}, what int4 blocks of {size} with {scale_type} scales take, to 16"
+        expected = f"{least:g}, which int4 blocks of {size} with {scale_type} scales take, to 16"
         raise QuantError("bits", actual=bits, expected=expected)
     encoded = [encode(x, kind, size, scale_type, threads) for kind in (4, 5, 16)]
     errors = np.stack([error for _, error in encoded])
@@ -84,11 +84,10 @@ def quantize_adaptive(
 
 
 def _choose(errors: NDArray[np.float64], costs: NDArray[np.int64], budget: int) -> NDArray[np.uint8]:
-    """Return the kind of each block, by its errors in each kind, shape (3, n), that the budget pays for.
+    """Return the kind of each block within the budget, by its errors in each kind, shape (3, n).
 
-    A block's errors over its costs have a lower convex hull; its edges are the steps that can be taken, each lowering
-    the error at a rate that falls along the hull. Taking steps in order of their rates is best at each total that they
-    reach.
+    A block's errors over its costs have a lower convex hull. Each edge of the hull is a step that lowers the error, at
+    a rate that falls along the hull. Taking steps in order of their rates is optimal at every total that they reach.
     """
     count = errors.shape[1]
     four, five, half = errors
@@ -100,7 +99,7 @@ def _choose(errors: NDArray[np.float64], costs: NDArray[np.int64], budget: int) 
     price = np.concatenate([np.where(both, cost_five, cost_five + cost_half), np.full(count, cost_half)])
     target = np.concatenate([np.where(both, 1, 2), np.full(count, 2)]).astype(np.uint8)
 
-    # Stable: of equal rates the first step of a block comes before its second.
+    # Stable, so that a block's first step comes before its second at equal rates.
     order = np.argsort(-rate, kind="stable")
     order = order[: int(np.count_nonzero(rate > 0))]
     left = budget - count * int(costs[0])
@@ -109,7 +108,7 @@ def _choose(errors: NDArray[np.float64], costs: NDArray[np.int64], budget: int) 
     np.maximum.at(kinds, order[:taken] % max(count, 1), target[order[:taken]])
     left -= int(price[order[:taken]].sum())
     rest = order[taken:]
-    for step in rest[price[rest] <= left][:64].tolist():  # what is left pays for a few small steps at most
+    for step in rest[price[rest] <= left][:64].tolist():  # the remaining bytes pay for only a few small steps
         block = step % count
         if price[step] <= left and kinds[block] == (1 if step >= count else 0):
             kinds[block] = target[step]
@@ -126,16 +125,16 @@ def _choose(errors: NDArray[np.float64], costs: NDArray[np.int64], budget: int) 
 def adaptive_plan(
     data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16", size: int | None = None
 ) -> NDArray[np.uint64]:
-    """Check data of `n` elements in blocks of different kinds, and return the plan by which they are decoded.
+    """Check the mask of `n` elements in blocks of different kinds, and return the plan for decoding them.
 
-    The mask is copied, and then checked: what becomes of the one in `data` does not matter to the plan.
+    The mask is copied before it is checked: later changes in `data` do not affect the plan.
 
     Parameters
     ----------
     data, n, block_size, scale_type
-        As of `decode_adaptive`; of the data just the mask is looked at.
+        As of `decode_adaptive`; only the mask is read.
     size : int, optional
-        Bytes of all data, where `data` holds the first of them, the mask at least.
+        Bytes of all data, if `data` holds only the first of them, at least the mask.
 
     Returns
     -------
@@ -145,13 +144,13 @@ def adaptive_plan(
     Raises
     ------
     QuantError
-        When the mask holds an unknown kind or goes on after the last block, or the size of the data is not what the
-        mask says; for a block size or a scale type that does not exist.
+        When the mask holds an unknown kind or goes on after the last block, the data has another size than the mask
+        says, or the block size or scale type does not exist.
     """
     block, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     buffer, fault = as_input(data), ffi.new("wm_fault *")
     mask = (-(-n // block) + 3) // 4
-    if len(buffer) < mask:  # no such mask, and nothing is made that would be as long
+    if len(buffer) < mask:  # before a plan as long as the declared mask is allocated
         raise QuantError("size of the data", actual=len(buffer), expected=f"{mask} by its mask")
     plan = np.empty(lib.wm_adaptive_plan_size(block, n), np.uint64)
     target, total = as_output(plan, "uint64_t[]"), len(buffer) if size is None else size
@@ -161,17 +160,11 @@ def adaptive_plan(
 
 
 def adaptive_mask(plan: NDArray[np.uint64], blocks: int) -> NDArray[np.uint8]:
-    """Return the mask of so many blocks that a plan holds: a view of it, shape (ceil(blocks / 4),)."""
+    """Return a view of the mask in the plan of `blocks` blocks, shape (ceil(blocks / 4),)."""
     size = (blocks + 3) // 4
     begin = plan.size - (size + 7) // 8
     octets: NDArray[np.uint8] = plan[begin:].view(np.uint8)[:size]
     return octets
-
-
-def adaptive_counts(data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16") -> tuple[int, int, int]:
-    """Check data as `adaptive_plan` does, and return how many blocks are int4, int5 and float16."""
-    five, half = adaptive_plan(data, n, block_size, scale_type=scale_type)[:2].tolist()
-    return -(-n // block_size) - five - half, five, half
 
 
 def decode_adaptive(
@@ -187,12 +180,11 @@ def decode_adaptive(
     threads: int = 1,
     plan: NDArray[np.uint64] | None = None,
 ) -> NDArray[Any]:
-    """Decode elements `start` to `stop` of the `n` that `data` holds in blocks of different kinds.
+    """Decode elements `start` to `stop` of the `n` elements that `data` holds in blocks of different kinds.
 
-    With `plan`, which `adaptive_plan` made of the same data, only the blocks that the elements lie in are read, and the
-    mask not at all: it may have changed since. Without, a plan is made. The other parameters, the result and the errors
-    are those of `decode_blocks`, with the errors of `adaptive_plan`. Blocks of float16 are what `f16_to_f32` makes of
-    them.
+    With a `plan` that `adaptive_plan` made of the same data, only the blocks of these elements are read, and not the
+    mask, which may have changed since. The other parameters, the result and the errors are those of `decode_blocks`,
+    with the errors of `adaptive_plan`. float16 blocks are decoded as by `f16_to_f32`.
     """
     if plan is None:
         plan = adaptive_plan(data, n, block_size, scale_type=scale_type)
@@ -209,17 +201,17 @@ def decode_adaptive(
         buffer, len(buffer), code, size, n, known, len(known), start, target, stop - start, half, most
     )
     if done == -1:
-        raise QuantError("size of the data", actual=len(buffer), expected="that of the data that were checked")
+        raise QuantError("size of the data", actual=len(buffer), expected="the size at the check")
     if done:
         raise ValueError("out overlaps what is decoded")
     return values
 
 
 def _error(fault: Any) -> QuantError:
-    """Return the words for what is wrong with blocks of different kinds."""
+    """Return the error for a fault in blocks of different kinds."""
     if fault.code == lib.WM_FAULT_ADAPTIVE_MASK:
         return QuantError(f"kind of block {fault.row}", field="mask", actual=fault.actual, expected="0, 1 or 2")
     if fault.code == lib.WM_FAULT_ADAPTIVE_PADDING:
         what = f"last byte of the mask of {fault.row} blocks"
-        return QuantError(what, field="mask", actual=f"{fault.actual:#04x}", expected="0 in the bits of no block")
+        return QuantError(what, field="mask", actual=f"{fault.actual:#04x}", expected="0 in the unused bits")
     return QuantError("size of the data", actual=fault.actual, expected=f"{fault.expected} by its mask")

@@ -1,9 +1,9 @@
-"""Quantised blocks in C: integers of 4, 5 or 8 bits with a scale. Used by what knows quantised tensors.
+"""Decoding of quantised blocks: integers of 4, 5 or 8 bits with a scale.
 
 A value is ``scale * q``, one multiplication of float32; a scale stored as float16 is widened exactly. Codes are two's
-complement and lie back to back, the first in the lowest bits of byte 0. With a block size of 0 there is one scale for
-all elements, or else ``[scale][codes]`` for each block of the flattened tensor, the last block whole. A value that is
-no number, as of a NaN scale or of infinity times 0, is the float32 0x7FC00000 on every CPU.
+complement and lie back to back, the first in the lowest bits of byte 0. A block size of 0 means one scale for all
+elements; otherwise each block of the flattened tensor is ``[scale][codes]``, the last one whole. A result of NaN, as
+from a NaN scale or infinity times 0, is the float32 0x7FC00000 on every CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SCALE_TYPES", "blocks_size", "decode_blocks", "dequantize_int4", "dequantize_int5"]
 
 SCALE_TYPES = {"fp32": 0, "fp16": 1}  # the codes of AMB
-_MOST = 1 << 56  # elements; more than any memory holds
+_MOST = 1 << 56  # elements: more than any memory holds
 
 
 def scale_code(scale_type: str) -> int:
@@ -37,7 +37,7 @@ def scale_code(scale_type: str) -> int:
 
 
 def check_block_size(bits: int, block_size: int) -> int:
-    """Return the block size as an int. Raises QuantError when blocks of `bits`-bit codes cannot have it."""
+    """Return the block size as an int. Raises QuantError when `bits`-bit codes cannot have it."""
     size = index(block_size)
     step = {4: 2, 5: 8}.get(bits, 1)
     if not 0 < size <= 1 << 32 or size % step:
@@ -55,7 +55,7 @@ def count_of(n: int) -> int:
 
 
 def blocks_size(n: int, *, bits: int, block_size: int, scale_type: str) -> int:
-    """Return the bytes that `n` elements take: blocks, or with a block size of 0 one scale and all codes.
+    """Return the bytes of `n` elements: blocks, or with a block size of 0 one scale and all codes.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def blocks_size(n: int, *, bits: int, block_size: int, scale_type: str) -> int:
 
 
 def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
-    """Return the array to fill: `out` when it fits, or a new one. ValueError and TypeError when it does not fit."""
+    """Return the array to fill: `out`, or a new one. Raises ValueError or TypeError when `out` does not fit."""
     if out is None:
         if dtype not in (np.float32, np.float16):
             raise ValueError(f"dtype is {dtype}, expected float32 or float16")
@@ -94,12 +94,12 @@ def decode_blocks(
     out: NDArray[Any] | None = None,
     threads: int = 1,
 ) -> NDArray[Any]:
-    """Decode elements `start` to `stop` of the `n` that `data` holds, touching only the blocks that they lie in.
+    """Decode elements `start` to `stop` of the `n` elements in `data`, touching only their blocks.
 
     Parameters
     ----------
     data : buffer
-        Exactly the bytes that `blocks_size` tells, at any alignment.
+        Exactly as many bytes as `blocks_size` returns, at any alignment.
     n : int
         Number of elements.
     bits : int
@@ -109,9 +109,9 @@ def decode_blocks(
     scale_type : str
         "fp16" or "fp32".
     start, stop : int
-        The elements wanted, 0 <= start <= stop <= n; all of them when not given.
+        0 <= start <= stop <= n; by default all elements.
     dtype : dtype
-        float32, or float16, to which the float32 values are then rounded. Not looked at when there is `out`.
+        float32, or float16, to which float32 values are rounded. Ignored with `out`.
     out : ndarray of float32 or float16, optional
         Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, apart from `data`.
     threads : int
@@ -120,14 +120,14 @@ def decode_blocks(
     Returns
     -------
     ndarray, shape (stop - start,)
-        The values; or `out`.
+        The values, or `out`.
 
     Raises
     ------
     QuantError
         For a block size or a scale type that does not exist, or data of another size.
     ValueError
-        When `out` is not as it has to be, or the range does not lie within the elements.
+        When `out` does not fit, or the range exceeds the elements.
     """
     stop = n if stop is None else stop
     if out is not None and decode_array(data, n, bits, block_size, scale_type, start, stop, out, threads):
@@ -139,15 +139,14 @@ def decode_blocks(
     buffer = as_input(data)
     if len(buffer) != expected:
         kind = f"int{bits} blocks of {block_size}" if block_size else f"int{bits} with one scale"
-        raise QuantError(
-            f"size of the data of {n} elements ({kind}, {scale_type})", actual=len(buffer), expected=expected
-        )
+        what = f"size of the data of {n} elements ({kind}, {scale_type})"
+        raise QuantError(what, actual=len(buffer), expected=expected)
     values = take_out(out, stop - start, dtype)
     half = values.dtype == np.float16
     scale, target = scale_code(scale_type), as_output(values, "uint8_t[]")
     count, most = stop - start, thread_count(threads)
     if lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, count, half, most):
-        raise ValueError("out overlaps what is decoded")
+        raise ValueError("out overlaps the data")
     return values
 
 
@@ -165,10 +164,10 @@ def dequantize_int4(
     Parameters
     ----------
     data : buffer
-        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. In a byte of codes the earlier element
-        is the low nibble.
+        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. The low nibble of a byte is the earlier
+        element.
     n : int
-        Number of elements; codes of the last block beyond it are not looked at.
+        Number of elements; further codes of the last block are ignored.
     block_size : int
         Elements of a block, an even number.
     scale_type : str
@@ -182,14 +181,14 @@ def dequantize_int4(
     Returns
     -------
     ndarray of float32, shape (n,)
-        The values; or `out`.
+        The values, or `out`.
 
     Raises
     ------
     QuantError
         For a block size or a scale type that does not exist, or data of another size.
     ValueError
-        When `out` is not as it has to be.
+        When `out` does not fit.
 
     Examples
     --------
@@ -214,34 +213,8 @@ def dequantize_int5(
 ) -> NDArray[np.float32]:
     """Decode blocks of 5-bit integers, ``[scale][codes]`` each: value = scale * q, q from -16 to 15.
 
-    Parameters
-    ----------
-    data : buffer
-        The blocks, exactly ``ceil(n / block_size)`` of them, at any alignment. Element k of a block has bits 5k to
-        5k + 4 of its codes, bit 0 being the lowest of the first byte.
-    n : int
-        Number of elements; codes of the last block beyond it are not looked at.
-    block_size : int
-        Elements of a block, a multiple of 8.
-    scale_type : str
-        "fp16" or "fp32".
-    out : ndarray of float32 or float16, optional
-        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, apart from `data`. float16
-        values are the float32 ones rounded to nearest, ties to even.
-    threads : int
-        At most this many threads share the work; fewer where there is too little to gain.
-
-    Returns
-    -------
-    ndarray of float32, shape (n,)
-        The values; or `out`.
-
-    Raises
-    ------
-    QuantError
-        For a block size or a scale type that does not exist, or data of another size.
-    ValueError
-        When `out` is not as it has to be.
+    Element k of a block is bits 5k to 5k + 4 of its codes, where bit 0 is the lowest of the first byte. The block size
+    is a multiple of 8; otherwise parameters, result and errors are those of `dequantize_int4`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""CRC-32 and FNV-1a."""
+"""Checksums and hashes: CRC-32 and FNV-1a."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 
 def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
-    """CRC-32 as of zlib: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
+    """Return the CRC-32 of zlib: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
 
     Parameters
     ----------
     data : buffer
-        The bytes.
     value : int
-        CRC of the bytes before `data`, as `zlib.crc32` takes it; only its low 32 bits count.
+        CRC of the bytes before `data`, as in `zlib.crc32`; only its low 32 bits count.
     threads : int
         At most this many threads share the work; fewer where the input is too small to gain.
 
@@ -44,12 +43,12 @@ def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
 
 
 def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
-    """CRC-32 of A + B from that of A, that of B and the length of B in bytes, in time O(log len2).
+    """Return the CRC-32 of A + B from those of A and B and the length of B in bytes, in time O(log len2).
 
     Raises
     ------
     ValueError
-        When `len2` is negative or not below 2**64.
+        When `len2` is negative, or 2**64 or more.
 
     Examples
     --------
@@ -64,7 +63,7 @@ def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
 
 
 def fnv1a32(data: Buffer) -> int:
-    """FNV-1a hash of 32 bits: basis 0x811C9DC5, prime 0x01000193.
+    """Return the FNV-1a hash of 32 bits: basis 0x811C9DC5, prime 0x01000193.
 
     Examples
     --------
@@ -77,7 +76,7 @@ def fnv1a32(data: Buffer) -> int:
 
 
 def fnv1a64(data: Buffer) -> int:
-    """FNV-1a hash of 64 bits: basis 0xCBF29CE484222325, prime 0x100000001B3.
+    """Return the FNV-1a hash of 64 bits: basis 0xCBF29CE484222325, prime 0x100000001B3.
 
     Examples
     --------
@@ -89,8 +88,8 @@ def fnv1a64(data: Buffer) -> int:
     return value
 
 
-# A call through cffi costs more than zlib takes for a kilobyte. So the built-in functions of csrc/python take the
-# places of those above, which stay their definitions, their types and their documentation.
+# Built-in functions of csrc/python replace those above, because a call through cffi takes longer than zlib for a
+# kilobyte. The functions above remain the definitions, types and documentation.
 crc32_by_cffi, fnv1a32_by_cffi, fnv1a64_by_cffi = crc32, fnv1a32, fnv1a64
 _DOCS = [
     ffi.new("char[]", f"{signature}\n--\n\n{cleandoc(function.__doc__ or '')}".encode())
@@ -106,12 +105,12 @@ if not TYPE_CHECKING and lib.wm_python_functions(ffi.new("char *[]", [*_DOCS, ff
 
 
 def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
-    """FNV-1a 32 of many names at once, much faster than name by name.
+    """Return the FNV-1a 32 of many names, much faster than name by name.
 
     Parameters
     ----------
     blob : buffer
-        The names, one after another with nothing between them.
+        The names back to back.
     lengths : array_like of int, shape (n,)
         Their lengths in bytes.
     out : ndarray of uint32, shape (n,), optional
@@ -125,8 +124,7 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
     Raises
     ------
     ValueError
-        When a length is negative or not below 2**32, the lengths add up to more than `blob` holds, or `out` is not as
-        it has to be.
+        When a length is negative, or 2**32 or more; when the lengths exceed `blob`, or `out` does not fit.
     TypeError
         When `blob` has no contiguous buffer, or `out` is no array.
 
@@ -156,9 +154,8 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
         msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
         raise ValueError(msg)
     buffer = as_input(blob)
-    where = lib.wm_fnv1a32_many(
-        buffer, len(buffer), from_buffer("uint32_t[]", counts), len(counts), 0, as_output(hashes, "uint32_t[]")
-    )
+    words, target = from_buffer("uint32_t[]", counts), as_output(hashes, "uint32_t[]")
+    where = lib.wm_fnv1a32_many(buffer, len(buffer), words, len(counts), 0, target)
     if where >= 0:
         msg = f"name {where} of {len(counts)} runs past the blob of {len(buffer)} bytes"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Columns of a table of tensors, for C to fill and to check. Used by weightmap.index.table and the scans of formats."""
+"""The columns of a table of tensors, which C fills, reads and checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from weightmap.kernels._faults import Fault
 
 
-# Memory that a scan fills need not be cleared first.
+# Without clearing: a scan fills the memory.
 _new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Columns:
-    """The columns of a table of tensors, in memory of their own, where C fills, reads and checks them.
+    """The columns of a table of tensors, in private C memory.
 
-    Indexing a C pointer costs a third of indexing an array, and making no arrays is what opening a file quickly takes.
+    Indexing a C pointer takes a third of indexing an array, and opening a file is quick because it makes no arrays.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Columns:
     Attributes
     ----------
     count, n_dims, names_len : int
-        Tensors, dimensions and bytes of names that are there.
+        Numbers of tensors, of dimensions and of bytes of names.
     native : wm_columns
         Its pointers are attributes of this object too.
     """
@@ -58,10 +58,10 @@ class Columns:
 
     @classmethod
     def scratch(cls, size: int, count: int, n_dims: int) -> Columns:
-        """Return columns to be filled by a scan: names of `size` bytes, `count` tensors, `n_dims` dimensions."""
+        """Return columns for a scan to fill: names of `size` bytes, `count` tensors, `n_dims` dimensions."""
         self = cls.__new__(cls)
         self.count, self.n_dims, self.names_len = count, n_dims, size
-        # One piece of memory for all; its pages are touched only as far as the scan fills them.
+        # One allocation for all columns; a scan touches only the pages that it fills.
         words = n_dims + 3 * count + (size + count) // 8 + 2
         self._memory = memory = _new_words("uint64_t[]", words)
         self.native = ffi.new("wm_columns *", (count, n_dims, size))
@@ -75,15 +75,15 @@ class Columns:
         return getattr(self.native, name)
 
     def array(self, column: Any, count: int, dtype: str) -> NDArray[Any]:
-        """Return `count` values of one of the columns as a copy."""
+        """Return a copy of `count` values of a column."""
         return np.frombuffer(ffi.buffer(column, count * int(dtype[-1])), dtype).copy()
 
     def text(self) -> bytes:
-        """Return the names, one after another."""
+        """Return the names back to back."""
         return bytes(ffi.buffer(self.names, self.names_len))
 
     def take(self, order: NDArray[np.intp], names: Sequence[bytes] | None = None) -> Columns:
-        """Return the rows of these numbers, in this order, as new columns; with new names when they are given."""
+        """Return new columns of the rows `order`, in that order, with new `names` if given."""
         n = self.count
         dims, dim_bounds = _runs(
             self.array(self.dims, self.n_dims, "<u8"), self.array(self.dim_bounds, n + 1, "<u4"), order
@@ -109,14 +109,14 @@ class Columns:
         return dtype[i], tuple(ffi.unpack(dims + first, bounds[i + 1] - first)), begin[i]
 
     def find(self, name: bytes) -> int:
-        """Return the row of the tensor of this name, or -1, by one pass over the names."""
+        """Return the row of the tensor called `name`, or -1, by one pass over the names."""
         row: int = lib.wm_columns_find(self.native, self.count, self.names_len, name, len(name))
         return row
 
     def check(self, rules: Any, data_size: int, room: int, *, lax: bool, utf8: bool) -> Fault | None:
-        """Check every row by a wm_rules, and the names; return what is wrong, or None."""
+        """Check every row by a wm_rules, and the names; return the first fault, or None."""
         asked = (self.native, self.count, self.n_dims, self.names_len, utf8, rules, data_size, room, lax)
-        # A wm_fault is only made when there is something to tell.
+        # A valid table allocates no wm_fault.
         if lib.wm_columns_check(*asked, NULL) == 0:
             return None
         fault = ffi.new("wm_fault *")
@@ -125,12 +125,12 @@ class Columns:
 
 
 def row_rules(rules: Any) -> Any:
-    """Return a wm_rules of an object with its fields."""
+    """Return a wm_rules from an object with its fields."""
     return ffi.new("wm_rules *", (rules.min_ndim, rules.max_ndim, rules.alignment, rules.max_gap, rules.bits))
 
 
 def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-    """Put the runs values[bounds[i]:bounds[i + 1]] into another order."""
+    """Return the runs values[bounds[i]:bounds[i + 1]] in the given order, and their bounds."""
     lengths = np.diff(bounds)[order].astype(np.int64)
     new = np.zeros(len(order) + 1, bounds.dtype)
     np.cumsum(lengths, out=new[1:])

@@ -1,4 +1,4 @@
-"""What a scan in C found wrong: see wm_fault in kernels.h."""
+"""The faults that scans in C report: see wm_fault in kernels.h."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from weightmap.kernels._native import lib
 
 
 class Fault:
-    """One thing that is wrong: the numbers of a wm_fault."""
+    """A defect, as the numbers of a wm_fault."""
 
     __slots__ = ("actual", "at", "code", "expected", "row")
 
-    def __init__(
-        self,
-        code: int,
-        row: int,
-        at: int,
-        actual: int,
-        expected: int,
-    ) -> None:
+    def __init__(self, code: int, row: int, at: int, actual: int, expected: int) -> None:
         self.code = code
         self.row = row
         self.at = at
@@ -37,8 +30,8 @@ _KINDS = {code: name for name, code in FAULTS.items()}
 
 
 def fault_of(fault: Any) -> Fault:
-    """Return what a scan has written into a wm_fault. Raises MemoryError where that was the fault."""
-    if fault.code == lib.WM_FAULT_MEMORY:  # nothing that the file could help
+    """Return the fault in a wm_fault. Raises MemoryError if a scan ran out of memory."""
+    if fault.code == lib.WM_FAULT_MEMORY:
         msg = f"no memory for a table of {fault.actual} bytes"
         raise MemoryError(msg)
     return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)

@@ -1,4 +1,4 @@
-"""Mapping files in C, looking at them, and noticing that they changed. Used by weightmap.io.source."""
+"""Files in C: mapping, page advice, fstat, and whether a file changed."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from weightmap.kernels._native import as_input, ffi, from_buffer, lib, module
 
 
 def map_file(fd: int, size: int, *, cow: bool, sealed: bool = False) -> Any:
-    """Map `size` bytes of a file; return a buffer that unmaps when its last user is gone. Raises OSError.
+    """Map `size` bytes of a file; return a buffer that unmaps with its last user. Raises OSError.
 
-    It can be written to when `cow` says so. `sealed` says that the file is sealed memory.
+    `cow` makes the buffer writable; `sealed` says that the file is sealed memory.
     """
     return module.map_file(fd, size, 2 if sealed and not cow else cow)
 
 
 def advise(memory: Any, advice: int) -> None:
-    """Say how a mapping will be touched: 0 normally, 1 at random, 2 in sequence. A refusal does not matter."""
+    """Advise the system on the use of a mapping: 0 normal, 1 random, 2 sequential. Ignores a refusal."""
     buffer = from_buffer("uint8_t[]", memory)
     lib.wm_advise(buffer, len(buffer), advice)
 
 
 def populate(memory: Any, offset: int, size: int, *, scattered: bool = False) -> int:
-    """Bring in and map these pages of memory, `scattered` if it is advised so; return when they are there.
+    """Read and map pages of memory, and wait for them; `scattered` if the mapping is advised as random.
 
-    The result is 0, or an errno.
+    Returns 0, or an errno.
     """
     buffer = as_input(memory)
     error: int = lib.wm_populate(buffer, len(buffer), offset, size, scattered)
@@ -34,13 +34,13 @@ def populate(memory: Any, offset: int, size: int, *, scattered: bool = False) ->
 
 
 def will_need(memory: Any, offset: int, size: int) -> None:
-    """Ask the kernel for these pages of a mapping. A refusal does not matter: it is advice."""
+    """Ask the system to read pages of a mapping. Ignores a refusal."""
     buffer = from_buffer("uint8_t[]", memory)
     lib.wm_will_need(buffer, len(buffer), offset, size)
 
 
 def fstat(fd: int) -> Any:
-    """Return what the file behind a descriptor is, a wm_file: `unchanged` compares it with what the file is then."""
+    """Return the state of an open file, a wm_file, with which `unchanged` compares a later state."""
     file = ffi.new("wm_file *")
     error = lib.wm_fstat(fd, file)
     if error == errno.ENOSYS and os.name == "nt":
@@ -54,7 +54,7 @@ def fstat(fd: int) -> Any:
 
 unchanged = lib.wm_unchanged
 
-# What the system gives is owned from the moment that it is there: see csrc/python/owners.c.
+# These own what the system returns from the first moment on: see csrc/python/owners.c.
 Descriptor = module.Descriptor
 own = module.own
 with_temporary = module.with_temporary

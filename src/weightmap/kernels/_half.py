@@ -1,4 +1,4 @@
-"""Numbers of 16 bits made float32: float16, bfloat16, and pairs of float16 that a file keeps in words of 32 bits."""
+"""Conversion to float32 of float16, bfloat16, and pairs of float16 in words of 32 bits."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.kernels._memory import empty, given_array
-from weightmap.kernels._native import as_input, as_output, ffi, from_buffer, lib, thread_count, widen_array
+from weightmap.kernels._native import as_input, as_output, from_buffer, lib, thread_count, widen_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.kernels._native import Buffer
 
-__all__ = ["bf16_to_f32", "f16_to_f32", "half_variants", "unpack_f16_pairs", "widen"]
+__all__ = ["bf16_to_f32", "f16_to_f32", "unpack_f16_pairs", "widen"]
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
-# What `widen_array` calls them.
+# The numbers of the conversions in `widen_array`.
 _FLOAT16, _BFLOAT16, _FLOAT16_PAIRS = range(3)
 _FLOAT32, _UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
 _LITTLE = sys.byteorder == "little"
-
-
-def half_variants() -> tuple[str, str]:
-    """Return the names of the C functions in use for float16 and for bfloat16."""
-    return ffi.string(lib.wm_f16_to_f32_variant()).decode(), ffi.string(lib.wm_bf16_to_f32_variant()).decode()
 
 
 def f16_to_f32(
@@ -40,9 +35,8 @@ def f16_to_f32(
     Parameters
     ----------
     a : ndarray of float16 or uint16, or buffer
-        An array or scalar of any shape, strides and byte order; uint16 stands for the bits. Anything else with a
-        C-contiguous buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any
-        address.
+        An array or scalar of any shape, strides and byte order; uint16 holds the bits. Another object with a
+        C-contiguous buffer (bytes, memoryview, mmap) holds little-endian numbers in one dimension, at any address.
     out : ndarray of float32, shape of `a`, optional
         Filled and returned; C-contiguous, writeable, apart from `a` in memory.
     threads : int
@@ -56,7 +50,7 @@ def f16_to_f32(
     Raises
     ------
     ValueError
-        When `a` is an array of another dtype or a buffer of an odd number of bytes, or `out` is not as it has to be.
+        When `a` is an array of another dtype or a buffer of an odd number of bytes, or `out` does not fit.
     TypeError
         When `a` has no contiguous buffer, or `out` is no array.
 
@@ -73,30 +67,9 @@ def f16_to_f32(
 def bf16_to_f32(
     a: NDArray[Any] | Buffer, *, out: NDArray[np.float32] | None = None, threads: int = 1
 ) -> NDArray[np.float32]:
-    """Convert bfloat16 to float32: the bits moved up by 16, and nothing else. A signalling NaN stays one.
+    """Convert bfloat16 to float32: the bits move up by 16, and nothing else. A signalling NaN stays one.
 
-    Parameters
-    ----------
-    a : ndarray of ml_dtypes.bfloat16 or uint16, or buffer
-        An array or scalar of any shape, strides and byte order; uint16 stands for the bits. Anything else with a
-        C-contiguous buffer (bytes, memoryview, mmap) is taken as little-endian numbers in one dimension, at any
-        address.
-    out : ndarray of float32, shape of `a`, optional
-        Filled and returned; C-contiguous, writeable, apart from `a` in memory.
-    threads : int
-        At most this many threads share the work; each gets at least 4 MiB of output.
-
-    Returns
-    -------
-    ndarray of float32, shape of `a`
-        `out`, or a new array.
-
-    Raises
-    ------
-    ValueError
-        When `a` is an array of another dtype or a buffer of an odd number of bytes, or `out` is not as it has to be.
-    TypeError
-        When `a` has no contiguous buffer, or `out` is no array.
+    Parameters, result and errors are those of `f16_to_f32`, with ml_dtypes.bfloat16 in the place of float16.
 
     Examples
     --------
@@ -113,28 +86,27 @@ def bf16_to_f32(
 def unpack_f16_pairs(
     u32_array: NDArray[np.uint32] | Buffer, *, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """Take two numbers of float16 out of each word of 32 bits, and convert them to float32 as `f16_to_f32` does.
+    """Convert the two float16 in each word of 32 bits to float32, as `f16_to_f32` does.
 
-    The low 16 bits of a word come first, then the high ones, whatever the byte order of the array or of the machine.
+    The low 16 bits of a word come before the high ones, for any byte order of the array or the machine.
 
     Parameters
     ----------
     u32_array : ndarray of uint32, shape (..., n), or buffer
-        An array of any shape, strides and byte order. Anything else with a C-contiguous buffer (bytes, memoryview,
-        mmap) is taken as little-endian words in one dimension, at any address.
+        An array of any shape, strides and byte order. Another object with a C-contiguous buffer (bytes, memoryview,
+        mmap) holds little-endian words in one dimension, at any address.
     out : ndarray of float32, shape (..., 2 * n), optional
         Filled and returned; C-contiguous, writeable, apart from the words in memory.
 
     Returns
     -------
     ndarray of float32, shape (..., 2 * n)
-        `out`, or a new array: the last dimension is twice as long. Of an array without dimensions, shape (2,).
+        `out`, or a new array; shape (2,) for an array without dimensions.
 
     Raises
     ------
     ValueError
-        When `u32_array` is an array of another dtype or a buffer whose size is no multiple of 4, or `out` is not as it
-        has to be.
+        When `u32_array` is an array of another dtype or a buffer whose size is no multiple of 4, or `out` does not fit.
     TypeError
         When `u32_array` has no contiguous buffer, or `out` is no array.
 
@@ -157,13 +129,13 @@ def unpack_f16_pairs(
         source = as_input(u32_array)
         shape = (len(source) // 2,)
         if len(source) % 4:
-            msg = f"{len(source)} bytes are no whole number of words of 4 bytes"
+            msg = f"the buffer has {len(source)} bytes, expected a multiple of 4"
             raise ValueError(msg)
     return _run("float16", source, shape, out, 1)
 
 
 def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) -> None:
-    """Convert a piece of a file: what `f16_to_f32` and `bf16_to_f32` do, with little around it.
+    """Convert a piece of a file, with less overhead than `f16_to_f32` and `bf16_to_f32`.
 
     Parameters
     ----------
@@ -179,11 +151,11 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
     Raises
     ------
     ValueError
-        When `data` has not two bytes for each element of `out`, or `out` is not as it has to be.
+        When `data` is not two bytes for each element of `out`, or `out` does not fit.
     """
     source = as_input(data)
     if len(source) != 2 * out.size:
-        msg = f"{len(source)} bytes are not the elements of 2 bytes of an output of {out.size}"
+        msg = f"data has {len(source)} bytes, expected {2 * out.size}, two for each element of out"
         raise ValueError(msg)
     _run(dtype, source, out.shape, out, threads)
 
@@ -195,15 +167,15 @@ def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) 
         return _run(dtype, from_buffer("uint8_t[]", _little_endian(a, dtype)), a.shape, out, threads)
     source = as_input(a)
     if len(source) % 2:
-        msg = f"{len(source)} bytes are no whole number of elements of 2 bytes"
+        msg = f"the buffer has {len(source)} bytes, expected an even number"
         raise ValueError(msg)
     return _run(dtype, source, (len(source) // 2,), out, threads)
 
 
 def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return the elements of `a` as C wants them: a copy only where they lie otherwise."""
-    # By name: ml_dtypes need not be imported to tell. That of the type, since a dtype of ml_dtypes is called otherwise
-    # when its bytes are swapped.
+    """Return the elements of `a` contiguous and little-endian, copied only if they must be."""
+    # Compared by name, without importing ml_dtypes; by that of the type, since a byte-swapped dtype of ml_dtypes has
+    # another name.
     name = a.dtype.type.__name__
     if name not in {dtype, "uint16"}:
         msg = f"the array is {a.dtype}, expected {dtype} or uint16"
@@ -223,6 +195,6 @@ def _run(
         msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
         raise ValueError(msg)
     if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, thread_count(threads)):
-        msg = "out overlaps what is converted"
+        msg = "out overlaps the data"
         raise ValueError(msg)
     return out

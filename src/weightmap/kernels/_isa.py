@@ -1,12 +1,14 @@
-"""Instruction sets: which there are, which is in use, and the functions that follow from it."""
+"""Instruction sets: those available, the one in use, and the C functions chosen for it."""
 
 from __future__ import annotations
 
 from weightmap.kernels._native import NULL, ffi, lib
 
+__all__ = ["available_isas", "isa", "use_isa", "variant"]
+
 
 def available_isas() -> tuple[str, ...]:
-    """Return the instruction sets that this CPU has, plainest first: "portable" is always there.
+    """Return the instruction sets of this CPU, plainest first; "portable" is always available.
 
     Examples
     --------
@@ -23,13 +25,13 @@ def available_isas() -> tuple[str, ...]:
 
 
 def isa() -> str:
-    """Return the instruction set in use: the best one available, unless `use_isa` chose another."""
+    """Return the instruction set in use: the best available one, unless `use_isa` chose another."""
     name: str = ffi.string(lib.wm_isa_name(lib.wm_isa_selected())).decode()
     return name
 
 
 def use_isa(name: str) -> None:
-    """Use the instruction set `name` from now on, in all threads: for tests and comparisons, results never differ.
+    """Use the instruction set `name` from now on, in all threads. Results never differ: it is for tests and timings.
 
     Parameters
     ----------
@@ -39,7 +41,7 @@ def use_isa(name: str) -> None:
     Raises
     ------
     ValueError
-        When this CPU does not have it.
+        When this CPU lacks it.
     """
     tier = 0
     while (found := lib.wm_isa_name(tier)) != NULL:
@@ -50,25 +52,13 @@ def use_isa(name: str) -> None:
     raise ValueError(msg)
 
 
-def crc32_variant() -> str:
-    """Return the name of the C function that `crc32` uses for long inputs, such as "crc32_x86_pclmulqdq"."""
-    name: str = ffi.string(lib.wm_crc32_variant()).decode()
-    return name
+def variant(kernel: str) -> str:
+    """Return the name of the C function in use for a kernel, such as "crc32_x86_pclmulqdq".
 
-
-def fnv1a32_variant() -> str:
-    """Return the name of the C function that `fnv1a32_many` uses."""
-    name: str = ffi.string(lib.wm_fnv1a32_variant()).decode()
-    return name
-
-
-def intblock_variant() -> str:
-    """Return the name of the C function that decodes quantised blocks."""
-    name: str = ffi.string(lib.wm_intblock_variant()).decode()
-    return name
-
-
-def combine_rows_variant() -> str:
-    """Return the name of the C function that multiplies by projections."""
-    name: str = ffi.string(lib.wm_combine_rows_variant()).decode()
+    Parameters
+    ----------
+    kernel : str
+        "crc32", "fnv1a32", "f16_to_f32", "bf16_to_f32", "intblock" or "combine_rows".
+    """
+    name: str = ffi.string(getattr(lib, f"wm_{kernel}_variant")()).decode()
     return name

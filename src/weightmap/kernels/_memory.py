@@ -1,4 +1,4 @@
-"""Arrays for large results, in memory that is quick to fill."""
+"""Output arrays: memory that is quick to fill, and checks of those that callers pass."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["check_out", "empty", "given_array"]
 
-# Up to this size glibc's malloc comes to use memory again, and numpy asks for huge pages; beyond, each array would be
-# made of fresh pages, which the system clears first.
+# Up to this size, glibc's malloc reuses memory and numpy asks for huge pages. A larger array would get fresh pages,
+# which the system clears first.
 _LARGE = 32 << 20
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array to be filled, like `numpy.empty`.
+    """Return an uninitialised array, like `numpy.empty`.
 
-    A large one, from 32 MiB on, is backed by huge pages where the system has them, and takes the memory of a large one
-    that was freed before. One such region of at most 1 GiB is kept for that; the system may take it back at any time.
+    An array of 32 MiB or more is backed by huge pages if the system has them, and reuses the memory of a freed large
+    array. One such region of at most 1 GiB is kept; the system may take it back at any time.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def given_array(out: object) -> NDArray[Any]:
-    """Return what somebody gave as `out`. Raises TypeError when it is no array."""
+    """Return the caller's `out`. Raises TypeError when it is no array."""
     if not isinstance(out, np.ndarray):
         msg = f"out must be an array, not {type(out).__name__}"
         raise TypeError(msg)

@@ -1,4 +1,4 @@
-"""The one door to the C module: what the other modules of this package hand to C goes through here."""
+"""The access to the C module, for the other modules of this package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 U32_MAX = 0xFFFFFFFF
-# More than any kernel starts, and an int.
+# More than any kernel starts; fits an int.
 _MOST_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
@@ -40,33 +40,29 @@ module = _kernels
 
 if lib.wm_python_arrays() or lib.wm_python_owners():  # pragma: no cover
     raise ImportError("the built-in functions of weightmap._kernels could not be added")
-# Built-in functions for arrays as they usually are: True when they have done it all, or False, and nothing was written.
+# Built-in functions for the usual arrays: True if they did the work, False if they wrote nothing.
 widen_array = _kernels.widen
 decode_array = _kernels.decode
 
 
 def as_input(data: Buffer) -> Any:
-    """Return `data` as a pointer that C may read; its length is ``len()`` of it, in bytes."""
+    """Return `data` as a pointer for C to read; its ``len()`` is the number of bytes."""
     try:
         if type(data) is memoryview:
-            # Not straight from a memoryview: before CPython 3.12.4, collecting one in a cycle while C holds it crashes
-            # (python/cpython#77894). An array is invisible to the collector, and so is what it holds.
-            return (
-                from_buffer("uint8_t[]", np.frombuffer(data, np.uint8))
-                if data.nbytes
-                else from_buffer("uint8_t[]", b"")
-            )
+            # Through an array: before CPython 3.12.4, collecting a memoryview in a cycle while C holds it crashes
+            # (python/cpython#77894). The collector does not see arrays, nor what they hold.
+            data = np.frombuffer(data, np.uint8) if data.nbytes else b""
         return from_buffer("uint8_t[]", data)
     except (BufferError, ValueError) as error:
-        msg = f"a C-contiguous buffer is needed, not this {type(data).__name__}: {error}"
+        msg = f"expected a C-contiguous buffer, not this {type(data).__name__}: {error}"
         raise TypeError(msg) from None
 
 
 def thread_count(threads: int) -> int:
-    """Return a number of threads that C can take: how many there are at most, each kernel knows itself."""
+    """Return a number of threads that fits C; each kernel bounds it further."""
     return max(0, min(index(threads), _MOST_THREADS))
 
 
 def as_output(array: NDArray[Any], ctype: str) -> Any:
-    """Return an array of our own making as a pointer that C may write."""
+    """Return an array as a pointer for C to write."""
     return from_buffer(ctype, array, require_writable=True)

@@ -1,4 +1,4 @@
-"""Product quantisation in C. Used by weightmap.quant.product."""
+"""Product quantisation in C: decoding of codes, and sums over a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Codes"]
 
 
 class Codes:
-    """Codes and what they stand for, ready for C: see wm_pq in kernels.h. It keeps the arrays alive.
+    """Codes and codebooks as a wm_pq of kernels.h; keeps their arrays alive.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Codes:
     turned : ndarray of float32, shape (m * width, m * width), optional
         The projection, transposed.
     norms : ndarray of float32, shape (n,), optional
-        All of them C-contiguous, and all but the codes aligned.
+        All are C-contiguous, and all but the codes aligned.
     """
 
     __slots__ = ("_dims", "_keep", "_struct", "_turned", "count")
@@ -55,49 +55,42 @@ class Codes:
         out : ndarray of float32
             As many elements as the rows have.
         first : int
-            The rows from here on,
+            The first row, without `rows`.
         rows : ndarray of uint64, optional
-            or these, in this order.
+            The rows, in this order.
         threads : int
             At most this many threads share the work. The result does not depend on it.
 
         Returns
         -------
         int
-            -1, or the position among all codes of one that stands for nothing; then `out` is filled in part.
+            -1, or the position among all codes of one without a centroid; then `out` is filled in part.
 
         Raises
         ------
         IndexError
-            For rows that there are not.
+            For rows that do not exist.
         """
         count = out.size // self._dims if self._dims else 0
         room = lib.WM_PQ_TOGETHER * self._dims * max(1, min(threads, 64))
         scratch = np.empty(room if self._turned else 0, np.float32)
+        numbers, count = (NULL, count) if rows is None else (from_buffer("uint64_t[]", rows), len(rows))
+        target, memory = as_output(out, "float[]"), as_output(scratch, "float[]")
         bad: int = lib.wm_pq_decode(
-            self._struct,
-            NULL if rows is None else from_buffer("uint64_t[]", rows),
-            first,
-            count if rows is None else len(rows),
-            as_output(out, "float[]"),
-            out.size,
-            as_output(scratch, "float[]"),
-            len(scratch),
-            threads,
+            self._struct, numbers, first, count, target, out.size, memory, len(scratch), threads
         )
         if bad == -2:
             raise IndexError(f"rows that do not exist: there are {self.count}")
         return bad
 
     def sums(self, table: NDArray[np.float32], out: NDArray[np.float32], *, first: int = 0, threads: int = 1) -> int:
-        """Fill `out`, shape (k,), with the sums over j of ``table[j, code j]`` of the rows from `first` on.
+        """Fill `out`, shape (k,), with the sums over j of ``table[j, code j]`` for the rows from `first` on.
 
         `table` is float32, C-contiguous, of shape (m, centroids); terms are added in the order of j in float32. Returns
         and raises as `decode` does.
         """
-        bad: int = lib.wm_pq_sums(
-            self._struct, from_buffer("float[]", table), table.size, first, len(out), as_output(out, "float[]"), threads
-        )
+        source, target = from_buffer("float[]", table), as_output(out, "float[]")
+        bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target, threads)
         if bad == -2:
             raise IndexError(f"rows that do not exist: there are {self.count}")
         return bad

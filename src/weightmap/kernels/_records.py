@@ -1,4 +1,4 @@
-"""The index of EMBD in C: records that stay where they lie, and the pairs of its metadata."""
+"""Fixed-size records used where they lie, and pairs of strings: checks and look-up in C."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from weightmap.kernels._faults import Fault
 
 
-# Of what is in order nothing is to be told, and a wm_fault is a good part of what a call costs. So a check that fails
-# is made once more, with one; and when it does not fail then, because somebody writes to the file, it did not fail.
+# Valid data allocates no wm_fault, which is a good part of a call's time. A failed check is repeated with one. If it
+# then succeeds, because somebody writes to the file, the data counts as valid.
 def pairs_check(data: bytes, count: int) -> Fault | None:
     """Check pairs of strings after their two u16 lengths: structure, UTF-8, unique keys; return a fault or None."""
     if lib.wm_pairs_check(data, len(data), count, NULL) == 0:
@@ -25,17 +25,11 @@ def pairs_check(data: bytes, count: int) -> Fault | None:
 
 
 def records_check(
-    index: bytes | NDArray[np.uint8],
-    count: int,
-    rules: Any,
-    data_size: int,
-    room: int,
-    *,
-    lax: bool,
+    index: bytes | NDArray[np.uint8], count: int, rules: Any, data_size: int, room: int, *, lax: bool
 ) -> int | Fault:
-    """Check `count` records as EMBD has them by a wm_rules, and the names that lie behind them.
+    """Check `count` records of an index by a wm_rules, and the names behind them.
 
-    Returns the bytes that the names take, or what is wrong with a record or a name.
+    Returns the bytes of the names, or the fault of a record or a name.
     """
     data = index if type(index) is bytes else from_buffer("uint8_t[]", index)
     asked = (data, len(data), count, rules, data_size, room, lax)
@@ -47,6 +41,6 @@ def records_check(
 
 
 def records_find(index: bytes | NDArray[np.uint8], count: int, name: bytes) -> int:
-    """Return the number of the record of this name, or -1, by one pass over the stored hashes."""
+    """Return the number of the record called `name`, or -1, by one pass over the stored hashes."""
     row: int = lib.wm_records_find(from_buffer("uint8_t[]", index), len(index), count, name, len(name))
     return row

@@ -1,4 +1,4 @@
-"""Headers that need a scan, in C: from their bytes to columns. Used by the formats."""
+"""Scans in C: from the bytes of a header to columns."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ if TYPE_CHECKING:
     from weightmap.kernels._faults import Fault
 
 
-# Fewest bytes that one tensor takes in a header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
-_SAFETENSORS_ENTRY = 48
-# Dimensions that nearly no header has more of; one that has is scanned again. (Room for as many as its bytes could
-# spell would cost more than it brings.)
+# Fewest bytes of a tensor in a JSON header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
+_JSON_ENTRY = 48
+# Dimensions a tensor to make room for; a header with more is scanned again, with room for as many as it can spell.
 _DIMS = 4
 
 
-def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, Any] | Fault:
-    """Turn the JSON header of a safetensors file into columns, or say what is wrong with it.
+def scan_json(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, Any] | Fault:
+    """Turn the JSON header of a safetensors file into columns, or return its first fault.
 
     Parameters
     ----------
@@ -29,7 +28,7 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Co
     dtypes : bytes
         The known names of dtypes, each in 16 bytes padded with zero bytes.
     max_tensors : int
-        No more are read: a fault CAPACITY.
+        More are a fault CAPACITY.
 
     Returns
     -------
@@ -39,11 +38,8 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Co
         See kernels.h.
     """
     size = len(header)
-    count, n_dtypes, found = (
-        min(size // _SAFETENSORS_ENTRY + 1, max_tensors),
-        len(dtypes) // 16,
-        ffi.new("wm_safetensors *"),
-    )
+    count, n_dtypes = min(size // _JSON_ENTRY + 1, max_tensors), len(dtypes) // 16
+    found = ffi.new("wm_safetensors *")
     columns = Columns.scratch(size, count, _DIMS * count)
     if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, found, NULL):
         fault = ffi.new("wm_fault *")
@@ -55,20 +51,20 @@ def safetensors_scan(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Co
 
 
 def json_depth(text: bytes) -> int:
-    """Return how deep the objects and arrays of a JSON text lie within each other.
+    """Return how deep the objects and arrays of a JSON text are nested.
 
-    Of a text that is no JSON, at least how deep a parser goes before it finds out.
+    For invalid JSON, it is at least as deep as a parser goes before the error.
     """
     depth: int = lib.wm_json_depth(text, len(text))
     return depth
 
 
-# Fewest bytes that one tensor takes in a header: an empty name, dtype, no dimensions, start, end.
-_BINTENSORS_ENTRY = 5
+# Fewest bytes of a tensor in a bincode header: an empty name, dtype, no dimensions, start, end.
+_BINCODE_ENTRY = 5
 
 
-def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Columns, Any, Fault | None]:
-    """Turn the header of a BinTensors file into columns, and say what is wrong with it.
+def scan_bincode(header: bytes, layouts: int, max_tensors: int) -> tuple[Columns, Any, Fault | None]:
+    """Turn the header of a BinTensors file into columns, and return its first fault.
 
     Parameters
     ----------
@@ -77,30 +73,30 @@ def bintensors_scan(header: bytes, layouts: int, max_tensors: int) -> tuple[Colu
     layouts : int
         1 the specification's, 2 the current one, 3 the first of them that fits.
     max_tensors : int
-        No more are read: a fault CAPACITY, which says where the next one begins.
+        More are a fault CAPACITY, at the offset of the next one.
 
     Returns
     -------
     columns : Columns
-        In the order of the file's list.
+        In file order.
     found : wm_bintensors
         See kernels.h.
     fault : Fault or None
     """
     size = len(header)
-    columns = Columns.scratch(size, min(size // _BINTENSORS_ENTRY + 1, max_tensors), size)
+    columns = Columns.scratch(size, min(size // _BINCODE_ENTRY + 1, max_tensors), size)
     found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
     failed = lib.wm_bintensors_scan(header, size, layouts, columns.native, found, fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found, fault_of(fault) if failed else None
 
 
-# Bytes of room for the name of a layer, and of its record.
+# Room for the name of a layer, and the size of its record, in bytes.
 _LAYER_NAME, _LAYER_RECORD = 32, 20
 
 
-def cnn_layers(records: bytes) -> tuple[Columns, Any] | Fault:
-    """Turn the layer records of a CNN v2 file into columns, or say what is wrong with one.
+def scan_layers(records: bytes) -> tuple[Columns, Any] | Fault:
+    """Turn the layer records of a CNN v2 file into columns, or return their first fault.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""String tables in C: walks, UTF-8, hash index. Used by weightmap.index.strings."""
+"""String tables in C: walks, UTF-8, hash index."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def walk_strings(data: Buffer, count: int, width: int, bounds: NDArray[np.uint32] | None = None) -> int:
-    """Walk `count` strings, each after a length of `width` bytes; return the bytes walked or -1 - i for string i.
+    """Walk `count` strings after lengths of `width` bytes; return the bytes walked, or -1 - i if string i does not fit.
 
-    `bounds`, shape (count + 1,), is filled as kernels.h says.
+    Fills `bounds`, shape (count + 1,), as kernels.h says.
     """
     buffer = as_input(data)
     out = NULL if bounds is None else as_output(bounds, "uint32_t[]")
@@ -27,8 +27,39 @@ def walk_strings(data: Buffer, count: int, width: int, bounds: NDArray[np.uint32
     return walked
 
 
+def skip_strings(data: Buffer, count: int, tail: int) -> tuple[int, int]:
+    """Walk those of `count` entries that lie whole in `data`: a u32 length, that many bytes, and `tail` bytes.
+
+    Returns their bytes and their number.
+    """
+    buffer = as_input(data)
+    walked = ffi.new("uint64_t *")
+    size: int = lib.wm_finalfusion_skip(buffer, len(buffer), count, tail, walked)
+    return size, walked[0]
+
+
+def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDArray[np.uint64]]:
+    """Walk `count` strings, each after a u32 length and before a u64 index.
+
+    The caller checks that `count` is at most a twelfth of the bytes.
+
+    Returns
+    -------
+    walked : int
+        Bytes walked, or -1 - i if entry i does not fit.
+    bounds : ndarray of uint32, shape (count + 1,)
+        As of `weightmap.index.strings.StringTable`, gap 12.
+    indices : ndarray of uint64, shape (count,)
+    """
+    buffer = as_input(data)
+    bounds, indices = np.empty(count + 1, np.uint32), np.empty(count, np.uint64)
+    starts, numbers = as_output(bounds, "uint32_t[]"), as_output(indices, "uint64_t[]")
+    walked: int = lib.wm_finalfusion_ngrams(buffer, len(buffer), count, starts, numbers)
+    return walked, bounds, indices
+
+
 def utf8_strings(data: Buffer, bounds: NDArray[np.uint32], gap: int) -> int:
-    """Return -1, or the number of the first string within `bounds` that is not strict UTF-8."""
+    """Return -1, or the number of the first string within `bounds` that is no strict UTF-8."""
     buffer = as_input(data)
     bad: int = lib.wm_utf8_strings(buffer, len(buffer), from_buffer("uint32_t[]", bounds), len(bounds) - 1, gap)
     return bad
@@ -40,26 +71,16 @@ def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArr
     Returns how many strings equal an earlier one, and the numbers of the first such string and of its original; a count
     of -2 when somebody made the hashes collide.
     """
-    buffer = as_input(data)
+    buffer, starts, table = as_input(data), from_buffer("uint32_t[]", bounds), as_output(slots, "uint32_t[]")
     pair = ffi.new("uint64_t[2]")
-    count = lib.wm_index_build(
-        buffer,
-        len(buffer),
-        from_buffer("uint32_t[]", bounds),
-        len(bounds) - 1,
-        gap,
-        as_output(slots, "uint32_t[]"),
-        len(slots),
-        pair,
-        pair + 1,
-    )
+    count = lib.wm_index_build(buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots), pair, pair + 1)
     return count, pair[0], pair[1]
 
 
 def index_finder(
     data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]
 ) -> Callable[[object], int]:
-    """Return a function from a text to the number of the string equal to it, or -1. It keeps the arrays alive."""
+    """Return a function from a text to the number of the string equal to it, or -1; it keeps the arrays alive."""
     buffer, starts, table = as_input(data), from_buffer("uint32_t[]", bounds), from_buffer("uint32_t[]", slots)
     index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots)))
     keep = (buffer, starts, table)
@@ -68,7 +89,7 @@ def index_finder(
     def finder(text: object, _keep: Any = keep) -> int:
         try:
             raw = text.encode()  # type: ignore[attr-defined]
-        except (AttributeError, UnicodeEncodeError):  # no text, or a lone surrogate: no file can hold it
+        except (AttributeError, UnicodeEncodeError):  # no text, or a lone surrogate, which no file can hold
             return -1
         row: int = lookup(index, raw, len(raw))
         return row
@@ -84,21 +105,10 @@ def index_find_many(
     names: bytes,
     name_bounds: NDArray[np.uint32],
 ) -> NDArray[np.int64]:
-    """Return the numbers of the strings equal to names[name_bounds[i]:name_bounds[i + 1]], -1 where there is none."""
-    buffer = as_input(data)
-    rows = np.empty(len(name_bounds) - 1, np.int64)
-    lib.wm_index_find_many(
-        buffer,
-        len(buffer),
-        from_buffer("uint32_t[]", bounds),
-        len(bounds) - 1,
-        gap,
-        from_buffer("uint32_t[]", slots),
-        len(slots),
-        names,
-        len(names),
-        from_buffer("uint32_t[]", name_bounds),
-        len(name_bounds) - 1,
-        as_output(rows, "int64_t[]"),
-    )
+    """Return the numbers of the strings equal to names[name_bounds[i]:name_bounds[i + 1]], -1 for a missing one."""
+    buffer, starts, table = as_input(data), from_buffer("uint32_t[]", bounds), from_buffer("uint32_t[]", slots)
+    wanted, count = from_buffer("uint32_t[]", name_bounds), len(name_bounds) - 1
+    rows = np.empty(count, np.int64)
+    index = (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots))
+    lib.wm_index_find_many(*index, names, len(names), wanted, count, as_output(rows, "int64_t[]"))
     return rows

@@ -1,4 +1,4 @@
-"""Character n-grams and sums of rows in C, for the room weightmap.embeddings."""
+"""Character n-grams, and gathering and summing of rows, in C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
     "explicit": lib.WM_SUBWORDS_EXPLICIT,
 }
 NGRAMS_MOST: int = lib.WM_NGRAMS_MOST
-# Rows that there is room for at first, for each text and in all: a word of 15 characters has 54 n-grams of 3 to 6.
+# Room for rows at first, for each text and at least: a word of 15 characters has 54 n-grams of 3 to 6 characters.
 _ROOM, _ROOM_LEAST = 64, 256
 
 
@@ -30,10 +30,10 @@ lib.wm_python_texts()
 
 
 def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple[bytes, NDArray[np.uint32]] | None:
-    """Return the UTF-8 of texts back to back, each within `before` and `after` (ASCII), and their bounds.
+    """Return the UTF-8 of texts back to back, each between `before` and `after` (ASCII), and their bounds.
 
-    Lone surrogates are encoded as if they were characters, which no valid UTF-8 contains. None when all together are
-    4 GiB or more. What is no str is a TypeError.
+    Lone surrogates are encoded like characters, which no valid UTF-8 contains. Returns None for 4 GiB or more in all.
+    Raises TypeError for an item that is no str.
     """
     bounds = np.empty(len(texts) + 1, np.uint32)
     packed = module.pack_texts(texts, before, after, bounds)
@@ -41,7 +41,7 @@ def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple
 
 
 class Ngrams:
-    """The n-grams of a vocabulary, ready for C: see wm_subwords in kernels.h. It keeps the arrays alive.
+    """The n-grams of a vocabulary as a wm_subwords of kernels.h; keeps their arrays alive.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Ngrams:
     first_row : int
         Added to each index.
     table : tuple, optional
-        Of an explicit vocabulary: data, bounds, gap, slots of the index over its n-grams, and their indices, uint64.
+        Of an explicit vocabulary: data, bounds, gap and slots of the index over its n-grams, and their indices, uint64.
     """
 
     __slots__ = ("_keep", "_struct")
@@ -72,38 +72,31 @@ class Ngrams:
     def rows(
         self, blob: bytes, bounds: NDArray[np.uint32]
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | int | None:
-        """Return the rows of the n-grams of many texts, and where those of each begin.
+        """Return the rows of the n-grams of many texts, and their bounds.
 
-        None for several texts that together have more than `NGRAMS_MOST` rows: each of them alone may have as many.
+        None for several texts with more than `NGRAMS_MOST` rows in all; a single one may have as many.
 
         Parameters
         ----------
         blob, bounds
-            The texts, within their brackets, as `pack_texts` returns them.
+            The texts in brackets, as `pack_texts` returns them.
 
         Returns
         -------
         rows : ndarray of uint64
         row_bounds : ndarray of uint64, shape (texts + 1,)
-            Or, in place of both, the number of the first text with more than `NGRAMS_MOST` n-grams.
+            Or, instead of both, the number of the first text with more than `NGRAMS_MOST` n-grams.
         """
         texts = len(bounds) - 1
         row_bounds = np.empty(texts + 1, np.uint64)
+        starts, ends = from_buffer("uint32_t[]", bounds), as_output(row_bounds, "uint64_t[]")
         room = max(_ROOM_LEAST, _ROOM * texts)
         while True:
             rows = np.empty(room, np.uint64)
-            total: int = lib.wm_subword_rows(
-                self._struct,
-                blob,
-                len(blob),
-                from_buffer("uint32_t[]", bounds),
-                texts,
-                as_output(rows, "uint64_t[]"),
-                room,
-                as_output(row_bounds, "uint64_t[]"),
-            )
+            out = as_output(rows, "uint64_t[]")
+            total: int = lib.wm_subword_rows(self._struct, blob, len(blob), starts, texts, out, room, ends)
             if total < 0:
-                assert total != -1  # noqa: S101 - Subwords and pack_texts have seen to that
+                assert total != -1  # noqa: S101 - Subwords and pack_texts check the arguments
                 return -2 - total
             if total <= room:
                 return rows[:total], row_bounds
@@ -113,7 +106,7 @@ class Ngrams:
 
 
 def gather_rows(matrix: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any], *, threads: int = 1) -> NDArray[Any]:
-    """Copy rows of `matrix` to `out`, and return it; zeros for a row that is negative or too large.
+    """Copy rows of `matrix` to `out`, and return it; a row that is negative or too large gives zeros.
 
     Parameters
     ----------
@@ -125,23 +118,15 @@ def gather_rows(matrix: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]
     threads : int
         At most this many threads share the work.
     """
-    failed = lib.wm_gather_rows(
-        from_buffer("uint8_t[]", _octets(matrix)),
-        matrix.nbytes,
-        matrix.shape[1] * matrix.itemsize,
-        from_buffer("int64_t[]", rows),
-        len(rows),
-        as_output(_octets(out), "uint8_t[]"),
-        out.nbytes,
-        threads,
-    )
-    if failed:
+    source, target = from_buffer("uint8_t[]", _octets(matrix)), as_output(_octets(out), "uint8_t[]")
+    width, numbers = matrix.shape[1] * matrix.itemsize, from_buffer("int64_t[]", rows)
+    if lib.wm_gather_rows(source, matrix.nbytes, width, numbers, len(rows), target, out.nbytes, threads):
         raise ValueError(f"out has shape {out.shape}, expected {len(rows)} rows of {matrix.shape[1]}")
     return out
 
 
 def _octets(matrix: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of a contiguous array, whatever its type and alignment: a view."""
+    """Return a view of the bytes of a contiguous array of any type and alignment."""
     octets: NDArray[np.uint8] = matrix.reshape(-1).view(np.uint8)
     return octets
 
@@ -165,11 +150,11 @@ def unit_sums(
     rows : ndarray of uint64
         The numbers of the rows.
     bounds : ndarray of uint64, shape (k + 1,)
-        Sum i is of the rows ``rows[bounds[i]:bounds[i + 1]]``, added in this order in float32.
+        Sum i adds the rows ``rows[bounds[i]:bounds[i + 1]]`` in this order in float32.
     out : ndarray of float32, shape (m, d)
         C-contiguous.
     places : ndarray of uint64, shape (k,), optional
-        Which row of `out` each sum goes to, all different; 0, 1, 2 … when not given.
+        The row of `out` for each sum, all different; by default 0, 1, 2 …
     norms : ndarray of float32, shape (k,), optional
         Filled with the norms: roots of the sums of the squares in double precision.
     threads : int
@@ -178,7 +163,7 @@ def unit_sums(
     Returns
     -------
     int
-        -1, or the number of the first sum that has a row which `matrix` does not have.
+        -1, or the number of the first sum with a row that `matrix` does not have.
 
     Raises
     ------

@@ -237,7 +237,7 @@ def test_kernel_reads_nothing_outside_its_memory() -> None:
     for end in range(28, len(data) + 1):
         view = np.frombuffer(guard.guarded(data[:end]), np.uint8)
         section = kernels.Section(-1, view, 28, end, 100, 1000, (32, 2))
-        _, found, fault = kernels.amb_walk(section, relative=False, lax=False)
+        _, found, fault = kernels.scan_section(section, relative=False, lax=False)
         assert (fault is None) == (end in whole)
         assert found.n_tensors == sum(at <= end for at in whole) - 1
 
@@ -395,7 +395,7 @@ def test_both_readings_of_the_alignment_agree_on_our_files(tmp_path: Path) -> No
     data = path.read_bytes()
     sizes = struct.unpack_from("<3I", data, 8)
     section = kernels.Section(-1, np.frombuffer(data, np.uint8), 28 + sum(sizes), len(data), 1000, 10**6, (0, 0))
-    found = [kernels.amb_walk(section, relative=relative, lax=False) for relative in (False, True)]
+    found = [kernels.scan_section(section, relative=relative, lax=False) for relative in (False, True)]
     assert found[0][2] is found[1][2] is None
     ends = [columns.array(columns.end, columns.count, "<u8").tolist() for columns, _, _ in found]
     assert ends[0] == ends[1]

@@ -277,7 +277,7 @@ def test_metadata_whose_hashes_collide(layout: str) -> None:
 def test_a_scan_of_either_layout_leaves_the_columns_of_the_one_it_names() -> None:
     """Where the specification's layout fits but for its padding, the columns are those of its reading."""
     header = bytes.fromhex("00010b0102000801017400") + bytes(5)  # one tensor, "t"; padded with zeros
-    columns, found, fault = kernels.bintensors_scan(header, 3, 10)
+    columns, found, fault = kernels.scan_bincode(header, 3, 10)
     assert (fault, found.layout, found.complete) == (None, 1, 0)
     assert (columns.text(), columns.count, list(columns.bounds[0:2])) == (b"t", 1, [0, 1])
     assert (list(columns.dims[0:1]), columns.begin[0], columns.end[0]) == ([2], 0, 8)

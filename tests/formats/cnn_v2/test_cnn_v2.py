@@ -171,7 +171,7 @@ def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch: pytest.M
     """What the scan says of 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
     most = U32 // 32
     fault = kernels.Fault(kernels.FAULTS["CAPACITY"], most + 1, 0, most + 1, most)
-    monkeypatch.setattr(kernels, "cnn_layers", lambda _: fault)
+    monkeypatch.setattr(kernels, "scan_layers", lambda _: fault)
     with pytest.raises(wm.LimitError, match=f"num_layers is {most + 1}, expected at most {most}") as caught:
         wm.open(TRUTH)
     assert (caught.value.field, caught.value.offset) == ("num_layers", 8)
@@ -272,7 +272,7 @@ def test_the_scan_refuses_columns_that_are_too_short() -> None:
 
 def test_the_scan_reads_records_alone() -> None:
     """Bytes after the last whole record are no layer."""
-    columns, found = kernels.cnn_layers(cnn.record(3, 12, 4, 5) + bytes(19))
+    columns, found = kernels.scan_layers(cnn.record(3, 12, 4, 5) + bytes(19))
     assert (columns.count, found.counted, found.needed) == (1, 432, 432)
     assert columns.raw(0) == (0, (4, 12, 3, 3), 10)
     assert columns.text() == b"layer.0.weight"

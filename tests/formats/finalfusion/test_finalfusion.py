@@ -553,14 +553,14 @@ def test_skip_stops_before_an_incomplete_character(strings: list[bytes], tail: i
         assert walked[0] == max(k for k, end in enumerate(ends) if end <= size)
         assert found == ends[walked[0]]
     for count in range(len(strings)):
-        assert kernels.fifu_skip(data, count, tail) == (ends[count], count)
+        assert kernels.skip_strings(data, count, tail) == (ends[count], count)
 
 
 @pytest.mark.parametrize("strings", LISTS, ids=len)
 def test_ngrams_are_found_with_their_indices(strings: list[bytes]) -> None:
     """Bounds and indices of a list are right, and each proper prefix of it is refused at the right n-gram."""
     data = entries(strings, 8)
-    walked, bounds, indices = kernels.fifu_ngrams(data, len(strings))
+    walked, bounds, indices = kernels.walk_indexed(data, len(strings))
     assert walked == len(data)
     assert [data[bounds[i] : bounds[i + 1] - 12] for i in range(len(strings))] == strings
     assert indices.tolist() == [int.from_bytes(bytes([i & 255] * 8), "little") for i in range(len(strings))]
@@ -582,7 +582,7 @@ def test_ngrams_are_found_with_their_indices(strings: list[bytes]) -> None:
 def test_lengths_past_the_end_are_refused(length: int) -> None:
     """A length larger than what is left, up to the largest, ends the walk."""
     data = struct.pack("<I", length) + b"abcd"
-    assert kernels.fifu_skip(data, 1, 0) == (0, 0)
-    assert kernels.fifu_skip(data, 1, 8) == (0, 0)
-    assert kernels.fifu_ngrams(data + bytes(7), 1)[0] == -1
+    assert kernels.skip_strings(data, 1, 0) == (0, 0)
+    assert kernels.skip_strings(data, 1, 8) == (0, 0)
+    assert kernels.walk_indexed(data + bytes(7), 1)[0] == -1
     assert lib.wm_finalfusion_ngrams(u8(b""), 0, 0, ffi.new("uint32_t[1]"), ffi.NULL) == 0

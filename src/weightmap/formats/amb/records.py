@@ -79,7 +79,7 @@ def walk(
     for lax in (False,) if options.strict else (False, True):
         failures.clear()
         for relative in bases:
-            columns, found, fault = kernels.amb_walk(section, relative=relative, lax=lax)
+            columns, found, fault = kernels.scan_section(section, relative=relative, lax=lax)
             if fault is None:
                 warnings += _odd(found, source.name)
                 return Records(columns, relative)
@@ -117,7 +117,7 @@ _WORDS: dict[str, tuple[type[TensorFileError], str, str]] = {
 def _error(  # noqa: PLR0911 - one return for each kind of fault
     fault: kernels.Fault, part: int, name: str
 ) -> TensorFileError | OSError:
-    kind, field = fault.kind, kernels.AMB_FIELDS[part]
+    kind, field = fault.kind, kernels.SECTION_FIELDS[part]
     label = f"tensor {fault.row}"
     if kind == "AMB_READ":
         if fault.actual:

@@ -64,7 +64,7 @@ class _Reading:
         self._options = options
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
-        self._columns, self._found, self._fault = kernels.bintensors_scan(header, layouts, limit)
+        self._columns, self._found, self._fault = kernels.scan_bincode(header, layouts, limit)
         self.progress: int = self._found.progress  # how far this attempt got
 
     def content(self) -> Content:
@@ -157,7 +157,7 @@ class _Reading:
         source, size, layout = self._source, len(self._header), self._found.layout
 
         def locate(row: int) -> int | None:
-            fault = kernels.bintensors_scan(source.pread(LENGTH.size, size), layout, row)[2]
+            fault = kernels.scan_bincode(source.pread(LENGTH.size, size), layout, row)[2]
             return None if fault is None else LENGTH.size + fault.at
 
         return locate

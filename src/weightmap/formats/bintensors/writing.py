@@ -57,7 +57,7 @@ def plan(request: Request) -> Plan:
 
 def _reads_as_specification(header: bytes, data_size: int) -> bool:
     """Whether a reader would take the header for one of the other layout, which only crafted names cause."""
-    _, found, fault = kernels.bintensors_scan(header, LAYOUTS["spec"], len(header))
+    _, found, fault = kernels.scan_bincode(header, LAYOUTS["spec"], len(header))
     return fault is None and bool(found.complete) and found.data_end == data_size
 
 

@@ -44,7 +44,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
     _check_size(source, base, total, options, warnings)
     records = take(source, head, header_size, base - header_size)
-    scanned = kernels.cnn_layers(records)
+    scanned = kernels.scan_layers(records)
     if isinstance(scanned, kernels.Fault):
         _fail(scanned, header_size)
     columns, found = scanned

@@ -131,7 +131,7 @@ def _skip(source: Source, position: int, count: int, tail: int, what: str) -> It
     left = count
     while left:
         piece = source.pread(position, min(_PIECE, source.size - position))
-        size, walked = kernels.fifu_skip(piece, left, tail)
+        size, walked = kernels.skip_strings(piece, left, tail)
         left -= walked
         position += size
         if not walked:  # the string is longer than a piece, or than the file

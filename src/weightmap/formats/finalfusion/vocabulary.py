@@ -74,7 +74,7 @@ class Strings:
         if vocab.id == EXPLICIT:
             count, begin = self._ngrams_at(vocab.words + walked)
             data_of_ngrams = self._section(begin)
-            size, done = kernels.fifu_skip(data_of_ngrams, count, 0 if vocab.spec else INDEX)
+            size, done = kernels.skip_strings(data_of_ngrams, count, 0 if vocab.spec else INDEX)
             if done < count:
                 self._fail(f"n-gram {done} of {count} runs past it")
             walked = begin + size - vocab.words
@@ -102,7 +102,7 @@ class Strings:
             bounds, indices = np.empty(count + 1, np.uint32), np.arange(count, dtype=np.uint64)
             walked = kernels.walk_strings(data, count, 4, bounds)
         else:
-            walked, bounds, indices = kernels.fifu_ngrams(data, count)
+            walked, bounds, indices = kernels.walk_indexed(data, count)
         if walked < 0:
             self._fail(f"n-gram {-1 - walked} of {count} runs past it")
         if walked != len(data):

@@ -37,7 +37,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     """Check the header and return the table of tensors."""
     header = read_header(source, head, options)
     base = LENGTH.size + len(header)
-    scanned = kernels.safetensors_scan(header, _FIELDS, options.limits.max_tensors + 1)
+    scanned = kernels.scan_json(header, _FIELDS, options.limits.max_tensors + 1)
     if isinstance(scanned, kernels.Fault):
         if scanned.kind == "CAPACITY":
             options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
@@ -49,7 +49,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     rules = _Rules(base, source.size, lax=not options.strict)
 
     def locate(row: int) -> int | None:
-        again = kernels.safetensors_scan(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
+        again = kernels.scan_json(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
         return LENGTH.size + again.at if isinstance(again, kernels.Fault) else None
 
     if found.backwards < columns.count:

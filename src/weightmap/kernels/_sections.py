@@ -1,4 +1,4 @@
-"""The records of AMB files in C. Used by weightmap.formats.amb."""
+"""The scan in C of a section of tensor records, each followed by its data."""
 
 from __future__ import annotations
 
@@ -11,66 +11,46 @@ from weightmap.kernels._native import NULL, U32_MAX, ffi, from_buffer, lib
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Most models fit into these; one that does not is walked twice. Bytes of names, tensors, dimensions.
+# Room for bytes of names, tensors and dimensions. Most models fit; a larger one is scanned twice.
 _ROOM = (16384, 512, 1024)
-# Fewest bytes of a record, of a dimension.
+# Fewest bytes of a record and of a dimension.
 _RECORD, _DIM = 12, 4
 
 
 class Section(NamedTuple):
-    """Where the records of a file are, and what is asked of them: see wm_amb_section in kernels.h.
+    """A section of records in an AMB file: see wm_amb_section in scans.h."""
 
-    Attributes
-    ----------
-    fd : int
-        -1: the file is `data`.
-    data : ndarray of uint8 or None
-    begin, end : int
-        Of the section, in the file.
-    max_tensors, max_names : int
-    bare : tuple of int
-        Block size, and bytes of a scale, of blocks without a header; zeros where there are none.
-    """
-
-    fd: int
+    fd: int  # -1 if the file is `data`
     data: NDArray[Any] | None
-    begin: int
+    begin: int  # of the section in the file, like `end`
     end: int
     max_tensors: int
     max_names: int
-    bare: tuple[int, int]
+    bare: tuple[int, int]  # block size and bytes of a scale for blocks without a header, or zeros
 
 
-# Names of the field that a fault is about, by WM_AMB_ constants.
-AMB_FIELDS = (
-    "name_length",
-    "name",
-    "ndim",
-    "shape",
-    "dtype",
-    "data_size",
-    "quant_type",
-    "block_size",
-    "scale_type",
-    "padding",
+# The field of a fault, by the WM_AMB_ constants.
+SECTION_FIELDS = (
+    *("name_length", "name", "ndim", "shape", "dtype", "data_size"),
+    *("quant_type", "block_size", "scale_type", "padding"),
 )
 
 
-def amb_walk(section: Section, *, relative: bool, lax: bool) -> tuple[Columns, Any, Fault | None]:
-    """Turn the records of an AMB file into columns, and say what is wrong with them.
+def scan_section(section: Section, *, relative: bool, lax: bool) -> tuple[Columns, Any, Fault | None]:
+    """Turn the records of a section into columns, and return their first fault.
 
     Parameters
     ----------
     section : Section
     relative : bool
-        Padding counts from the beginning of the section, not from that of the file.
+        Whether padding counts from the beginning of the section instead of the file.
     lax : bool
-        Padding that is missing or not zero is noted and no fault.
+        Whether padding that is missing or not zero is noted in `found` instead of a fault.
 
     Returns
     -------
     columns : Columns
-        In file order; offsets relative to the section. Of no use with a fault.
+        In file order; offsets relative to the section. Meaningless with a fault.
     found : wm_amb
         See kernels.h.
     fault : Fault or None
@@ -85,7 +65,7 @@ def amb_walk(section: Section, *, relative: bool, lax: bool) -> tuple[Columns, A
         columns, found, fault = _walk(section, room, relative=relative, lax=lax)
         needed = (found.names_len, found.n_tensors, found.n_dims)
         if fault is None and any(need > have for need, have in zip(needed, room, strict=True)):
-            # Somebody writes to the file meanwhile.
+            # Somebody is writing to the file.
             fault = Fault(lib.WM_FAULT_AMB_READ, found.n_tensors, section.end, 0, 0)
     columns.names_len, columns.count, columns.n_dims = needed
     return columns, found, fault
