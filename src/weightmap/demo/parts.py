@@ -1,7 +1,7 @@
-"""What an encoder needs beside tensors: numbers of the model, its vocabulary, ids of special tokens.
+"""The parts of a model that an encoder needs besides tensors: its numbers, vocabulary and special ids.
 
-EMBD has them as metadata and a vocabulary with ids. AMB has the numbers in its configuration, and the rest in its
-tokenizer section, under other names; they are brought to EMBD's here.
+EMBD has them in its metadata and vocabulary. AMB has the numbers in its configuration and the rest in its tokenizer,
+under other names, which are translated here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Parts", "model_parts"]
 
-# Keys of EMBD's metadata, and what AMB's configuration calls the same.
+# Keys of EMBD's metadata, and their names in AMB's configuration.
 _CONFIG = {
     "num_layers": "n_layers",
     "num_attention_heads": "n_heads",
@@ -23,35 +23,25 @@ _CONFIG = {
     "layer_norm_eps": "layer_norm_eps",
     "hidden_act": "activation_fn",
 }
-# Roles of special tokens, and what AMB, made for models that write texts, calls the same.
+# Roles of special tokens, and their names in AMB, which is made for models that generate text.
 _ROLES = {"pad": "pad", "unk": "unk", "cls": "bos", "sep": "eos", "mask": "mask"}
 
 
 class Parts(NamedTuple):
-    """Of one model.
+    """The parts of one model."""
 
-    Attributes
-    ----------
-    metadata : mapping of str to str
-        Under EMBD's keys.
-    vocab : sequence of str or None
-        Tokens by id.
-    special_ids : mapping of str to int, or None
-        Under ``pad unk cls sep mask``.
-    """
-
-    metadata: Mapping[str, str]
-    vocab: Sequence[str] | None
-    special_ids: Mapping[str, int] | None
+    metadata: Mapping[str, str]  # under EMBD's keys
+    vocab: Sequence[str] | None  # tokens by id
+    special_ids: Mapping[str, int] | None  # under ``pad unk cls sep mask``
 
 
 def model_parts(model: Any) -> Parts:
-    """Return what an open file says of its model; of a mapping that is no file, nothing.
+    """Return the parts of the model in an open file; a mapping that is no file has none.
 
     Raises
     ------
     UnsupportedError
-        When its tokenizer is of another type than WordPiece.
+        When its tokenizer is not WordPiece.
     FormatError
         When its vocabulary cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The text that the demo prints: sentences with their similarities, and a table of two measurements."""
+"""The output of the demo: sentences with their similarities, and a table of two measurements."""
 
 from __future__ import annotations
 
@@ -23,20 +23,9 @@ _LABEL, _COLUMN = 33, 15
 
 
 def similarity_lines(sentences: Sequence[str], embeddings: NDArray[np.float32]) -> Iterator[str]:
-    """Lines with the numbered sentences, their cosine similarities and, for each, the most similar other one.
+    """Yield lines with the numbered sentences, their cosine similarities, and for each the most similar other one.
 
-    Parameters
-    ----------
-    sentences : sequence of str
-        n sentences.
-    embeddings : ndarray of float32, shape (n, d)
-        Their embeddings, of length 1.
-
-    Yields
-    ------
-    str
-        One line, without its end.
-
+    `embeddings` are the rows of the n sentences, of length 1, shape (n, d).
     """
     similarity = embeddings @ embeddings.T
     n = len(sentences)
@@ -54,23 +43,17 @@ def similarity_lines(sentences: Sequence[str], embeddings: NDArray[np.float32]) 
 def measurement_lines(
     ours: Measurement, theirs: Measurement | None, why_not: str, *, exact: bool = True
 ) -> Iterator[str]:
-    """Lines of the table that sets weightmap beside safetensors, and one line of meaning for each number.
+    """Yield the lines of the table that compares weightmap with safetensors, and the meaning of each number.
 
     Parameters
     ----------
     ours, theirs : Measurement
-        Of weightmap and of safetensors; `theirs` is None where it could not be taken.
+        Of weightmap and of safetensors; `theirs` is None if it could not be measured.
     why_not : str
-        The reason for that, printed in place of the second column.
+        The reason for that, printed instead of the second column.
     exact : bool
-        Whether both files hold the same weights, so that their embeddings have to be the same. Of others (rounded to
-        fewer bits) the cosine similarity is told.
-
-    Yields
-    ------
-    str
-        One line, without its end.
-
+        Whether both files hold the same weights, so that their embeddings must be equal. Otherwise (with rounded
+        weights) their cosine similarity is printed.
     """
     columns = [ours] if theirs is None else [ours, theirs]
 
@@ -100,7 +83,7 @@ def measurement_lines(
     yield "open                  from the path to a handle, header and index checked (safetensors: safe_open)"
     yield "every tensor in hand  from the first opening until each tensor is a numpy array"
     yield "first embedding       from the first opening through tokeniser and layers to the first sentence's vector"
-    yield "anonymous memory      what no file backs: copies of tensors count, pages of a mapped file do not"
+    yield "anonymous memory      memory that no file backs: copies of tensors count, pages of a mapped file do not"
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""From sentences to embeddings: a WordPiece tokeniser built on a mapped vocabulary, and the encoder behind it."""
+"""From sentences to embeddings: a WordPiece tokeniser on a mapped vocabulary, and the encoder."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["SentenceEncoder", "build_tokenizer"]
 
-# Words of more letters than this are unknown as a whole, as in the original BERT tokeniser.
+# A word of more letters is unknown as a whole, as in the original BERT tokeniser.
 _MAX_LETTERS = 100
 
 
 def build_tokenizer(vocab: Sequence[str], special_ids: Mapping[str, int], *, max_length: int) -> Tokenizer:
     """Build BERT's uncased WordPiece tokeniser on a vocabulary.
 
-    Text is cleaned, lower-cased and stripped of accents, split at white space and punctuation, each word cut into the
-    longest pieces that the vocabulary has; [CLS] goes before and [SEP] behind.
+    It cleans text, lower-cases it, strips accents, splits at white space and punctuation, and cuts each word into the
+    longest pieces in the vocabulary, between [CLS] and [SEP].
 
     Parameters
     ----------
     vocab : sequence of str
-        Tokens by id, such as ``TensorFile.vocab``. The tokenizers library keeps a copy of its own.
+        Tokens by id, such as ``TensorFile.vocab``. The tokenizers library keeps a copy.
     special_ids : mapping of str to int
         Ids of the special tokens under ``pad unk cls sep mask``.
     max_length : int
-        Longest sequence in tokens, [CLS] and [SEP] included. What is beyond is cut off, [SEP] stays.
+        Longest sequence in tokens, including [CLS] and [SEP], which stay when a longer one is cut off.
 
     Returns
     -------
@@ -44,8 +44,7 @@ def build_tokenizer(vocab: Sequence[str], special_ids: Mapping[str, int], *, max
     Raises
     ------
     MissingDependencyError
-        If the tokenizers library is not installed.
-
+        When the tokenizers library is not installed.
     """
     try:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -60,7 +59,7 @@ def build_tokenizer(vocab: Sequence[str], special_ids: Mapping[str, int], *, max
     tokenizer.post_processor = processors.BertProcessing(
         (special["sep"], special_ids["sep"]), (special["cls"], special_ids["cls"])
     )
-    # A special token spelt out in a text means that token, as it does with the checkpoint's own tokenizer.json.
+    # A special token spelt out in a text means that token, as with the checkpoint's own tokenizer.json.
     tokenizer.add_special_tokens(list(special.values()))
     tokenizer.enable_truncation(max_length)
     tokenizer.enable_padding(pad_id=special_ids["pad"], pad_token=special["pad"])
@@ -68,26 +67,26 @@ def build_tokenizer(vocab: Sequence[str], special_ids: Mapping[str, int], *, max
 
 
 class SentenceEncoder:
-    """Sentences in, embeddings out.
+    """Turns sentences into embeddings.
 
     Parameters
     ----------
     tensors : mapping of str to ndarray or QuantizedTensor
-        A BERT checkpoint's tensors, as :class:`~weightmap.demo.bert.BertEncoder` takes them: an open
+        A BERT checkpoint's tensors, as :class:`~weightmap.demo.bert.BertEncoder` takes them, such as an open
         :class:`weightmap.TensorFile`, used in place.
     metadata : mapping of str to str, optional
-        EMBD's metadata keys; by default what the file says, in its metadata (EMBD) or its configuration (AMB).
+        Under EMBD's keys; by default from the file's metadata (EMBD) or configuration (AMB).
     vocab : sequence of str, optional
-        Tokens by id; by default the file's vocabulary (EMBD) or that of its tokenizer (AMB).
+        Tokens by id; by default from the file's vocabulary (EMBD) or tokenizer (AMB).
     special_ids : mapping of str to int, optional
-        Ids under ``pad unk cls sep mask``; by default those that came with the vocabulary.
+        Ids under ``pad unk cls sep mask``; by default those of the vocabulary.
 
     Raises
     ------
     UnsupportedError
-        If this is not a BERT checkpoint with its configuration and vocabulary.
+        When this is no BERT checkpoint with its configuration and vocabulary.
     MissingDependencyError
-        If the tokenizers library is not installed.
+        When the tokenizers library is not installed.
 
     Examples
     --------
@@ -95,7 +94,6 @@ class SentenceEncoder:
     >>> with weightmap.open("minilm.weights") as file:  # doctest: +SKIP
     ...     SentenceEncoder(file).embed(["A cat sleeps.", "A kitten naps."]).shape
     (2, 384)
-
     """
 
     def __init__(
@@ -130,7 +128,7 @@ class SentenceEncoder:
         return self._encoder.dims
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """Token ids of sentences, all padded to the length of the longest.
+        """Return the token ids of sentences, all padded to the length of the longest.
 
         Parameters
         ----------
@@ -142,9 +140,8 @@ class SentenceEncoder:
         ids : ndarray of int64, shape (n, t)
         mask : ndarray of uint8, shape (n, t)
             1 for a token, 0 for padding.
-
         """
-        # Half a surrogate pair cannot be passed to the library, and an argument that was no UTF-8 contains some.
+        # The library takes no lone surrogates, which an argument that is no UTF-8 contains.
         clean = [sentence.encode("utf-8", "replace").decode("utf-8") for sentence in sentences]
         encoded = self._tokenizer.encode_batch(clean)
         shape = (len(encoded), -1 if encoded else 0)
@@ -153,20 +150,19 @@ class SentenceEncoder:
         return ids, mask
 
     def embed(self, sentences: Sequence[str], *, batch_size: int = 32) -> NDArray[np.float32]:
-        """Embeddings of sentences: the cosine similarity of two is their dot product.
+        """Return the embeddings of sentences; the cosine similarity of two is their dot product.
 
         Parameters
         ----------
         sentences : sequence of str
-            A sentence longer than the model's positions (512 tokens for MiniLM) is cut off there.
+            Cut off at the model's number of positions (512 tokens for MiniLM).
         batch_size : int, optional
-            So many sentences at a time go through the layers, which bounds the memory that is needed.
+            Sentences that go through the layers together: bounds the memory.
 
         Returns
         -------
         ndarray of float32, shape (n, d)
             Rows of length 1, in the order of the sentences.
-
         """
         result = np.empty((len(sentences), self.dims), dtype=np.float32)
         for start in range(0, len(sentences), batch_size):
