@@ -155,5 +155,4 @@ $(OTHER)/.installed: requirements/finalfusion.txt requirements/finalfusion-build
 finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
 	@WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) tests/formats/finalfusion/test_finalfusion_upstream.py
 
-# The arm64 variants, cross-compiled and run by an emulator; sanitisers, libFuzzer, coverage, mutation.
-include arm64.mk checks.mk
+include checks.mk

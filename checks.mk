@@ -1,14 +1,14 @@
-# The slow and the deep checks: sanitisers, libFuzzer, coverage, mutation. A part of the Makefile, which makes the environment.
-include variables.mk
+# The slow and the deep checks: sanitisers, libFuzzer, coverage, mutation, arm64. The Makefile includes this file after the
+# variables and the rules that make the environment.
 
 CLANG ?= clang
 CHECKS := build/checks
 
-.PHONY: sanitize sanitize-test tsan-test fuzz-c coverage mutation
+.PHONY: sanitize sanitize-test tsan-test fuzz-c coverage mutation arm64-test
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
-# Which tests, and how: make sanitize SANITIZE_TESTS="-n 2 tests/kernels/test_crc32.py". tests/sanitised.py says which are left out,
-# and why, and what the sanitisers are told; `make test` runs a part.
+# Which tests, and how: make sanitize SANITIZE_TESTS="-n 2 tests/kernels/test_crc32.py". tests/sanitised.py says which are left
+# out, and why, and the options of the sanitisers; `make test` runs a part.
 SANITIZE_TESTS := tests
 SANITIZED := build/sanitize/lib
 
@@ -23,10 +23,10 @@ sanitize: build/sanitize/.built sanitize-test $(MODULE) $(MODEL) $(VENV)/.extra-
 
 # The driver of the kernels under the sanitisers; VPCLMULQDQ and GF2P8AFFINEQB emulated.
 sanitize-test:
-	@mkdir -p build
+	@mkdir -p $(CHECKS)
 	$(CC) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -DWEIGHTMAP_EMULATE_AVX512ICL \
-	    -o build/kernels_test_sanitize $(KERNELS_TEST)
-	build/kernels_test_sanitize
+	    -o $(CHECKS)/kernels_test_sanitize $(KERNELS_TEST)
+	$(CHECKS)/kernels_test_sanitize
 
 # The kernels that share their work among threads, under the thread sanitiser.
 tsan-test:
@@ -35,11 +35,11 @@ tsan-test:
 	$(CHECKS)/kernels_test_tsan threads
 
 # --------------------------------------------------------------------------------------------------------- libFuzzer
-# All targets one after another, each for so many seconds; what is found is kept in build/checks/fuzz/found and begun with
-# the next time. One alone: make fuzz-c FUZZ_TARGETS=records FUZZ_SECONDS=600
+# All targets one after another, each for so many seconds; the next run begins with the inputs that build/checks/fuzz/found
+# keeps. One alone: make fuzz-c FUZZ_TARGETS=records FUZZ_SECONDS=600
 FUZZ_SECONDS := 60
 FUZZ_TARGETS := $(patsubst fuzz/c/%.c,%,$(wildcard fuzz/c/*.c))
-# Besides what is wrong in C: unsigned arithmetic that wraps around where it is not meant to, and conversions that lose bits.
+# Besides undefined behaviour: unsigned arithmetic that wraps around unintended, and conversions that lose bits.
 FUZZ_CHECKS := undefined,unsigned-integer-overflow,implicit-conversion
 FUZZ_FLAGS = $(C_FLAGS) -O1 -g -fsanitize=address,$(FUZZ_CHECKS) \
     -fno-sanitize-recover=$(FUZZ_CHECKS) -fsanitize-ignorelist=fuzz/c/wraps.txt
@@ -70,9 +70,23 @@ coverage: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-checks
 	@mkdir -p $(CHECKS)
 	@$(BIN)/python -m tests.branches --data-file=$(CHECKS)/coverage
 
-# Every comparison of the parsers is made wrong, once in each way, and some test has to notice: docs/mutation.md. Runs what
-# has no verdict since its source was changed; MUTATION='--again --sample 300' draws some, whatever is known of them. Needs
-# clang.
+# Each comparison of the parsers is changed in each wrong way, and some test must fail: docs/mutation.md. Runs the mutants
+# without a verdict for their present source; MUTATION='--again --sample 300' draws some of all. Needs clang.
 MUTATION :=
 mutation: $(MODULE) $(VENV)/.extra-test
 	@$(BIN)/python -m tests.mutation $(MUTATION)
+
+# ------------------------------------------------------------------------------------------------------------ arm64
+# The arm64 kernels, cross-compiled and run under an emulator. On Debian and Ubuntu it needs the packages
+# gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user. On an arm64 machine the native compiler serves:
+# make arm64-test ARM64_CC=cc ARM64_RUN=
+ARM64_CC ?= aarch64-linux-gnu-gcc
+ARM64_RUN ?= qemu-aarch64
+
+arm64-test:
+	@for tool in $(ARM64_CC) $(ARM64_RUN); do command -v $$tool >/dev/null || { \
+		echo "arm64-test: $$tool is missing; apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"; \
+		exit 1; }; done
+	@mkdir -p $(CHECKS)
+	$(ARM64_CC) -O3 -static -o $(CHECKS)/kernels_test_arm64 $(KERNELS_TEST)
+	$(ARM64_RUN) $(CHECKS)/kernels_test_arm64

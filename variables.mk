@@ -1,4 +1,4 @@
-# What the makefiles share: nothing else defines these. Each of them includes this file.
+# The variables that the Makefile and checks.mk share; nothing else defines them.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,8 +6,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-# Each step of the environment leaves a stamp, so that it is done again when one of its inputs changed and costs nothing
-# (and needs no network) otherwise.
+# Each step of the environment leaves a stamp: it runs again when one of its inputs has changed, and otherwise costs nothing
+# and needs no network.
 BASE   := $(VENV)/.base
 MODULE := $(VENV)/.module
 MODEL  := $(VENV)/.model

@@ -1,13 +1,21 @@
 /* Blocks of different kinds in one tensor: [mask][scales][codes].
  *
- * The mask has two bits for each block, the first block in the lowest bits of byte 0: 0 int4, 1 int5, 2 float16. Where a
- * block's scale and codes lie follows from the kinds of all blocks before it. Those are counted once, 32 blocks in a step,
- * and the counts kept at every 1024th block, from where a range counts on. Within it, a variant decodes the whole blocks
- * (wm_mixed_fn); what it leaves, and parts of blocks, are decoded here, blocks of one kind in succession together.
+ * The mask has two bits for each block, the first block in the lowest bits of byte 0: 0 int4, 1 int5, 2 float16. The kinds of
+ * all earlier blocks determine where a block's scale and codes lie. The work in full:
  *
- * The data may lie in a file that somebody is changing. So the mask is copied before it is checked, and the copy, with the
- * counts, is the plan by which blocks are found and decoded: sizes that were seen to be consistent stay so. What changes in
- * scales and codes changes values, and never whether a value is written.
+ *     for (b = 0; b < blocks; b++) {
+ *         decode block b by its kind, from `scales` and `codes`;
+ *         if (kind(b) != HALF) scales += scale_bytes;
+ *         codes += bytes of a block of this kind;
+ *     }
+ *
+ * To begin anywhere, wm_adaptive_check counts the kinds once, 32 blocks in a step, and keeps the counts before every 1024th
+ * block; a range counts on from there. A variant then decodes whole blocks (wm_mixed_fn); the code here decodes parts of
+ * blocks and what the variant leaves, successive blocks of one kind together.
+ *
+ * The data may lie in a file that changes. So the mask is copied before it is checked, and the copy with the counts is the
+ * plan by which blocks are found: sizes that were found consistent stay so. A change of scales and codes changes values, but
+ * every value is still written.
  */
 #include "intblock.h"
 
@@ -16,14 +24,14 @@ enum { CHUNK = 2048, ELEMENTS_A_THREAD = 1 << 20 };
 
 static const int bits_of_kind[KINDS] = {4, 5, 16, 0};
 
-/* Set bits of a word in which every other bit is 0. */
+/* How many bits of x are set, where every other bit is 0. */
 static uint64_t count_pairs(uint64_t x) {
     x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
     x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0Fu;
     return x * 0x0101010101010101u >> 56;
 }
 
-/* Adds the kinds of blocks [from, to), `from` being a multiple of 4. */
+/* Adds the kinds of blocks [from, to) to the counts; `from` is a multiple of 4. */
 static void count_kinds(const uint8_t *mask, uint64_t from, uint64_t to, uint64_t counts[KINDS]) {
     const uint64_t every_other = 0x5555555555555555u;
     for (; from + 32 <= to; from += 32) {
@@ -45,16 +53,15 @@ static int is_legal(int scale_type, uint64_t block_size, uint64_t n) {
     return block_size && wm_blocks_size(5, scale_type, block_size, n) >= 0;
 }
 
-/* The parts of a plan: totals, then the counts before every STEP-th block, so that where a block lies is found by counting those
- * of one step; then the mask. */
+/* A plan: the totals of int5 and float16 blocks; the same counts before every STEP-th block, so that finding a block takes
+ * counting within one step; the mask. */
 enum { STEP = 1024, TOTALS = 2 };
 
-static uint64_t blocks_of(uint64_t block_size, uint64_t n) { return n / block_size + (n % block_size != 0); }
-static uint64_t mask_size(uint64_t blocks) { return blocks / 4 + (blocks % 4 != 0); }
+static uint64_t mask_size(uint64_t blocks) { return ceil_div(blocks, 4); }
 static uint64_t mask_at(uint64_t blocks) { return TOTALS + 2 * (blocks / STEP + 1); }
-static uint64_t plan_size(uint64_t blocks) { return mask_at(blocks) + mask_size(blocks) / 8 + (mask_size(blocks) % 8 != 0); }
+static uint64_t plan_size(uint64_t blocks) { return mask_at(blocks) + ceil_div(mask_size(blocks), 8); }
 
-uint64_t wm_adaptive_plan_size(uint64_t block_size, uint64_t n) { return plan_size(block_size ? blocks_of(block_size, n) : 0); }
+uint64_t wm_adaptive_plan_size(uint64_t block_size, uint64_t n) { return plan_size(block_size ? ceil_div(n, block_size) : 0); }
 
 static uint64_t size_by_kinds(uint64_t blocks, const uint64_t counts[KINDS], int scale_type, uint64_t block_size) {
     const uint64_t scales = (counts[INT4] + counts[INT5]) * scale_bytes(scale_type);
@@ -64,11 +71,11 @@ static uint64_t size_by_kinds(uint64_t blocks, const uint64_t counts[KINDS], int
 int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n, uint64_t *plan,
                       uint64_t n_plan, wm_fault *fault) {
     if (!is_legal(scale_type, block_size, n)) return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    const uint64_t blocks = blocks_of(block_size, n), mask_len = mask_size(blocks);
+    const uint64_t blocks = ceil_div(n, block_size), mask_len = mask_size(blocks);
     uint64_t counts[KINDS] = {0}, *pair = plan + TOTALS;
     if (n_plan != plan_size(blocks)) return wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     if (size < mask_len) return wm_fail(fault, WM_FAULT_ADAPTIVE_SIZE, 0, 0, size, mask_len);
-    plan[n_plan - 1] = 0; /* the padding of the mask; without blocks, a count */
+    plan[n_plan - 1] = 0; /* pads the mask; without blocks it is a count */
     uint8_t *mask = (uint8_t *)(plan + mask_at(blocks));
     if (mask_len) memcpy(mask, data, mask_len);
     for (uint64_t b = 0; b <= blocks; pair += 2) {
@@ -97,7 +104,7 @@ typedef struct {
     uint8_t *out;
     uint64_t block, first;
     int scale_type, half;
-    uint8_t failed[WM_MAX_PARTS]; /* of each part */
+    uint8_t failed[WM_MAX_PARTS]; /* by part */
 } work;
 
 uint64_t mixed_portable(wm_mixed *blocks, void *out) { return 0; }
@@ -111,15 +118,22 @@ static void put_halves(wm_sink *sink, const uint8_t *halves, uint64_t n) {
     }
 }
 
-/* Decodes elements [at, stop). Returns 1; or 0 where the plan leads out of the data, with some of them not written. */
-static int decode_elements(const work *w, uint64_t at, uint64_t stop, wm_sink *sink) {
-    uint64_t block = at / w->block;
+/* Where block `block` begins, by the plan. Returns 0 for a plan whose counts contradict each other. */
+static int find_block(const work *w, uint64_t block, const uint8_t **scales, const uint8_t **codes) {
     const uint64_t step = block / STEP, five = w->pairs[2 * step], halves = w->pairs[2 * step + 1];
     uint64_t counts[KINDS] = {[INT4] = step * STEP - five - halves, [INT5] = five, [HALF] = halves};
     if (five > step * STEP || halves > step * STEP - five) return 0;
     count_kinds(w->mask, step * STEP, block, counts);
-    const uint8_t *scales = w->scales + (counts[INT4] + counts[INT5]) * scale_bytes(w->scale_type);
-    const uint8_t *codes = w->codes + codes_size(counts, w->block);
+    *scales = w->scales + (counts[INT4] + counts[INT5]) * scale_bytes(w->scale_type);
+    *codes = w->codes + codes_size(counts, w->block);
+    return 1;
+}
+
+/* Decodes elements [at, stop). Returns 1; or 0 where the plan leads out of the data, with some of them not written. */
+static int decode_elements(const work *w, uint64_t at, uint64_t stop, wm_sink *sink) {
+    uint64_t block = at / w->block;
+    const uint8_t *scales, *codes;
+    if (!find_block(w, block, &scales, &codes)) return 0;
     wm_mixed_fn *const decode = wm_variants_in_use()->mixed;
     while (at < stop) {
         if (at == block * w->block && stop / w->block > block) {
@@ -172,14 +186,14 @@ static void decode_part(void *context, int number, uint64_t begin, uint64_t end)
     uint8_t *const last = w->out + end * value_bytes(w->half);
     wm_sink sink = {w->out + begin * value_bytes(w->half), w->half, 0};
     w->failed[number] = !decode_elements(w, w->first + begin, w->first + end, &sink);
-    if (w->failed[number]) memset(sink.next, 0, (size_t)(last - sink.next)); /* what was in this memory is nobody's business */
+    if (w->failed[number]) memset(sink.next, 0, (size_t)(last - sink.next)); /* do not hand out what this memory held before */
 }
 
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
                        const uint64_t *plan, uint64_t n_plan, uint64_t first, void *out, uint64_t count, int half,
                        int threads) {
     if (!is_legal(scale_type, block_size, n) || first > n || count > n - first) return -1;
-    const uint64_t blocks = blocks_of(block_size, n);
+    const uint64_t blocks = ceil_div(n, block_size);
     if (n_plan != plan_size(blocks)) return -1;
     const uint64_t five = plan[0], halves = plan[1];
     if (five > blocks || halves > blocks - five) return -1;
@@ -211,7 +225,7 @@ int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type
     uint64_t counts[KINDS] = {0};
     if (blocks > (uint64_t)1 << 56 || !is_legal(scale_type, block_size, 0)) return -1;
     for (uint64_t b = 0; b < blocks; b++) counts[kinds[b] < WRONG ? kinds[b] : WRONG]++;
-    const uint64_t scale = scale_bytes(scale_type), mask = (blocks + 3) / 4;
+    const uint64_t scale = scale_bytes(scale_type), mask = mask_size(blocks);
     const uint64_t four = code_bytes(4, block_size), five = code_bytes(5, block_size), sixteen = 2 * block_size;
     const uint64_t scales = (counts[INT4] + counts[INT5]) * scale;
     if (counts[WRONG] || int4_size != blocks * (scale + four) || int5_size != blocks * (scale + five) ||

@@ -1,41 +1,41 @@
 /* The header of a BinTensors file, in the encoding of bincode 2 ("standard" configuration).
  *
- * An unsigned integer takes one byte up to 250; otherwise a byte of 251, 252 or 253 announces two, four or eight bytes,
- * little-endian. 254 and 255 announce nothing that a header may hold. A string is its length and its bytes, a list its
- * length and its elements, a map its length and its pairs; an optional value is a byte of 0, or a byte of 1 and the value.
+ * An unsigned integer up to 250 is one byte; otherwise a byte of 251, 252 or 253 announces two, four or eight bytes,
+ * little-endian. No header has 254 or 255 there. A string is its length and its bytes, a list its length and its elements, a
+ * map its length and its pairs; an optional value is a byte of 0, or a byte of 1 and the value.
  *
- * Two layouts are in use, and nothing in a file says which it has:
+ * Two layouts are in use, and no field says which one a file has:
  *
  *     spec      Option<Map<String, String>>,  Vec<(dtype, shape, start, end)>,  Map<name, index into the Vec>
  *     current   Option<Map<String, String>>,  Vec<(name, dtype, shape, start, end)>
  *
- * Both are walked by the same loop, from left to right. In the spec layout names follow in the order of the map. The walk
- * notes for each tensor where its name begins, and the names are copied in the order of the tensors when it is over.
+ * One loop walks both, from left to right. In the spec layout names come in the order of the map: the walk notes where the
+ * name of each tensor begins, and then copies the names in the order of the tensors.
  *
- * A count is compared with the bytes that are left before anything is done with it, so a walk takes as many steps as
- * there are bytes, whatever the counts say.
+ * A count is compared with the bytes that are left before it is used, so a walk takes at most as many steps as there are
+ * bytes, whatever the counts say.
  */
 #include <stdlib.h>
 
 #include "internal.h"
 #include "utf8.h"
 
-/* The fewest bytes that these take: a tensor without a name, a name, a pair of the map, a pair of the metadata. */
+/* The fewest bytes of a tensor without its name, a name, a pair of the map, a pair of the metadata. */
 enum { TENSOR_LEAST = 4, NAME_LEAST = 1, ENTRY_LEAST = 2, PAIR_LEAST = 2, DTYPES = 15 };
 enum { SPEC = 1, CURRENT = 2 };
 
 typedef struct {
     const uint8_t *data;
     uint64_t len, pos;
-    uint64_t wide; /* where the first integer stands that takes more bytes than it needs; len when there is none */
-    uint64_t row;  /* for faults: the tensor, or pair of a map, that is being read, */
-    int32_t part;  /* and the part of it */
+    uint64_t wide; /* where the first integer begins that takes more bytes than it needs; len when there is none */
+    uint64_t row;  /* for faults: the tensor, or pair of a map, being read, */
+    int32_t part;  /* and the part of the header */
     int tolerant;  /* 1: go on after a wrong value, to see how far the layout fits */
     wm_fault fault;
     int32_t faulty_part;
 } reader;
 
-/* Notes a wrong value that does not keep the rest from being read; the first one counts. Returns 1 to go on. */
+/* Notes a wrong value after which reading can go on; the first one counts. Returns 1 to go on. */
 static int note(reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t expected) {
     if (r->fault.code == WM_FAULT_NONE) {
         wm_fail(&r->fault, code, r->row, at, actual, expected);
@@ -44,13 +44,13 @@ static int note(reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t 
     return r->tolerant;
 }
 
-/* Notes what ends the reading. Returns 0. */
+/* Notes a fault that ends the reading. Returns 0. */
 static int fail(reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t expected) {
     note(r, code, at, actual, expected);
     return 0;
 }
 
-/* Integers of more than one byte, and what is none. */
+/* Reads an integer of more than one byte. */
 static int read_wide(reader *r, uint64_t *value) {
     uint64_t at = r->pos, least;
     uint8_t first = r->data[at];
@@ -78,22 +78,22 @@ static inline int read_integer(reader *r, uint64_t *value) {
     return 1;
 }
 
-/* A count of things that take at least `least` bytes each. */
+/* Reads the count of things that take at least `least` bytes each. */
 static inline int read_count(reader *r, uint64_t least, uint64_t *count) {
     uint64_t at = r->pos;
     if (!read_integer(r, count)) return 0;
     return *count <= (r->len - r->pos) / least || fail(r, WM_FAULT_BIN_COUNT, at, *count, (r->len - r->pos) / least);
 }
 
-/* A string, which lies at data[pos - length] afterwards. */
+/* Reads a string, which afterwards lies at data[pos - length]. */
 static inline int read_string(reader *r, uint64_t *length) {
     if (!read_count(r, 1, length)) return 0;
     r->pos += *length;
     return 1;
 }
 
-/* Whether a key of the metadata comes twice. Where the pairs lie is known to be within the header. */
-static int repeats_key(reader *r, reader pairs, uint64_t count, wm_bintensors *out) {
+/* Notes whether a key of the metadata comes twice. The pairs are known to lie within the header. Returns 1 to go on. */
+static int check_keys(reader *r, reader pairs, uint64_t count, wm_bintensors *out) {
     if (count < 2) return 1;
     uint32_t *key = malloc(2 * count * sizeof *key); /* begin and end of each */
     if (!key) return fail(r, WM_FAULT_MEMORY, 0, 2 * count * sizeof *key, 0);
@@ -129,10 +129,10 @@ static int read_metadata(reader *r, wm_bintensors *out) {
         if (!wm_utf8_valid(r->data + r->pos - length, length) && !note(r, WM_FAULT_BIN_UTF8, at, 0, 0)) return 0;
     }
     out->metadata_end = r->pos;
-    return repeats_key(r, pairs, out->metadata_count, out);
+    return check_keys(r, pairs, out->metadata_count, out);
 }
 
-/* The dtype and shape of tensor `row` and where its data lies. */
+/* Reads the dtype, the shape and the place of tensor `row`. */
 static inline int read_tensor(reader *r, const wm_columns *c, uint64_t *n_dims) {
     uint64_t at = r->pos, code, ndim;
     r->part = WM_BIN_DTYPE;
@@ -152,7 +152,7 @@ static inline int read_tensor(reader *r, const wm_columns *c, uint64_t *n_dims) 
     return read_integer(r, &c->begin[r->row]) && read_integer(r, &c->end[r->row]);
 }
 
-/* The map from names to tensors: bounds[i] becomes the place of the name of tensor i, its length in front. */
+/* Reads the map from names to tensors: bounds[i] becomes the position of the name of tensor i, with its length. */
 static int read_map(reader *r, const wm_columns *c, uint64_t n, wm_bintensors *out) {
     uint64_t at = r->pos, count;
     r->row = n;
@@ -175,7 +175,7 @@ static int read_map(reader *r, const wm_columns *c, uint64_t n, wm_bintensors *o
         }
     }
     if (r->fault.code != WM_FAULT_NONE) return 1;
-    /* n entries, no index twice: each tensor has a name. The bytes are private, so lengths are what they were. */
+    /* n entries and no index twice: each tensor has a name. The bytes are private, so the lengths have not changed. */
     uint64_t names_len = 0;
     reader again = *r;
     for (uint64_t i = 0; i < n; i++) {
@@ -197,7 +197,7 @@ static void read_header(reader *r, const wm_columns *c, int layout, wm_bintensor
     if (!read_metadata(r, out)) return;
     r->row = 0;
     r->part = WM_BIN_TENSORS;
-    /* Each tensor has a name, here or in the map: so there is never room for more tensors than the columns have. */
+    /* Each tensor has a name, here or in the map: so the count never exceeds the room in the columns. */
     if (!read_count(r, TENSOR_LEAST + (layout == SPEC ? ENTRY_LEAST : NAME_LEAST), &n)) return;
     c->bounds[0] = c->dim_bounds[0] = 0;
     for (; r->row < n; r->row++) {
@@ -228,10 +228,12 @@ static void read_header(reader *r, const wm_columns *c, int layout, wm_bintensor
     out->complete = rest == r->len && r->len - r->pos < 8;
 }
 
-/* How far a reading went, or how hardly by chance: first what has no fault and ends where the header does; then what ends there
- * with a fault in the map of names alone, which all of the tensors precede; then what has no fault and leaves bytes over, or
- * has more tensors than there is room for; then what ends there, whatever values were wrong; then tensors that all read well,
- * up to the map. */
+/* How well a layout fits: the larger, the less likely by chance. From best to worst:
+ *   - no fault, and it ends where the header does;
+ *   - it ends there, with a fault in the map of names alone, which follows all tensors;
+ *   - no fault but bytes left over, or more tensors than there is room for;
+ *   - it ends there, with wrong values;
+ *   - all tensors were read, up to the map; then by how far it was read. */
 static uint64_t progress(const reader *r, const wm_bintensors *out) {
     const int faultless = r->fault.code == WM_FAULT_NONE;
     if (out->complete && faultless) return UINT64_MAX;
@@ -248,7 +250,7 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
     /* Positions are kept in 32 bits; the format allows headers of 100 MB. */
     if (len >= UINT32_MAX || columns->names_cap < len || columns->dims_cap >= UINT32_MAX)
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len, columns->names_cap);
-    /* First as files should be. If that fails, once more to see whose fault it is. */
+    /* First strictly. If no layout fits, once more tolerantly, to report the fault of the one that fits best. */
     for (int tolerant = 0; tolerant < 2; tolerant++)
         for (int layout = SPEC; layout <= CURRENT; layout++) {
             if (!(layouts & layout)) continue;
@@ -264,7 +266,7 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
             }
             if (!tolerant) return 0;
         }
-    if (out->layout == SPEC && layouts & CURRENT) { /* whose columns the reading by the other layout has overwritten */
+    if (out->layout == SPEC && layouts & CURRENT) { /* reading the other layout has overwritten its columns */
         reader r = {.data = header, .len = len, .wide = len, .tolerant = 1};
         wm_bintensors found;
         read_header(&r, columns, SPEC, &found);

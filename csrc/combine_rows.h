@@ -1,13 +1,16 @@
-/* The product with a square matrix, which product quantisation (pq.c) has in variants. */
-#ifndef WEIGHTMAP_ROWS_H
-#define WEIGHTMAP_ROWS_H
+/* The product of vectors with a square matrix, for product quantisation (pq.c). */
+#ifndef WEIGHTMAP_COMBINE_ROWS_H
+#define WEIGHTMAP_COMBINE_ROWS_H
 #include "internal.h"
 
-/* The body of the variants, which the compiler makes vector code of. Every element is a chain of additions of its own, in the
- * order of the rows, so that the width of a vector changes no bit.
+/* The template of all variants, of which the compiler makes vector code. In full:
  *
- * Products of `count` vectors with a square matrix: the rows of the matrix are added, each times its element of the vector. Four
- * rows of the matrix stay in the nearest cache while they are used for all vectors. */
+ *     for (v = 0; v < count; v++)
+ *         for (i = 0; i < dims; i++)
+ *             for (k = 0; k < dims; k++) sums[v][i] += vectors[v][k] * matrix[k][i];
+ *
+ * Each element is a chain of additions of its own, in the order of the rows, so the width of a vector changes no bit. Here the
+ * loops are turned so that four rows of the matrix stay in the nearest cache while all vectors use them. */
 WM_INLINE void combine_rows_body(const float *restrict matrix, const float *restrict vectors, unsigned count, uint64_t dims,
                                  float *restrict sums) {
     uint64_t k = 0;

@@ -1,4 +1,4 @@
-/* What this CPU can do, and whether the operating system lets us. */
+/* The features of this CPU whose registers the operating system saves. */
 #include "internal.h"
 
 #if WM_X86
@@ -10,7 +10,7 @@ static uint64_t xcr0(void) { return _xgetbv(0); }
 #include <cpuid.h>
 static void cpuid(uint32_t leaf, uint32_t r[4]) { __cpuid_count(leaf, 0, r[0], r[1], r[2], r[3]); }
 static uint64_t xcr0(void) {
-    uint32_t low, high; /* the intrinsic would need a target attribute that not every gcc knows */
+    uint32_t low, high; /* not every gcc knows the target attribute of the intrinsic */
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (uint64_t)high << 32 | low;
 }
@@ -26,12 +26,12 @@ uint32_t wm_cpu_features(void) {
     cpuid(1, leaf1);
     if (leaf0[0] >= 7) cpuid(7, leaf7);
 
-    /* The name of the maker, and the one who makes the same cores under licence; see wm_stream_worthwhile. */
+    /* AMD, and the maker of the same cores under licence; see wm_stream_worthwhile. */
     if (leaf0[EBX] == 0x68747541 || leaf0[EBX] == 0x6F677948) features |= WM_STREAMING; /* "Auth"enticAMD, "Hygo"nGenuine */
     if (has(leaf1[ECX], 1u << 9 | 1u << 19 | 1u << 20)) features |= WM_SSE42;           /* SSSE3, SSE4.1, SSE4.2 */
     if (has(leaf1[ECX], 1u << 1)) features |= WM_PCLMULQDQ;
 
-    /* The wider registers are of use only when the system saves them at a task switch; XCR0 says which it does. */
+    /* A wider register is usable only if the system saves it at a task switch; XCR0 says which it saves. */
     if (!has(leaf1[ECX], 1u << 27)) return features; /* OSXSAVE: there is an XCR0 to ask */
     uint64_t saved = xcr0();
     enum { XMM_YMM = 0x06, XMM_YMM_ZMM_MASKS = 0xE6 };

@@ -1,7 +1,7 @@
-/* Mapping a file, and noticing that it changed.
+/* Maps files, and notices that one has changed.
  *
- * Python's mmap module duplicates the descriptor of every file that it maps (until 3.13), so a thousand shards need a
- * thousand descriptors more, and cannot map without reserving swap. This maps with one system call and keeps nothing.
+ * Python's mmap module duplicates the descriptor of each file that it maps (until 3.13), so a thousand shards take a thousand
+ * descriptors more, and it cannot map without reserving swap. This is one system call and keeps no descriptor.
  */
 #if !defined(_WIN32)
 #define _GNU_SOURCE
@@ -17,7 +17,7 @@
 
 #if defined(_WIN32)
 
-/* Python's mmap module maps the file there; an open file cannot be replaced. */
+/* Here Python's mmap module maps files, and an open file cannot be replaced. */
 uint8_t *wm_map(int fd, uint64_t size, int kind, int *error) { return *error = 40, NULL; }
 void wm_unmap(uint8_t *map, uint64_t size) {}
 int wm_advise(uint8_t *map, uint64_t map_size, int advice) { return 40; }
@@ -39,8 +39,8 @@ uint8_t *wm_map(int fd, uint64_t size, int kind, int *error) {
     if (size == 0 || size > SIZE_MAX || kind < 0 || kind > 2) return NULL;
     /* A private writable mapping of a file larger than memory is refused unless it reserves nothing. */
     int prot = kind == 1 ? PROT_READ | PROT_WRITE : PROT_READ;
-    /* Memory that is sealed against writing has no shared mappings before Linux 6.7, be they read-only. The pages of a
-     * private one are the same as long as nobody writes to them. */
+    /* Before Linux 6.7 sealed memory cannot be mapped shared, not even read-only. A private mapping shows the same pages as
+     * long as nobody writes to them. */
     int flags = kind == 0 ? MAP_SHARED : kind == 1 ? MAP_PRIVATE | MAP_NORESERVE : MAP_PRIVATE;
     void *map = mmap(NULL, (size_t)size, prot, flags, fd, 0);
     *error = map == MAP_FAILED ? errno : 0;
@@ -57,7 +57,7 @@ int wm_advise(uint8_t *map, uint64_t map_size, int advice) {
     return madvise(map, (size_t)map_size, kinds[advice]) == 0 ? 0 : errno;
 }
 
-/* madvise for the pages that hold size bytes from `offset` on; the kernel wants the address of a page. */
+/* madvise for the pages that hold size bytes from `offset` on; it takes the address of a page. */
 static int advise_pages(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int advice) {
     if (!map || offset > map_size || size > map_size - offset) return EINVAL;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)map + (uintptr_t)offset, start = begin - begin % page;
@@ -70,21 +70,20 @@ int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_
 
 int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) {
 #if defined(__linux__)
-    /* Without read-ahead of the kernel's own it is asked for, in steps: it reads no more at one asking than goes into one
-     * request to the disk, and forgets the rest. (With read-ahead this would cost more than it brings.) */
+    /* A mapping without the kernel's read-ahead asks for it, in steps: the kernel reads no more at once than one request to
+     * the disk holds, and drops the rest. (With read-ahead this would cost more than it gains.) */
     for (uint64_t at = 0; scattered && at < size; at += ASKED) {
         if (wm_will_need(map, map_size, offset + at, size - at < ASKED ? size - at : ASKED)) break;
     }
-    /* MADV_POPULATE_READ, which older headers lack. A kernel without it says EINVAL, a sandbox that forbids it may say
-     * ENOSYS or EPERM. What the file itself is to blame for is EFAULT (too short now, or unreadable) or EHWPOISON: advice
-     * would not help then. */
+    /* 22 is MADV_POPULATE_READ, which older headers lack. A kernel without it says EINVAL, a sandbox that forbids it may say
+     * ENOSYS or EPERM. A file that has become too short or unreadable gives EFAULT or EHWPOISON: advice would not help. */
     int error = advise_pages(map, map_size, offset, size, 22);
     if (error != EINVAL && error != ENOSYS && error != EPERM) return error;
 #endif
     return wm_will_need(map, map_size, offset, size);
 }
 
-/* A file may claim any year: then the nanoseconds wrap around, and are still the same as long as the year is. */
+/* A file may claim any year. The nanoseconds then wrap around, but equal times still compare equal. */
 static int64_t modified(const struct stat *st) {
 #if defined(__APPLE__)
     struct timespec t = st->st_mtimespec;

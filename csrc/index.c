@@ -1,27 +1,26 @@
-/* A hash index over a list of strings.
+/* A hash index over a list of strings: an array of `capacity` slots of 32 bits. In full, without the bounds below:
  *
- * The table is an array of `capacity` slots of 32 bits. A string's home slot comes from its hash; when that slot is
- * taken by another string, the next slot is probed, and so on to a free one. A look-up walks the same way until it
- * meets the string or a free slot.
+ *     for (slot = home_slot(hash(name)); slots[slot] != FREE; slot = the next one)
+ *         if (string slots[slot] equals name) return slots[slot];
+ *     the name is missing, and building puts it into this free slot
  *
- * Hash. FNV-1a 32, multiplied by 2^32 divided by the golden ratio, of which the top bits are the home slot: they
- * depend on all bits of the hash, while FNV's own low bits depend only on the low bits of the text.
+ * Hash. The home slot is the top bits of FNV-1a 32 * 2^32 / golden ratio: they depend on all bits of the hash, while FNV's own
+ * low bits depend only on the low bits of the text.
  *
- * Slots. The string's number needs only the low bits of a slot. The bits above it hold the same bits of the hash, a tag
- * that tells nearly all other strings apart without a look at their text, which lies somewhere else in memory. A slot
- * of all ones is free: no number has all of its bits set, because there is room for the number n, and n is no string's.
+ * Slots. A string's number needs only the low bits of a slot. The bits above hold the same bits of the hash, a tag that rules
+ * out nearly all other strings without loading their text. A slot of all ones is free: no number has all of its bits set,
+ * because they have room for n, which is no string's number.
  *
- * Probing. A line of the cache holds 16 slots. Probes go round the home line first, which costs one cache miss at
- * most, then on to other lines at growing distances (1, 3, 6, ... lines: triangular numbers reach every line of a
- * power of two). Unlike plain linear probing this does not grow long runs, so that even at a load of 3/4 nobody
- * meets PROBES_MOST by chance.
+ * Probing. A cache line holds 16 slots. Probes go round the home line first, at most one cache miss, then on to other lines at
+ * growing distances (1, 3, 6, ... lines: triangular numbers reach every line of a power of two). Unlike linear probing this
+ * builds no long runs, so even at a load of 3/4 nobody meets PROBES_MOST by chance.
  *
- * Floods. FNV-1a has no secret, so anyone can make thousands of names with one hash, and a table of these would cost
- * quadratic time. Building gives up after PROBES_MOST slots or COMPARES_MOST different strings with the same tag; the
- * caller then takes another structure. The same bound holds for look-ups, so these end even in a table of junk.
+ * Floods. FNV-1a has no secret, so anyone can make thousands of names with one hash, which would cost quadratic time. Building
+ * gives up after PROBES_MOST slots or COMPARES_MOST different strings with the same tag, and the caller takes another
+ * structure. The same bound holds for look-ups, so they end even in a table of junk.
  *
- * Prefetch. Home slots are scattered over memory. Names are hashed a chunk ahead, so the line needed AHEAD names later
- * can be asked for now, and is there when its turn comes.
+ * Prefetch. Home slots are scattered over memory. Names are hashed a chunk ahead, so the line of the name AHEAD names later
+ * is prefetched and has arrived when its turn comes.
  */
 #include "internal.h"
 
@@ -39,7 +38,7 @@ typedef struct {
     uint32_t number_mask; /* the bits of a slot that hold the number */
 } strings;
 
-/* Returns 0 when the arguments cannot belong to a table. */
+/* Fills *s. Returns 0 when the arguments cannot belong to a table. */
 static int describe(strings *s, const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                     uint64_t capacity) {
     /* A power of two up to 2^32 with room for n strings and a third more. */
@@ -53,13 +52,13 @@ static int describe(strings *s, const uint8_t *data, uint64_t len, const uint32_
 
 static inline uint64_t home_slot(uint32_t hash, uint64_t capacity) { return hash * GOLDEN * capacity >> 32; }
 
-/* The slot of a probe: `line` lines were exhausted before, `i` slots of this line. */
+/* The slot of a probe after `line` whole lines and i slots of this one. */
 static inline uint64_t probe_slot(uint64_t home, unsigned line, unsigned i, uint64_t capacity) {
     uint64_t begin = (home & ~(uint64_t)(LINE - 1)) + (uint64_t)LINE * (line * (line + 1) / 2);
     return (begin + ((home + i) & (LINE - 1))) & (capacity - 1);
 }
 
-/* Compares string `number` with name[0, length). The number may be junk, and so may the bounds: both are checked. */
+/* Compares string `number` with name[0, length). Number and bounds may be junk, so both are checked. */
 static int same_string(const strings *s, uint32_t number, const uint8_t *name, uint64_t length) {
     if (number >= s->n) return 0;
     uint64_t begin = s->bounds[number], end = s->bounds[number + (uint64_t)1];
@@ -88,7 +87,7 @@ static inline int probe(const strings *s, const uint32_t *slots, uint32_t hash, 
     return FLOOD;
 }
 
-/* Lengths of up to CHUNK strings; 0 when one of them does not lie in the data. */
+/* Writes the lengths of up to CHUNK strings; returns 0 when one of them does not lie in the data. */
 static int chunk_lengths(const uint32_t *bounds, uint64_t n, uint64_t len, uint32_t gap, uint32_t *lengths) {
     int good = 1;
     for (uint64_t i = 0; i < n; i++) {

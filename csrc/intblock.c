@@ -86,7 +86,7 @@ void intblock_portable(const wm_runs *w, void *out) {
 void narrow_portable(const float *values, uint64_t n, uint8_t *out) {
     for (uint64_t i = 0; i < n; i++) {
         const uint16_t half = narrow_float(values[i]);
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#if WM_BIG_ENDIAN
         out[2 * i] = (uint8_t)half, out[2 * i + 1] = (uint8_t)(half >> 8);
 #else
         memcpy(out + 2 * i, &half, 2);

@@ -33,12 +33,14 @@
  * Little-endian loads from any alignment. C allows memcpy alone for that; compilers make a single instruction of it.
  */
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define WM_BIG_ENDIAN 1
 static inline uint16_t load_le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 static inline uint32_t load_le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 static inline uint64_t load_le64(const uint8_t *p) { return (uint64_t)load_le32(p) | (uint64_t)load_le32(p + 4) << 32; }
 #else
+#define WM_BIG_ENDIAN 0
 static inline uint16_t load_le16(const uint8_t *p) {
     uint16_t v;
     memcpy(&v, p, sizeof v);
@@ -147,25 +149,22 @@ typedef double wm_quantize_fn(const float *x, uint64_t n, const float *grid, int
 /* sums[v] = vectors[v][0] * row 0 + vectors[v][1] * row 1 + ... of a dims x dims matrix, for v < count. */
 typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums);
 
+/* The kernels that have variants: the type and the name of each. */
+#define WM_KERNELS(KERNEL)           \
+    KERNEL(wm_crc32_fn, crc32)       \
+    KERNEL(wm_fnv1a32_fn, fnv1a32)   \
+    KERNEL(wm_half_fn, f16_to_f32)   \
+    KERNEL(wm_half_fn, bf16_to_f32)  \
+    KERNEL(wm_intblock_fn, intblock) \
+    KERNEL(wm_mixed_fn, mixed)       \
+    KERNEL(wm_narrow_fn, narrow)     \
+    KERNEL(wm_quantize_fn, quantize) \
+    KERNEL(wm_combine_rows_fn, combine_rows)
+#define WM_FIELDS(type, kernel) \
+    type *kernel;               \
+    const char *kernel##_name;
 typedef struct {
-    wm_crc32_fn *crc32;
-    const char *crc32_name;
-    wm_fnv1a32_fn *fnv1a32;
-    const char *fnv1a32_name;
-    wm_half_fn *f16_to_f32;
-    const char *f16_to_f32_name;
-    wm_half_fn *bf16_to_f32;
-    const char *bf16_to_f32_name;
-    wm_intblock_fn *intblock;
-    const char *intblock_name;
-    wm_mixed_fn *mixed;
-    const char *mixed_name;
-    wm_narrow_fn *narrow;
-    const char *narrow_name;
-    wm_quantize_fn *quantize;
-    const char *quantize_name;
-    wm_combine_rows_fn *combine_rows;
-    const char *combine_rows_name;
+    WM_KERNELS(WM_FIELDS)
 } wm_variants;
 const wm_variants *wm_variants_in_use(void); /* select.c */
 
@@ -210,14 +209,8 @@ int wm_stream_worthwhile(uint64_t bytes);
 enum { WM_AHEAD = 2048 };
 
 /* The variants. A name states what the function requires. */
-wm_crc32_fn crc32_portable;
-wm_fnv1a32_fn fnv1a32_portable;
-wm_half_fn f16_to_f32_portable, bf16_to_f32_portable;
-wm_intblock_fn intblock_portable;
-wm_mixed_fn mixed_portable;
-wm_narrow_fn narrow_portable;
-wm_quantize_fn quantize_portable;
-wm_combine_rows_fn combine_rows_portable;
+#define WM_DECLARE(type, kernel) type kernel##_portable;
+WM_KERNELS(WM_DECLARE)
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq;
 wm_crc32_fn crc32_x86_pclmulqdq_avx2;

@@ -1,4 +1,4 @@
-/* Strings, numbers and stepping over values of JSON text: see json.h. */
+/* JSON: strings, numbers, and skipping values. See json.h. */
 #include "json.h"
 #include "word_bytes.h"
 #include "utf8.h"
@@ -54,8 +54,7 @@ static const uint8_t *read_escape(const wm_json *json, const uint8_t *quote, con
     if (c < 0) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
     p += 6;
     if (c >= 0xD800 && c <= 0xDFFF) {
-        /* A character past U+FFFF is spelled as a pair of surrogates, the high one first. UTF-8 has no form for one
-         * that stands alone. */
+        /* A character past U+FFFF is spelled as two surrogates, the high one first. A lone one has no form in UTF-8. */
         int32_t low = json->end - p >= 6 && p[0] == '\\' && p[1] == 'u' ? hex4(json, p + 2) : -1;
         if (c > 0xDBFF || low < 0xDC00 || low > 0xDFFF) return json_fail(json, WM_FAULT_JSON_SURROGATE, quote);
         c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
@@ -65,8 +64,8 @@ static const uint8_t *read_escape(const wm_json *json, const uint8_t *quote, con
     return p;
 }
 
-/* Marks the bytes that end the plain part of a string: quotes, backslashes, those below 0x20, and those from 0x80 on.
- * XOR with 2 makes 0x20 of a quote (0x22) and leaves what is below 0x20 there, but nothing else comes below 0x21. */
+/* Marks the bytes that are not ordinary in a string: quotes, backslashes, those below 0x20, and those from 0x80 on. XOR with
+ * 2 makes 0x20 of a quote (0x22), keeps bytes below 0x20 there, and brings no other byte below 0x21. */
 static inline uint64_t special_bytes(uint64_t word) {
     return mark_below(word ^ EVERY_BYTE_1 * 2, 0x21) | mark_equal(word, '\\') | (word & EVERY_MARK);
 }
@@ -77,8 +76,8 @@ const uint8_t *wm_json_string(const wm_json *json, const uint8_t *p, uint8_t *ou
     if (p == end || *p != '"') return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
     p++;
     for (;;) {
-        /* Eight bytes at a time, up to one that is not an ordinary character. All eight are written before it is known
-         * how many of them count. There is room: at least as much was read as written, and eight more are there. */
+        /* Eight bytes at a time, up to one that is not ordinary. All eight are written before it is known how many count.
+         * There is room: no more was written than read, and eight more bytes are there. */
         while (end - p >= 8) {
             uint64_t word = load_le64(p);
             uint64_t special = special_bytes(word);
@@ -114,7 +113,7 @@ static int is_digit(const wm_json *json, const uint8_t *p) { return p < json->en
 
 const uint8_t *wm_json_u64(const wm_json *json, const uint8_t *p, uint64_t *value) {
     const uint8_t *begin = p;
-    /* Nineteen digits cannot overflow, so only what comes after them is looked at with care. */
+    /* Nineteen digits cannot overflow; any after them are checked one by one. */
     const uint8_t *safe = json->end - p > 19 ? p + 19 : json->end;
     uint64_t v = 0;
     if (p == json->end) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
@@ -128,7 +127,7 @@ const uint8_t *wm_json_u64(const wm_json *json, const uint8_t *p, uint64_t *valu
         if (v > (UINT64_MAX - digit) / 10) return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
         v = v * 10 + digit;
     }
-    /* None, a leading zero, or the beginning of a fraction or an exponent. */
+    /* Wrong: no digit, a leading zero, a fraction or an exponent. */
     uint8_t next = p < json->end ? *p : 0;
     if (p == begin || (*begin == '0' && p - begin > 1) || next == '.' || (next | 0x20) == 'e')
         return json_fail(json, WM_FAULT_JSON_NUMBER, begin);
@@ -136,14 +135,14 @@ const uint8_t *wm_json_u64(const wm_json *json, const uint8_t *p, uint64_t *valu
     return p;
 }
 
-/* Steps over one or more digits. */
+/* Skips one or more digits. */
 static const uint8_t *skip_digits(const wm_json *json, const uint8_t *p) {
     if (!is_digit(json, p)) return json_fail(json, WM_FAULT_JSON_SYNTAX, p);
     while (is_digit(json, p)) p++;
     return p;
 }
 
-/* Steps over any number: -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)? */
+/* Skips any number: -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)? */
 static const uint8_t *skip_number(const wm_json *json, const uint8_t *p) {
     if (json_at(json, p, '-')) p++;
     if (json_at(json, p, '0'))
@@ -159,7 +158,7 @@ static const uint8_t *skip_number(const wm_json *json, const uint8_t *p) {
     return p;
 }
 
-/* Steps over a string, a number, true, false or null. */
+/* Skips a string, a number, true, false or null. */
 static const uint8_t *skip_scalar(const wm_json *json, const uint8_t *p, uint8_t *scratch) {
     static const char *const words[] = {"true", "false", "null"};
     uint64_t length;
@@ -172,11 +171,11 @@ static const uint8_t *skip_scalar(const wm_json *json, const uint8_t *p, uint8_t
 }
 
 const uint8_t *wm_json_skip(const wm_json *json, const uint8_t *p, uint8_t *scratch) {
-    /* What is open, outermost first, is a stack of bits: 1 for an object, 0 for an array; the innermost is bit 0. */
+    /* The open objects (1) and arrays (0) are a stack of bits, the innermost in bit 0. */
     uint64_t objects = 0, length;
     int depth = 0;
     for (;;) {
-        /* p is where a member of an object, an element of an array or, first of all, the value itself begins. */
+        /* At p begins a member of an object, an element of an array or, first of all, the object itself. */
         if (objects & 1) {
             p = wm_json_string(json, json_space(json, p), scratch, &length);
             if (!p || !(p = json_token(json, p, ':'))) return NULL;
@@ -190,7 +189,7 @@ const uint8_t *wm_json_skip(const wm_json *json, const uint8_t *p, uint8_t *scra
         } else if (!(p = skip_scalar(json, p, scratch))) {
             return NULL;
         }
-        /* A value has ended, or an empty object or array is about to. */
+        /* A value has ended; or an empty object or array ends next. */
         while (depth) {
             p = json_space(json, p);
             if (!json_at(json, p, objects & 1 ? '}' : ']')) break;
@@ -207,7 +206,7 @@ uint64_t wm_json_depth(const uint8_t *text, uint64_t len) {
     const uint8_t *p = text, *end = text + len;
     uint64_t depth = 0, deepest = 0;
     for (; p < end; p++) {
-        if (*p == '"') { /* up to the quote that ends it; a backslash takes the next byte along */
+        if (*p == '"') { /* on to the closing quote; a backslash escapes the next byte */
             for (p++; p < end && *p != '"'; p++) {
                 if (*p == '\\' && ++p == end) return deepest;
             }

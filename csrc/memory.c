@@ -1,11 +1,11 @@
 /* Memory for large arrays: in huge pages, and used again.
  *
- * Writing to memory that is fresh from the system takes more than twice as long as writing to memory that one has: each page
- * is cleared first, and in pages of 4 KiB there is an interruption for each. So the system is asked for huge pages; and the
- * region that was freed last is kept for the next array. It is handed to the system as memory that may be taken back, and
- * until it is, using it again costs nothing. The allocator of the C library does the same for what is smaller.
+ * The first write to fresh memory takes more than twice as long as later ones: the kernel clears each page, and takes a fault
+ * for every 4 KiB. So this asks for huge pages, and keeps the region that was freed last for the next array. The kernel may
+ * take that region back (MADV_FREE); until it does, using it again costs nothing. The C library does the same for smaller
+ * allocations.
  *
- * What is kept is one region at most, so it has one place, and taking it and putting it there are one exchange each.
+ * At most one region is kept, in one pointer: taking it and putting it back are one atomic exchange each.
  */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* madvise */
@@ -19,10 +19,10 @@
 
 enum { HUGE_PAGE = 2 << 20, KEPT_MOST = 1 << 30 };
 
-/* It lies in a page of its own, before the memory, which begins where a huge page may. */
+/* Lies in a page of its own before the memory, which is aligned to a huge page. */
 typedef struct {
     uint64_t size; /* of the memory: whole huge pages */
-    pid_t owner;   /* who may use it again: after a fork each write to a page of it would have to copy that first */
+    pid_t owner;   /* the process that may use it again: after a fork each write would first copy its page */
 } header;
 
 static header *header_of(uint8_t *memory, uint64_t page) { return (header *)(void *)(memory - page); }
@@ -40,7 +40,7 @@ static uint8_t *map_memory(uint64_t size, uint64_t page) {
     if (before) munmap(begin, before);
     if (after) munmap(memory + size, after);
 #if defined(MADV_HUGEPAGE)
-    (void)madvise(memory, size, MADV_HUGEPAGE); /* where the system has none, small pages do */
+    (void)madvise(memory, size, MADV_HUGEPAGE); /* a system without them gives small pages */
 #endif
     *header_of(memory, page) = (header){size, getpid()};
     return memory;
@@ -67,7 +67,7 @@ void wm_memory_free(void *memory) {
     uint8_t *freed = memory;
 #if defined(MADV_FREE)
     const header *h = header_of(freed, page);
-    /* The system refuses when memory is locked. */
+    /* Fails when memory is locked. */
     if (h->owner == getpid() && h->size <= KEPT_MOST && madvise(freed, h->size, MADV_FREE) == 0)
         freed = atomic_exchange(&spare, freed);
 #endif

@@ -1,18 +1,22 @@
 /* Product quantisation.
  *
- * A vector of R elements is cut into m pieces of equal width. For each place there is a codebook: n_centroids vectors of the
- * width of a piece. A piece is stored as the number of the one that comes nearest, a single byte, so a vector of 300 floats
- * may take 100 bytes or fewer. Decoding is looking up, y = the codebooks' pieces one after another, and then
- *   - with a projection P, x = y Pt: a rotation was applied before, so that the pieces came out equally hard to store;
- *   - with norms, x = x * norm of the row: unit vectors were stored.
- * The projection is given transposed, so that x is a sum of rows, each times an element of y, added in their order in float32
- * from 0 on: the bits of a row do not depend on the CPU, nor on which other rows are decoded with it.
+ * A vector is cut into `pieces` of equal width. Each place has a codebook of n_centroids vectors of that width, and a piece is
+ * stored as the number of the nearest one, a single byte: a vector of 300 floats may take 100 bytes or fewer. Decoding looks
+ * them up,
  *
- * The dot product of a vector q with every row needs no decoding. That of q's piece j with each of the n_centroids pieces of
- * codebook j is computed once; for each row the m numbers that its codes pick from this table add up to the dot product.
+ *     for (j = 0; j < pieces; j++) y[j * width ...] = codebook j, row code[j];
  *
- * Codes lie in a mapped file and may be changed by somebody while they are read. Each is loaded once (hence volatile: a
- * compiler may otherwise load it a second time), compared with n_centroids, and used as it was then.
+ * and then
+ *   - with a projection P, x = y Pt undoes a rotation that made the pieces equally hard to store;
+ *   - with norms, x = x * norm of the row, since unit vectors were stored.
+ * The projection is given transposed: x is the sum of its rows, each times an element of y, added in their order in float32
+ * from 0 on. So the bits of a row depend neither on the CPU nor on the rows decoded with it.
+ *
+ * The dot product of a vector q with every row needs no decoding. A table holds the dot products of q's piece j with each row
+ * of codebook j; for each row the numbers that its codes pick from this table add up to the dot product.
+ *
+ * Codes lie in a mapped file that may change while they are read. Each is loaded once (volatile keeps the compiler from
+ * loading it again), compared with n_centroids, and used as loaded.
  */
 #include "combine_rows.h"
 
@@ -30,10 +34,10 @@ typedef struct {
     uint64_t first;
     float *out;
     float *scratch;             /* WM_PQ_TOGETHER vectors for each part */
-    uint64_t bad[WM_MAX_PARTS]; /* of each part: 1 + the position of a code that is too large, among all codes; or 0 */
+    uint64_t bad[WM_MAX_PARTS]; /* by part: 1 + the position, among all codes, of one that is too large; or 0 */
 } work;
 
-/* Puts the pieces of a row together. Returns 0, or 1 + the position of a code that is too large. */
+/* Looks up the pieces of a row. Returns 0, or 1 + the position of a code that is too large. */
 static uint64_t take_pieces(const wm_pq *pq, uint64_t row, float *y) {
     for (uint64_t j = 0, at = row * pq->pieces; j < pq->pieces; j++, at++) {
         const uint32_t code = load_code(pq->codes + at);
@@ -75,7 +79,7 @@ static int64_t first_bad(const uint64_t *bad, int parts) {
 /* a * b = size, without wrapping around. */
 static int is_product(uint64_t a, uint64_t b, uint64_t size) { return b ? size % b == 0 && size / b == a : size == 0; }
 
-/* The arrays have the elements that the numbers call for. */
+/* Whether the arrays have the sizes that the numbers call for. */
 static int is_whole(const wm_pq *pq) {
     const uint64_t most = (uint64_t)1 << 30, dims = pq->pieces * pq->width;
     if (pq->pieces > most || pq->width > most || pq->n_centroids > most || dims > most) return 0;
@@ -107,7 +111,7 @@ typedef struct {
     uint64_t bad[WM_MAX_PARTS];
 } table_work;
 
-/* Eight rows at a time: a row's sum is one chain of additions, and eight chains do not wait for one another. */
+/* Eight rows side by side: a row's sum is one chain of additions, and eight chains do not wait for one another. */
 static void sum_part(void *context, int number, uint64_t begin, uint64_t end) {
     enum { TOGETHER = 8 };
     table_work *w = context;

@@ -1,16 +1,16 @@
-/* Quantisation: which elements make a block, and who works on it. The search for a scale is in quantize_block.h. */
+/* Quantisation: the division into blocks and among threads. quantize_block.h searches the scale of a block. */
 #define TARGET
 #define NAME quantize_portable
 #include "quantize_block.h"
 
-/* The grid: codes, whole or not, that the extreme element of n elements is given, half of them negative. They grow
- * geometrically from 0.55 of the largest code to 1.2 of it. Beyond it the element is cut off; of many elements that may be
- * worth while further, since the finer scale serves all others. */
+/* The grid: codes, whole or not, to try for the extreme one of n elements, half of them negative. They grow geometrically from
+ * 0.55 to 1.2 of the largest code. Beyond that code the element is clipped; among many elements it pays to go further, since
+ * all others gain from the finer scale. */
 static void fill_grid(float grid[WM_GRID], int bits, uint64_t n) {
     const int each = WM_GRID / 2;
     double reach = 1.2;
     for (uint64_t m = 256; m <= n && reach < 64; m *= 2) reach *= 1.25;
-    /* The step is the root of degree each - 1 of their ratio, by Newton's method: no library of mathematics is needed. */
+    /* The step is the root of degree each - 1 of their ratio, by Newton's method. */
     double ratio = reach / 0.55, step = 1 + ratio / each;
     for (int i = 0; i < 50; i++) {
         double power = 1;
@@ -26,7 +26,7 @@ static void fill_grid(float grid[WM_GRID], int bits, uint64_t n) {
 
 enum { ELEMENTS_PER_THREAD = 1 << 14 }; /* about half a millisecond */
 
-/* A block of float16: no scale, no codes. What is too large for a float16 becomes the largest one, not infinite. */
+/* Writes a block of float16, without a scale. What is too large for float16 becomes the largest one, not infinity. */
 static double write_halves(const float *x, uint64_t n, uint8_t *out) {
     double error = 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -56,7 +56,7 @@ static void encode_part(void *context, int part, uint64_t begin, uint64_t end) {
         const float *x = w->x + b * w->block;
         const uint64_t left = w->n - b * w->block, n = left < w->block ? left : w->block;
         uint8_t *out = w->out + b * w->stride;
-        if (n < w->block) memset(out, 0, w->stride); /* the codes of elements that there are not */
+        if (n < w->block) memset(out, 0, w->stride); /* the last block: codes past the last element are 0 */
         const double error = w->bits == 16 ? write_halves(x, n, out) : quantize(x, n, w->grid, w->bits, w->scale_type, out);
         if (w->errors) w->errors[b] = error;
     }
@@ -65,7 +65,7 @@ static void encode_part(void *context, int part, uint64_t begin, uint64_t end) {
 int64_t wm_first_not_finite(const float *x, uint64_t n) {
     for (uint64_t i = 0; i < n;) {
         const uint64_t end = n - i < 1024 ? n : i + 1024;
-        uint32_t most = 0; /* without branches, so that compilers make vector code of it */
+        uint32_t most = 0; /* without branches, so that compilers make vector code */
         for (uint64_t k = i; k < end; k++) {
             const uint32_t magnitude = bits_of_float(x[k]) & 0x7FFFFFFF;
             most = magnitude > most ? magnitude : most;
@@ -83,11 +83,11 @@ int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, u
     const int64_t size = wm_blocks_size(halves ? 8 : bits, scale_type, block_size, n);
     if (size < 0 || (halves && !block_size)) return -2;
     const uint64_t block = block_size ? block_size : n;
-    const uint64_t count = block_size ? n / block_size + (n % block_size != 0) : 1;
+    const uint64_t count = block_size ? ceil_div(n, block_size) : 1;
     const uint64_t stride = halves ? 2 * block : scale_bytes(scale_type) + code_bytes(bits, block);
     if (out_size != count * stride || (errors && n_errors != count)) return -2;
-    const int64_t odd = wm_first_not_finite(x, n);
-    if (odd >= 0) return odd;
+    const int64_t bad = wm_first_not_finite(x, n);
+    if (bad >= 0) return bad;
     work w = {x, n, block, stride, bits, scale_type, out, errors, {0}};
     fill_grid(w.grid, bits, block);
     const uint64_t least = block ? ELEMENTS_PER_THREAD / block + 1 : 1;

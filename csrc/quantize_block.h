@@ -1,17 +1,22 @@
-/* The search for the scale of a block; compiled once for each instruction set, with TARGET and NAME defined before.
+/* The search for the scale of a block: a template, compiled once for each instruction set with TARGET and NAME defined before.
  *
- * For a scale s every element x gets the code q nearest to x / s within range, and the error is the sum of (x - s q)^2. For
- * fixed codes the best scale is s = sum(x q) / sum(q q), and then the error is sum(x x) - sum(x q)^2 / sum(q q). Codes change
- * in steps as s changes, so the error has many local minima. They are searched thus:
- *   1. A grid of scales that map the element of largest magnitude to about the largest code or beyond, on either side: the
- *      codes have one more negative value than positive ones, so the sign of the scale matters.
- *   2. The best in each lane is refined, twice: codes for the scale, scale for the codes.
- *   3. The scales are rounded to their stored type, and a few plain ones added (the extreme element exactly at the lowest and
- *      at the highest code; the neighbours of the best). Now errors are computed as they will be, and the least one wins.
+ * For a scale s every element x gets the code q nearest to x / s within range, and the error is the sum of (x - s q)^2:
  *
- * Sixteen scales are tried at once, one in each lane, over the elements one after another. So the order of additions, and
- * with it every bit of the outcome, is the same whatever the width of the registers. Sums are taken in float32 over at most
- * CHUNK elements and in float64 beyond. No operation may be contracted into a fused one.
+ *     for (each scale s on the grid)
+ *         for (error = 0, i = 0; i < n; i++) error += square(x[i] - s * clamp(round(x[i] / s), lowest, highest));
+ *     take the scale of least error
+ *
+ * For fixed codes the best scale is s = sum(x q) / sum(q q), with the error sum(x x) - sum(x q)^2 / sum(q q). Codes change in
+ * steps as s changes, so the error has many local minima. Hence the search:
+ *   1. A grid of scales that map the element of largest magnitude to about the largest code or beyond, with both signs, since
+ *      there is one more negative code than positive ones.
+ *   2. The best scale in each lane is refined twice: codes for the scale, scale for the codes.
+ *   3. The scales are rounded to their stored type. A few plain ones join (the extreme element exactly at the lowest and at
+ *      the highest code; the neighbours of the best). The least error, computed with the stored scale, wins.
+ *
+ * Each of sixteen lanes tries a scale of its own, over the elements one after another. So the order of additions, and with it
+ * every bit of the result, does not depend on the width of registers. Sums are in float32 over at most CHUNK elements and in
+ * float64 beyond. Nothing may be contracted into a fused multiply-add.
  */
 #include <float.h>
 
@@ -23,8 +28,8 @@
 
 enum { LANES = 16, CHUNK = 256, SAMPLE = 1 << 16, GRID = WM_GRID / LANES };
 
-/* n elements, each `stride` after the one before, to be multiplied by a power of two that brings the largest near 1, so
- * that no square overflows or vanishes. */
+/* n elements, `stride` apart. Multiplied by the power of two `unit` the largest comes near 1, so that no square overflows or
+ * vanishes. */
 typedef struct {
     const float *x;
     uint64_t n, stride;
@@ -32,7 +37,7 @@ typedef struct {
     float lowest, highest; /* the codes */
 } series;
 
-/* Elements [at, at + CHUNK), or as many as there are; returns how many. */
+/* Loads elements [at, at + CHUNK), or as many as there are, times the unit; returns how many. */
 TARGET static inline uint64_t load_chunk(const series *s, uint64_t at, float y[CHUNK]) {
     const uint64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
     if (s->stride == 1)
@@ -42,9 +47,9 @@ TARGET static inline uint64_t load_chunk(const series *s, uint64_t at, float y[C
     return n;
 }
 
-/* The nearest integer, of two equally near ones the even one: a float of 2^23 or more has no fraction. */
+/* The nearest integer, ties to even, within range: adding 1.5 * 2^23 rounds, since floats from 2^23 on have no fraction. */
 static inline float nearest(float v, float lowest, float highest) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23 */
+    const float magic = 0x1.8p23f;
     v = v < lowest ? lowest : v;
     v = v > highest ? highest : v;
     return (v + magic) - magic;
@@ -69,7 +74,7 @@ TARGET static void correlate(const series *s, const float inverse[LANES], double
 
 /* For each of sixteen scales: sum (y - s q)^2. A scale of 0 makes every code 0. */
 TARGET static void measure(const series *s, const float scale[LANES], double error[LANES]) {
-    float y[CHUNK], inverse[LANES]; /* codes differ from those of a division where it matters least, at ties */
+    float y[CHUNK], inverse[LANES]; /* differs from a division only at ties, where it matters least */
     for (int k = 0; k < LANES; k++) error[k] = 0, inverse[k] = scale[k] != 0 ? 1 / scale[k] : 0;
     for (uint64_t at = 0, n; at < s->n; at += n) {
         float e[LANES] = {0};
@@ -83,7 +88,7 @@ TARGET static void measure(const series *s, const float scale[LANES], double err
     }
 }
 
-/* The scale as it is stored: finite, the largest one when it is too large. */
+/* The scale as it is stored: one that is too large becomes the largest finite one. */
 static inline float stored(double scale, int scale_type) {
     const float limit = scale_type == WM_SCALE_FP16 ? 65504.0f : FLT_MAX;
     const float s = scale > (double)limit ? limit : scale < -(double)limit ? -limit : (float)scale;
@@ -104,7 +109,7 @@ static inline float neighbour(float scale, int up, int scale_type) {
     return float_of_bits(up ? bits + 1 : bits - 1);
 }
 
-/* The element of largest magnitude, the first of them; its sign counts. */
+/* The first element of largest magnitude, with its sign. */
 TARGET static float extreme_of(const float *x, uint64_t n) {
     uint32_t most = 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -116,13 +121,13 @@ TARGET static float extreme_of(const float *x, uint64_t n) {
     return 0;
 }
 
-/* The stored scale of least error that was found for n finite elements, not all of them 0. */
+/* The stored scale of least error that the search finds for n finite elements, not all of them 0. */
 TARGET static float search_scale(const float *x, uint64_t n, float extreme, const float *codes, int bits, int scale_type) {
-    /* 2^(126 - exponent) brings the extreme element to between 1/2 and 1, as far as there is such a float. */
+    /* 2^(126 - exponent) brings the extreme element to between 1/2 and 1, or as near as a float does. */
     const int exponent = (int)(bits_of_float(extreme) >> 23 & 255), field = 253 - exponent;
     const float unit = float_of_bits((uint32_t)(field < 1 ? 1 : field > 254 ? 254 : field) << 23);
     const series all = {x, n, 1, unit, -(float)(1 << (bits - 1)), (float)((1 << (bits - 1)) - 1)};
-    series some = all; /* what the grid is tried on */
+    series some = all; /* the grid is tried on a sample */
     if (n > SAMPLE) some.stride = n / SAMPLE, some.n = n / some.stride;
 
     float grid[WM_GRID], inverse[LANES], scale[LANES], best = 0;
@@ -148,7 +153,7 @@ TARGET static float search_scale(const float *x, uint64_t n, float extreme, cons
         measure(&all, scaled, error);
         for (int k = 0; k < LANES; k++)
             if (least < 0 || error[k] < least) least = error[k], best = scale[k];
-        for (int k = 0; k < LANES; k++) scale[k] = best; /* of the second round */
+        for (int k = 0; k < LANES; k++) scale[k] = best; /* for the second round */
         scale[0] = stored((double)extreme / (double)all.lowest, scale_type);
         scale[1] = stored((double)extreme / (double)all.highest, scale_type);
         scale[2] = neighbour(best, 1, scale_type);
@@ -159,7 +164,7 @@ TARGET static float search_scale(const float *x, uint64_t n, float extreme, cons
     return best;
 }
 
-/* Writes n codes, packed, and returns the sum of (x - scale * q)^2, the product being that of float32. */
+/* Writes n codes, packed; returns the sum of (x - scale * q)^2, with the product in float32 as decoding computes it. */
 TARGET static double write_codes(const float *x, uint64_t n, float scale, int bits, uint8_t *out) {
     const float lowest = -(float)(1 << (bits - 1)), highest = (float)((1 << (bits - 1)) - 1);
     double error = 0;

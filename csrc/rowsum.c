@@ -1,25 +1,23 @@
-/* Rows of a matrix, gathered; and sums of rows, as unit vectors.
+/* Copies of rows of a matrix, and sums of rows as unit vectors:
  *
- * The rows of words and of n-grams lie far apart in a matrix that no cache holds, so nearly all the time goes into waiting for
- * memory. Which rows will be needed is known beforehand: each is asked for (prefetched) some rows ahead of its turn.
+ *     for (r = 0; r < count; r++)
+ *         for (i = 0; i < dims; i++) sum[i] += matrix[rows[r]][i];
  *
- * What a result is must not depend on the CPU, so the order of all additions is fixed: an element's terms are added in the
- * order of the rows, in float32. Elements do not depend on one another, and compilers make vector code of that. Four rows
- * are added at a time, one after the other, so that the sum is loaded and stored once for the four. Wider vectors than every
- * CPU has were measured to gain a tenth from the caches and nothing from memory, so there are no variants.
+ * The rows of words and n-grams lie far apart in a matrix that no cache holds, so nearly all the time is waiting for memory.
+ * The list says which rows come next, so each is prefetched some rows ahead of its turn.
+ *
+ * Results must not depend on the CPU: an element's terms are added in the order of the rows, in float32. Elements do not
+ * depend on one another, so compilers make vector code of the inner loop. Four rows are added at a time, so that the sum is
+ * loaded and stored once for the four. Wider vectors than every CPU has gained a tenth from the caches and nothing from
+ * memory when measured, so there are no variants.
  */
 #include <math.h>
 
-#include "internal.h"
+#include "floats.h"
 
 enum { TOGETHER = 4, ROWS_AHEAD = 12, ROWS_A_THREAD = 4096 };
 
-static inline float load_f32(const uint8_t *p) {
-    const uint32_t bits = load_le32(p);
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+static inline float load_f32(const uint8_t *p) { return float_of_bits(load_le32(p)); }
 
 /* Adds up to TOGETHER rows to `sum`. */
 static void add_rows(const uint8_t *const *rows, unsigned count, uint64_t dims, float *restrict sum) {
@@ -35,8 +33,8 @@ static void add_rows(const uint8_t *const *rows, unsigned count, uint64_t dims, 
     }
 }
 
-/* Divides x by its L2 norm, which it returns: the root of the sum of the squares in double precision, element i being added to
- * sum i % 8 of eight. A vector of zeros stays one. */
+/* Divides x by its L2 norm and returns the norm. The squares are added in double precision, that of element i to sum i % 8 of
+ * eight. A vector of zeros stays one. */
 static float unit_vector(float *x, uint64_t dims) {
     double sums[8] = {0};
     uint64_t i = 0;

@@ -1,44 +1,44 @@
-/* The header of a safetensors file: one JSON object, from the name of each tensor to
+/* The header of a safetensors file: one JSON object that maps the name of each tensor to
  *
  *     {"dtype": "F32", "shape": [30522, 384], "data_offsets": [0, 46881792]}
  *
- * and perhaps from "__metadata__" to an object of strings. It is read in one pass, from left to right, and each
- * tensor's values go straight to the columns. The first fault in the text ends the scan.
+ * and may map "__metadata__" to an object of strings. One pass from left to right writes each tensor's values straight to
+ * the columns. The first fault in the text ends the scan.
  *
- * Keys may be spelled with escapes and stand in any order with any white space. Writers use one spelling, so that is
- * tried first, as a comparison of a few bytes; whatever else stands there takes the long way.
+ * Keys may have escapes, any order and any white space. Writers use one spelling, so that is tried first, by comparing a few
+ * bytes; any other spelling is parsed as a string.
  */
 #include "json.h"
 
 enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL_KEYS = 7, DIMS_MOST = 255, DTYPE_BYTES = 16 };
 
 typedef struct {
-    wm_json json; /* its row is the number of the tensor being read */
+    wm_json json; /* json.row is the number of the tensor being read */
     const uint8_t *dtypes;
     uint64_t n_dtypes;
-    uint64_t last_spelling; /* the dtype of the tensor before, in quotes, as a little-endian word, */
-    unsigned last_bytes;    /* and how many bytes of the word count: 0 when there is none so short */
+    uint64_t last_spelling; /* the last tensor's dtype, in quotes, as a little-endian word, */
+    unsigned last_bytes;    /* and how many bytes of the word count: 0 for a longer spelling */
     uint8_t last_dtype;
     wm_columns columns;
-    uint64_t n_dims, names_len; /* finished, so that the rest of the columns is free */
+    uint64_t n_dims, names_len; /* of the finished tensors: the columns are free from there on */
 } scan;
 
-/* Names are unescaped at the end of those that are finished. The same place serves for strings that are only looked at.
- * There is always room: what was written to names came from as many bytes of text at least. */
+/* Where names are unescaped, behind the finished ones; strings that are not kept are unescaped there too. There is always
+ * room: every byte written there was read from the text. */
 static uint8_t *scratch(const scan *s, uint64_t name_len) { return s->columns.names + s->names_len + name_len; }
 
 static int equal(const uint8_t *string, uint64_t length, const char *text) {
     return length == strlen(text) && memcmp(string, text, length) == 0;
 }
 
-/* Looks up the dtype's name, in quotes at p. `free_bytes` is the scratch. */
+/* Looks up the dtype's name, which stands in quotes at p; unescapes it to free_bytes. */
 static const uint8_t *find_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes) {
     const uint8_t *at = p;
     uint8_t field[DTYPE_BYTES] = {0};
     uint64_t length, code = 0;
     p = wm_json_string(&s->json, p, free_bytes, &length);
     if (!p) return NULL;
-    /* The list is padded with zero bytes, so a name that ends in one is in no list. */
+    /* Zero bytes pad the names of the list, so none of them ends in one. */
     if (length == 0 || length > DTYPE_BYTES || !free_bytes[length - 1]) return json_fail(&s->json, WM_FAULT_JSON_DTYPE, at);
     memcpy(field, free_bytes, length);
     while (code < s->n_dtypes && memcmp(field, s->dtypes + code * DTYPE_BYTES, DTYPE_BYTES)) code++;
@@ -50,7 +50,7 @@ static const uint8_t *find_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes)
     return p;
 }
 
-/* Reads the dtype. Mostly it is that of the tensor before, which a comparison of one word tells. */
+/* Reads the dtype. It is mostly that of the last tensor: one comparison of a word. */
 static inline const uint8_t *read_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes) {
     if (s->last_bytes && s->json.end - p >= 8 && (load_le64(p) ^ s->last_spelling) << (64 - 8 * s->last_bytes) == 0)
         p += s->last_bytes;
@@ -60,7 +60,7 @@ static inline const uint8_t *read_dtype(scan *s, const uint8_t *p, uint8_t *free
     return p;
 }
 
-/* Reads "[n, n, ...]" behind the finished dims; *count is their number. */
+/* Reads "[n, n, ...]" to behind the finished dims; *count is how many. */
 static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *count) {
     const wm_json *json = &s->json;
     uint64_t n = 0;
@@ -94,7 +94,7 @@ static const uint8_t *read_offsets(const scan *s, const uint8_t *p) {
     return json_token(json, p, ']');
 }
 
-/* 1 when the n bytes at p are those of `text`. With a constant n, this becomes one or two comparisons of words. */
+/* 1 when the n bytes at p are those of `text`: with a constant n, one or two comparisons of words. */
 static inline int spelled(const scan *s, const uint8_t *p, const char *text, size_t n) {
     return (size_t)(s->json.end - p) >= n && memcmp(p, text, n) == 0;
 }
@@ -114,8 +114,7 @@ static inline const uint8_t *read_key(const scan *s, const uint8_t *p, uint8_t *
     return json_token(&s->json, p, ':');
 }
 
-/* Reads a tensor's object, from its brace on, into row json.row of the columns. Its name, of name_len bytes, lies
- * behind the finished ones. */
+/* Reads a tensor's object into row json.row of the columns. Its name, of name_len bytes, lies behind the finished ones. */
 static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) {
     const wm_json *json = &s->json;
     uint8_t *free_bytes = scratch(s, name_len);

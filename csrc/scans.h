@@ -1,5 +1,5 @@
-/* The interface of the C module, continued from kernels.h, whose rules hold here too: scans of the indexes of files, and the tables
- * of tensors that they fill.
+/* The interface of the C module, continued from kernels.h, whose rules hold here too: scans of the indexes of files, and the
+ * tables of tensors that they fill.
  */
 #ifndef WEIGHTMAP_SCANS_H
 #define WEIGHTMAP_SCANS_H
@@ -7,7 +7,7 @@
 #endif
 
 /* ------------------------------------------------------------------------------------------------ scan faults
- * What a scan of an index found wrong. Python words the message; `code` says what, the numbers say where.
+ * What a scan of an index found wrong, and where. Python words the message.
  */
 typedef struct {
     int32_t code;      /* one of the WM_FAULT_ constants; 0 none */
@@ -26,7 +26,7 @@ enum {
     WM_FAULT_JSON_KEY = 4,       /* unknown or repeated key within a tensor's object; row, at: the key */
     WM_FAULT_JSON_MISSING = 5,   /* a tensor without dtype, shape or data_offsets; row, at: end of its object */
     WM_FAULT_JSON_NUMBER = 6,    /* not a non-negative integer below 2^64; row, at */
-    WM_FAULT_JSON_TRAILING = 7,  /* something but spaces after the closing brace; at */
+    WM_FAULT_JSON_TRAILING = 7,  /* anything but spaces after the closing brace; at */
     WM_FAULT_JSON_DTYPE = 8,     /* a dtype that is not in the list; row, at: the string */
     WM_FAULT_JSON_METADATA = 9,  /* __metadata__ repeated, not an object, or nested deeper than 64; at */
     WM_FAULT_CAPACITY = 10,      /* more tensors (row) or dimensions than the arrays hold */
@@ -93,61 +93,58 @@ typedef struct {
     uint32_t *dim_bounds;
     uint64_t *begin, *end;
 } wm_columns;
-/* Lays the columns out in one piece of memory, as large as their capacities call for. Returns 0, or -1 when it has too few
- * words. */
+/* Lays the columns out in one piece of memory, by their capacities. Returns 0, or -1 when it has too few words. */
 int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words);
 
 /* ------------------------------------------------------------------------------------------------ safetensors
- * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and turns it
- * into columns, tensors in the order of the text, names unescaped, dtype an index into the list of names below, begin and end
- * the data_offsets. Keys of a tensor's object may come in any order, each once. "__metadata__" is stepped over (its JSON
- * syntax checked, nesting bounded) and its span given, for Python to parse. Duplicate tensor names are not looked for here
- * (see wm_columns_check).
+ * Scans the JSON header json[0, len) of a safetensors file, `{` to `}` and trailing spaces (0x20), strictly, and fills the
+ * columns: tensors in the order of the text, names unescaped, dtype as an index into the list below, begin and end from the
+ * data_offsets. The keys of a tensor's object come in any order, each once. Numbers are JSON integers without sign, fraction
+ * or exponent. "__metadata__" is skipped, with its syntax checked and its nesting bounded, and its span returned for Python to
+ * parse. wm_columns_check finds duplicate names.
  *
- * `dtypes` holds the known names, n_dtypes of them, each in a field of 16 bytes padded with zero bytes.
+ * `dtypes` holds the n_dtypes known names, each in a field of 16 bytes padded with zero bytes.
  * Capacities: names_cap >= len bytes. A tensor takes at least 48 bytes of text and a dimension 2, so cap = len / 48 + 1 and
- * dims_cap = len / 2 are always enough. Returns 0, or -1 with *fault filled. Numbers are JSON integers without sign, fraction
- * or exponent. names must not overlap json.
+ * dims_cap = len / 2 suffice. names must not overlap json. Returns 0, or -1 with *fault filled.
  */
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
     uint64_t metadata_begin, metadata_end; /* span of the value of __metadata__; begin 0 when there is none */
     uint64_t data_end;                     /* the largest end */
-    uint64_t backwards;                    /* the first tensor whose end lies before its begin; n_tensors when none does */
+    uint64_t backwards;                    /* the first tensor that ends before it begins; n_tensors when none does */
     int32_t ordered;                       /* 1 when the text lists the tensors by begin, then by end */
 } wm_safetensors;
 int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, const wm_columns *columns,
                         wm_safetensors *out, wm_fault *fault);
 
-/* How deep objects and arrays lie within each other in text[0, len), JSON or not: of what is JSON up to some byte, this is never
- * less than how deep a reader goes before it stops there. Brackets within strings do not count. */
+/* How deep brackets nest in text[0, len), JSON or not, those within strings apart. A reader that stops at the first byte that is
+ * not JSON goes no deeper. */
 uint64_t wm_json_depth(const uint8_t *text, uint64_t len);
 
 /* ------------------------------------------------------------------------------------------------- BinTensors
- * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1 the specification's, 2 the current
- * one, 3: the first of them that fits) and turns it into columns, rows in the order of the file's list of
- * tensors. dtype[i] is the format's code, 0 to 14. Structure alone is checked, not ranges, uniqueness of names
- * or their UTF-8 (see wm_columns_check); strings of the metadata are UTF-8. The bytes must not change meanwhile.
+ * Scans the header of a BinTensors file, header[0, len), in one of its two layouts (1: the specification's; 2: the current one;
+ * 3: the first of them that fits) and fills the columns in the order of the file's list of tensors. dtype[i] is the format's
+ * code, 0 to 14. Checks the structure and the UTF-8 of the metadata; wm_columns_check checks ranges and names. The bytes must
+ * not change meanwhile.
  *
- * Capacities: names names_cap >= len bytes, bounds and dim_bounds cap + 1, dtype, begin, end cap, dims dims_cap, below
- * 2^32 - 1, as is len. A tensor takes at least 5 bytes, so cap = len / 5 + 1 and dims_cap = len are always enough. A file with
- * more than cap tensors is a fault CAPACITY with `at`, where tensor cap begins. Returns 0, or -1 with *fault filled, the first
- * one of the layout that could be read further; that is out->layout. After the faults BIN_ALIAS, BIN_INDEX and BIN_MAP the
- * columns of layout 1, read alone, are filled but for the names.
+ * Capacities: names_cap >= len; len and dims_cap are below 2^32 - 1. A tensor takes at least 5 bytes, so cap = len / 5 + 1 and
+ * dims_cap = len suffice. More than cap tensors are a fault CAPACITY, with `at` where tensor cap begins. Returns 0, or -1 with
+ * *fault filled: the first one in the layout that fits better, which is out->layout. After the faults BIN_ALIAS, BIN_INDEX and
+ * BIN_MAP the columns of layout 1 are filled but for the names.
  */
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
     uint64_t metadata_count;               /* pairs of the metadata */
-    uint64_t metadata_begin, metadata_end; /* where they lie; begin 0 when there is no metadata, not even an empty one */
+    uint64_t metadata_begin, metadata_end; /* where they lie; begin 0 without metadata, even an empty one */
     uint64_t map_begin;                    /* where the map of names begins; 0 in the current layout */
     uint64_t data_end;                     /* the largest end */
     uint64_t end;                          /* where padding begins */
     uint64_t wide;                         /* where an integer takes more bytes than it needs; len when none does */
     int32_t layout;
-    int32_t part;          /* with a fault: the part of the header that was being read */
-    int32_t complete;      /* 1 when nothing but a proper padding follows what was read */
-    uint64_t progress;     /* how far the reading went, for comparisons */
-    int32_t keys_in_doubt; /* 1 when keys of the metadata repeat, or their hashes collide too much to tell */
+    int32_t part;          /* with a fault: the part of the header being read */
+    int32_t complete;      /* 1 when only proper padding follows */
+    uint64_t progress;     /* how well the layout fits */
+    int32_t keys_in_doubt; /* 1 when keys of the metadata repeat, or hashes collide too much to find out */
 } wm_bintensors;
 enum {
     WM_BIN_METADATA = 0,
@@ -162,28 +159,26 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
                        wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------------------- CNN v2
- * Turns n layer records of 20 bytes, which lie in records[0, len), into columns: names
- * "layer.<i>.weight", dtype 0, dims out, in, k, k, and offsets in bytes from the first weight on, without wrapping around.
- * No dimension is 0; whether the rest agrees is for wm_columns_check to say. Capacities: at least 32 bytes of names for each
- * layer, n tensors and 4 * n dims. Returns 0, or -1 with *fault filled: LAYER_ZERO, CAPACITY (more layers than the bounds can
- * count), COLUMN (columns or records are fewer). names must not overlap records.
+ * Turns the n layer records of 20 bytes in records[0, len) into columns: names "layer.<i>.weight", dtype 0, dims out, in, k, k,
+ * and offsets in bytes from the first weight on, without wrapping around. Refuses dimensions of 0; wm_columns_check checks the
+ * rest. Capacities: 32 bytes of names for each layer, n tensors and 4 * n dims. names must not overlap records. Returns 0, or
+ * -1 with *fault filled: LAYER_ZERO, CAPACITY (more layers than the bounds can count), COLUMN (fewer columns or records).
  */
 typedef struct {
     uint64_t names_len;
     uint64_t counted; /* sum of weight_count */
-    uint64_t needed;  /* sum of out * in * k * k, or 2^64 - 1 where it is more */
+    uint64_t needed;  /* sum of out * in * k * k, at most 2^64 - 1 */
 } wm_cnn;
 int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_columns *columns, wm_cnn *out, wm_fault *fault);
 
 /* --------------------------------------------------------------------------------------------------------- AMB
- * Walks the records of an AMB file, in its bytes [begin, end), and turns them into columns, offsets relative to `begin`. Reads a window of some kilobytes at each record's header, and nothing of the data but the
- * header of quantised data: by pread from the descriptor fd or, with fd -1, from memory. dtype[i] is the format's code, 0
- * to 8, but 9 for quantised int8. All of a record is checked but its name (see wm_columns_check); of adaptive data, the size
- * within bounds. The first padding byte that is not 0 and the absence of padding at the end are faults, or with `lax` noted.
+ * Walks the records in bytes [begin, end) of an AMB file and fills the columns, with offsets relative to `begin`. Reads the
+ * headers of records and of quantised data alone: by pread from the descriptor fd or, with fd -1, from memory. dtype[i] is the
+ * format's code, 0 to 8, or 9 for quantised int8. Checks all of a record but its name (see wm_columns_check); the size of
+ * adaptive data within bounds. A padding byte that is not 0 and missing padding at the end are faults, or noted with `lax`.
  *
- * Capacities as of wm_bintensors_scan, and all may be 0 but for the bounds: the walk goes on where they do not suffice, out
- * has what they would have to be, and the columns hold the first records alone. Returns 0, or -1 with *fault filled and
- * the number of sound records in out->n_tensors.
+ * Capacities may be 0, but for the bounds: the walk goes on beyond them, `out` has the capacities needed, and the columns hold
+ * the first records alone. Returns 0, or -1 with *fault filled and the number of sound records in out->n_tensors.
  */
 typedef struct {
     int32_t fd;
@@ -191,17 +186,17 @@ typedef struct {
     const uint8_t *data; /* with fd -1: the file, of `size` bytes */
     uint64_t size;
     uint64_t begin, end;
-    uint64_t origin;          /* padding goes to multiples of 8 from here on: 0, or begin */
-    uint64_t max_tensors;     /* one more is a fault CAPACITY */
+    uint64_t origin;          /* where padding counts multiples of 8 from: 0, or begin */
+    uint64_t max_tensors;     /* more are a fault CAPACITY */
     uint64_t max_names;       /* of all names together; below 2^32 - 1 */
-    uint64_t bare_block_size; /* of blocks without a header, */
-    uint64_t bare_scale;      /* and bytes of a scale in them; 0: there are no such blocks */
+    uint64_t bare_block_size; /* of blocks without a header; */
+    uint64_t bare_scale;      /* bytes of a scale in them, or 0 when there are none */
 } wm_amb_section;
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
-    uint64_t odd_padding; /* where padding is not 0; 0 for nowhere */
-    uint64_t unpadded;    /* where the padding of the last record should be and is not; 0 when it is there */
-    int32_t part;         /* with a fault: the field that it is about */
+    uint64_t odd_padding; /* where padding first is not 0; 0 for nowhere */
+    uint64_t unpadded;    /* where the last record lacks padding; 0 for nowhere */
+    int32_t part;         /* with a fault: the field */
 } wm_amb;
 enum {
     WM_AMB_NAME_LENGTH = 0,
@@ -218,46 +213,46 @@ enum {
 int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------------- finalfusion
- * Lists of strings as its vocabularies have them: each entry is a u32 length, that many bytes, and `tail` bytes: 0 after
- * words, 8 after n-grams, whose index they are.
+ * Lists of strings in its vocabularies. Each entry is a u32 length, that many bytes, and `tail` bytes: none after a word, the
+ * index of 8 bytes after an n-gram.
  */
-/* Walks as many of `count` entries as lie whole in data[0, len), from data[0] on. Returns the bytes that they take, and
- * their number in *walked: a list may be walked in pieces. */
+/* Walks those of `count` entries that lie whole in data[0, len). Returns their bytes, and their number in *walked: so a list may
+ * be walked in pieces. */
 uint64_t wm_finalfusion_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_t tail, uint64_t *walked);
 /* Walks `count` n-grams with their indices (tail 8). Fills bounds (count + 1 entries, gap 12: string i is data[bounds[i],
- * bounds[i+1] - 12)) and indices (count entries). What lies past 2^32 - 5 bytes does not fit. Returns the number of bytes
- * walked, or -1 - i when n-gram i does not fit. */
+ * bounds[i+1] - 12)) and indices (count entries). N-grams past 2^32 - 5 bytes do not fit. Returns the bytes walked, or -1 - i
+ * when n-gram i does not fit. */
 int64_t wm_finalfusion_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds, uint64_t *indices);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
- * Checks of a whole index in one call, by the same rules whether it lies in columns or in records. Of every row: dtype known,
- * number of dimensions in bounds, unused dimensions 0, bytes without overflow and, where an end is declared, as many as that
- * says, range, alignment, rising order without overlap, holes of at most max_gap bytes; with `lax` not 0 order, overlap and holes
- * are not looked at. A tensor that ends past `data_size`, the size of the data section from which offsets count, is TABLE_RANGE;
- * 2^64 - 1 where the format declares none. One that ends past `room`, the bytes of the file from there on, is TABLE_TRUNCATED.
+ * Checks of a whole index in one call, by the same rules for columns and for records. For every row: the dtype is known, the
+ * number of dimensions in bounds, unused dimensions are 0, the bytes do not overflow and agree with a declared end, range,
+ * alignment, rising order without overlap, holes of at most max_gap bytes. `lax` not 0 skips order, overlap and holes. Offsets
+ * count from the data section of data_size bytes (2^64 - 1 when the format declares none), and a tensor that ends past it is
+ * TABLE_RANGE. One that ends past `room`, the bytes of the file from the section on, is TABLE_TRUNCATED.
  */
 typedef struct {
     uint64_t min_ndim, max_ndim;
-    uint64_t alignment; /* a power of two; every offset must be a multiple; 0 or 1 for none */
+    uint64_t alignment; /* a power of two that divides every offset; 0 or 1 for none */
     uint64_t max_gap;   /* bytes of padding allowed before a tensor and after the last: 0 back to back */
     uint8_t bits[256];  /* by dtype code: bits of one element; 0: no such code; or WM_BITS_DECLARED */
 } wm_rules;
-/* For a dtype whose tensors take the bytes from their begin to their end, whatever their shape: so do quantised ones. */
+/* For a dtype whose tensors take the bytes from begin to end, whatever their shape: quantised ones. */
 enum { WM_BITS_DECLARED = 255 };
-/* Checks the first n tensors of the columns, which have n_dims dimensions and names_len bytes of names together, and that the
- * names are unique and, with `utf8` not 0, UTF-8. columns->end may be NULL. Returns 0, or -1 with *fault filled. */
+/* Checks the first n tensors of the columns, with n_dims dimensions and names_len bytes of names in all; names must be unique
+ * and, with `utf8` not 0, UTF-8. columns->end may be NULL. Returns 0, or -1 with *fault filled. */
 int wm_columns_check(const wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8,
                      const wm_rules *rules, uint64_t data_size, uint64_t room, int lax, wm_fault *fault);
-/* The first of n tensors that is called `name`, by one pass; or -1. */
+/* The first of n tensors with this name, by one pass; or -1. */
 int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len);
-/* Checks an index as EMBD has it, in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length,
- * 4 x u32 shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Returns the bytes that the
- * names take, or -1 with *fault filled. */
+/* Checks an index of EMBD in index[0, len): n records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32
+ * shape, u64 offset), then their names back to back, each UTF-8, hashed right, and unique. Returns the bytes of the names, or
+ * -1 with *fault filled. */
 int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const wm_rules *rules, uint64_t data_size,
                          uint64_t room, int lax, wm_fault *fault);
-/* The first record of such an index whose stored hash, length and name are those of `name`, by one pass; or -1. */
+/* The first record of such an index with the hash, length and bytes of this name, by one pass; or -1. */
 int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const uint8_t *name, uint64_t name_len);
-/* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): structure, UTF-8, keys unique, and that they end
- * where data ends. Returns 0, or -1 with *fault: NAME_RANGE (row: the pair that does not fit, or count when bytes are
- * left, at: where), NAME_UTF8, NAME_DUPLICATE, NAME_FLOOD (all but the uniqueness of the keys has been checked), MEMORY. */
+/* Checks `count` pairs "u16 klen, u16 vlen, key, value" in data[0, len): they fit, end where the data ends, are UTF-8, and no
+ * key repeats. Returns 0, or -1 with *fault: NAME_RANGE (row: the pair that does not fit, or count when bytes are left; at:
+ * where), NAME_UTF8, NAME_DUPLICATE, NAME_FLOOD (all but the uniqueness of keys has been checked), MEMORY. */
 int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault);

@@ -1,7 +1,7 @@
 /* Which variant of each kernel is in use.
  *
- * choose() is the one place that says which features a variant needs, best first. It is run for every tier when the
- * module is loaded; a tier's features are masked by those of the CPU, so no variant can be chosen that would fault.
+ * choose() is the one place that says which features a variant needs, best first. It runs for every tier when the module is
+ * loaded, with the features that both the tier and the CPU have: so it never chooses a variant that would fault.
  */
 #include "internal.h"
 
@@ -27,15 +27,10 @@ static const tier tiers[] = {
 };
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
 
-#define PORTABLE_HALF f16_to_f32_portable, "f16_to_f32_portable", bf16_to_f32_portable, "bf16_to_f32_portable"
-#define PORTABLE_BLOCKS                                                                                           \
-    intblock_portable, "intblock_portable", mixed_portable, "mixed_portable", narrow_portable, "narrow_portable", \
-        quantize_portable, "quantize_portable"
-#define PORTABLE_ROWS combine_rows_portable, "combine_rows_portable"
-#define PORTABLE \
-    {crc32_portable, "crc32_portable", fnv1a32_portable, "fnv1a32_portable", PORTABLE_HALF, PORTABLE_BLOCKS, PORTABLE_ROWS}
+#define PORTABLE_ENTRY(type, kernel) kernel##_portable, #kernel "_portable",
+#define PORTABLE {WM_KERNELS(PORTABLE_ENTRY)}
 #if defined(_MSC_VER) && !defined(__clang__)
-#define ATOMIC volatile /* there a volatile pointer is read and written whole and in order */
+#define ATOMIC volatile /* MSVC reads and writes a volatile pointer whole and in order */
 #else
 #define ATOMIC _Atomic
 #endif
@@ -43,7 +38,7 @@ static const wm_variants portable = PORTABLE;
 static wm_variants by_tier[N_TIERS];
 static uint32_t cpu;
 
-/* Until the module is loaded everything is portable, so that no order of initialisation can be wrong. */
+/* Portable until wm_init has run, so that no order of initialisation is wrong. */
 static const wm_variants *ATOMIC in_use = &portable;
 
 static wm_variants choose(uint32_t features) {
@@ -112,14 +107,13 @@ __attribute__((constructor)) static void wm_init_at_load(void) { wm_init(); }
 
 const wm_variants *wm_variants_in_use(void) { return in_use; }
 
-/* Streaming spares memory a read for every write, but a core waits for each line on its way to memory. What one thread
- * wrote of floats made from halves, in GB/s, into 128 MiB:
+/* Streaming saves memory a read for every write, but the core waits for each line on its way to memory. One thread that
+ * converted halves to 128 MiB of floats wrote, in GB/s:
  *                                              streamed    stored
  *   AMD Zen 4                                  24 to 27    20 (output not prefetched)
  *   Intel Cascade Lake                              5.9    8.1 (5.6 when the output is not prefetched)
  *   Intel Cascade Lake, two threads                11.6    14.7
- * So it is done on AMD alone, and from the size on at which the output would not stay in the part of the third level that
- * a core reaches there. */
+ * So only AMD streams, from the size on at which the output exceeds the part of the third-level cache that a core reaches. */
 int wm_stream_worthwhile(uint64_t bytes) { return cpu & WM_STREAMING && bytes >= (uint64_t)32 << 20; }
 
 const char *wm_isa_name(int t) { return t >= 0 && t < N_TIERS ? tiers[t].name : NULL; }

@@ -1,29 +1,31 @@
-/* Words from their parts: the character n-grams of a word, and the sum of the vectors that belong to them.
+/* The character n-grams of words, and the rows of a matrix that belong to them.
  *
- * A vocabulary with subwords has vectors for n-grams too, and gives a word that it does not know the sum of those of its
- * n-grams, made a unit vector. The n-grams of "<ab>" of 2 and 3 characters, in the order in which they are counted here,
- * are "<ab" "<a" "ab>" "ab" "b>": from each character on, the longest first.
+ * A vocabulary with subwords has vectors for n-grams too. A word that it does not know gets the sum of the vectors of its
+ * n-grams, as a unit vector (rowsum.c). The n-grams of "<ab>" of 2 and 3 characters, in the order of this file, are "<ab" "<a"
+ * "ab>" "ab" "b>": from each character on, the longest first.
  *
- * Which row. In an explicit vocabulary the n-grams are listed, and one that is not listed has no row. The other two hash:
- * n-grams share the rows, and every one has a row.
+ *     for (at = 0; at + min_n <= characters; at++)
+ *         for (n = min(max_n, characters - at); n >= min_n; n--) *rows++ = row of characters [at, at + n);
+ *
+ * An explicit vocabulary lists its n-grams, and one that is not listed has no row. The other two hash: every n-gram has a row,
+ * which it shares with others.
  *   bucket    FNV-1a 64 over the number of characters (8 bytes) and each character (4 bytes), low bits of the hash.
- *   fastText  FNV-1a 32 over the UTF-8, modulo the number of rows. fastText's XOR takes a byte for a signed number, so one
- *             of 0x80 or more turns over all upper bits of the hash. That was a mistake once, and is the format now.
+ *   fastText  FNV-1a 32 over the UTF-8, modulo the number of rows. fastText's XOR takes a byte for a signed number, so a byte
+ *             of 0x80 or more flips all upper bits of the hash. That was a mistake once, and is the format now.
  *
  * FNV-1a multiplies by a prime P after each byte, and XOR with a byte of 0 changes nothing. So the zero bytes above a small
- * character, or number, need no steps of their own: ASCII costs one multiplication by P^4 in place of four by P.
+ * character, or number, need no steps of their own: ASCII costs one multiplication by P^4, not four by P.
  *
- * The number of characters comes first, so no bucket's hash is a step on the way to another's. But they do not wait for one
- * another, and a CPU works on several at once where little else stands between two: so a text is taken apart into its
- * characters once, before any n-gram is hashed.
+ * The number of characters is hashed first, so no bucket's hash continues another's. But the hashes do not wait for one
+ * another, and a CPU overlaps them if little stands between: so a text is decoded to characters once, before any n-gram is
+ * hashed.
  *
  * The texts come with their brackets. They are UTF-8, but nothing here depends on it: a character is a byte and the bytes
- * 0x80 to 0xBF behind it. Thus a lone surrogate, which Python's str may hold and UTF-8 may not, is a character too.
+ * 0x80 to 0xBF behind it. So a lone surrogate, which Python's str may hold and UTF-8 may not, is a character too.
  */
 #include "internal.h"
 
-static const uint32_t OFFSET_32 = 0x811C9DC5, PRIME_32 = 0x01000193;
-static const uint64_t OFFSET_64 = 0xCBF29CE484222325, P1 = 0x00000100000001B3;
+#define P1 FNV_PRIME_64
 #define P2 (P1 * P1)
 #define P3 (P2 * P1)
 #define P4 (P2 * P2)
@@ -37,7 +39,7 @@ static inline const uint8_t *next_character(const uint8_t *p, const uint8_t *end
     return p;
 }
 
-/* The code point of the character at *p, which moves on to the next. Of what is no character: a number, always the same. */
+/* The code point of the character at *p, which moves on to the next. Invalid bytes give some number, always the same. */
 static inline uint32_t take_character(const uint8_t **p, const uint8_t *end) {
     const uint8_t lead = *(*p)++;
     if (lead < 0x80 && (*p == end || !continues(**p))) return lead;
@@ -46,7 +48,7 @@ static inline uint32_t take_character(const uint8_t **p, const uint8_t *end) {
     return c;
 }
 
-/* One more character of FNV-1a 64. */
+/* Adds one character to the hash. */
 static inline uint64_t add_character(uint64_t hash, uint64_t c) {
     if (c < 0x100) return (hash ^ c) * P4;
     hash = (hash ^ (c & 0xFF)) * P1;
@@ -56,15 +58,15 @@ static inline uint64_t add_character(uint64_t hash, uint64_t c) {
     return (hash ^ c >> 24) * P1;
 }
 
-/* The hash of the number of characters. */
+/* The hash of the number of characters, which comes first. */
 static inline uint64_t begin_bucket(uint64_t n) {
-    if (n < 0x100) return (OFFSET_64 ^ n) * P8;
-    uint64_t hash = OFFSET_64;
+    if (n < 0x100) return (FNV_OFFSET_64 ^ n) * P8;
+    uint64_t hash = FNV_OFFSET_64;
     for (unsigned shift = 0; shift < 64; shift += 8) hash = (hash ^ (n >> shift & 0xFF)) * P1;
     return hash;
 }
 
-/* FNV-1a 64 of the n characters from p on, and of their number before them. */
+/* The hash of the n characters from p on. */
 static uint64_t hash_bucket(const uint8_t *p, const uint8_t *end, uint64_t n) {
     uint64_t hash = begin_bucket(n);
     for (uint64_t i = 0; i < n; i++) hash = add_character(hash, take_character(&p, end));
@@ -72,8 +74,8 @@ static uint64_t hash_bucket(const uint8_t *p, const uint8_t *end, uint64_t n) {
 }
 
 /* ------------------------------------------------------------------------------------------------- n-grams
- * Each function takes the n-grams that begin at p, of min_n to `most` characters, and puts their rows, the longest first,
- * in rows[0, *); it returns how many there are. Where there is no room for all, none is written.
+ * Each function writes the rows of the n-grams that begin at p, of `most` down to min_n characters, to `rows` and returns how
+ * many there are. Without room for all of them it writes none.
  */
 static uint64_t bucket_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t most, uint64_t *rows,
                             uint64_t room) {
@@ -83,8 +85,7 @@ static uint64_t bucket_rows(const wm_subwords *s, const uint8_t *p, const uint8_
     return count;
 }
 
-/* The same of all n-grams of a text of n_characters, which are known: their rows, where there is room for them. Only of texts
- * so short that they have no more than WM_NGRAMS_MOST. */
+/* The same for all n-grams of a text of n_characters, so few that there are no more than WM_NGRAMS_MOST n-grams. */
 enum { CHARACTERS = 256 };
 static uint64_t bucket_rows_of_text(const wm_subwords *s, const uint32_t *characters, uint64_t n_characters, uint64_t *rows,
                                     uint64_t room) {
@@ -105,16 +106,16 @@ static uint64_t bucket_rows_of_text(const wm_subwords *s, const uint32_t *charac
     return total;
 }
 
-/* The hash of an n-gram is a step on the way to that of the next longer one. */
+/* The hash of an n-gram continues that of the next shorter one. */
 static uint64_t fasttext_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t most, uint64_t *rows,
                               uint64_t room) {
     const uint64_t count = most - s->min_n + 1;
     if (count > room) return count;
     const uint32_t size = (uint32_t)s->size;
-    uint32_t hash = OFFSET_32;
+    uint32_t hash = FNV_OFFSET_32;
     for (uint64_t n = 1; n <= most; n++) {
         for (const uint8_t *next = next_character(p, end); p < next; p++)
-            hash = (hash ^ (uint32_t)(int32_t)(int8_t)*p) * PRIME_32;
+            hash = (hash ^ (uint32_t)(int32_t)(int8_t)*p) * FNV_PRIME_32;
         if (n >= s->min_n) rows[most - n] = hash % size + s->first_row;
     }
     return count;

@@ -1,7 +1,7 @@
-/* Work divided among threads, for kernels that are called without the GIL.
+/* Divides work among threads, for kernels that are called without the GIL.
  *
- * Threads live for one call. Starting one and waiting for it was measured at 20 microseconds, so a kernel says how much work
- * makes that worth while; keeping threads between calls would save little of it, and would break in a process that forks.
+ * Threads live for one call. Starting one and waiting for it takes 20 microseconds, so each kernel says how much work is worth
+ * that. Keeping threads between calls would save little of it and break in a process that forks.
  */
 #include "internal.h"
 
@@ -45,7 +45,7 @@ int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uin
         if (i == count - 1) parts[i].end = n;
         started[i] = i > 0 && pthread_create(&parts[i].thread, NULL, run_part, &parts[i]) == 0;
     }
-    /* The caller does the first part, and any other for which there was no thread to be had. */
+    /* The caller does the first part, and every part whose thread could not be started. */
     for (int i = 0; i < count; i++)
         if (!started[i]) run_part(&parts[i]);
     for (int i = 1; i < count; i++)

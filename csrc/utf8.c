@@ -1,16 +1,18 @@
-/* UTF-8 checks.
+/* UTF-8 checks. The work in full:
  *
- * Names of tensors and most tokens are ASCII, where every byte is below 0x80. So the question asked first is "is any
- * high bit set?", and it is asked of many bytes at once by OR-ing them. Only where the answer is yes are characters
- * looked at one by one (utf8_sequence).
+ *     for (p = begin; p < end; p += n)
+ *         if (!(n = *p < 0x80 ? 1 : utf8_sequence(p, end))) return 0;
  *
- * For a list of strings the OR runs over whole groups of strings, the length prefixes between them included: a prefix
- * below 128 has no high bit either, and where one has, the strings of its group are merely checked one by one.
+ * Names of tensors and most tokens are ASCII: every byte is below 0x80. So the OR of many bytes tells at once whether any has
+ * its high bit set, and only then are characters checked one by one.
+ *
+ * For a list of strings the OR runs over whole groups of strings with the lengths between them: a length below 128 has no
+ * high bit either, and where a byte has one, the strings of its group are checked one by one.
  */
 #include "utf8.h"
 #include "word_bytes.h"
 
-/* The OR of 64 bytes, as one word. The compiler makes vector registers of these. */
+/* The OR of 64 bytes as one word. Compilers make vector code of it. */
 static inline uint64_t or_of_64(const uint8_t *p) {
     uint64_t words[8], any = 0;
     memcpy(words, p, 64);
@@ -33,8 +35,8 @@ int wm_utf8_valid(const uint8_t *p, uint64_t len) {
     for (;;) {
         while (end - p >= 64 && !(or_of_64(p) & EVERY_MARK)) p += 64;
         while (end - p >= 8 && !(load_le64(p) & EVERY_MARK)) p += 8;
-        /* A high bit is set within the next eight bytes, or fewer than eight are left. Eight steps are enough before
-         * the question is asked of a whole word again. */
+        /* A high bit is set within the next eight bytes, or fewer than eight are left: eight single steps, then try words
+         * again. */
         for (int i = 0; i < 8; i++) {
             if (p == end) return 1;
             if (*p < 0x80) {
@@ -48,11 +50,11 @@ int wm_utf8_valid(const uint8_t *p, uint64_t len) {
     }
 }
 
-/* 1 when the n strings lie in [0, len) and follow one another. */
+/* 1 when the n strings lie in [0, len), one after another. */
 static int bounds_rise(const uint32_t *bounds, uint64_t n, uint64_t len, uint32_t gap) {
     int good = 1;
     for (uint64_t i = 0; i < n; i++) good &= (uint64_t)bounds[i] + gap <= bounds[i + 1];
-    /* Rising order makes the last end the greatest. */
+    /* In rising order the last end is the greatest. */
     return good && (n == 0 || bounds[n] - gap <= len);
 }
 

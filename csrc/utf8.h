@@ -1,4 +1,4 @@
-/* Strict UTF-8, shared by the scans. */
+/* Strict UTF-8. */
 #ifndef WEIGHTMAP_UTF8_H
 #define WEIGHTMAP_UTF8_H
 #include "internal.h"
@@ -11,9 +11,9 @@ int wm_utf8_valid(const uint8_t *p, uint64_t len);
 
 static inline int utf8_continues(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
-/* Length (2 to 4) of the character that begins at p with a byte of 0x80 or more, or 0 when none does. The ranges are
- * those of table 3-7 of the Unicode standard: only the second byte has ranges of its own, and they shut out overlong
- * forms (after E0, F0), surrogates (after ED) and what lies above U+10FFFF (after F4). */
+/* Length (2 to 4) of the character that begins at p with a byte of 0x80 or more, or 0 when none does. By table 3-7 of the
+ * Unicode standard: ranges of the second byte exclude overlong forms (after E0, F0), surrogates (after ED) and what lies
+ * above U+10FFFF (after F4). */
 static inline unsigned utf8_sequence(const uint8_t *p, const uint8_t *end) {
     uint8_t lead = p[0];
     if (lead < 0xC2 || lead > 0xF4) return 0;

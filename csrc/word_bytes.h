@@ -1,9 +1,8 @@
-/* SWAR, "SIMD within a register": eight bytes are looked at as one 64-bit word.
+/* SWAR, "SIMD within a register": tests eight bytes at once as one 64-bit word.
  *
- * A mark is bit 7 of a byte. The tests below set the mark of each byte that has the property asked for. Subtraction
- * borrows from the bytes above a marked one and may mark these wrongly, but never those below it: the lowest mark is
- * always right, and so is the absence of marks. That survives OR, but not inversion. Words are loaded little-endian, so
- * the lowest byte is the first.
+ * A mark is bit 7 of a byte; each test marks the bytes for which it holds. Subtraction borrows from the bytes above a marked
+ * one and may mark those wrongly, but none below it: the lowest mark is always right, and so is the absence of marks. That
+ * survives OR, but not inversion. Words are loaded little-endian, so the lowest byte is the first.
  */
 #ifndef WEIGHTMAP_WORD_BYTES_H
 #define WEIGHTMAP_WORD_BYTES_H

@@ -1,8 +1,8 @@
-/* widen and decode, which take arrays as they usually are and return True when they have done the work. For any other array, and
- * for wrong arguments, they write nothing and return False: the Python function that called then does the work or raises.
+/* widen and decode: they take the usual arrays and return True when they have done the work. For other arrays and wrong
+ * arguments they write nothing and return False, and the Python function that called them does the work or raises.
  *
- * An array describes itself in its attribute __array_struct__, a protocol of numpy that needs none of its headers and takes a
- * third of the time of a buffer. The capsule keeps the array alive, and its memory where it is.
+ * An array describes itself in its attribute __array_struct__, a protocol that needs none of numpy's headers and takes a third
+ * of the time of a buffer. The capsule keeps the array alive, and its memory in place.
  */
 #include "builtin.h"
 
@@ -26,7 +26,7 @@ typedef struct {
 static PyTypeObject *ndarray;
 static PyObject *array_struct; /* the name of the attribute */
 
-/* The array with these flags that `object` is; an instance of a class derived from it is none. 1, or 0 without an exception. */
+/* Takes `object` as an array with these flags; instances of derived classes do not count. 1, or 0 without an exception. */
 static int take_array(PyObject *object, int flags, array *a) {
     if (!Py_IS_TYPE(object, ndarray)) return 0;
     a->capsule = PyObject_GetAttr(object, array_struct);
@@ -41,7 +41,7 @@ static int take_array(PyObject *object, int flags, array *a) {
     return 0;
 }
 
-/* A whole number from 0 on, or -1 without an exception. */
+/* The number that `object` is, or -1 without an exception when it is none or negative. */
 static long long take_count(PyObject *object) {
     const long long n = PyLong_AsLongLong(object);
     if (n == -1 && PyErr_Occurred()) PyErr_Clear();
@@ -61,20 +61,13 @@ static int same_shape(const array *a, const array *out, intptr_t times) {
     return 1;
 }
 
-static const int little_endian =
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    0;
-#else
-    1;
-#endif
-
 enum { FLOAT16, BFLOAT16, FLOAT16_PAIRS }; /* as in kernels/_half.py */
 
 /* widen(kind, a, out, threads) */
 static PyObject *widen(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     array a, out;
     int done = 0;
-    if (n_args != 4 || !little_endian || !take_array(args[1], CONTIGUOUS | NATIVE, &a)) Py_RETURN_FALSE;
+    if (n_args != 4 || WM_BIG_ENDIAN || !take_array(args[1], CONTIGUOUS | NATIVE, &a)) Py_RETURN_FALSE;
     if (take_array(args[2], CONTIGUOUS | ALIGNED | NATIVE | WRITEABLE, &out)) {
         const long long kind = take_count(args[0]);
         const int threads = take_threads(args[3]), pairs = kind == FLOAT16_PAIRS;
@@ -95,7 +88,7 @@ static PyObject *widen(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
     return PyBool_FromLong(done);
 }
 
-/* The bytes of an array, or of a bytes object, for which there is no capsule. 1, or 0 without an exception. */
+/* The bytes of an array, or of a bytes object, which has no capsule. 1, or 0 without an exception. */
 static int take_bytes(PyObject *object, array *a, const uint8_t **bytes, uint64_t *size) {
     if (Py_IS_TYPE(object, &PyBytes_Type)) {
         a->capsule = NULL;

@@ -1,10 +1,10 @@
-/* What the files of this folder share. They are the only ones that know Python: the kernels do without.
+/* Shared by the files of this folder, the only ones that know Python.
  *
- * A function that users call once for a batch is called through cffi. The functions here are built-in functions of Python's own,
- * for two reasons. Where inputs are short the call is the cost: a Python function that asks cffi for a pointer and then calls
- * through it takes longer than zlib takes for a kilobyte. And some work is on Python's own objects.
+ * Functions that users call once for a batch go through cffi. Those here are built-in functions instead, for two reasons. For
+ * short inputs the call is the cost: a Python function that asks cffi for a pointer and calls through it takes longer than
+ * zlib takes for a kilobyte. And some work is on Python's own objects.
  *
- * Only the stable ABI is used, as by the rest of the module.
+ * They keep to the stable ABI, as the rest of the module does.
  */
 #ifndef WEIGHTMAP_BUILTIN_H
 #define WEIGHTMAP_BUILTIN_H
@@ -19,10 +19,10 @@
 /* Releasing and taking the lock costs more than a kernel needs for this many bytes. */
 enum { KEEP_GIL_BELOW = 8192 };
 
-/* C keeps pointers to functions as another type only by way of void (*)(void). */
+/* C casts a pointer to a function safely only by way of void (*)(void). */
 #define WM_FUNCTION(function) ((PyCFunction)(void (*)(void))(function))
 
-/* How many threads C may use; of what no int holds, the most or none. -1 with an exception when it is no number. */
+/* How many threads C may use; a number that no int holds becomes INT_MAX or 0. -1 with an exception when it is no number. */
 static inline int take_threads(PyObject *threads) {
     int overflow;
     const long n = PyLong_AsLongAndOverflow(threads, &overflow);

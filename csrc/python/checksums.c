@@ -1,7 +1,7 @@
-/* crc32, fnv1a32 and fnv1a64, which take any buffer: for short ones they cost what zlib.crc32 costs. */
+/* crc32, fnv1a32 and fnv1a64 of any buffer. For a short one they take as long as zlib.crc32. */
 #include "builtin.h"
 
-/* Fills the arguments that are given by name, args[0] to args[names - 1] being their values. 0, or -1 with an exception. */
+/* Sets the arguments given by name, whose values are args[0], args[1], ... 0, or -1 with an exception. */
 static int take_keywords(PyObject *kwnames, PyObject *const *args, PyObject **data, PyObject **value, PyObject **threads) {
     Py_ssize_t n = PyTuple_Size(kwnames);
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -20,7 +20,7 @@ static int take_keywords(PyObject *kwnames, PyObject *const *args, PyObject **da
     return 0;
 }
 
-/* The buffer of `data`; what has none, or one with gaps, is a TypeError. */
+/* The buffer of `data`; an object without one, or with one that has gaps, is a TypeError. */
 static int take_buffer(PyObject *data, Py_buffer *view) {
     if (PyObject_GetBuffer(data, view, PyBUF_SIMPLE) == 0) return 0;
     if (PyErr_ExceptionMatches(PyExc_BufferError) || PyErr_ExceptionMatches(PyExc_ValueError)) {
@@ -42,12 +42,12 @@ static PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
         return NULL;
     }
 
-    unsigned long crc = 0; /* of a wider value the low 32 bits count */
+    unsigned long crc = 0; /* the low 32 bits of a wider value */
     if (value && (crc = PyLong_AsUnsignedLongMask(value)) == (unsigned long)-1 && PyErr_Occurred()) return NULL;
     int n_threads = 1;
     if (threads && (n_threads = take_threads(threads)) < 0) return NULL;
 
-    if (Py_IS_TYPE(data, &PyBytes_Type)) { /* the usual case when short; they cannot change, so no view is needed */
+    if (Py_IS_TYPE(data, &PyBytes_Type)) { /* the usual short input; it cannot change, so it needs no view */
         Py_ssize_t len = PyBytes_Size(data);
         if (len < KEEP_GIL_BELOW)
             return PyLong_FromUnsignedLong(wm_crc32((uint32_t)crc, (const uint8_t *)PyBytes_AsString(data), (uint64_t)len, 1));
@@ -65,7 +65,7 @@ static PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
     return PyLong_FromUnsignedLong(result);
 }
 
-/* The one argument `data` of a function of this name; or NULL with an exception. */
+/* The one argument, `data`, of this function; or NULL with an exception. */
 static PyObject *take_data(const char *function, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames) {
     const Py_ssize_t n_names = kwnames ? PyTuple_Size(kwnames) : 0;
     if (n_args + n_names == 1 && (!n_names || PyUnicode_CompareWithASCIIString(PyTuple_GetItem(kwnames, 0), "data") == 0))
@@ -74,7 +74,7 @@ static PyObject *take_data(const char *function, PyObject *const *args, Py_ssize
     return NULL;
 }
 
-/* The hash of either width of what has a buffer; or an exception. */
+/* The hash of a buffer, of 64 bits or 32; or NULL with an exception. */
 static PyObject *hash_data(PyObject *data, int wide) {
     unsigned long long hash;
     if (Py_IS_TYPE(data, &PyBytes_Type) && PyBytes_Size(data) < KEEP_GIL_BELOW) {

@@ -1,8 +1,8 @@
-/* Objects of Python's that own what the system gives: descriptors, memory, files that are being written.
+/* Python objects that own resources of the system: descriptors, memory, files that are being written.
  *
- * A signal's handler may raise an exception between any two steps of a program in Python, and when the interpreter shuts down
- * its modules are emptied in an order that nobody chooses. So what has to be given back is never in between: the call that gets
- * it makes its owner, and the owner gives it back, both here in C, where no handler runs and no module is needed.
+ * A signal handler may raise an exception between any two steps of a Python program, and at shutdown the interpreter clears
+ * its modules in no fixed order. So a resource always has an owner: the call that obtains it makes the owner, and the owner
+ * releases it, both in C, where no handler runs and no module is needed.
  */
 #if !defined(_WIN32) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* unlinkat */
@@ -25,10 +25,12 @@
 #include <unistd.h>
 #endif
 
-/* function(*args), args[0] being the function. */
-static PyObject *call(PyObject *const *args, Py_ssize_t n) {
-    PyObject *rest = PyTuple_New(n - 1), *result = NULL;
-    for (Py_ssize_t i = 1; rest && i < n; i++) PyTuple_SetItem(rest, i - 1, Py_NewRef(args[i]));
+/* args[0](*args[1:]), or args[0](first, *args[1:]) unless `first` is NULL. */
+static PyObject *call(PyObject *first, PyObject *const *args, Py_ssize_t n) {
+    const Py_ssize_t before = first ? 0 : 1;
+    PyObject *rest = PyTuple_New(n - before), *result = NULL;
+    if (rest && first) PyTuple_SetItem(rest, 0, Py_NewRef(first));
+    for (Py_ssize_t i = 1; rest && i < n; i++) PyTuple_SetItem(rest, i - before, Py_NewRef(args[i]));
     if (rest) result = PyObject_Call(args[0], rest, NULL);
     Py_XDECREF(rest);
     return result;
@@ -47,7 +49,7 @@ static void free_object(PyObject *self) {
 }
 
 /* --------------------------------------------------------------------------------------------- descriptors
- * Descriptor: an int that is closed with the last reference to it.
+ * Descriptor: an int, closed when the last reference to it goes.
  */
 static PyTypeObject *descriptor_type;
 
@@ -57,8 +59,7 @@ static void close_number(PyObject *number) {
     const long fd = PyLong_AsLong(number);
     PyErr_Clear();
     if (fd >= 0 && fd <= INT_MAX) {
-        Py_BEGIN_ALLOW_THREADS(void)
-            close((int)fd); /* of a file that was only read: nothing is lost, and there is nobody to tell */
+        Py_BEGIN_ALLOW_THREADS(void) close((int)fd); /* an error loses nothing: the file was only read */
         Py_END_ALLOW_THREADS
     }
     PyErr_Restore(type, value, trace);
@@ -67,10 +68,10 @@ static void close_number(PyObject *number) {
 static PyType_Slot descriptor_slots[] = {{Py_tp_finalize, close_number}, {0, NULL}};
 static PyType_Spec descriptor_spec = {"weightmap._kernels.Descriptor", 0, 0, Py_TPFLAGS_DEFAULT, descriptor_slots};
 
-/* own(function, *args): the descriptor that function(*args) returns, as a Descriptor. */
+/* own(function, *args): a Descriptor of the number that function(*args) returns. */
 static PyObject *own(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     if (too_few("own", n_args, 1)) return NULL;
-    PyObject *number = call(args, n_args);
+    PyObject *number = call(NULL, args, n_args);
     if (!number) return NULL;
     PyObject *owner = PyObject_CallFunctionObjArgs((PyObject *)descriptor_type, number, NULL);
     if (!owner && PyLong_Check(number)) close_number(number);
@@ -79,10 +80,10 @@ static PyObject *own(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 }
 
 /* -------------------------------------------------------------------------------------------------- memory
- * Memory: a buffer, of a file that is mapped or of new memory, that is given back with the last view of it.
+ * Memory: a buffer over a mapped file or new memory, released with the last view of it.
  */
 typedef struct {
-    PyObject_HEAD PyObject *weak; /* references that know of its end: see prefetching.py */
+    PyObject_HEAD PyObject *weak; /* weak references, for io/prefetch.py */
     uint8_t *bytes;
     uint64_t size;
     int readonly, mapped;
@@ -146,9 +147,9 @@ static PyObject *new_memory(PyObject *module, PyObject *args) {
 }
 
 /* --------------------------------------------------------------------------------------- temporary files
- * Temporary: a file that is being written. It has a descriptor, and a name in a directory when it was given one; what it has at
- * the end of `with_temporary` is closed and removed. So is the name when the process ends before that, while a thread writes
- * that nobody waits for; a child that was forked meanwhile leaves it alone.
+ * Temporary: a file that is being written. It owns a descriptor and may own a name in a directory. `with_temporary` closes and
+ * removes what it owns at the end. If the process ends before that, while a daemon thread writes, the name is removed too;
+ * a forked child leaves it alone.
  */
 #if defined(_WIN32)
 typedef wchar_t character;
@@ -159,7 +160,7 @@ typedef char character;
 typedef struct temporary {
     PyObject_HEAD struct temporary *next; /* among those with a name */
     character *name;
-    PyObject *folder; /* the descriptor of the directory that the name is in, or NULL */
+    PyObject *folder; /* the descriptor of the directory of the name, or NULL */
     int folder_fd, fd, owner;
 } temporary;
 static PyTypeObject *temporary_type;
@@ -173,7 +174,7 @@ static void remove_name(const temporary *t) {
 #endif
 }
 
-/* Those with a name. Python's lock is held wherever this changes, but in builds that have none. */
+/* Those with a name. Builds without the GIL need the mutex. */
 static temporary *named;
 #if defined(_WIN32)
 static int lock_named(int wait) { return wait >= 0; }
@@ -213,7 +214,7 @@ static void drop_name(temporary *t) {
     Py_CLEAR(t->folder);
 }
 
-/* Closes and removes what is there; an error changes nothing about it, and the exception that is under way stays. */
+/* Closes the descriptor and removes the name, whatever errors occur; keeps the exception under way. */
 static void dispose(temporary *t) {
     const int fd = t->fd;
     t->fd = -1;
@@ -227,7 +228,7 @@ static void temporary_dealloc(PyObject *self) {
     free_object(self);
 }
 
-/* A copy of a path as the system takes it, or NULL with an exception. */
+/* A copy of a path in the encoding of the system, or NULL with an exception. */
 static character *copy_name(PyObject *path) {
 #if defined(_WIN32)
     return PyUnicode_AsWideCharString(path, NULL);
@@ -245,9 +246,8 @@ static character *copy_name(PyObject *path) {
 #endif
 }
 
-/* create(name, folder, function, *args): the file that function(*args) makes is this one's: the descriptor, if it returns one,
- * and the name, unless that is None. `folder` is the descriptor of the directory that the name is in; None where it is a path.
- */
+/* create(name, folder, function, *args): takes over the file that function(*args) makes: the descriptor, if it returns one, and
+ * the name, unless None. `folder` is the descriptor of the directory of the name, or None when the name is a path. */
 static PyObject *temporary_create(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     temporary *t = (temporary *)self;
     character *name = NULL;
@@ -258,7 +258,7 @@ static PyObject *temporary_create(PyObject *self, PyObject *const *args, Py_ssiz
         return NULL;
     }
     if (args[NAME] != Py_None && !(name = copy_name(args[NAME]))) return NULL;
-    PyObject *result = call(args + FUNCTION, n_args - FUNCTION);
+    PyObject *result = call(NULL, args + FUNCTION, n_args - FUNCTION);
     if (!result) {
         PyMem_Free(name);
         return NULL;
@@ -271,10 +271,10 @@ static PyObject *temporary_create(PyObject *self, PyObject *const *args, Py_ssiz
     return result;
 }
 
-/* give(function, *args): after function(*args) the name is somebody else's. */
+/* give(function, *args): after function(*args), a rename, the name is no longer ours. */
 static PyObject *temporary_give(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     if (too_few("give", n_args, 1)) return NULL;
-    PyObject *result = call(args, n_args);
+    PyObject *result = call(NULL, args, n_args);
     if (result) drop_name((temporary *)self);
     return result;
 }
@@ -305,19 +305,13 @@ static PyType_Slot temporary_slots[] = {{Py_tp_dealloc, temporary_dealloc}, {Py_
 static PyType_Spec temporary_spec = {"weightmap._kernels.Temporary", sizeof(temporary), 0,
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, temporary_slots};
 
-/* with_temporary(function, *args): function(temporary, *args), after which nothing of the file is left but what was given away. */
+/* with_temporary(function, *args): function(temporary, *args); then removes what was not given away. */
 static PyObject *with_temporary(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     if (too_few("with_temporary", n_args, 1)) return NULL;
     temporary *t = (temporary *)PyType_GenericAlloc(temporary_type, 0);
     if (!t) return NULL;
     t->fd = -1;
-    PyObject *result = NULL, *rest = PyTuple_New(n_args);
-    if (rest) {
-        PyTuple_SetItem(rest, 0, Py_NewRef((PyObject *)t));
-        for (Py_ssize_t i = 1; i < n_args; i++) PyTuple_SetItem(rest, i, Py_NewRef(args[i]));
-        result = PyObject_Call(args[0], rest, NULL);
-        Py_DECREF(rest);
-    }
+    PyObject *result = call((PyObject *)t, args, n_args);
     dispose(t);
     Py_DECREF((PyObject *)t);
     return result;

@@ -1,9 +1,9 @@
-/* pack_texts: many words as UTF-8, one after another. Words lie all over memory, so each is prefetched some words ahead. */
+/* pack_texts: many words as UTF-8, one after another. Words lie scattered in memory, so each is prefetched. */
 #include "builtin.h"
 
 enum { WORDS_AHEAD = 8 };
 
-/* The UTF-8 of a str; a lone surrogate as if it were a character. *owner, unless NULL, holds it and is to be let go of. NULL
+/* The UTF-8 of a str, a lone surrogate encoded like a character. The caller releases *owner, which holds it unless NULL. NULL
  * with an exception when `text` is no str. */
 static const char *utf8_of(PyObject *text, Py_ssize_t *len, PyObject **owner) {
     *owner = NULL;
@@ -24,8 +24,8 @@ static uint8_t *append(uint8_t *to, const char *bytes, Py_ssize_t len) {
     return to + len;
 }
 
-/* Writes the words of a tuple to `blob`, each within two brackets, and where they begin and end to bounds. With blob NULL only
- * the bounds. Returns the bytes of all, or -1 with an exception. */
+/* Writes the words of a tuple to `blob` (unless NULL), each between two brackets, and where they begin and end to `bounds`.
+ * Returns the bytes of all, or -1 with an exception. */
 static long long pack(PyObject *words, const char *before, const char *after, uint8_t *blob, uint32_t *bounds) {
     const Py_ssize_t n = PyTuple_Size(words), n_before = (Py_ssize_t)strlen(before), n_after = (Py_ssize_t)strlen(after);
     unsigned long long total = 0;
@@ -55,7 +55,7 @@ static PyObject *pack_texts(PyObject *module, PyObject *const *args, Py_ssize_t 
     }
     const char *before = PyUnicode_AsUTF8AndSize(args[BEFORE], NULL), *after = PyUnicode_AsUTF8AndSize(args[AFTER], NULL);
     if (!before || !after || PyObject_GetBuffer(args[BOUNDS], &view, PyBUF_WRITABLE)) return NULL;
-    if ((words = PySequence_Tuple(args[WORDS]))) { /* which nobody can change meanwhile */
+    if ((words = PySequence_Tuple(args[WORDS]))) { /* a tuple cannot change meanwhile */
         uint32_t *bounds = view.buf;
         if ((view.len / 4 - 1) != PyTuple_Size(words)) {
             PyErr_SetString(PyExc_ValueError, "bounds are one more than words");

@@ -12,18 +12,8 @@
 #if defined(WEIGHTMAP_EMULATE_AVX512ICL)
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,pclmul")
 #define LANE(a, b, imm, i) _mm_clmulepi64_si128(_mm512_extracti32x4_epi32(a, i), _mm512_extracti32x4_epi32(b, i), imm)
-TARGET WM_INLINE __m512i clmul_low(__m512i a, __m512i b) {
-    __m512i r = _mm512_castsi128_si512(LANE(a, b, 0x00, 0));
-    r = _mm512_inserti32x4(r, LANE(a, b, 0x00, 1), 1);
-    r = _mm512_inserti32x4(r, LANE(a, b, 0x00, 2), 2);
-    return _mm512_inserti32x4(r, LANE(a, b, 0x00, 3), 3);
-}
-TARGET WM_INLINE __m512i clmul_high(__m512i a, __m512i b) {
-    __m512i r = _mm512_castsi128_si512(LANE(a, b, 0x11, 0));
-    r = _mm512_inserti32x4(r, LANE(a, b, 0x11, 1), 1);
-    r = _mm512_inserti32x4(r, LANE(a, b, 0x11, 2), 2);
-    return _mm512_inserti32x4(r, LANE(a, b, 0x11, 3), 3);
-}
+#define PAIR(a, b, imm, i) _mm256_set_m128i(LANE(a, b, imm, i + 1), LANE(a, b, imm, i))
+#define CLMUL(a, b, imm) _mm512_inserti64x4(_mm512_castsi256_si512(PAIR(a, b, imm, 0)), PAIR(a, b, imm, 2), 1)
 /* Bit i of a byte of the result is the parity of that byte of x ANDed with byte 7 - i of the matrix beside it. */
 TARGET WM_INLINE __m512i affine(__m512i x, __m512i matrix) {
     uint8_t in[64], rows[64], out[64] = {0};
@@ -39,8 +29,7 @@ TARGET WM_INLINE __m512i affine(__m512i x, __m512i matrix) {
 }
 #else
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,pclmul,vpclmulqdq,gfni")
-TARGET WM_INLINE __m512i clmul_low(__m512i a, __m512i b) { return _mm512_clmulepi64_epi128(a, b, 0x00); }
-TARGET WM_INLINE __m512i clmul_high(__m512i a, __m512i b) { return _mm512_clmulepi64_epi128(a, b, 0x11); }
+#define CLMUL(a, b, imm) _mm512_clmulepi64_epi128(a, b, imm)
 TARGET WM_INLINE __m512i affine(__m512i x, __m512i matrix) { return _mm512_gf2p8affine_epi64_epi8(x, matrix, 0); }
 #endif
 
@@ -52,7 +41,7 @@ TARGET WM_INLINE __m512i xor3(__m512i a, __m512i b, __m512i c) {
 }
 
 /* fold_block in each of the four blocks of a register. */
-TARGET WM_INLINE __m512i fold(__m512i r, __m512i next, __m512i k) { return xor3(clmul_low(r, k), clmul_high(r, k), next); }
+TARGET WM_INLINE __m512i fold(__m512i r, __m512i next, __m512i k) { return xor3(CLMUL(r, k, 0x00), CLMUL(r, k, 0x11), next); }
 
 TARGET WM_INLINE void prefetch(const uint8_t *data, int bytes) {
     for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char *)data + AHEAD + line, _MM_HINT_T0);
