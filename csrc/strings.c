@@ -18,17 +18,16 @@
 /* Walks the strings that lie whole in data[0, len), at most `count`; returns their bytes, and their number in *walked. */
 WM_INLINE uint64_t walk(const uint8_t *data, uint64_t len, uint64_t count, uint64_t width, uint64_t tail, uint32_t *bounds,
                         uint64_t *indices, uint64_t *walked) {
-    const uint64_t around = width + tail; /* added before the length is there, which each turn waits for */
     uint64_t pos = 0, i = 0;
     for (; i < count; i++) {
-        const uint64_t left = len - pos;
-        if (left < around) break;
+        if (len - pos < width + tail) break;
+        const uint64_t least = pos + width + tail; /* known before the length is loaded, for which each turn waits */
         const uint8_t *p = data + pos;
         const uint64_t length = read_once(width == 2 ? load_le16(p) : width == 4 ? load_le32(p) : load_le64(p));
-        if (length > left - around) break;
+        if (length > len - least) break;
         if (bounds) bounds[i] = (uint32_t)(pos + width);
         if (indices) indices[i] = load_le64(p + width + length);
-        pos = pos + around + length;
+        pos = least + length;
     }
     *walked = i;
     return pos;
