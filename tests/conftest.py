@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Under the sanitisers Python itself is several times slower.
+# No test depends on how busy the machine is, nor on how slow the sanitisers make Python.
 hypothesis.settings.register_profile(
-    "sanitised", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "patient",
+    parent=hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-if sanitised.ACTIVE:
-    hypothesis.settings.load_profile("sanitised")
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_collection_finish() -> None:

@@ -19,6 +19,7 @@ import gc
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,8 @@ OLD = b"the old file"
 OWNING = {f"{name}.py" for name in ("descriptor", "mapping", "reader", "sink", "atomic", "sealed", "source", "_files")}
 # Modules without such things, whose opcodes are skipped; importlib would lose its locks.
 APART = ("argparse.py", "gettext.py", "<frozen importlib")
+# What a command handles.
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 # From this size on memory is mapped for an array: see kernels.empty.
 LARGE = 32 << 20
 
@@ -159,8 +162,11 @@ class Sweep:
             return True
         finally:
             sys.settrace(None)
-            # The driver redirects the output of commands: an interruption of the redirection itself leaves it behind.
+            # The driver redirects the output of commands, and these handle signals until their process ends: what
+            # an interruption of the redirection, or of the last step of a command, leaves behind is put back.
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+            for number in ENDING:
+                signal.signal(number, signal.SIG_DFL)
         return False
 
     def numbers(self, how: str) -> list[int]:

@@ -18,6 +18,7 @@ from weightmap.kernels._files import (
     Descriptor,
     advise,
     fstat,
+    is_set,
     map_file,
     own,
     populate,

@@ -58,3 +58,6 @@ unchanged = lib.wm_unchanged
 Descriptor = module.Descriptor
 own = module.own
 with_temporary = module.with_temporary
+
+# Whether the environment has a variable of this name.
+is_set = module.is_set

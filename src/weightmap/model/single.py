@@ -10,6 +10,7 @@ from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.importers import IMPORTERS
 from weightmap.io.opening import open_source
 from weightmap.io.source import MODES
+from weightmap.kernels import is_set
 from weightmap.model.file import TensorFile
 from weightmap.options import Limits
 
@@ -24,12 +25,6 @@ INDEX_SUFFIX = ".index.json"
 
 DEFAULT_LIMITS = Limits()
 _IMPORTERS = tuple(IMPORTERS.values())
-# `os.environ.get` takes 4 us, a quarter of opening, to say that it lacks a name. The dictionary behind it is always up
-# to date; where there is none, or one of another kind, the public one serves.
-_environment: Any = getattr(os.environ, "_data", None)
-_MODE_VARIABLE: Any = b"WEIGHTMAP_MODE"
-if type(_environment) is not dict or os.name == "nt":
-    _environment, _MODE_VARIABLE = os.environ, "WEIGHTMAP_MODE"
 
 
 def mode_of(mode: str | None) -> str:
@@ -50,7 +45,8 @@ def mode_of(mode: str | None) -> str:
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
     mode = options.mode
-    chosen = "mmap" if mode is None and _MODE_VARIABLE not in _environment else mode_of(mode)
+    # `os.environ` takes 4 us, a quarter of opening, to say that it lacks a name.
+    chosen = "mmap" if mode is None and not is_set("WEIGHTMAP_MODE") else mode_of(mode)
     return open_opened(open_source(source, path, chosen), options)
 
 
