@@ -7,7 +7,7 @@ Formats read headers by `Source.pread` into private bytes. Arrays are views of t
 * mode "copy": the whole file read into memory, no mapping left.
 * mode "sealed": the whole file copied into memory that nobody can change any more, and a read-only mapping of it.
 
-A file is opened once: its size, header and mapping come from one descriptor. The last array that views a mapping ends it.
+A file is opened once: its size, header and mapping are of one descriptor. The last array that views a mapping ends it.
 """
 
 from __future__ import annotations
