@@ -56,7 +56,8 @@ def open_opened(source: Source, options: Options) -> TensorFile:
     try:
         if options.advise is not None:
             source.advise(options.advise)
-        source.private = options.private
+        if options.private:
+            source.private = True
         explicit = options.mode is not None
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)

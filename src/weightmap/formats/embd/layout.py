@@ -61,6 +61,8 @@ class Header(NamedTuple):
     reserved: int
 
 
+# Where opening a file, which has no time for more than the tuple of the fields, finds one of them.
+TOTAL_FILE_SIZE = Header._fields.index("total_file_size")
 # The offset of each field, for messages.
 OFFSETS = dict(zip(Header._fields, (0, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 60), strict=True))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap import kernels
 from weightmap.errors import FormatError, LayoutError, TruncatedError
 from weightmap.formats.embd import MAGIC
-from weightmap.formats.embd.layout import FOOTER, HEADER, MAGIC_END, Header, field_error
+from weightmap.formats.embd.layout import FOOTER, HEADER, MAGIC_END, TOTAL_FILE_SIZE, Header, field_error
 from weightmap.formats.embd.simple import parse_simple
 from weightmap.formats.embd.spec import parse_spec
 
@@ -23,11 +23,12 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
     if size >= HEADER.size + FOOTER.size:
-        header = Header._make(HEADER.unpack_from(head))
+        fields = HEADER.unpack_from(head)
         footer = FOOTER.unpack(source.pread(size - FOOTER.size, FOOTER.size))
-        sized, ended = header.total_file_size == size, footer[2] == MAGIC_END
+        sized, ended = fields[TOTAL_FILE_SIZE] == size, footer[2] == MAGIC_END
         if sized and ended:
-            return parse_spec(source, head, header, footer, options)
+            return parse_spec(source, head, fields, footer, options)
+        header = Header._make(fields)
         if sized or ended or header.header_checksum == kernels.crc32(head[:56]):
             try:
                 return parse_simple(source, head, options)

@@ -44,14 +44,17 @@ _SIZES = {
 }
 
 
-def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options) -> Content:
-    """Check header and index, and return the content."""
+def parse_spec(
+    source: Source, head: bytes, fields: tuple[Any, ...], footer: tuple[Any, ...], options: Options
+) -> Content:
+    """Check the header, which has these fields, and the index; return the content."""
     warnings: list[str] = []
-    _check_header(source, head, header, footer, options, warnings)
-    _, _, _, flags, metadata_offset, metadata_size, _, _, start, count, data, data_size, *_ = header
+    _check_header(source, head, fields, footer, options, warnings)
+    flags, metadata_offset, metadata_size = fields[3:6]
+    start, count, data, data_size = fields[8:12]
     end, size = metadata_offset + metadata_size, data - start
     metadata = head[metadata_offset:end] if end <= len(head) else source.pread(metadata_offset, metadata_size)
-    vocab = vocabulary(source, head, header) if flags & VOCAB_EMBEDDED else None
+    vocab = vocabulary(source, head, Header._make(fields)) if flags & VOCAB_EMBEDDED else None
 
     def index(*, private: bool = False) -> bytes | NDArray[np.uint8]:
         if size <= READ_INDEX or ((private or source.private) and not source.in_memory):
@@ -71,7 +74,7 @@ def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, .
     def verify(run: Verification) -> None:
         from weightmap.formats.embd.verify import verify_spec  # noqa: PLC0415 - not needed to open
 
-        verify_spec(run, header, footer)
+        verify_spec(run, Header._make(fields), footer)
 
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)
@@ -84,10 +87,15 @@ def parse_spec(source: Source, head: bytes, header: Header, footer: tuple[Any, .
 
 
 def _check_header(
-    source: Source, head: bytes, header: Header, footer: tuple[Any, ...], options: Options, warnings: list[str]
+    source: Source,
+    head: bytes,
+    fields: tuple[Any, ...],
+    footer: tuple[Any, ...],
+    options: Options,
+    warnings: list[str],
 ) -> None:
     """Check the header field by field."""
-    _, major, minor, flags, _, metadata_size, vocab, vocab_size, index, count, data, _, _, stored, odd = header
+    _, major, minor, flags, _, metadata_size, vocab, vocab_size, index, count, data, _, _, stored, odd = fields
     if major != 1:
         raise field_error(UnsupportedError, "version_major", major, 1)
     found = kernels.crc32(head[:56])
@@ -110,16 +118,16 @@ def _check_header(
         limits.check("max_tensors", count, "tensor_index_count", offset=32)
     if metadata_size > most:
         limits.check("max_header_bytes", metadata_size, "metadata_size", offset=16)
-    _check_sections(header, source.size - FOOTER.size)
+    _check_sections(fields, source.size - FOOTER.size)
     if vocab_size > most:
         limits.check("max_header_bytes", vocab_size, "vocab_size", offset=24)
     if data - index > most:
         limits.check("max_header_bytes", data - index, "size of the tensor index", offset=28)
 
 
-def _check_sections(header: Header, limit: int) -> None:
+def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
     """Check that each section begins at most 63 bytes after the one before it, and ends by `limit`."""
-    _, _, _, _, metadata, metadata_size, vocab, vocab_size, index, count, data, size, *_ = header
+    metadata, metadata_size, vocab, vocab_size, index, count, data, size = fields[4:12]
     end = HEADER.size
     if metadata or metadata_size:
         if not end <= metadata < end + ALIGNMENT or metadata_size > limit - metadata:
