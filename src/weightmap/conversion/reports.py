@@ -39,9 +39,9 @@ class QuantizedInfo(NamedTuple):
         cls, name: str, scheme: str, shape: tuple[int, ...], nbytes: tuple[int, int], error: float, square: float
     ) -> QuantizedInfo:
         """Make one of the bytes before and after, and the sums of squared errors and of squares."""
-        size = math.prod(shape) or 1
-        relative = math.sqrt(error / square) if square else 0.0
-        return cls(name, scheme, shape, *nbytes, 8 * nbytes[1] / size, math.sqrt(error / size), relative)
+        size = math.prod(shape)
+        bits, rmse = (8 * nbytes[1] / size, math.sqrt(error / size)) if size else (0.0, 0.0)
+        return cls(name, scheme, shape, *nbytes, bits, rmse, math.sqrt(error / square) if square else 0.0)
 
 
 class ConvertReport(NamedTuple):
