@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format bench report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format bench bench-ggml report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint    ruff, mypy --strict, clang-format, and the C sources with warnings as errors"
 	@echo "make format  lay the sources out as make lint wants them"
 	@echo "make bench   the benchmarks with all their rivals; writes benchmark.json"
+	@echo "make bench-ggml  the blocks of ggml beside ggml's own C, which it downloads (77 MB) and compiles"
 	@echo "make report  docs/benchmarks.md from benchmark.json; all times and plots into build/benchmarks/"
 	@echo "make quantisation-table  the table of docs/quantisation.md, measured anew"
 	@echo "make wheel   source distribution and wheel, into dist/"
@@ -68,6 +69,22 @@ bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.rivals
 	    --benchmark-only --benchmark-json=benchmark.json --benchmark-group-by=group \
 	    --benchmark-columns=min,median,iqr,rounds -rs $(BENCHMARKS)
 
+# One file of ggml, out of a source distribution that carries all of llama.cpp. Built as for a machine of one's own.
+GGML := build/ggml
+$(GGML)/libggml.so: requirements/ggml.txt benchmarks/ggml_alone.c | $(BASE)
+	@echo "Downloading llama-cpp-python's sources, and compiling ggml-quants.c"
+	@rm -rf $(GGML) && mkdir -p $(GGML)
+	@$(PIP) download --no-deps --no-binary :all: --dest $(GGML) -r $<
+	@tar -xzf $(GGML)/*.tar.gz -C $(GGML) --strip-components=3 --wildcards '*/vendor/llama.cpp/ggml/src/*.[ch]' \
+	    '*/vendor/llama.cpp/ggml/include/*'
+	@$(CC) -O3 -march=native -DNDEBUG -w -fPIC -shared -I$(GGML)/ggml/src -I$(GGML)/ggml/include -o $@ \
+	    $(GGML)/ggml/src/ggml-quants.c benchmarks/ggml_alone.c -lm
+
+bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so
+	@unset PYTHONDONTWRITEBYTECODE; WEIGHTMAP_GGML=$(CURDIR)/$(GGML)/libggml.so $(PYTEST) --quiet --benchmark-only \
+	    --benchmark-json=benchmark-ggml.json --benchmark-group-by=group --benchmark-columns=min,median,iqr,rounds -rs \
+	    benchmarks/bench_ggml.py
+
 report: $(VENV)/.extra-docs
 	@$(BIN)/python benchmarks/report.py
 	@echo "Wrote docs/benchmarks.md and build/benchmarks/"
@@ -99,7 +116,7 @@ wheel: $(VENV)/.extra-test
 
 clean:
 	@rm -rf $(VENV) $(OTHER) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
-	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json
+	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
 # ------------------------------------------------------------------------------------------------- the environment

@@ -139,6 +139,12 @@ typedef struct {
     int scale_type, half;
 } wm_mixed;
 typedef uint64_t wm_mixed_fn(wm_mixed *blocks, void *out);
+/* Decodes n whole blocks of ggml's type of this number, which exists: see ggml_blocks.h. */
+typedef void wm_ggml_fn(int type, const uint8_t *blocks, uint64_t n, float *out);
+/* Quantises n whole blocks of finite floats to ggml's type of this number, one that wm_ggml_encodes. */
+typedef void wm_ggml_quantize_fn(int type, const float *x, uint64_t n, uint8_t *out);
+/* Stores lines of 64 bytes, past the caches where the CPU can; `out` begins where a line does. */
+typedef void wm_stream_fn(const float *values, float *out, uint64_t lines);
 /* Rounds n floats to float16, ties to even; `out` need not be aligned. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 /* Quantises n finite floats to a scale and n codes; returns the sum of the squared errors. `grid` holds WM_GRID codes to try
@@ -150,15 +156,18 @@ typedef double wm_quantize_fn(const float *x, uint64_t n, const float *grid, int
 typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums);
 
 /* The kernels that have variants: the type and the name of each. */
-#define WM_KERNELS(KERNEL)           \
-    KERNEL(wm_crc32_fn, crc32)       \
-    KERNEL(wm_fnv1a32_fn, fnv1a32)   \
-    KERNEL(wm_half_fn, f16_to_f32)   \
-    KERNEL(wm_half_fn, bf16_to_f32)  \
-    KERNEL(wm_intblock_fn, intblock) \
-    KERNEL(wm_mixed_fn, mixed)       \
-    KERNEL(wm_narrow_fn, narrow)     \
-    KERNEL(wm_quantize_fn, quantize) \
+#define WM_KERNELS(KERNEL)                     \
+    KERNEL(wm_crc32_fn, crc32)                 \
+    KERNEL(wm_fnv1a32_fn, fnv1a32)             \
+    KERNEL(wm_half_fn, f16_to_f32)             \
+    KERNEL(wm_half_fn, bf16_to_f32)            \
+    KERNEL(wm_intblock_fn, intblock)           \
+    KERNEL(wm_mixed_fn, mixed)                 \
+    KERNEL(wm_ggml_fn, ggml)                   \
+    KERNEL(wm_ggml_quantize_fn, ggml_quantize) \
+    KERNEL(wm_stream_fn, stream)               \
+    KERNEL(wm_narrow_fn, narrow)               \
+    KERNEL(wm_quantize_fn, quantize)           \
     KERNEL(wm_combine_rows_fn, combine_rows)
 #define WM_FIELDS(type, kernel) \
     type *kernel;               \
@@ -222,6 +231,9 @@ wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;
 wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
 wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
 wm_mixed_fn mixed_x86_avx2, mixed_x86_avx512;
+wm_ggml_fn ggml_x86_avx2, ggml_x86_avx512;
+wm_ggml_quantize_fn ggml_quantize_x86_avx2, ggml_quantize_x86_avx512;
+wm_stream_fn stream_x86_avx2, stream_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;
 wm_quantize_fn quantize_x86_avx2, quantize_x86_avx512;
 wm_combine_rows_fn combine_rows_x86_avx2;
@@ -230,6 +242,7 @@ wm_crc32_fn crc32_arm_crc_pmull;
 wm_crc32_fn crc32_arm_pmull;
 wm_half_fn f16_to_f32_arm_neon, bf16_to_f32_arm_neon;
 wm_intblock_fn intblock_arm_neon;
+wm_ggml_fn ggml_arm_neon;
 wm_narrow_fn narrow_arm_neon;
 #endif
 

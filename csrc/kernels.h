@@ -29,6 +29,7 @@ const char *wm_fnv1a32_variant(void); /* the same for batches of names */
 const char *wm_f16_to_f32_variant(void);
 const char *wm_bf16_to_f32_variant(void);
 const char *wm_intblock_variant(void);     /* and for quantised blocks */
+const char *wm_ggml_variant(void);         /* and for blocks of ggml */
 const char *wm_combine_rows_variant(void); /* and for projections in product quantisation */
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
@@ -103,6 +104,26 @@ int64_t wm_first_not_finite(const float *x, uint64_t n);
  * infinite (then nothing is written), or -2 for sizes that do not fit. */
 int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, uint64_t block_size, uint8_t *out,
                          uint64_t out_size, double *errors, uint64_t n_errors, int threads);
+
+/* ------------------------------------------------------------------------------------------- blocks of ggml
+ * The block types of GGUF files, by ggml's numbers: 2 is Q4_0. Every type that gguf-py 0.19 decodes is known.
+ */
+/* Elements and bytes of a block; 0 for a type that is not known. */
+int wm_ggml_elements(int type);
+int wm_ggml_bytes(int type);
+/* As wm_blocks_decode, of n elements, a multiple of the elements of a block. A value that is no number, as of a NaN scale, is the
+ * float32 0x7FC00000. */
+int wm_ggml_decode(const uint8_t *data, uint64_t size, int type, uint64_t n, uint64_t first, void *out, uint64_t count,
+                   int half, int threads);
+/* Whether wm_ggml_encode knows a type: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k. */
+int wm_ggml_encodes(int type);
+/* Quantises x[0, n), whole blocks, to such data in out[0, out_size). q4_0 to q8_0 are byte by byte what gguf-py makes, q4_k and
+ * q6_k what a search for the least squared error found: the same bytes on every CPU and with any number of threads. A scale that
+ * is too large for float16 is the largest finite one. `errors`, when not NULL, gets the sum of the squared errors of each block.
+ * Returns -1 when done, the index of the first element that is NaN or infinite (nothing is written then), or -2 for a type or
+ * sizes that do not fit. */
+int64_t wm_ggml_encode(const float *x, uint64_t n, int type, uint8_t *out, uint64_t out_size, double *errors, uint64_t n_errors,
+                       int threads);
 
 /* ------------------------------------------------------------------------------- length-prefixed strings
  * `bounds` describes n strings in `data`: string i is data[bounds[i], bounds[i+1] - gap), so bounds has n + 1 entries

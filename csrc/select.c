@@ -3,7 +3,7 @@
  * choose() is the one place that says which features a variant needs, best first. It runs for every tier when the module is
  * loaded, with the features that both the tier and the CPU have: so it never chooses a variant that would fault.
  */
-#include "internal.h"
+#include "ggml.h"
 
 typedef struct {
     const char *name;
@@ -68,6 +68,10 @@ static wm_variants choose(uint32_t features) {
     else if (HAS(WM_AVX2))
         USE(intblock, intblock_x86_avx2), USE(mixed, mixed_x86_avx2), USE(narrow, narrow_x86_avx2);
     if (HAS(WM_AVX512))
+        USE(ggml, ggml_x86_avx512), USE(ggml_quantize, ggml_quantize_x86_avx512), USE(stream, stream_x86_avx512);
+    else if (HAS(WM_AVX2))
+        USE(ggml, ggml_x86_avx2), USE(ggml_quantize, ggml_quantize_x86_avx2), USE(stream, stream_x86_avx2);
+    if (HAS(WM_AVX512))
         USE(quantize, quantize_x86_avx512);
     else if (HAS(WM_AVX2))
         USE(quantize, quantize_x86_avx2);
@@ -80,7 +84,7 @@ static wm_variants choose(uint32_t features) {
         USE(crc32, crc32_arm_crc_pmull);
 #endif
         USE(f16_to_f32, f16_to_f32_arm_neon), USE(bf16_to_f32, bf16_to_f32_arm_neon);
-        USE(intblock, intblock_arm_neon), USE(narrow, narrow_arm_neon);
+        USE(intblock, intblock_arm_neon), USE(narrow, narrow_arm_neon), USE(ggml, ggml_arm_neon);
     }
 #endif
     return v;
@@ -88,6 +92,7 @@ static wm_variants choose(uint32_t features) {
 
 static void wm_init(void) {
     cpu = wm_cpu_features();
+    wm_ggml_fill_grids();
     int best = 0;
     for (int i = 0; i < N_TIERS; i++) {
         by_tier[i] = choose(tiers[i].features & cpu);
@@ -137,3 +142,4 @@ const char *wm_f16_to_f32_variant(void) { return wm_variants_in_use()->f16_to_f3
 const char *wm_bf16_to_f32_variant(void) { return wm_variants_in_use()->bf16_to_f32_name; }
 const char *wm_intblock_variant(void) { return wm_variants_in_use()->intblock_name; }
 const char *wm_combine_rows_variant(void) { return wm_variants_in_use()->combine_rows_name; }
+const char *wm_ggml_variant(void) { return wm_variants_in_use()->ggml_name; }

@@ -227,6 +227,21 @@ def _wm_adaptive_check(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_ggml_decode(p: Place, size: int) -> Any:
+    found = []
+    for number in range(64):
+        elements, nbytes = lib.wm_ggml_elements(number), lib.wm_ggml_bytes(number)
+        if not elements:
+            continue
+        n = size - size % elements
+        data = noise(n // elements * nbytes)
+        given = p.give(data)
+        for first, half in ((0, 0), (n // 3, 0), (n // 2, 1)):
+            out = p.room(n - first, "uint16_t" if half else "float")
+            found.append(lib.wm_ggml_decode(given, len(data), number, n, first, out, n - first, half, 1))
+    return found
+
+
 def _wm_adaptive_decode(p: Place, size: int) -> Any:
     found = []
     for scale, half in ((0, 0), (1, 0), (0, 1), (1, 1)):

@@ -1,4 +1,4 @@
-/* widen and decode: they take the usual arrays and return True when they have done the work. For other arrays and wrong
+/* widen, decode and decode_ggml: they take the usual arrays and return True when they have done the work. For other arrays and wrong
  * arguments they write nothing and return False, and the Python function that called them does the work or raises.
  *
  * An array describes itself in its attribute __array_struct__, a protocol that needs none of numpy's headers and takes a third
@@ -141,10 +141,36 @@ static PyObject *decode(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
     return PyBool_FromLong(done);
 }
 
+/* decode_ggml(data, n, type, start, stop, out, threads): of ggml's type of this number */
+static PyObject *decode_ggml(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    enum { DATA, N, TYPE, START, STOP, OUT, THREADS, N_ARGS };
+    array data, out;
+    const uint8_t *bytes;
+    uint64_t size;
+    int done = 0;
+    if (n_args != N_ARGS || !take_bytes(args[DATA], &data, &bytes, &size)) Py_RETURN_FALSE;
+    if (take_array(args[OUT], CONTIGUOUS | ALIGNED | NATIVE | WRITEABLE, &out)) {
+        const long long n = take_count(args[N]), type = take_count(args[TYPE]);
+        const long long start = take_count(args[START]), stop = take_count(args[STOP]);
+        const int threads = take_threads(args[THREADS]), half = out.is->itemsize == 2;
+        if (threads < 0) PyErr_Clear();
+        if (n >= 0 && type >= 0 && type < 64 && start >= 0 && stop >= start && threads >= 0 &&
+            (is_of(&out, 'f', 4) || is_of(&out, 'f', 2)) && out.size == (uint64_t)(stop - start)) {
+            Py_BEGIN_ALLOW_THREADS done = wm_ggml_decode(bytes, size, (int)type, (uint64_t)n, (uint64_t)start, out.is->data,
+                                                         out.size, half, threads) == 0;
+            Py_END_ALLOW_THREADS
+        }
+        Py_DECREF(out.capsule);
+    }
+    Py_XDECREF(data.capsule);
+    return PyBool_FromLong(done);
+}
+
 static PyMethodDef functions[] = {
     {"widen", WM_FUNCTION(widen), METH_FASTCALL, "widen(kind, a, out, threads)"},
     {"decode", WM_FUNCTION(decode), METH_FASTCALL,
      "decode(data, n, bits, block_size, scale_type, start, stop, out, threads[, plan])"},
+    {"decode_ggml", WM_FUNCTION(decode_ggml), METH_FASTCALL, "decode_ggml(data, n, type, start, stop, out, threads)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ggml.h"
 #include "intblock.h"
 
 static int failures;
@@ -528,6 +529,51 @@ static void test_concurrency(void) {
     printf("%-34s %s\n", "concurrency", failures == before ? "ok" : "FAILED");
 }
 
+/* Random blocks of every type, of which every fifth may have odd scales, in an allocation of exactly their size: the bits of the
+ * portable variant, which tests in Python compare with definitions. */
+static void test_ggml(const char *name, wm_ggml_fn *decode) {
+    enum { BLOCKS = 60 };
+    const int before = failures;
+    for (int type = 0; type < 64; type++) {
+        const uint64_t elements = (uint64_t)wm_ggml_elements(type), bytes = (uint64_t)wm_ggml_bytes(type);
+        if (!elements) continue;
+        uint8_t *data = random_bytes(BLOCKS * bytes);
+        float *found = malloc(BLOCKS * elements * sizeof *found), *expected = malloc(BLOCKS * elements * sizeof *found);
+        if (!found || !expected) exit(2);
+        decode(type, data, BLOCKS, found);
+        ggml_portable(type, data, BLOCKS, expected);
+        for (uint64_t i = 0; i < BLOCKS * elements; i++)
+            check(bits_of_float(found[i]) == bits_of_float(expected[i]), name, (uint64_t)type << 32 | i);
+        free(data);
+        free(found);
+        free(expected);
+    }
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
+/* Every type that there is a quantiser for, of numbers of many magnitudes: the bytes of the portable variant. */
+static void test_ggml_quantize(const char *name, wm_ggml_quantize_fn *quantize) {
+    enum { ELEMENTS = 256 * 20 };
+    const int before = failures;
+    float *x = malloc(ELEMENTS * sizeof *x);
+    if (!x) exit(2);
+    for (int type = 0; type < 64; type++) {
+        if (!wm_ggml_encodes(type)) continue;
+        const uint64_t blocks = ELEMENTS / (uint64_t)wm_ggml_elements(type), size = blocks * (uint64_t)wm_ggml_bytes(type);
+        for (int i = 0; i < ELEMENTS; i++)
+            x[i] = (float)(int32_t)next_random() * (i % 512 < 256 ? 0x1p-31f : 0x1p-40f) * (float)(1 + i / 256);
+        uint8_t *found = malloc(size), *expected = malloc(size);
+        if (!found || !expected) exit(2);
+        quantize(type, x, blocks, found);
+        ggml_quantize_portable(type, x, blocks, expected);
+        check(!memcmp(found, expected, size), name, (uint64_t)type);
+        free(found);
+        free(expected);
+    }
+    free(x);
+    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
+}
+
 static void test_entry_points(void) {
     for (int tier = 0; wm_isa_name(tier); tier++) {
         if (wm_isa_select(tier)) continue;
@@ -552,6 +598,8 @@ static void test_variants(void) {
     test_intblock("intblock_portable", intblock_portable);
     test_mixed("mixed_portable", mixed_portable);
     test_narrow("narrow_portable", narrow_portable);
+    test_ggml("ggml_portable", ggml_portable);
+    test_ggml_quantize("ggml_quantize_portable", ggml_quantize_portable);
     test_products("combine_rows_portable", combine_rows_portable);
     test_words();
 #if WM_X86
@@ -578,9 +626,14 @@ static void test_variants(void) {
     if (cpu & WM_AVX512) test_mixed("mixed_x86_avx512", mixed_x86_avx512);
     if (cpu & WM_AVX2) test_narrow("narrow_x86_avx2", narrow_x86_avx2);
     if (cpu & WM_AVX512) test_intblock("intblock_x86_avx512", intblock_x86_avx512);
+    if (cpu & WM_AVX2) test_ggml("ggml_x86_avx2", ggml_x86_avx2);
+    if (cpu & WM_AVX512) test_ggml("ggml_x86_avx512", ggml_x86_avx512);
+    if (cpu & WM_AVX2) test_ggml_quantize("ggml_quantize_x86_avx2", ggml_quantize_x86_avx2);
+    if (cpu & WM_AVX512) test_ggml_quantize("ggml_quantize_x86_avx512", ggml_quantize_x86_avx512);
 #elif WM_ARM
     test_intblock("intblock_arm_neon", intblock_arm_neon);
     test_narrow("narrow_arm_neon", narrow_arm_neon);
+    test_ggml("ggml_arm_neon", ggml_arm_neon);
     test_half("f16_to_f32_arm_neon", f16_to_f32_arm_neon, f16_by_definition);
     test_half("bf16_to_f32_arm_neon", bf16_to_f32_arm_neon, bf16_by_definition);
     if (cpu & WM_ARM_CRC32 && cpu & WM_ARM_PMULL) {

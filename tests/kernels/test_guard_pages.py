@@ -30,6 +30,7 @@ VARIED = {
     *("wm_crc32", "wm_fnv1a32_many", "wm_f16_to_f32", "wm_bf16_to_f32", "wm_blocks_decode", "wm_blocks_encode"),
     *(
         "wm_adaptive_decode",
+        "wm_ggml_decode",
         "wm_index_build",
         "wm_index_find_many",
         "wm_columns_check",

@@ -23,6 +23,7 @@ __all__ = [
     "as_input",
     "as_output",
     "decode_array",
+    "decode_ggml_array",
     "ffi",
     "from_buffer",
     "lib",
@@ -43,6 +44,7 @@ if lib.wm_python_arrays() or lib.wm_python_owners():  # pragma: no cover
 # Built-in functions for the usual arrays: True if they did the work, False if they wrote nothing.
 widen_array = _kernels.widen
 decode_array = _kernels.decode
+decode_ggml_array = _kernels.decode_ggml
 
 
 def as_input(data: Buffer) -> Any:

@@ -1,0 +1,55 @@
+/* Quantisation to ggml's blocks: which blocks, by whom, and with what error. How a block is quantised: ggml_quantize.h. */
+#define TARGET
+#define NAME ggml_quantize_portable
+#include "ggml_quantize.h"
+
+enum { ELEMENTS_PER_THREAD = 1 << 14 };
+
+int wm_ggml_encodes(int type) {
+    switch (type) {
+    case WM_GGML_q4_0:
+    case WM_GGML_q4_1:
+    case WM_GGML_q5_0:
+    case WM_GGML_q5_1:
+    case WM_GGML_q8_0:
+    case WM_GGML_q4_k:
+    case WM_GGML_q6_k: return 1;
+    default: return 0;
+    }
+}
+
+typedef struct {
+    const float *x;
+    int type;
+    uint64_t elements, bytes;
+    uint8_t *out;
+    double *errors;
+} work;
+
+static void encode_part(void *context, int part, uint64_t begin, uint64_t end) {
+    const work *w = context;
+    const wm_variants *use = wm_variants_in_use();
+    use->ggml_quantize(w->type, w->x + begin * w->elements, end - begin, w->out + begin * w->bytes);
+    for (uint64_t b = begin; w->errors && b < end; b++) {
+        float values[WM_GGML_MOST];
+        double sums[8] = {0};
+        use->ggml(w->type, w->out + b * w->bytes, 1, values);
+        for (uint64_t i = 0; i < w->elements; i++) {
+            const double difference = (double)w->x[b * w->elements + i] - (double)values[i];
+            sums[i % 8] += difference * difference;
+        }
+        w->errors[b] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    }
+}
+
+int64_t wm_ggml_encode(const float *x, uint64_t n, int type, uint8_t *out, uint64_t out_size, double *errors, uint64_t n_errors,
+                       int threads) {
+    if (!wm_ggml_encodes(type)) return -2;
+    const uint64_t elements = (uint64_t)wm_ggml_elements(type), bytes = (uint64_t)wm_ggml_bytes(type), blocks = n / elements;
+    if (n % elements || n > (uint64_t)1 << 56 || out_size != blocks * bytes || (errors && n_errors != blocks)) return -2;
+    const int64_t odd = wm_first_not_finite(x, n);
+    if (odd >= 0) return odd;
+    work w = {x, type, elements, bytes, out, errors};
+    wm_run_parts(encode_part, &w, blocks, 1, ELEMENTS_PER_THREAD / elements, threads);
+    return -1;
+}

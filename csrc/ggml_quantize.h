@@ -1,0 +1,346 @@
+/* Quantises to ggml's blocks; compiled once for each instruction set, with TARGET and NAME defined before.
+ *
+ * q4_0 to q8_0 are what gguf-py and ggml make, byte by byte: one formula each. q4_k and q6_k have scales of scales, and many ways
+ * to choose them. The search here goes for the least squared error:
+ *   1. Of each group of 16 or 32 elements: sixteen scales are tried at once, one in each lane. Elements give codes, codes give the
+ *      scale (and the minimum) of least squares; the best lane is refined once more.
+ *   2. The scales of all groups are rounded to multiples of a float16, by trying the neighbours of each with the codes that they
+ *      give; then that float16 is fitted to all codes, and the neighbours are tried again.
+ * Sums are taken element after element in each lane, so the bytes do not depend on the width of registers.
+ */
+#include "ggml.h"
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+enum { LANES = 16, GROUPS = 16 };
+
+/* ---------------------------------------------------------------------------------------------- q4_0 to q8_0 */
+static inline void put16(uint8_t *out, uint16_t value) { out[0] = (uint8_t)value, out[1] = (uint8_t)(value >> 8); }
+static inline float clamp(float v, float least, float most) {
+    v = v < least ? least : v; /* two steps: compilers make vector code of them */
+    return v > most ? most : v;
+}
+/* A number that float16 has, or the largest one. */
+static inline float in_half(float v) { return clamp(v, -65504, 65504); }
+/* 1 / d; 0 for a d that is 0, or so small that float16 has 0 for it and float32 no inverse. */
+static inline float inverse_of(float d) {
+    const float inverse = d != 0 ? 1 / d : 0;
+    return is_finite(inverse) ? inverse : 0;
+}
+
+static void pack(const uint8_t q[32], int bits, uint8_t *out) {
+    uint32_t high = 0;
+    for (int i = 0; i < 32; i++) high |= (uint32_t)(q[i] >> 4) << i;
+    for (int i = 0; bits == 5 && i < 4; i++) *out++ = (uint8_t)(high >> 8 * i);
+    for (int i = 0; i < 16; i++) out[i] = (uint8_t)((q[i] & 15) | q[i + 16] << 4);
+}
+
+/* d * (q - half): the element of largest magnitude gets code 0. */
+TARGET static void quantize_signed(const float *x, int bits, uint8_t *out) {
+    const float half = (float)(1 << (bits - 1));
+    float extreme = x[0];
+    uint8_t q[32];
+    for (int i = 1; i < 32; i++) extreme = (x[i] < 0 ? -x[i] : x[i]) > (extreme < 0 ? -extreme : extreme) ? x[i] : extreme;
+    const float d = in_half(extreme / -half), inverse = inverse_of(d);
+    for (int i = 0; i < 32; i++) q[i] = (uint8_t)(int)clamp(x[i] * inverse + (half + 0.5f), 0, 2 * half - 1);
+    put16(out, narrow_float(d));
+    pack(q, bits, out + 2);
+}
+
+/* d * q + m: the least element gets code 0, the largest one the largest code. */
+TARGET static void quantize_range(const float *x, int bits, uint8_t *out) {
+    const float most = (float)((1 << bits) - 1);
+    float least = x[0], largest = x[0];
+    uint8_t q[32];
+    for (int i = 1; i < 32; i++) least = x[i] < least ? x[i] : least, largest = x[i] > largest ? x[i] : largest;
+    least = in_half(least);
+    const float d = clamp((largest - least) / most, 0, 65504), inverse = inverse_of(d);
+    for (int i = 0; i < 32; i++) q[i] = (uint8_t)(int)clamp((x[i] - least) * inverse + 0.5f, 0, most);
+    put16(out, narrow_float(d));
+    put16(out + 2, narrow_float(least));
+    pack(q, bits, out + 4);
+}
+
+/* Rounds halves away from zero. */
+TARGET static void quantize_q8_0(const float *x, uint8_t *out) {
+    float extreme = 0;
+    for (int i = 0; i < 32; i++) extreme = (x[i] < 0 ? -x[i] : x[i]) > extreme ? (x[i] < 0 ? -x[i] : x[i]) : extreme;
+    const float d = in_half(extreme / 127), inverse = inverse_of(d);
+    put16(out, narrow_float(d));
+    for (int i = 0; i < 32; i++) {
+        const float v = clamp(x[i] * inverse, -127, 127), magnitude = v < 0 ? -v : v;
+        const int whole = (int)magnitude, rounded = whole + (magnitude - (float)whole >= 0.5f);
+        out[2 + i] = (uint8_t)(v < 0 ? -rounded : rounded);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- q4_k and q6_k */
+/* The integer nearest to a float of a magnitude below 2^22, as a float. */
+static inline float whole(float v) { return (v + 12582912.0f) - 12582912.0f; }
+
+/* Elements times a power of two that brings the largest near 1, so that no square overflows or vanishes; the power. */
+TARGET static float unit_of(const float *x, float y[256]) {
+    uint32_t most = 0;
+    for (int i = 0; i < 256; i++) {
+        const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
+        most = magnitude > most ? magnitude : most;
+    }
+    const int field = most ? 253 - (int)(most >> 23) : 127;
+    const float unit = float_of_bits((uint32_t)(field < 1 ? 1 : field > 254 ? 254 : field) << 23);
+    for (int i = 0; i < 256; i++) y[i] = x[i] * unit;
+    return unit;
+}
+
+/* What is known of a super-block: scale d (and least) of the whole, in units; numbers for each group. */
+typedef struct {
+    uint16_t d_bits, least_bits;
+    float d, least;
+    float scale[GROUPS], minimum[GROUPS]; /* what each group would like: value = scale * q - minimum */
+    float s[GROUPS], m[GROUPS];           /* the integers that it gets: value = d * s * q - least * m */
+    double error;
+} plan;
+
+/* The float16 nearest to value / unit, neither infinite nor, for a value that is not, 0: as bits; and what it is in units. */
+static inline float stored(double value, float unit, uint16_t *bits) {
+    const double v = value / (double)unit;
+    *bits = narrow_float(v > 65504 ? 65504.0f : v < -65504 ? -65504.0f : (float)v);
+    if (value != 0 && (*bits & 0x7FFF) == 0) *bits |= 1;
+    return widen_half(*bits) * unit;
+}
+
+/* The squared error of n elements for sixteen pairs (scale, offset): value = scale * q - offset. */
+TARGET static void errors_of(const float *y, int n, const float scale[LANES], const float offset[LANES], float lowest,
+                             float highest, float error[LANES]) {
+    float inverse[LANES], sum[LANES] = {0}; /* not error itself, which the compiler would store after each element */
+    for (int k = 0; k < LANES; k++) inverse[k] = 1 / (scale[k] != 0 ? scale[k] : 1);
+    for (int k = 0; k < LANES; k++) inverse[k] = scale[k] != 0 && is_finite(inverse[k]) ? inverse[k] : 0;
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < LANES; k++) {
+            const float q = whole(clamp((y[i] + offset[k]) * inverse[k], lowest, highest));
+            const float e = y[i] - (scale[k] * q - offset[k]);
+            sum[k] += e * e;
+        }
+    memcpy(error, sum, sizeof sum);
+}
+
+/* Codes of n elements for scale and offset. */
+TARGET static void codes_of(const float *y, int n, float scale, float offset, float lowest, float highest, float *q) {
+    float inverse = scale != 0 ? 1 / scale : 0;
+    inverse = is_finite(inverse) ? inverse : 0;
+    for (int i = 0; i < n; i++) q[i] = whole(clamp((y[i] + offset) * inverse, lowest, highest));
+}
+
+/* The first of the largest of sixteen numbers. */
+TARGET static int largest_of(const float v[LANES]) {
+    int best = 0;
+    for (int k = 1; k < LANES; k++) best = v[k] > v[best] ? k : best;
+    return best;
+}
+
+/* q6_k: the scale of least squares for 16 elements. */
+TARGET static float scale_of_16(const float *y) {
+    float extreme = 0, inverse[LANES], best = 0, gain = 0;
+    for (int i = 0; i < 16; i++) extreme = (y[i] < 0 ? -y[i] : y[i]) > (extreme < 0 ? -extreme : extreme) ? y[i] : extreme;
+    if (extreme == 0) return 0;
+    const float by_extreme = -1 / extreme;
+    for (int k = 0; k < LANES; k++) inverse[k] = (30.6f + 0.16f * (float)k) * by_extreme;
+    for (int round = 0; round < 2; round++) {
+        float yq[LANES] = {0}, qq[LANES] = {0}, found[LANES];
+        for (int i = 0; i < 16; i++)
+            for (int k = 0; k < LANES; k++) {
+                const float q = whole(clamp(y[i] * inverse[k], -32, 31));
+                yq[k] += y[i] * q;
+                qq[k] += q * q;
+            }
+        for (int k = 0; k < LANES; k++) found[k] = yq[k] * yq[k] / (qq[k] > 0 ? qq[k] : 1);
+        const int k = largest_of(found);
+        if (found[k] > gain) gain = found[k], best = yq[k] / qq[k];
+        for (int j = 0; j < LANES; j++) inverse[j] = yq[j] != 0 ? qq[j] / yq[j] : inverse[j];
+    }
+    return best;
+}
+
+/* q4_k: scale and minimum of least squares for 32 elements; the minimum is not negative. For codes with the sums q1 and qq (of
+ * squares), and with yq and y1 of the elements, scale and minimum are (32 yq - y1 q1) / det and (q1 yq - qq y1) / det. */
+TARGET static void fit_32(const float *y, float *scale, float *minimum) {
+    float least = 0, most = y[0], inverse[LANES], offset[LANES], y1 = 0, best = -1;
+    for (int i = 0; i < 32; i++) {
+        least = y[i] < least ? y[i] : least;
+        most = y[i] > most ? y[i] : most;
+        y1 += y[i];
+    }
+    *scale = 0, *minimum = -least;
+    if (!(most > least)) return;
+    const float by_range = 1 / (most - least);
+    if (!is_finite(by_range)) return;
+    for (int k = 0; k < LANES; k++) offset[k] = -least, inverse[k] = (13.0f + 0.2f * (float)k) * by_range;
+    for (int round = 0; round < 3; round++) {
+        float q1[LANES] = {0}, qq[LANES] = {0}, yq[LANES] = {0}, s[LANES], m[LANES], gain[LANES];
+        for (int i = 0; i < 32; i++)
+            for (int k = 0; k < LANES; k++) {
+                const float q = whole(clamp((y[i] + offset[k]) * inverse[k], 0, 15));
+                q1[k] += q;
+                qq[k] += q * q;
+                yq[k] += y[i] * q;
+            }
+        for (int k = 0; k < LANES; k++) {
+            const float det = 32 * qq[k] - q1[k] * q1[k], by_det = 1 / (det > 0 ? det : 1); /* whole numbers, exact */
+            const float slope = (32 * yq[k] - y1 * q1[k]) * by_det, shift = (q1[k] * yq[k] - qq[k] * y1) * by_det;
+            const int plain = !(det > 0) || shift < 0;
+            m[k] = plain ? 0 : shift;
+            s[k] = plain ? yq[k] / (qq[k] > 0 ? qq[k] : 1) : slope;
+            const float loss = s[k] * s[k] * qq[k] + 32 * m[k] * m[k]; /* what the squares lose is the gain */
+            gain[k] = s[k] > 0 ? 2 * (s[k] * yq[k] - m[k] * y1 + s[k] * m[k] * q1[k]) - loss : -1;
+        }
+        const int k = largest_of(gain);
+        if (gain[k] > best) best = gain[k], *scale = s[k], *minimum = m[k];
+        for (int j = 0; j < LANES; j++) {
+            inverse[j] = s[j] > 0 ? 1 / s[j] : inverse[j];
+            offset[j] = s[j] > 0 ? m[j] : offset[j];
+        }
+    }
+}
+
+/* Gives each group the integers of least error, near what it would like, for the plan's d and least; sums up the error. */
+TARGET static void round_groups(plan *p, const float *y, int groups, int n, float lowest, float highest, float s_least,
+                                float s_most, float m_most) {
+    const float by_d = p->d != 0 ? 1 / p->d : 0, by_least = p->least != 0 ? 1 / p->least : 0;
+    p->error = 0;
+    for (int g = 0; g < groups; g++) {
+        float s[LANES], m[LANES], scale[LANES], offset[LANES], error[LANES];
+        const float wish = whole(clamp(p->scale[g] * by_d, s_least, s_most));
+        const float base = whole(clamp(p->minimum[g] * by_least, 0, m_most));
+        for (int k = 0; k < LANES; k++) { /* three scales by five minimums; or seven scales */
+            s[k] = clamp(wish + (float)(m_most > 0 ? k % 3 - 1 : k % 7 - 3), s_least, s_most);
+            m[k] = m_most > 0 ? clamp(base + (float)(k / 3 % 5 - 2), 0, m_most) : 0;
+            scale[k] = p->d * s[k], offset[k] = p->least * m[k];
+        }
+        errors_of(y + g * n, n, scale, offset, lowest, highest, error);
+        int best = 0;
+        for (int k = 1; k < LANES; k++)
+            if (error[k] < error[best]) best = k;
+        p->s[g] = s[best], p->m[g] = m[best];
+        p->error += (double)error[best];
+    }
+}
+
+/* Fits d and least to all codes of a plan: least squares; returns 0 where there is no such fit. */
+TARGET static int refit(const plan *p, const float *y, int groups, int n, float lowest, float highest, double *d,
+                        double *least) {
+    double aa = 0, ab = 0, bb = 0, ay = 0, by = 0;
+    for (int g = 0; g < groups; g++) {
+        float q[32], q1 = 0, qq = 0, yq = 0, y1 = 0;
+        codes_of(y + g * n, n, p->d * p->s[g], p->least * p->m[g], lowest, highest, q);
+        for (int i = 0; i < n; i++) q1 += q[i], qq += q[i] * q[i], yq += y[g * n + i] * q[i], y1 += y[g * n + i];
+        const double s = (double)p->s[g], m = (double)p->m[g];
+        aa += s * s * (double)qq, ab -= s * m * (double)q1, bb += m * m * n, ay += s * (double)yq, by -= m * (double)y1;
+    }
+    const double det = aa * bb - ab * ab;
+    if (det > 0 && bb > 0) {
+        *d = (ay * bb - by * ab) / det, *least = (by * aa - ay * ab) / det;
+        if (*least >= 0) return 1;
+    }
+    *d = aa > 0 ? ay / aa : 0, *least = 0;
+    return aa > 0;
+}
+
+/* The best of plans that begin with these values of d, refined. */
+TARGET static plan best_plan(const plan *wishes, const double *starts, int count, double least, const float *y, float unit,
+                             int groups, int n, float lowest, float highest, float s_least, float s_most, float m_most) {
+    plan best = *wishes;
+    best.error = -1;
+    for (int start = 0; start < count; start++) {
+        double d = starts[start], offset = least;
+        for (int round = 0; round < 2; round++) {
+            plan p = *wishes;
+            p.d = stored(d, unit, &p.d_bits), p.least = stored(offset, unit, &p.least_bits);
+            round_groups(&p, y, groups, n, lowest, highest, s_least, s_most, m_most);
+            if (best.error < 0 || p.error < best.error) best = p;
+            if (!refit(&p, y, groups, n, lowest, highest, &d, &offset)) break;
+        }
+    }
+    return best;
+}
+
+TARGET static void quantize_q6_k(const float *x, uint8_t *out) {
+    float y[256], extreme = 0, codes[16];
+    plan p = {.error = 0};
+    uint8_t q[256];
+    const float unit = unit_of(x, y);
+    for (int g = 0; g < 16; g++) {
+        const float s = p.scale[g] = scale_of_16(y + 16 * g);
+        extreme = (s < 0 ? -s : s) > (extreme < 0 ? -extreme : extreme) ? s : extreme;
+    }
+    memset(out, 0, 210);
+    if (extreme == 0) return;
+    const double starts[2] = {(double)extreme / -128, (double)extreme / 127};
+    p = best_plan(&p, starts, 2, 0, y, unit, 16, 16, -32, 31, -128, 127, 0);
+    for (int g = 0; g < 16; g++) {
+        codes_of(y + 16 * g, 16, p.d * p.s[g], 0, -32, 31, codes);
+        for (int i = 0; i < 16; i++) q[16 * g + i] = (uint8_t)((int)codes[i] + 32);
+        out[192 + g] = (uint8_t)(int)p.s[g];
+    }
+    put16(out + 208, p.d_bits);
+    for (int i = 0; i < 256; i++) {
+        const int half = i / 128, part = i % 128 / 32, k = i % 32;
+        out[64 * half + part % 2 * 32 + k] |= (uint8_t)((q[i] & 15) << part / 2 * 4);
+        out[128 + 32 * half + k] |= (uint8_t)((q[i] >> 4) << 2 * part);
+    }
+}
+
+TARGET static void quantize_q4_k(const float *x, uint8_t *out) {
+    float y[256], scale = 0, minimum = 0, codes[32];
+    plan p = {.error = 0};
+    const float unit = unit_of(x, y);
+    for (int g = 0; g < 8; g++) {
+        fit_32(y + 32 * g, &p.scale[g], &p.minimum[g]);
+        scale = p.scale[g] > scale ? p.scale[g] : scale, minimum = p.minimum[g] > minimum ? p.minimum[g] : minimum;
+    }
+    memset(out, 0, 144);
+    if (scale == 0 && minimum == 0) return;
+    const double start = (double)scale / 63;
+    p = best_plan(&p, &start, 1, (double)minimum / 63, y, unit, 8, 32, 0, 15, 0, 63, 63);
+    put16(out, p.d_bits);
+    put16(out + 2, p.least_bits);
+    for (int g = 0; g < 8; g++) {
+        const int s = (int)p.s[g], m = (int)p.m[g], k = g % 4;
+        if (g < 4) {
+            out[4 + k] |= (uint8_t)s, out[8 + k] |= (uint8_t)m;
+        } else {
+            out[4 + k] |= (uint8_t)(s >> 4 << 6), out[8 + k] |= (uint8_t)(m >> 4 << 6);
+            out[12 + k] = (uint8_t)((s & 15) | (m & 15) << 4);
+        }
+        codes_of(y + 32 * g, 32, p.d * p.s[g], p.least * p.m[g], 0, 15, codes);
+        for (int i = 0; i < 32; i++) out[16 + g / 2 * 32 + i] |= (uint8_t)((int)codes[i] << g % 2 * 4);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- all types */
+TARGET void NAME(int type, const float *x, uint64_t n, uint8_t *out) {
+    switch (type) {
+    case WM_GGML_q4_0:
+        for (; n; n--, x += 32, out += 18) quantize_signed(x, 4, out);
+        break;
+    case WM_GGML_q5_0:
+        for (; n; n--, x += 32, out += 22) quantize_signed(x, 5, out);
+        break;
+    case WM_GGML_q4_1:
+        for (; n; n--, x += 32, out += 20) quantize_range(x, 4, out);
+        break;
+    case WM_GGML_q5_1:
+        for (; n; n--, x += 32, out += 24) quantize_range(x, 5, out);
+        break;
+    case WM_GGML_q8_0:
+        for (; n; n--, x += 32, out += 34) quantize_q8_0(x, out);
+        break;
+    case WM_GGML_q4_k:
+        for (; n; n--, x += 256, out += 144) quantize_q4_k(x, out);
+        break;
+    case WM_GGML_q6_k:
+        for (; n; n--, x += 256, out += 210) quantize_q6_k(x, out);
+        break;
+    default: break;
+    }
+}

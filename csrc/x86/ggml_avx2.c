@@ -1,0 +1,62 @@
+/* Decoding of ggml's blocks with AVX2: see ggml_blocks.h. */
+#include "../ggml.h"
+
+#if WM_X86
+#define TARGET WM_TARGET("avx2,f16c")
+#define SUFFIX x86_avx2
+#define ODD 0
+#include "ggml_codes.h"
+
+/* 255 where a bit is set. */
+TARGET WM_INLINE codes where_set(uint32_t word) {
+    const __m256i byte =
+        _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
+    return _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32((int)word), byte), bit), bit);
+}
+TARGET WM_INLINE codes bits(uint32_t word, int value) {
+    return _mm256_and_si256(where_set(word), _mm256_set1_epi8((char)value));
+}
+TARGET WM_INLINE codes negate(codes c, uint32_t word) {
+    const __m256i all = where_set(word);
+    return _mm256_sub_epi8(_mm256_xor_si256(c, all), all);
+}
+
+TARGET WM_INLINE __m256 eight_floats(__m128i c) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c)); }
+TARGET WM_INLINE __m128i upper(__m128i c) { return _mm_unpackhi_epi64(c, c); }
+
+TARGET WM_INLINE void products(float *out, uint64_t v, uint64_t w, float a, float b) {
+    const __m128i all = _mm_set_epi64x((long long)w, (long long)v);
+    _mm256_storeu_ps(out, _mm256_mul_ps(eight_floats(all), _mm256_set1_ps(a)));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(eight_floats(upper(all)), _mm256_set1_ps(b)));
+}
+
+TARGET WM_INLINE void put_half(float *out, __m128i c, float s) {
+    const __m256 scale = _mm256_set1_ps(s);
+    _mm256_storeu_ps(out, _mm256_mul_ps(eight_floats(c), scale));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(eight_floats(upper(c)), scale));
+}
+TARGET WM_INLINE void put(float *out, codes c, float s, float t) {
+    put_half(out, _mm256_castsi256_si128(c), s);
+    put_half(out + 16, _mm256_extracti128_si256(c, 1), t);
+}
+
+TARGET WM_INLINE void put_half_sum(float *out, __m128i c, float s, float x) {
+    const __m256 scale = _mm256_set1_ps(s), offset = _mm256_set1_ps(x);
+    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_mul_ps(eight_floats(c), scale), offset));
+    _mm256_storeu_ps(out + 8, _mm256_add_ps(_mm256_mul_ps(eight_floats(upper(c)), scale), offset));
+}
+TARGET WM_INLINE void put_sum(float *out, codes c, float s, float x, float t, float y) {
+    put_half_sum(out, _mm256_castsi256_si128(c), s, x);
+    put_half_sum(out + 16, _mm256_extracti128_si256(c, 1), t, y);
+}
+
+#include "../ggml_blocks.h"
+
+TARGET void stream_x86_avx2(const float *values, float *out, uint64_t lines) {
+    for (; lines; lines--, values += 16, out += 16) {
+        _mm256_stream_ps(out, _mm256_loadu_ps(values));
+        _mm256_stream_ps(out + 8, _mm256_loadu_ps(values + 8));
+    }
+}
+#endif

@@ -1,0 +1,213 @@
+"""Blocks of ggml in C: the types of quantised tensors in GGUF files. Used by `weightmap.quant.ggml`.
+
+A type cuts the elements of a tensor, row by row, into blocks of 32, 64 or 256, each of which holds its own scales.
+Values are those of gguf-py, to the bit; a value that is no number, as of a NaN scale, is the float32 0x7FC00000 on
+every CPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.errors import QuantError
+from weightmap.kernels._blocks import count_of, take_out
+from weightmap.kernels._native import (
+    NULL,
+    as_input,
+    as_output,
+    decode_ggml_array,
+    from_buffer,
+    lib,
+    thread_count,
+)
+from weightmap.kernels._quantize import floats
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from weightmap.kernels._native import Buffer
+
+__all__ = ["GGML_ENCODED", "GGML_TYPES", "GgmlType", "decode_ggml", "encode_ggml", "ggml_size"]
+
+
+class GgmlType(NamedTuple):
+    """A block type of ggml.
+
+    Attributes
+    ----------
+    name : str
+        Its name in lower case: "q4_k".
+    number : int
+        Its number in GGUF files.
+    block_size : int
+        Elements of a block.
+    block_bytes : int
+        Bytes of a block.
+    """
+
+    name: str
+    number: int
+    block_size: int
+    block_bytes: int
+
+
+_NUMBERS = {
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "q2_k": 10,
+    "q3_k": 11,
+    "q4_k": 12,
+    "q5_k": 13,
+    "q6_k": 14,
+    "iq2_xxs": 16,
+    "iq2_xs": 17,
+    "iq3_xxs": 18,
+    "iq1_s": 19,
+    "iq4_nl": 20,
+    "iq3_s": 21,
+    "iq2_s": 22,
+    "iq4_xs": 23,
+    "iq1_m": 29,
+    "tq1_0": 34,
+    "tq2_0": 35,
+    "mxfp4": 39,
+    "nvfp4": 40,
+}
+# Every type that `decode_ggml` knows, by its name.
+GGML_TYPES = {
+    name: GgmlType(name, number, lib.wm_ggml_elements(number), lib.wm_ggml_bytes(number))
+    for name, number in _NUMBERS.items()
+}
+# Those that `encode_ggml` knows too.
+GGML_ENCODED = tuple(name for name, kind in GGML_TYPES.items() if lib.wm_ggml_encodes(kind.number))
+
+
+def _type_named(name: str) -> GgmlType:
+    found = GGML_TYPES.get(name)
+    if found is None:
+        raise QuantError("block type", actual=repr(name), expected=f"one of {', '.join(GGML_TYPES)}")
+    return found
+
+
+def ggml_size(n: int, name: str) -> int:
+    """Return the bytes that `n` elements take as blocks of this type.
+
+    Raises
+    ------
+    QuantError
+        For a type that does not exist, or a number of elements that fills no whole number of blocks.
+    """
+    kind = _type_named(name)
+    blocks, rest = divmod(count_of(n), kind.block_size)
+    if rest:
+        raise QuantError(f"number of elements of {name}", actual=n, expected=f"a multiple of {kind.block_size}")
+    return blocks * kind.block_bytes
+
+
+def decode_ggml(
+    data: Buffer,
+    n: int,
+    name: str,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    dtype: Any = np.float32,
+    out: NDArray[Any] | None = None,
+    threads: int = 1,
+) -> NDArray[Any]:
+    """Decode elements `start` to `stop` of the `n` that `data` holds, touching only the blocks that they lie in.
+
+    Parameters
+    ----------
+    data : buffer
+        Exactly the bytes that `ggml_size` tells, at any alignment.
+    n : int
+        Number of elements, a multiple of the block size.
+    name : str
+        One of `GGML_TYPES`.
+    start, stop : int
+        The elements wanted, 0 <= start <= stop <= n; all of them when not given.
+    dtype : dtype
+        float32, or float16, to which the float32 values are then rounded. Ignored when `out` is given.
+    out : ndarray of float32 or float16, optional
+        Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, apart from `data`.
+    threads : int
+        At most this many threads share the work; fewer where there is too little to gain.
+
+    Returns
+    -------
+    ndarray, shape (stop - start,)
+        The values; or `out`.
+
+    Raises
+    ------
+    QuantError
+        For a type that does not exist, or data of another size.
+    ValueError
+        When `out` is not as it has to be, or the range does not lie within the elements.
+    """
+    kind = _type_named(name)
+    stop = n if stop is None else stop
+    if out is not None and decode_ggml_array(data, n, kind.number, start, stop, out, threads):
+        return out
+    n = count_of(n)
+    if not 0 <= start <= stop <= n:
+        raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
+    expected = ggml_size(n, name)
+    buffer = as_input(data)
+    if len(buffer) != expected:
+        raise QuantError(f"size of the data of {n} elements of {name}", actual=len(buffer), expected=expected)
+    values = take_out(out, stop - start, dtype)
+    half = values.dtype == np.float16
+    target = as_output(values, "uint8_t[]")
+    count, most = stop - start, thread_count(threads)
+    if lib.wm_ggml_decode(buffer, expected, kind.number, n, start, target, count, half, most):
+        raise ValueError("out overlaps what is decoded")
+    return values
+
+
+def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Quantise to blocks of this type; return their bytes, and the sum of the squared errors of each block.
+
+    The bytes are the same on every instruction set and with any number of threads. q4_0, q4_1, q5_0, q5_1 and q8_0 are
+    byte by byte what gguf-py makes; for q4_k and q6_k a search finds scales of least squared error. A scale that would
+    be too large for float16 is the largest finite one.
+
+    Parameters
+    ----------
+    a : array_like of real numbers, any shape
+        Taken row by row, as float32.
+    name : str
+        One of `GGML_ENCODED`.
+    threads : int
+        At most this many threads share the work.
+
+    Returns
+    -------
+    ndarray of uint8, ndarray of float64
+
+    Raises
+    ------
+    QuantError
+        For a type that nothing is quantised to, a number of elements that fills no whole number of blocks, elements
+        that are NaN or infinite, and what is no array of real numbers.
+    """
+    if name not in GGML_ENCODED:
+        raise QuantError("block type to quantise to", actual=repr(name), expected=f"one of {', '.join(GGML_ENCODED)}")
+    flat = floats(a)
+    data = np.empty(ggml_size(flat.size, name), np.uint8)
+    kind = GGML_TYPES[name]
+    errors = np.empty(flat.size // kind.block_size, np.float64)
+    source = from_buffer("float[]", flat) if flat.size else NULL
+    target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")
+    if (
+        lib.wm_ggml_encode(source, flat.size, kind.number, target, data.size, sums, errors.size, thread_count(threads))
+        != -1
+    ):
+        raise AssertionError("sizes were checked")
+    return data, errors

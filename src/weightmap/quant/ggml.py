@@ -1,0 +1,340 @@
+"""Quantised tensors of GGUF files: the block types of ggml.
+
+A type cuts every row of a tensor into blocks of 32, 64 or 256 elements, and each block holds what decodes it. So any
+rows, and any experts of a three-dimensional tensor, are a piece of the tensor's bytes. Schemes are named like the
+types, in lower case: "q4_k".
+
+==============================  ===========================================================================
+schemes                         value of an element with code q
+==============================  ===========================================================================
+``q4_0 q5_0 q8_0``              d * q, q signed; d is the block's scale, a float16
+``q4_1 q5_1``                   d * q + m, q from 0 on; m is the block's minimum, a float16
+``q2_k q4_k q5_k``              (d * s) * q - (m * t); s and t are small integers for 16 or 32 elements
+``q3_k q6_k``                   (d * s) * q, q and s signed
+``iq4_nl iq4_xs mxfp4 nvfp4``   d * table[q], or (d * s) * table[q]; a table of 16 integers for all blocks
+``iq1 iq2 iq3``                 (d * s) * book[q]: four or eight elements are one entry of a book of points
+``tq1_0 tq2_0``                 d * q, q of -1, 0 and 1
+==============================  ===========================================================================
+
+Each operation is one of float32; values are those of gguf-py, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import QuantError
+from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.schemes import BITS, BLOCKED, checked_shape
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["GGML_SCHEMES", "GgmlTensor", "quantize_ggml", "to_blocks", "to_ggml"]
+
+# Every scheme, in the order of the numbers of their types.
+GGML_SCHEMES = tuple(kernels.GGML_TYPES)
+# Where the float16 scale of a block lies; the float16 for its minimum, where there is one, lies behind it.
+_SCALE_AT = {"q2_k": 80, "q3_k": 108, "q6_k": 208, "tq1_0": 52, "tq2_0": 64}
+_WITH_MINIMUM = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
+# Schemes whose scales are something else: what they are, how many, and where.
+_OTHER_SCALES: dict[str, tuple[str, str, int, int]] = {
+    "mxfp4": ("e8m0", "u1", 1, 0),
+    "nvfp4": ("ue4m3", "u1", 4, 0),
+    "iq1_m": ("fp16, in quarters", "<u2", 4, 48),
+}
+
+
+class GgmlTensor(QuantizedTensor):
+    """A tensor of one of ggml's block types, decoded on demand.
+
+    Parameters
+    ----------
+    scheme : str
+        One of `GGML_SCHEMES`.
+    shape : tuple of int
+        As numpy has it, the fastest dimension last; that one is a multiple of the block size.
+    payload : ndarray of uint8, or bytes-like
+        The blocks of all rows, one after another, at any alignment.
+
+    Attributes
+    ----------
+    shape, ndim, size
+        Of the tensor.
+    scheme : str
+        As given.
+    block_size : int
+        Elements of a block.
+    scale_type : str
+        "fp16"; "e8m0" for mxfp4, "ue4m3" for nvfp4, "fp16, in quarters" for iq1_m.
+    nbytes : int
+        Bytes of the payload.
+
+    Raises
+    ------
+    QuantError
+        When the payload is not as large as scheme and shape need, or the shape does not consist of whole blocks.
+
+    Examples
+    --------
+    >>> block = np.float16(0.5).tobytes() + bytes([0x98] * 16)
+    >>> q = GgmlTensor("q4_0", (1, 32), block)
+    >>> q.scales, q[0, 15:17]
+    (array([0.5], dtype=float16), array([0. , 0.5], dtype=float32))
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, scheme: str, shape: tuple[int, ...], payload: NDArray[np.uint8] | bytes | bytearray | memoryview
+    ) -> None:
+        kind = kernels.GGML_TYPES.get(scheme)
+        if kind is None:
+            raise QuantError("scheme", field="type", actual=repr(scheme), expected=f"one of {', '.join(GGML_SCHEMES)}")
+        self.scheme = scheme
+        self.shape = checked_shape(shape)
+        self.size = math.prod(self.shape)
+        self.block_size = kind.block_size
+        self.scale_type = _OTHER_SCALES[scheme][0] if scheme in _OTHER_SCALES else "fp16"
+        _check_rows(scheme, self.shape)
+        octets = np.frombuffer(payload, np.uint8) if not isinstance(payload, np.ndarray) else payload
+        if octets.dtype != np.uint8 or octets.ndim != 1 or not octets.flags.c_contiguous:
+            raise TypeError(f"the payload is an array of {octets.dtype} {octets.shape}, expected contiguous bytes")
+        self._octets: NDArray[np.uint8] = octets.view()
+        self._octets.flags.writeable = False
+        wanted = self.size // kind.block_size * kind.block_bytes
+        if len(octets) != wanted:
+            raise QuantError(
+                f"bytes of {scheme} {list(self.shape)}", field="data_size", actual=len(octets), expected=wanted
+            )
+
+    def _described(self) -> str:
+        return f"{list(self.shape)}, blocks of {self.block_size}"
+
+    # ------------------------------------------------------------------------------------------------- its parts
+    @property
+    def blocks(self) -> NDArray[np.uint8]:
+        """The blocks, uint8, shape (n_blocks, bytes of a block): a view."""
+        return self._octets.reshape(-1, kernels.GGML_TYPES[self.scheme].block_bytes)
+
+    def _part(self, at: int, dtype: str) -> NDArray[Any]:
+        """Return the number at this byte of every block: a strided view."""
+        blocks, kind = self.blocks, np.dtype(dtype)
+        if not len(blocks):
+            return np.empty(0, kind)
+        return np.ndarray((len(blocks),), kind, self._octets, at, (blocks.shape[1],))
+
+    @property
+    def scales(self) -> NDArray[Any]:
+        """The scales of the blocks, float16, shape (n_blocks,): a strided view.
+
+        Those of mxfp4 are uint8 exponents; those of nvfp4 uint8, shape (n_blocks, 4); of iq1_m the four numbers of 16
+        bits, shape (n_blocks, 4), of which each holds a quarter of the scale in its upper bits.
+        """
+        if self.scheme not in _OTHER_SCALES:
+            return self._part(_SCALE_AT.get(self.scheme, 0), "<f2")
+        _, dtype, count, at = _OTHER_SCALES[self.scheme]
+        if count == 1:
+            return self._part(at, dtype)
+        width = np.dtype(dtype).itemsize
+        return self.blocks[:, at : at + count * width].view(dtype)
+
+    @property
+    def minimums(self) -> NDArray[np.float16] | None:
+        """The float16 numbers that offsets are made of, shape (n_blocks,): a strided view. None without offsets."""
+        if self.scheme not in _WITH_MINIMUM:
+            return None
+        return self._part(_SCALE_AT.get(self.scheme, 0) + 2, "<f2")
+
+    @property
+    def codes(self) -> NDArray[Any]:
+        """The blocks without `scales` and `minimums`, shape (n_blocks, bytes): a strided view.
+
+        uint8; of q8_0 int8, the codes themselves. Of iq1_m the whole blocks, since scales are among the codes.
+        """
+        blocks = self.blocks
+        if self.scheme == "iq1_m":
+            return blocks
+        if self.scheme == "q8_0":
+            return blocks[:, 2:].view(np.int8)
+        if self.scheme in _SCALE_AT:
+            return blocks[:, : _SCALE_AT[self.scheme]]
+        if self.scheme in _OTHER_SCALES:
+            _, dtype, count, at = _OTHER_SCALES[self.scheme]
+            return blocks[:, at + count * np.dtype(dtype).itemsize :]
+        return blocks[:, 4 if self.scheme in _WITH_MINIMUM else 2 :]
+
+    # -------------------------------------------------------------------------------------------------- decoding
+    def _check_scales(self) -> None:
+        numbers = [self.scales, self.minimums]
+        if self.scheme == "iq1_m":
+            quarters = self.scales >> 12 << np.array([0, 4, 8, 12], np.uint16)
+            numbers[0] = np.bitwise_or.reduce(quarters, axis=1).view(np.float16)
+        for what, found in zip(("scale", "minimum"), numbers, strict=True):
+            if found is not None and found.dtype == np.float16 and len(bad := np.flatnonzero(~np.isfinite(found))):
+                block = int(bad[0])
+                raise QuantError(f"{what} of block {block}", actual=found[block].item(), expected="a finite number")
+
+    def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
+        kernels.decode_ggml(self._octets, self.size, self.scheme, start=start, stop=stop, out=out, threads=threads)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return what numpy returns for the decoded tensor, as float32; decode only the blocks needed.
+
+        An integer, a slice, or a list or array of integers or truth values on the first axis selects rows; behind an
+        integer, which selects an expert, so does the next axis. Any other key decodes the whole tensor.
+        """
+        if isinstance(key, tuple) and len(key) > 1 and self.ndim > 2 and isinstance(key[0], (int, np.integer)):
+            inner = self.nbytes // self.shape[0] if self.shape[0] else 0
+            first = range(self.shape[0])[key[0]] if -self.shape[0] <= key[0] < self.shape[0] else None
+            if first is not None and not isinstance(key[0], (bool, np.bool_)):
+                octets = self._octets[first * inner : (first + 1) * inner]
+                return GgmlTensor(self.scheme, self.shape[1:], octets)[key[1:]]
+        return super().__getitem__(key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GgmlTensor, (self.scheme, self.shape, self._octets.tobytes())
+
+
+# ---------------------------------------------------------------------------------------------------- quantisation
+def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTensor:
+    """Quantise an array to a block type of ggml.
+
+    Parameters
+    ----------
+    array : array_like
+        Real numbers, taken as float32; the last dimension is a multiple of the block size.
+    scheme : str
+        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0": byte by byte what gguf-py makes. "q4_k", "q6_k": scales of least
+        squared error, found by a search.
+    threads : int
+        At most this many threads share the work. The result does not depend on it.
+
+    Raises
+    ------
+    QuantError
+        For a scheme that nothing is quantised to, a shape that does not consist of whole blocks, an element that is NaN
+        or infinite, and what is no array of real numbers.
+
+    Examples
+    --------
+    >>> q = quantize_ggml(np.linspace(-8, 7, 32).reshape(1, 32), "q8_0")
+    >>> q.nbytes, q.scales
+    (34, array([0.063], dtype=float16))
+    """
+    values = kernels.real_numbers(array)
+    if scheme not in kernels.GGML_ENCODED:
+        expected = f"one of {', '.join(kernels.GGML_ENCODED)}"
+        raise QuantError("scheme to quantise to", field="type", actual=repr(scheme), expected=expected)
+    _check_rows(scheme, values.shape)
+    return GgmlTensor(scheme, values.shape, kernels.encode_ggml(values, scheme, threads=threads)[0])
+
+
+def _check_rows(scheme: str, shape: tuple[int, ...]) -> None:
+    """Raise `QuantError` when rows of this shape are no whole blocks."""
+    block_size = kernels.GGML_TYPES[scheme].block_size
+    if not shape or shape[-1] % block_size:
+        expected = f"a last dimension that is a multiple of {block_size}"
+        raise QuantError(f"shape of {scheme}", field="shape", actual=list(shape), expected=expected)
+
+
+# ------------------------------------------------------------------------------------------------------ conversion
+# Integers of 4, 5 and 8 bits with a float16 scale for 32 of them are the same numbers in ggml's blocks, in other
+# places: ggml adds half of the range to codes of 4 and 5 bits, pairs element i with element i + 16 in a byte, and keeps
+# fifth bits apart.
+_SAME = {4: "q4_0", 5: "q5_0", 8: "q8_0"}
+_BLOCK = 32
+
+
+def to_ggml(tensor: QuantizedTensor) -> GgmlTensor:
+    """Return a tensor of integers and scales as ggml's blocks of the same integers and scales: nothing is decoded.
+
+    int4 and int4_block become q4_0, int5 and int5_block q5_0, int8 q8_0. Every value keeps its bits.
+
+    Raises
+    ------
+    QuantError
+        For another scheme, a last dimension that is no multiple of 32, a block size that is no multiple of 32, and a
+        scale of float32 that float16 does not have.
+    """
+    bits = BITS.get(tensor.scheme)
+    if bits is None:
+        raise QuantError("scheme", actual=tensor.scheme, expected=f"one of {', '.join(BITS)}, to become ggml's blocks")
+    scheme = _SAME[bits]
+    _check_rows(scheme, tensor.shape)
+    if tensor.block_size % _BLOCK:
+        raise QuantError("block size", actual=tensor.block_size, expected=f"a multiple of {_BLOCK}, as of {scheme}")
+    count = tensor.size // _BLOCK
+    with np.errstate(over="ignore"):
+        scales = tensor.scales.astype(np.float16)
+    lost = np.flatnonzero((scales != tensor.scales) & ~np.isnan(scales))
+    if len(lost):
+        block = int(lost[0])
+        raise QuantError(f"scale of block {block}", actual=tensor.scales[block].item(), expected="a float16")
+    blocks = np.empty((count, kernels.GGML_TYPES[scheme].block_bytes), np.uint8)
+    each = tensor.block_size // _BLOCK if tensor.block_size else count
+    blocks[:, :2] = np.repeat(scales, each)[:count, None].view(np.uint8)
+    codes = np.ascontiguousarray(tensor.codes).reshape(-1).view(np.uint8)[: count * _BLOCK * bits // 8]
+    if bits == 8:
+        blocks[:, 2:] = codes.reshape(count, _BLOCK)
+        return GgmlTensor(scheme, tensor.shape, blocks.reshape(-1))
+    q = _unpacked(codes, bits, count) ^ np.uint8(1 << (bits - 1))
+    if bits == 5:
+        blocks[:, 2:6] = np.packbits(q >> 4, axis=1, bitorder="little")
+    blocks[:, -16:] = (q[:, :16] & 15) | q[:, 16:] << 4
+    return GgmlTensor(scheme, tensor.shape, blocks.reshape(-1))
+
+
+def to_blocks(tensor: GgmlTensor) -> QuantizedTensor:
+    """Return a tensor of ggml's blocks as one of integers and scales: the same numbers, nothing is decoded.
+
+    q4_0 becomes int4_block, q5_0 int5_block, both with blocks of 32; q8_0 becomes int8, which has one scale for all.
+    Every value keeps its bits.
+
+    Raises
+    ------
+    QuantError
+        For another scheme, and for q8_0 with different scales.
+    """
+    bits = next((bits for bits, scheme in _SAME.items() if scheme == tensor.scheme), None)
+    if bits is None:
+        expected = f"one of {', '.join(_SAME.values())}, to become integers and scales"
+        raise QuantError("scheme", actual=tensor.scheme, expected=expected)
+    blocks = tensor.blocks
+    count = len(blocks)
+    if bits == 8:
+        different = np.flatnonzero((blocks[1:, :2] != blocks[:1, :2]).any(axis=1))
+        if len(different):
+            block = int(different[0]) + 1
+            expected = f"{tensor.scales[0].item()}, as of block 0: int8 has one scale"
+            raise QuantError(f"scale of block {block} of q8_0", actual=tensor.scales[block].item(), expected=expected)
+        scale = blocks[0, :2] if count else np.zeros(2, np.uint8)
+        return QuantizedTensor("int8", tensor.shape, np.concatenate([scale, blocks[:, 2:].reshape(-1)]))
+    q = np.concatenate([blocks[:, -16:] & 15, blocks[:, -16:] >> 4], axis=1)
+    if bits == 5:
+        q |= np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little") << 4
+    packed = np.empty((count, 2 + _BLOCK * bits // 8), np.uint8)
+    packed[:, :2] = blocks[:, :2]
+    packed[:, 2:] = _packed(q ^ np.uint8(1 << (bits - 1)), bits)
+    return QuantizedTensor(BLOCKED[bits - 4], tensor.shape, packed.reshape(-1), block_size=_BLOCK)
+
+
+def _unpacked(codes: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
+    """Return packed codes one in a byte, a row for each block."""
+    if bits == 4:
+        return np.stack([codes & 15, codes >> 4], axis=-1).reshape(count, _BLOCK)
+    apart = np.unpackbits(codes, bitorder="little").reshape(-1, bits)
+    return np.packbits(apart, axis=1, bitorder="little").reshape(count, _BLOCK)
+
+
+def _packed(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return codes, one in a byte and a row for each block, packed."""
+    if bits == 4:
+        pairs: NDArray[np.uint8] = q[:, ::2] | q[:, 1::2] << np.uint8(4)
+        return pairs
+    apart = np.unpackbits(q[:, :, None], axis=2, count=bits, bitorder="little")
+    return np.packbits(apart.reshape(len(q), _BLOCK * bits), axis=1, bitorder="little")

@@ -1,0 +1,391 @@
+"""Quantised tensors of ggml's block types: decoding, rows, parts, quantisation, and conversion without decoding."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from tests import ggml_support
+from tests.ggml_support import TYPES, random_blocks
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.quant.ggml import GGML_SCHEMES, GgmlTensor, quantize_ggml, to_blocks, to_ggml
+
+ENCODED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k")
+LIKE_GGUF_PY = ENCODED[:5]
+
+
+def tensor(scheme, rows, *, finite=True):
+    """A tensor of random blocks, two in a row."""
+    count = 2 * math.prod(rows)
+    blocks = random_blocks(np.random.default_rng(count), scheme, count, finite=finite)
+    return GgmlTensor(scheme, (*rows, 2 * TYPES[scheme][1]), blocks.reshape(-1))
+
+
+@pytest.fixture(scope="module")
+def books():
+    """The code books of the iq types."""
+    return ggml_support.read_books(lambda blocks, name: kernels.decode_ggml(blocks, len(blocks) * TYPES[name][1], name))
+
+
+def test_schemes():
+    """There is a scheme for every type, named like it in lower case."""
+    assert set(GGML_SCHEMES) == set(TYPES)
+
+
+@pytest.mark.parametrize("scheme", GGML_SCHEMES)
+def test_decoding(books, scheme):
+    """A tensor decodes to the values of its blocks, in float32, in other types, with threads and into any array."""
+    q = tensor(scheme, (3, 5))
+    values = ggml_support.values(scheme, q.payload.reshape(-1, TYPES[scheme][2]), books).reshape(q.shape)
+    assert q.dequantize().tobytes() == values.tobytes()
+    assert np.asarray(q).tobytes() == values.tobytes()
+    assert q.dequantize(threads=3).tobytes() == values.tobytes()
+    assert np.array_equal(q.dequantize(np.float64), values)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(q.dequantize("float16"), values.astype(np.float16))
+    out = np.empty(q.shape[::-1], np.float32).T
+    assert q.dequantize(out=out) is out
+    assert np.array_equal(out, values)
+    assert np.array_equal(q.flat(7, q.size - 3), values.reshape(-1)[7:-3])
+
+
+@pytest.mark.parametrize("scheme", GGML_SCHEMES)
+@pytest.mark.parametrize(
+    "key",
+    [0, -1, slice(1, 3), slice(None, None, -2), [2, 0, 2], np.array([True, False, True]), ..., (1, 3), (2, slice(1, 4)),
+     (-1, [4, 1], slice(2, 9)), (np.int64(1), -2, 5), (slice(None), 2), (0, ...), (1, None), (True, 1)],
+    ids=repr,
+)  # fmt: skip
+def test_indexing(scheme, key):
+    """Rows and experts are what numpy makes of the decoded tensor."""
+    q = tensor(scheme, (3, 5))
+    assert np.array_equal(q[key], q.dequantize()[key])
+
+
+def test_only_the_blocks_needed_are_decoded(monkeypatch):
+    """A row of an expert decodes that row and no more."""
+    asked = []
+    decode = kernels.decode_ggml
+
+    def record(data, n, name, *, start, stop, **options):
+        asked.append((len(data), start, stop))
+        return decode(data, n, name, start=start, stop=stop, **options)
+
+    q = tensor("q4_k", (3, 5))
+    monkeypatch.setattr(kernels, "decode_ggml", record)
+    expert = q.nbytes // 3
+    for key, found in ((1, (q.nbytes, 5 * 512, 10 * 512)), ((1, 3), (expert, 3 * 512, 4 * 512))):
+        asked.clear()
+        q[key]
+        assert asked == [found]
+
+
+@pytest.mark.parametrize("key", [(3, 0), (-4, 0), (0, 5)])
+def test_indices_out_of_bounds(key):
+    """An expert or a row that does not exist is an IndexError."""
+    with pytest.raises(IndexError):
+        tensor("q4_0", (3, 5))[key]
+
+
+@pytest.mark.parametrize("scheme", GGML_SCHEMES)
+def test_parts(scheme):
+    """Scales, minimums and codes are views that make up the blocks."""
+    q = tensor(scheme, (2, 2), finite=False)
+    assert (q.n_blocks, q.block_size, q.nbytes) == (8, TYPES[scheme][1], 8 * TYPES[scheme][2])
+    parts = [part for part in (q.scales, q.minimums, q.codes) if part is not None]
+    for part in parts:
+        assert len(part) == 8
+        assert np.shares_memory(part, q.payload)
+        assert not part.flags.writeable
+    widths = [part.itemsize * math.prod(part.shape[1:]) for part in parts]
+    assert sum(widths) == TYPES[scheme][2] + (8 if scheme == "iq1_m" else 0)
+    assert q.bits_per_weight == 8 * TYPES[scheme][2] / TYPES[scheme][1]
+    assert scheme in repr(q)
+    again = pickle.loads(pickle.dumps(q))
+    assert type(again) is GgmlTensor
+    assert (again.scheme, again.shape, again.payload.tobytes()) == (q.scheme, q.shape, q.payload.tobytes())
+
+
+@pytest.mark.parametrize("scheme", GGML_SCHEMES)
+def test_a_strict_tensor_has_finite_scales(scheme):
+    """`strict` names the block of the first scale or minimum that is NaN or infinite."""
+    q = tensor(scheme, (4,))
+    q.dequantize(strict=True)
+    for at in ggml_support.UPPER[scheme]:
+        blocks = np.array(q.payload).reshape(-1, TYPES[scheme][2])
+        blocks[5, at] = 0x7F
+        if scheme == "iq1_m":
+            blocks[5, at - 2] = 0xFF
+        with pytest.raises(wm.QuantError, match=r"(scale|minimum) of block 5 is (nan|inf)"):
+            GgmlTensor(scheme, q.shape, blocks.reshape(-1)).dequantize(strict=True)
+
+
+def test_a_tensor_without_elements():
+    """No rows, or rows of no elements, are legal, and so are their parts."""
+    for shape in ((0, 32), (3, 0), (0,)):
+        q = GgmlTensor("q4_1", shape, b"")
+        assert q.dequantize().shape == shape
+        assert len(q.scales) == len(q.minimums) == len(q.codes) == 0
+        assert q[...].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape", "nbytes", "match"),
+    [
+        ("q4_0", (2, 32), 35, r"bytes of q4_0 \[2, 32\] is 35, expected 36"),
+        ("q4_0", (32, 33), 36, r"shape of q4_0 is \[32, 33\], expected a last dimension that is a multiple of 32"),
+        ("q4_k", (32, 32), 36, "a multiple of 256"),
+        ("q4_0", (), 18, "shape of q4_0"),
+        ("q4_0", (-32,), 18, "shape"),
+        ("q8_1", (32,), 40, "scheme is 'q8_1'"),
+        ("int8", (32,), 34, "scheme is 'int8'"),
+    ],
+)
+def test_what_is_no_tensor(scheme, shape, nbytes, match):
+    """A wrong size, a part of a block in a row and an unknown scheme are QuantErrors."""
+    with pytest.raises(wm.QuantError, match=match):
+        GgmlTensor(scheme, shape, bytes(nbytes))
+    with pytest.raises(TypeError, match="payload"):
+        GgmlTensor("q4_0", (32,), np.zeros(36, np.uint8)[::2])
+
+
+# ---------------------------------------------------------------------------------------------------- quantisation
+def arrays():
+    """Values of several kinds, shape (16, 512)."""
+    rng = np.random.default_rng(8)
+    normal = rng.standard_normal((16, 512))
+    spiky = normal.copy()
+    spiky[:, ::97] *= 40
+    found = {
+        "normal": normal,
+        "heavy": rng.standard_t(3, (16, 512)),
+        "positive": rng.random((16, 512)) + 0.5,
+        "negative": -rng.random((16, 512)),
+        "spiky": spiky,
+        "small": normal * 1e-6,
+        "large": normal * 1e4,
+        "constant": np.repeat(rng.standard_normal((16, 4)), 128, 1),
+        "sparse": normal * (rng.random((16, 512)) < 0.05) + 0.0,
+        "zero": np.zeros((16, 512)),
+    }
+    return {name: array.astype(np.float32) for name, array in found.items()}
+
+
+ARRAYS = arrays()
+
+
+def error_of(array, q):
+    """The squared error of a quantised array."""
+    return float(np.square(array - q.dequantize().astype(np.float64)).sum())
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("scheme", LIKE_GGUF_PY)
+def test_the_bytes_of_gguf_py(isa, scheme, kind):
+    """q4_0 to q8_0 are byte by byte what gguf-py makes."""
+    gguf = pytest.importorskip("gguf")
+    array = ARRAYS[kind]
+    expected = gguf.quantize(array, gguf.GGMLQuantizationType[scheme.upper()])
+    assert quantize_ggml(array, scheme).payload.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("scheme", ENCODED)
+def test_the_same_bytes_everywhere(scheme):
+    """Every instruction set and any number of threads give the same bytes; errors are those of the decoded values."""
+    before = kernels.isa()
+    for name, array in ARRAYS.items():
+        found = set()
+        for isa in kernels.available_isas():
+            kernels.use_isa(isa)
+            found |= {
+                quantize_ggml(np.tile(array, (4, 1)), scheme, threads=threads).payload.tobytes() for threads in (1, 3)
+            }
+        assert len(found) == 1, name
+        _, errors = kernels.encode_ggml(array, scheme)
+        assert math.isclose(errors.sum(), error_of(array, quantize_ggml(array, scheme)), rel_tol=1e-9), name
+    kernels.use_isa(before)
+
+
+# Root mean square errors of ggml's own quantisers (llama.cpp of llama-cpp-python 0.3.36) for `ARRAYS`, divided by that
+# of the values.
+GGML_ERRORS = {
+    "q4_k": {
+        "normal": 0.071403,
+        "heavy": 0.090789,
+        "positive": 0.024239,
+        "negative": 0.02787,
+        "spiky": 0.083079,
+        "small": 3.0315,
+        "large": 0.071422,
+        "constant": 0.0028449,
+        "sparse": 0.04587,
+    },
+    "q6_k": {
+        "normal": 0.017726,
+        "heavy": 0.029178,
+        "positive": 0.010801,
+        "negative": 0.013203,
+        "spiky": 0.034027,
+        "small": 1.0,
+        "large": 0.017726,
+        "constant": 0.0021232,
+        "sparse": 0.0056008,
+    },
+}
+
+
+@pytest.mark.parametrize("scheme", ["q4_k", "q6_k"])
+def test_errors_of_the_search(scheme):
+    """The search gives no larger errors than ggml does for the same arrays, and zeros for zeros."""
+    for name, theirs in GGML_ERRORS[scheme].items():
+        array = ARRAYS[name]
+        found = error_of(array, quantize_ggml(array, scheme))
+        assert math.sqrt(found / float(np.square(array, dtype=np.float64).sum())) <= theirs, name
+    assert error_of(ARRAYS["zero"], quantize_ggml(ARRAYS["zero"], scheme)) == 0
+
+
+@pytest.mark.parametrize("scheme", ENCODED)
+def test_extreme_values(scheme):
+    """Values that no scale of float16 reaches keep their signs; nothing becomes NaN or infinite."""
+    width = TYPES[scheme][1]
+    for size in (3.4e38, 1e30, 1e7, 1e-30, 1e-40, 1e-45):
+        for sign in (1, -1):
+            values = (sign * np.linspace(-1, 1, width) * size).astype(np.float32)
+            decoded = quantize_ggml(values, scheme).dequantize()
+            assert np.isfinite(decoded).all()
+            assert (decoded * np.sign(values) >= 0).all() or scheme in {"q4_1", "q5_1", "q4_k"}
+            assert np.abs(decoded).max() <= 65504 * 128 * 32
+
+
+@pytest.mark.parametrize(
+    ("array", "scheme", "match"),
+    [
+        (np.zeros(32), "q5_k", "scheme to quantise to is 'q5_k', expected one of q4_0, "),
+        (np.zeros(32), "int4", "scheme to quantise to is 'int4'"),
+        (np.zeros((32, 31)), "q4_0", r"shape of q4_0 is \[32, 31\]"),
+        (np.zeros(128), "q4_k", "a multiple of 256"),
+        (np.float32(1), "q4_0", "shape of q4_0"),
+        (np.full(32, np.nan), "q8_0", "element 0 is nan"),
+        (np.array([0.0] * 31 + [1e39]), "q4_1", "element 31 is"),
+        (np.array(["a"] * 32), "q4_0", "real numbers"),
+    ],
+)
+def test_what_cannot_be_quantised(array, scheme, match):
+    """Unknown schemes, parts of blocks, NaN and infinity are QuantErrors."""
+    with pytest.raises(wm.QuantError, match=match):
+        quantize_ggml(array, scheme)
+
+
+def test_types_that_are_not_encoded():
+    """The kernel refuses a type that it does not encode, and a number of elements that fills no blocks."""
+    with pytest.raises(wm.QuantError, match="block type to quantise to is 'q5_k'"):
+        kernels.encode_ggml(np.zeros(256), "q5_k")
+    with pytest.raises(wm.QuantError, match="number of elements of q4_0 is 33"):
+        kernels.encode_ggml(np.zeros(33), "q4_0")
+    assert kernels.encode_ggml(np.zeros(0), "q4_0")[0].size == 0
+
+
+# ------------------------------------------------------------------------------------------------------ conversion
+@pytest.mark.parametrize(
+    ("scheme", "block_size", "target"),
+    [
+        ("int4_block", 32, "q4_0"),
+        ("int4_block", 64, "q4_0"),
+        ("int4", 32, "q4_0"),
+        ("int5_block", 32, "q5_0"),
+        ("int5_block", 96, "q5_0"),
+        ("int5", 32, "q5_0"),
+        ("int8", 32, "q8_0"),
+    ],
+)
+def test_the_same_integers_in_blocks_of_ggml(scheme, block_size, target):
+    """Integers and scales move into ggml's blocks without being decoded: every value keeps its bits."""
+    array = ARRAYS["normal"][:3, :64]
+    q = wm.quantize(array, scheme, block_size=block_size)
+    converted = to_ggml(q)
+    assert (converted.scheme, converted.shape) == (target, q.shape)
+    assert converted.dequantize().tobytes() == q.dequantize().tobytes()
+
+
+def test_every_code_and_place_of_ggmls_blocks():
+    """Each element of a block and each of its codes goes to its place, bit by bit."""
+    for bits, scheme, target in ((4, "int4_block", "q4_0"), (5, "int5_block", "q5_0")):
+        for shift in range(32):
+            codes = (np.arange(32) + shift) % (1 << bits)
+            stream = sum(int(q) << bits * k for k, q in enumerate(codes)).to_bytes(4 * bits, "little")
+            q = _blocks(scheme, stream)
+            u = codes ^ 1 << (bits - 1)  # two's complement to what is half of the range more
+            high = sum(int(c) >> 4 << k for k, c in enumerate(u)).to_bytes(4, "little") if bits == 5 else b""
+            low = bytes(int(u[k] & 15) | int(u[k + 16] & 15) << 4 for k in range(16))
+            converted = to_ggml(q)
+            assert converted.payload.tobytes() == np.float16(-1.5).tobytes() + high + low
+            assert converted.scheme == target
+            assert to_blocks(converted).payload.tobytes() == q.payload.tobytes()
+
+
+def _blocks(scheme, stream):
+    from weightmap.quant.blocks import QuantizedTensor
+
+    return QuantizedTensor(scheme, (32,), np.float16(-1.5).tobytes() + stream, block_size=32)
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q5_0"])
+def test_there_and_back(scheme):
+    """Any blocks of q4_0 and q5_0 become integers and scales with the same values, and come back byte by byte."""
+    q = tensor(scheme, (3, 5), finite=False)
+    blocks = to_blocks(q)
+    assert blocks.scheme == {"q4_0": "int4_block", "q5_0": "int5_block"}[scheme]
+    assert blocks.dequantize().tobytes() == q.dequantize().tobytes()
+    assert to_ggml(blocks).payload.tobytes() == q.payload.tobytes()
+
+
+def test_q8_0_with_one_scale():
+    """Blocks of q8_0 whose scales are equal are int8; others say which block differs."""
+    q = tensor("q8_0", (2, 2))
+    blocks = np.array(q.payload).reshape(-1, 34)
+    with pytest.raises(wm.QuantError, match=r"scale of block 1 of q8_0 is .* int8 has one scale"):
+        to_blocks(q)
+    blocks[:, :2] = blocks[0, :2]
+    q = GgmlTensor("q8_0", q.shape, blocks.reshape(-1))
+    whole = to_blocks(q)
+    assert (whole.scheme, whole.nbytes) == ("int8", 2 + q.size)
+    assert whole.dequantize().tobytes() == q.dequantize().tobytes()
+    assert to_ggml(whole).payload.tobytes() == q.payload.tobytes()
+    assert to_blocks(GgmlTensor("q8_0", (0, 32), b"")).nbytes == 2
+
+
+@pytest.mark.parametrize(
+    ("q", "match"),
+    [
+        (wm.quantize(ARRAYS["normal"], "adaptive"), "scheme is adaptive, expected one of int8, "),
+        (wm.quantize(ARRAYS["normal"][:, :48], "int4_block"), r"shape of q4_0 is \[16, 48\]"),
+        (wm.quantize(ARRAYS["normal"], "int4_block", block_size=16), "block size is 16, expected a multiple of 32"),
+        (
+            wm.quantize(ARRAYS["normal"] * np.float32(1.1), "int8", scale_type="fp32"),
+            "scale of block 0 is .* a float16",
+        ),
+        (wm.quantize(ARRAYS["large"] * np.float32(1e20), "int5_block", scale_type="fp32"), "scale of block 0 is"),
+    ],
+)
+def test_what_does_not_become_blocks_of_ggml(q, match):
+    """Other schemes, block sizes and rows, and scales that float16 does not have, are QuantErrors that say so."""
+    with pytest.raises(wm.QuantError, match=match):
+        to_ggml(q)
+
+
+def test_scales_of_float32_that_float16_has():
+    """Scales of float32 go along where float16 has them."""
+    q = wm.quantize(np.arange(-8, 24, dtype=np.float32), "int8", scale_type="fp32")
+    exact = type(q)("int8", (32,), np.float32(0.25).tobytes() + q.codes.tobytes(), scale_type="fp32")
+    assert to_ggml(exact).dequantize().tobytes() == exact.dequantize().tobytes()
+
+
+def test_what_does_not_become_integers_and_scales():
+    """Types with minimums, tables or scales of scales have no counterpart."""
+    for scheme in set(GGML_SCHEMES) - {"q4_0", "q5_0", "q8_0"}:
+        with pytest.raises(wm.QuantError, match=f"scheme is {scheme}, expected one of q4_0, q5_0, q8_0"):
+            to_blocks(tensor(scheme, (1,)))

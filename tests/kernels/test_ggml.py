@@ -1,0 +1,242 @@
+"""Blocks of ggml against definitions element by element, and against gguf-py, on every instruction set there is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import ggml_support, guard
+from tests.ggml_support import HASHES, TYPES, UPPER, random_blocks
+
+import weightmap as wm
+from weightmap import kernels
+
+
+def decode(blocks, name, **options):
+    """All elements of these blocks, or those that options select."""
+    return kernels.decode_ggml(blocks, len(blocks) * TYPES[name][1], name, **options)
+
+
+@pytest.fixture(scope="module")
+def books():
+    """The code books, as the kernels have them; `test_code_books` tells whether they are right."""
+    return ggml_support.read_books(decode)
+
+
+@pytest.fixture(scope="module")
+def example(books):
+    """Return example(name, count, finite=) -> blocks of random bytes and their values, each made once."""
+    made = {}
+
+    def make(name, count, *, finite=False):
+        if (name, count, finite) not in made:
+            blocks = random_blocks(np.random.default_rng(count), name, count, finite=finite)
+            made[name, count, finite] = blocks, ggml_support.values(name, blocks, books).reshape(-1)
+        return made[name, count, finite]
+
+    return make
+
+
+def same(got, values):
+    """Whether two arrays have the same bits."""
+    return np.array_equal(got.view(np.uint32), values.view(np.uint32))
+
+
+def test_types():
+    """Every type that gguf-py 0.19 decodes has its name, its number and the size of its blocks."""
+    assert {name: tuple(kind[1:]) for name, kind in kernels.GGML_TYPES.items()} == TYPES
+    assert all(kind.name == name for name, kind in kernels.GGML_TYPES.items())
+
+
+def test_code_books(isa):
+    """The code books of the iq types are those of gguf-py, entry by entry."""
+    found = ggml_support.read_books(decode)
+    assert {name: ggml_support.hash_of(book) for name, book in found.items()} == HASHES
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_random_blocks(isa, example, name):
+    """Blocks of random bytes, some with scales that are NaN or infinite, give every bit as defined."""
+    for finite in (False, True):
+        blocks, values = example(name, 500, finite=finite)
+        assert name == "mxfp4" or np.isfinite(values).all() == (finite or name == "nvfp4")
+        assert same(decode(blocks, name), values)
+
+
+@pytest.mark.parametrize("name", [name for name in TYPES if UPPER[name] and name != "iq1_m"])
+def test_every_scale(isa, books, name):
+    """Each of the 65,536 scales and minimums of 16 bits decodes as defined: subnormal, infinite, any NaN."""
+    patterns = np.arange(1 << 16, dtype="<u2").view(np.uint8).reshape(-1, 2)
+    for k, upper in enumerate(UPPER[name]):
+        few = patterns if TYPES[name][1] == 32 else patterns[k::17]
+        blocks = np.tile(random_blocks(np.random.default_rng(1), name, 1, finite=True), (len(few), 1))
+        blocks[:, upper - 1 : upper + 1] = few
+        assert same(decode(blocks, name), ggml_support.values(name, blocks, books).reshape(-1))
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+def test_every_scale_of_8_bits(isa, books, name):
+    """Each of the 256 scales of 8 bits decodes as defined."""
+    blocks = np.tile(random_blocks(np.random.default_rng(1), name, 1), (256, 1))
+    blocks[:, : 1 if name == "mxfp4" else 4] = np.arange(256)[:, None]
+    assert same(decode(blocks, name), ggml_support.values(name, blocks, books).reshape(-1))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_values_of_gguf_py(isa, name):
+    """gguf-py, where it is installed and knows the type, gives the same values."""
+    gguf = pytest.importorskip("gguf")
+    kind = getattr(gguf.GGMLQuantizationType, name.upper(), None)
+    if kind is None:
+        pytest.skip("this gguf-py does not know the type")
+    blocks = random_blocks(np.random.default_rng(2), name, 400)
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(blocks, kind).reshape(-1)
+    got = decode(blocks, name)
+    assert np.array_equal(got, expected, equal_nan=True)
+    numbers = ~np.isnan(expected)
+    assert np.array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_any_range(isa, example, name):
+    """Elements start to stop are those of the whole, wherever in a block they begin and end."""
+    blocks, values = example(name, 5)
+    n, step = len(values), TYPES[name][1]
+    edges = sorted({0, 1, 15, 16, 17, step - 1, step, step + 1, 2 * step, 3 * step + step // 2, n - 1, n})
+    for start in edges:
+        for stop in edges:
+            if start <= stop:
+                got = decode(blocks, name, start=start, stop=stop)
+                assert same(got, values[start:stop]), (start, stop)
+
+
+@pytest.mark.skipif(not guard.AVAILABLE, reason="no mprotect")
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("name", TYPES)
+def test_nothing_outside_is_touched(isa, example, name, at):
+    """With forbidden pages right before or behind both buffers all is decoded and nothing faults."""
+    for count in (1, 2, 3, 17):
+        blocks, values = example(name, count)
+        room = guard.guarded(blocks.tobytes(), at=at)
+        out = np.frombuffer(guard.guarded(bytes(values.nbytes), at=at), np.float32)
+        assert same(kernels.decode_ggml(room, len(values), name, out=out), values)
+        half = np.frombuffer(guard.guarded(bytes(values.nbytes // 2), at=at), np.float16)
+        kernels.decode_ggml(room, len(values), name, out=half)
+        part = np.frombuffer(guard.guarded(bytes(values.nbytes - 28), at=at), np.float32)
+        assert same(kernels.decode_ggml(room, len(values), name, out=part, start=3, stop=len(values) - 4), values[3:-4])
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_any_alignment(isa, example, name):
+    """Data may lie at any address, output at any that is right for its type."""
+    blocks, values = example(name, 5)
+    for shift in range(1, 64, 3):
+        moved = np.empty(blocks.size + 64, np.uint8)[shift : shift + blocks.size].reshape(blocks.shape)
+        moved[:] = blocks
+        out = np.empty(len(values) + 64, np.float32)[shift : shift + len(values)]
+        assert same(decode(moved, name, out=out), values)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_float16_output(isa, example, name):
+    """float16 output is the float32 value rounded to nearest, ties to even, as numpy rounds; a NaN is 0x7E00."""
+    blocks, values = example(name, 500)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = values.astype(np.float16).view(np.uint16)
+    expected[np.isnan(values)] = 0x7E00
+    got = decode(blocks, name, dtype=np.float16)
+    assert np.array_equal(got.view(np.uint16), expected)
+    out = np.empty((len(values) - 12, 1), np.float16)
+    assert decode(blocks, name, out=out, start=5, stop=len(values) - 7) is out
+    assert np.array_equal(out.reshape(-1).view(np.uint16), expected[5:-7])
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_k", "iq2_s"])
+def test_threads(isa, name):
+    """Any number of threads gives the same bits, also where parts begin within blocks."""
+    n = 5 << 20
+    blocks = random_blocks(np.random.default_rng(3), name, n // TYPES[name][1])
+    expected = decode(blocks, name)
+    for threads in (0, 2, 3, 99):
+        assert same(decode(blocks, name, threads=threads), expected)
+        assert same(decode(blocks, name, threads=threads, start=77, stop=n - 5), expected[77:-5])
+
+
+@pytest.mark.parametrize(("name", "step"), [("q4_0", 4), ("q6_k", 16), ("iq4_xs", 20)])
+def test_output_beyond_the_caches(isa, name, step):
+    """An output larger than any cache, which may be stored in another way, has the same bits, wherever it begins."""
+    elements = TYPES[name][1]
+    n = (9 << 20) // elements * elements
+    blocks = random_blocks(np.random.default_rng(4), name, n // elements)
+    memory = np.empty(4 * n + 256, np.uint8)
+    pieces = np.array_split(blocks, 64)
+    small = np.concatenate([decode(piece, name) for piece in pieces])
+    base = 64 - memory.__array_interface__["data"][0] % 64
+    for shift in range(0, 64, step):
+        for start, stop in ((0, n), (elements + 13, n - 3)):
+            count = stop - start
+            first = base + shift
+            out = memory[first : first + 4 * count].view(np.float32)
+            memory[first - 4 : first] = memory[first + 4 * count :][:4] = 0xA5
+            decode(blocks, name, start=start, stop=stop, out=out, threads=1 + shift % 3)
+            assert same(out, small[start:stop])
+            assert set(memory[first - 4 : first].tolist()) == {0xA5}
+            assert set(memory[first + 4 * count :][:4].tolist()) == {0xA5}
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_anything_legal(example, data):
+    """Any type and any range decode as defined."""
+    name = data.draw(st.sampled_from(list(TYPES)))
+    blocks, values = example(name, 5)
+    start = data.draw(st.integers(0, len(values)))
+    stop = data.draw(st.integers(start, len(values)))
+    assert same(decode(blocks, name, start=start, stop=stop), values[start:stop])
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "missing", "match"),
+    [
+        ("q4_0", 64, 1, "size of the data of 64 elements of q4_0 is 35, expected 36"),
+        ("q4_k", 512, -1, "is 289, expected 288"),
+        ("q4_0", 48, 0, "number of elements of q4_0 is 48, expected a multiple of 32"),
+        ("iq1_m", 32, 0, "is 32, expected a multiple of 256"),
+        ("q8_1", 32, 0, "block type is 'q8_1', expected one of q4_0, "),
+        ("Q4_0", 32, 0, "block type is 'Q4_0'"),
+        ("q4_0", -32, 0, "number of elements is -32"),
+        ("q4_0", 1 << 57, 0, "number of elements"),
+    ],
+)
+def test_what_does_not_fit_is_a_quant_error(name, n, missing, match):
+    """A wrong size of the data, a part of a block or an unknown type is a QuantError."""
+    _, elements, nbytes = TYPES.get(name, TYPES["q4_0"])
+    data = bytes(max(0, min(n, 1024) // elements * nbytes - missing))
+    with pytest.raises(wm.QuantError, match=match):
+        kernels.decode_ggml(data, n, name)
+
+
+def test_other_misuse():
+    """A range outside the elements, another dtype, an overlap are ValueErrors."""
+    memory = np.zeros(300, np.uint8)
+    with pytest.raises(ValueError, match="overlaps"):
+        kernels.decode_ggml(memory[264:], 64, "q4_0", out=memory[12:268].view(np.float32))
+    kernels.decode_ggml(memory[264:], 64, "q4_0", out=memory[8:264].view(np.float32))
+    for start, stop in ((3, 65), (5, 4), (-1, 3)):
+        with pytest.raises(ValueError, match=f"range {start} to {stop}"):
+            kernels.decode_ggml(bytes(36), 64, "q4_0", start=start, stop=stop)
+    with pytest.raises(ValueError, match="dtype is"):
+        kernels.decode_ggml(bytes(36), 64, "q4_0", dtype=np.float64)
+    assert kernels.decode_ggml(b"", 0, "q4_0").size == 0
+
+
+def test_the_variant_in_use():
+    """Each instruction set decodes with the variant that it has."""
+    expected = {"portable": "portable", "sse4": "portable", "avx2": "x86_avx2", "neon": "arm_neon"}
+    before = kernels.isa()
+    for name in kernels.available_isas():
+        kernels.use_isa(name)
+        assert kernels.variant("ggml") == f"ggml_{expected.get(name, 'x86_avx512')}"
+    kernels.use_isa(before)
