@@ -227,6 +227,17 @@ def _wm_adaptive_check(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_ggml_encode(p: Place, size: int) -> Any:
+    found = []
+    for number in filter(lib.wm_ggml_encodes, range(64)):
+        elements, nbytes = lib.wm_ggml_elements(number), lib.wm_ggml_bytes(number)
+        blocks = size // elements
+        x, out = p.array(floats(blocks * elements)), p.room(blocks * nbytes)
+        errors = p.room(blocks, "double")
+        found.append(lib.wm_ggml_encode(x, blocks * elements, number, out, blocks * nbytes, errors, blocks, 1))
+    return found
+
+
 def _wm_ggml_decode(p: Place, size: int) -> Any:
     found = []
     for number in range(64):

@@ -31,6 +31,7 @@ VARIED = {
     *(
         "wm_adaptive_decode",
         "wm_ggml_decode",
+        "wm_ggml_encode",
         "wm_index_build",
         "wm_index_find_many",
         "wm_columns_check",
