@@ -175,6 +175,32 @@ WRITERS = {
     "npz": write_npz,
 }
 
+
+def write_gguf_tokens(path, tokens, tensors):
+    """Write a GGUF file with a tokenizer of so many tokens, 40 numbers, and so many tensors of 1 KiB."""
+    texts = [f"token{i}".encode() for i in range(tokens)]
+    merges = [f"t{i} o{i}".encode() for i in range(tokens)]
+
+    def string(text):
+        return struct.pack("<Q", len(text)) + text
+
+    values = [string(b"general.architecture") + struct.pack("<I", 8) + string(b"llama")]
+    for key, items in ((b"tokens", texts), (b"merges", merges)):
+        values.append(string(b"tokenizer.ggml." + key) + struct.pack("<IIQ", 9, 8, len(items)))
+        values += map(string, items)
+    values.append(string(b"tokenizer.ggml.scores") + struct.pack("<IIQ", 9, 6, tokens) + bytes(4 * tokens))
+    values.append(string(b"tokenizer.ggml.token_type") + struct.pack("<IIQ", 9, 5, tokens) + bytes(4 * tokens))
+    values += (string(b"llama.key%d" % i) + struct.pack("<II", 4, i) for i in range(40))
+    infos = [
+        string(b"blk.%d.attn_%d.weight" % divmod(i, 10)) + struct.pack("<IQQIQ", 2, 32, 8, 0, 1024 * i)
+        for i in range(tensors)
+    ]
+    head = b"".join((struct.pack("<4sIQQ", b"GGUF", 3, tensors, 45), *values, *infos))
+    with Path(path).open("wb") as file:
+        file.write(head + bytes(-len(head) % 32))
+        file.truncate(len(head) + -len(head) % 32 + 1024 * tensors)
+
+
 SYLLABLES = ["ba", "ne", "ko", "sti", "ur", "el", "tra", "min", "ös", "la", "ge", "ver", "un", "heit", "er", "ing"]
 
 

@@ -73,9 +73,20 @@ enum {
     WM_FAULT_AMB_SCHEME_SIZE = 80, /* row, actual: data_size, expected: by shape, block size and type of the scales */
     WM_FAULT_AMB_READ = 81,        /* at: what cannot be read; actual: errno, or 0 where the file ends */
     /* quantised blocks of different kinds */
-    WM_FAULT_ADAPTIVE_SIZE = 96,   /* actual: bytes of the data, expected: bytes by the mask */
-    WM_FAULT_ADAPTIVE_MASK = 97,   /* row: a block whose kind is 3 */
-    WM_FAULT_ADAPTIVE_PADDING = 98 /* bits of the mask behind the last block (row) that are not 0; actual: the byte */
+    WM_FAULT_ADAPTIVE_SIZE = 96,    /* actual: bytes of the data, expected: bytes by the mask */
+    WM_FAULT_ADAPTIVE_MASK = 97,    /* row: a block whose kind is 3 */
+    WM_FAULT_ADAPTIVE_PADDING = 98, /* bits of the mask behind the last block (row) that are not 0; actual: the byte */
+    /* headers of GGUF; at: where the field begins, from the start of the file; row: number of the key-value or tensor. Faults of
+     * tables come from the scan too, with `at` */
+    WM_FAULT_GGUF_END = 104,      /* a field runs past the limit; actual: bytes left, expected: bytes needed */
+    WM_FAULT_GGUF_COUNT = 105,    /* actual: a count or length, expected: the most that the bytes left could hold */
+    WM_FAULT_GGUF_TYPE = 106,     /* actual: a type of values that there is none of */
+    WM_FAULT_GGUF_BOOL = 107,     /* actual: a byte that is neither 0 nor 1 */
+    WM_FAULT_GGUF_UTF8 = 108,     /* a value */
+    WM_FAULT_GGUF_KEY = 109,      /* actual: length of a key, expected: the most that it may be */
+    WM_FAULT_GGUF_KEY_UTF8 = 110, /* a key */
+    WM_FAULT_GGUF_DEPTH = 111,    /* arrays nested deeper than WM_GGUF_DEPTH */
+    WM_FAULT_GGUF_BLOCK = 112     /* actual: the fastest dimension, expected: elements of a block, of which it is no multiple */
 };
 
 /* ------------------------------------------------------------------------------------------------ columns
@@ -212,6 +223,48 @@ enum {
 };
 int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb *out, wm_fault *fault);
 
+/* -------------------------------------------------------------------------------------------------------- GGUF
+ * Scans the header of a GGUF file, of which data[0, len) has been read so far. The caller fills what is given of a wm_gguf; the
+ * scans go on where `pos` is. They return 0 when they are done, 1 when that takes more of the file, up to byte `wanted` at
+ * least, or -1 with *fault filled. The bytes must be the same in every call.
+ */
+typedef struct {
+    /* given */
+    uint64_t limit;            /* no field reaches past it: the end of the file or of what a header may have, below 2^32 - 1 */
+    uint64_t pos;              /* where the next key-value begins; behind the last one, the first tensor info */
+    uint64_t count, n_tensors; /* of key-values and tensors, as the file says */
+    uint32_t version;          /* in version 1 lengths, counts and dimensions take 4 bytes, else 8 */
+    int32_t big;               /* not 0: big-endian */
+    /* found */
+    uint64_t n_keys; /* key-values so far; 0 at first */
+    uint64_t wanted;
+    uint64_t end; /* of the last tensor info */
+    uint64_t n_dims, names_len;
+    uint64_t data_end; /* the largest end of a tensor */
+    int32_t ordered;   /* 1 when the header lists the tensors by begin, then by end */
+} wm_gguf;
+/* A type of tensors: bytes of a block of so many elements; 0 bytes where a code is not used. */
+typedef struct {
+    uint32_t elements, bytes;
+} wm_gguf_type;
+enum { WM_GGUF_TYPES = 64, WM_GGUF_NDIM = 4, WM_GGUF_KEY = 65535, WM_GGUF_DEPTH = 64 };
+/* The key-values: key i becomes data[keys[2 * i], keys[2 * i + 1]), and its type and value follow it. Checked are structure,
+ * truth values, UTF-8 of keys and of texts that stand alone, and that keys are unique; texts in arrays are not looked at.
+ * `keys` has room for `cap` key-values: count, or as many as the bytes so far could hold of 9 each (one more is CAPACITY).
+ * Faults: GGUF_*; NAME_DUPLICATE, NAME_FLOOD (all but the uniqueness of keys has been checked), MEMORY. */
+int wm_gguf_values(const uint8_t *data, uint64_t len, uint32_t *keys, uint64_t cap, wm_gguf *g, wm_fault *fault);
+/* The tensor infos, from the first one on in every call: columns, shapes in the order of numpy, the fastest dimension last. `types`
+ * has WM_GGUF_TYPES entries. Capacities: names_cap >= len - pos bytes, below 2^32 - 1 dims_cap; more than cap tensors are a fault
+ * CAPACITY with `at`, where tensor cap begins. Of ranges, only that an end can be counted is checked (see wm_columns_check). */
+int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types, const wm_columns *columns, wm_gguf *g,
+                    wm_fault *fault);
+/* The number of the key-value with this key, or -1. */
+int64_t wm_gguf_find(const uint8_t *data, uint64_t len, const uint32_t *keys, uint64_t n, const uint8_t *key, uint64_t key_len);
+/* Where an array ends the type of whose items stands at `pos`, or -1 for one that does not lie whole in data. */
+int64_t wm_gguf_array(const uint8_t *data, uint64_t len, uint64_t pos, uint32_t version, int big);
+/* wm_walk_strings for the items of an array of strings; the gap is 4 in version 1, else 8. */
+int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint32_t version, int big, uint32_t *bounds);
+
 /* ------------------------------------------------------------------------------------------------- finalfusion
  * Lists of strings in its vocabularies. Each entry is a u32 length, that many bytes, and `tail` bytes: none after a word, the
  * index of 8 bytes after an n-gram.
@@ -233,7 +286,7 @@ int64_t wm_finalfusion_ngrams(const uint8_t *data, uint64_t len, uint64_t count,
  */
 typedef struct {
     uint64_t min_ndim, max_ndim;
-    uint64_t alignment; /* a power of two that divides every offset; 0 or 1 for none */
+    uint64_t alignment; /* divides every offset; 0 or 1 for none */
     uint64_t max_gap;   /* bytes of padding allowed before a tensor and after the last: 0 back to back */
     uint8_t bits[256];  /* by dtype code: bits of one element; 0: no such code; or WM_BITS_DECLARED */
 } wm_rules;

@@ -147,9 +147,9 @@ static int check_table(const table *given, wm_fault *fault) {
         (!t->dim_bounds &&
          (rules->max_ndim > t->dims_cap || !holds(&t->ndim, t->n, 1) || !holds(&t->dims, t->n, 4 * t->dims_cap))))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
-    /* A remainder by a power of two is a mask; alignments are nothing else. */
-    const uint64_t low = rules->alignment ? rules->alignment - 1 : 0;
-    if (rules->alignment & low) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, rules->alignment, 0);
+    /* A remainder by a power of two is a mask; nearly all alignments are one. */
+    const int power = !(rules->alignment & (rules->alignment - 1));
+    const uint64_t low = power && rules->alignment ? rules->alignment - 1 : 0, odd = power ? 0 : rules->alignment;
     uint64_t size = t->data_size < t->room ? t->data_size : t->room;
     if (size > LIMIT) size = LIMIT;
     const int lax = t->lax;
@@ -164,7 +164,8 @@ static int check_table(const table *given, wm_fault *fault) {
         }
         if (nbytes > size || offset > size - nbytes)
             return out_of_range(t, row, offset > UINT64_MAX - nbytes ? UINT64_MAX : offset + nbytes, fault);
-        if (offset & low) return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, rules->alignment);
+        if (offset & low || (odd && offset % odd))
+            return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, rules->alignment);
         if (!lax && offset < previous) return wm_fail(fault, WM_FAULT_TABLE_OVERLAP, row, 0, offset, previous);
         if (!lax && offset - previous > rules->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, row, 0, offset, previous);
         previous = offset + nbytes;

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, safetensors
+from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, gguf, safetensors
 from tests.table_support import rules
 
 from weightmap._kernels import ffi, lib
@@ -469,6 +469,64 @@ def _wm_bintensors_scan(p: Place, size: int) -> Any:
             out, fault = p.struct("wm_bintensors"), p.struct("wm_fault")
             done = lib.wm_bintensors_scan(p.give(text), len(text), 3, columns, out, fault)
             found.append((done, fields(out), fields(fault)))
+    return found
+
+
+def _gguf_header(size: int) -> tuple[bytes, int, int]:
+    values = [gguf.KeyValue("s", ["str"], ["x" * (size % 5)] * (size % 40)), gguf.KeyValue("k" * (size % 9), "u32", 1)]
+    return gguf.header(gguf.infos_of(tensors(size)), values), len(tensors(size)), len(values)
+
+
+def _wm_gguf_values(p: Place, size: int) -> Any:
+    found = []
+    data, n_tensors, count = _gguf_header(size)
+    for text in (data, data[:-1], data[: size + 24]):
+        out, fault = p.struct("wm_gguf"), p.struct("wm_fault")
+        out.limit, out.pos, out.count, out.n_tensors, out.version = len(text), 24, count, n_tensors, 3
+        out.big = out.n_keys = out.n_dims = out.names_len = 0
+        keys = p.room(2 * count, "uint32_t")
+        found.append((lib.wm_gguf_values(p.give(text), len(text), keys, count, out, fault), out.pos, fields(fault)))
+    return found
+
+
+def _wm_gguf_tensors(p: Place, size: int) -> Any:
+    found = []
+    data, n_tensors, _ = _gguf_header(size)
+    start = len(data) - len(gguf.header(gguf.infos_of(tensors(size)))) + 24
+    types = struct.pack("<2I", 1, 4) + bytes(8 * 63)
+    for text in (data, data[:-1], data[: size + start]):
+        out, fault = p.struct("wm_gguf"), p.struct("wm_fault")
+        out.limit, out.pos, out.count, out.n_tensors, out.version = len(text), start, 0, n_tensors, 3
+        out.big = out.n_keys = out.n_dims = out.names_len = 0
+        columns = _columns(p, n_tensors, 4 * n_tensors, max(len(text) - start, 0))
+        args = p.give(text), len(text), ffi.cast("wm_gguf_type *", p.give(types, align=4)), columns
+        found.append((lib.wm_gguf_tensors(*args, out, fault), out.n_dims, out.names_len, fields(fault)))
+    return found
+
+
+def _wm_gguf_find(p: Place, size: int) -> Any:
+    keys = np.array([0, size // 2, size // 2, size], np.uint32).tobytes()
+    data = noise(size)
+    wanted = (data[: size // 2], data[size // 2 :], data + b"x")
+    return [
+        lib.wm_gguf_find(p.give(data), size, p.give(keys, "uint32_t *", 4), 2, p.give(key), len(key)) for key in wanted
+    ]
+
+
+def _wm_gguf_array(p: Place, size: int) -> Any:
+    data = gguf.Coder().value([["i16"]], [[1] * (size % 7)] * (size % 5))
+    texts = (data, data[:-1], data[:size], noise(size))
+    return [lib.wm_gguf_array(p.give(text), len(text), 0, 3, 0) for text in texts]
+
+
+def _wm_gguf_strings(p: Place, size: int) -> Any:
+    found = []
+    for version, big in ((3, 0), (1, 0), (3, 1)):
+        coder = gguf.Coder(version, bool(big))
+        data = b"".join(coder.string("x" * (i % 3)) for i in range(size % 50))
+        for text in (data, data[:-1], noise(size)):
+            bounds = p.room(size % 50 + 1, "uint32_t")
+            found.append(lib.wm_gguf_strings(p.give(text), len(text), size % 50, version, big, bounds))
     return found
 
 

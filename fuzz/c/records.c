@@ -5,13 +5,13 @@
 enum { RECORD = 32 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const uint8_t bits[] = {32, 16, 16, 8, 4, 0, 8, 64};
+    wm_rules rules = {1, 4, 0, 0, {32, 16, 16, 8, 4, 0, 8, 64}};
     input in = {data, size};
     const uint64_t n = take(&in, 1), shift = take(&in, 1) % 8, choice = take(&in, 1), data_size = take(&in, 4);
-    const uint64_t gap = choice & 1 ? 0 : 63;
+    rules.alignment = (uint64_t)1 << shift;
+    rules.max_gap = choice & 1 ? 0 : 63;
     wm_fault fault = {0};
-    const int64_t used =
-        wm_records_check(in.data, in.size, n, bits, sizeof bits, data_size, (uint64_t)1 << shift, gap, choice >> 1 & 1, &fault);
+    const int64_t used = wm_records_check(in.data, in.size, n, &rules, data_size, data_size, choice >> 1 & 1, &fault);
     CHECK((used < 0) == (fault.code != WM_FAULT_NONE));
     if (n > in.size / RECORD) {
         CHECK(used < 0 && wm_records_find(in.data, in.size, n, in.data, 0) == -1);

@@ -48,6 +48,12 @@ def seeds(data: bytes) -> Iterator[tuple[str, bytes]]:
         meta, config, tokenizer = struct.unpack_from("<3I", data, 8)
         for flags in (4, 5, 7):
             yield "amb", bytes((flags, 0, 8, 0, 4, 4, 40)) + data[28 + meta + config + tokenizer :]
+    elif data[:4] == b"GGUF" and len(data) >= 24:
+        for big in (0, 1):
+            tensors, values = struct.unpack_from("<>"[big] + "QQ", data, 8)
+            yield "gguf", bytes((2 * big, values & 0xFF, tensors & 0xFF)) + data[24:]
+            tensors, values = struct.unpack_from("<>"[big] + "II", data, 8)
+            yield "gguf", bytes((1 + 2 * big, values & 0xFF, tensors & 0xFF)) + data[16:]
     elif data[:4] == b"CNN2":
         yield "cnn", b"\0" + data[20:]
     elif data[:4] == b"FiFu":

@@ -61,14 +61,14 @@ static inline void free_columns(wm_columns *c) {
 /* That the columns lie where they have to after a scan which found nothing wrong, and that whatever the check of tables says of
  * them, a table that it passes has its tensors within the data and every name found. */
 static inline void check_columns(const wm_columns *c, uint64_t n, uint64_t n_dims, uint64_t names_len) {
-    static const uint8_t bits[16] = {32, 16, 16, 8, 8, 16, 32, 64, 8, 16, 32, 64, 1, 8, 4, WM_BITS_DECLARED};
+    static const wm_rules rules = {0, 64, 1, 7, {32, 16, 16, 8, 8, 16, 32, 64, 8, 16, 32, 64, 1, 8, 4, WM_BITS_DECLARED}};
     const uint64_t data_size = n ? c->end[n - 1] : 0;
     wm_fault fault;
     CHECK(n <= c->cap && n_dims <= c->dims_cap && names_len <= c->names_cap);
     CHECK(c->bounds[0] == 0 && c->bounds[n] == names_len && c->dim_bounds[0] == 0 && c->dim_bounds[n] == n_dims);
     for (uint64_t i = 0; i < n; i++) CHECK(c->bounds[i] <= c->bounds[i + 1] && c->dim_bounds[i] <= c->dim_bounds[i + 1]);
     for (int lax = 0; lax < 2; lax++) {
-        if (wm_columns_check(c, n, n_dims, names_len, bits, sizeof bits, 0, 64, data_size, 7, lax, 1, &fault)) continue;
+        if (wm_columns_check(c, n, n_dims, names_len, 1, &rules, data_size, data_size, lax, &fault)) continue;
         for (uint64_t i = 0; i < n; i++) {
             CHECK(c->begin[i] <= c->end[i] && c->end[i] <= data_size);
             if (i < 64)

@@ -33,17 +33,23 @@ class DType:
         The numpy dtype, if numpy itself has it.
     quantized : bool
         Whether this is a scheme.
+    declared : bool
+        Whether the file says how many bytes a tensor takes.
+    swapped : bool
+        Whether the bytes of elements are the other way round than in `DTYPES`: big-endian.
     packed : bool
         Whether an element takes no whole number of bytes: arrays hold their bytes, as uint8.
     """
 
-    __slots__ = ("bits", "name", "numpy", "packed", "quantized")
+    __slots__ = ("bits", "declared", "name", "numpy", "packed", "quantized", "swapped")
 
     def __init__(self, name: str, bits: int, numpy: np.dtype[Any] | None = None, *, quantized: bool = False) -> None:
         self.name = name
         self.bits = bits
         self.numpy = numpy
         self.quantized = quantized
+        self.declared = bits == DECLARED
+        self.swapped = numpy is not None and numpy.str[0] == ">"
         self.packed = not quantized and bits % 8 != 0
 
 
@@ -120,7 +126,8 @@ def _load(dtype: DType) -> np.dtype[Any]:
         msg = f"dtype {dtype.name} is a scheme of quantisation, which numpy cannot view"
         raise UnsupportedError(msg, field="dtype")
     if dtype.name not in _ML_DTYPES:
-        msg = f"dtype {dtype.name} packs elements of {dtype.bits} bits, which numpy lacks; f[name] gives their bytes"
+        what = "is one of blocks that nothing decodes" if dtype.declared else f"packs elements of {dtype.bits} bits"
+        msg = f"dtype {dtype.name} {what}, which numpy lacks; f[name] gives their bytes"
         raise UnsupportedError(msg, field="dtype")
     try:
         import ml_dtypes  # noqa: PLC0415 - takes 10 ms, needed by few files
@@ -148,3 +155,11 @@ def dtype_of(dtype: DTypeLike) -> DType | None:
         if len(_known) < _KNOWN_MOST:  # there is no end of structured dtypes
             _known[key] = found
         return found
+
+
+# The types of ggml's blocks, in lower case.
+GGML_SCHEMES = (
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq2_xxs", "iq2_xs", "iq2_s"),
+    *("iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4", "nvfp4"),
+)
+SCHEMES |= {name: DType(name, DECLARED, quantized=True) for name in GGML_SCHEMES}

@@ -31,7 +31,6 @@ OTHERS = {
     "pickle of protocol 4": b"\x80\x04\x95" + bytes(60),
     "npy": b"\x93NUMPY\1\0v\0" + bytes(60),
     "pdf": b"%PDF-1.7\n" + bytes(60),
-    "gguf": b"GGUF\3\0\0\0" + bytes(60),
     "EMBD with swapped bytes": b"DBME" + bytes(100),
     "EMBD with swapped halves": b"DMBE" + bytes(100),
     "CNN v2 with swapped bytes": b"2NNC" + bytes(100),

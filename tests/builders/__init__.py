@@ -172,7 +172,7 @@ class Builder:
     golden : mapping of str to Golden
         By file name, files that the package writes, of every layout.
     metadata : str
-        Which values metadata holds: "texts", "JSON" or "TOML"; empty where users have none of their own.
+        Which values metadata holds: "texts", "JSON", "TOML" or "typed"; empty where users have none of their own.
     bounds : mapping of str to Bounds
         By kind of `growing`.
     """

@@ -35,12 +35,21 @@ class Verdict(NamedTuple):
     expected: int
 
 
-def check(n: int = 2, n_dims: int = 3, names_len: int = 3, data_size: int = 40, **other: list[int]) -> Verdict | None:
+def check(
+    n: int = 2,
+    n_dims: int = 3,
+    names_len: int = 3,
+    data_size: int = 40,
+    alignment: int = 1,
+    lax: int = 0,
+    **other: list[int],
+) -> Verdict | None:
     """Check the two tensors, with some columns replaced; None when nothing is wrong."""
     columns = SOUND | other
     arrays = [ffi.new(f"{kind}[]", values) for kind, values in zip(TYPES, columns.values(), strict=True)]
     given, fault = ffi.new("wm_columns *", (2, 3, 3, *arrays)), ffi.new("wm_fault *")
-    done = lib.wm_columns_check(given, n, n_dims, names_len, 1, rules(BITS, max_ndim=8), data_size, 2**63, 0, fault)
+    asked = rules(BITS, max_ndim=8, alignment=alignment)
+    done = lib.wm_columns_check(given, n, n_dims, names_len, 1, asked, data_size, 2**63, lax, fault)
     assert done == (0 if fault.code == lib.WM_FAULT_NONE else -1)
     return Verdict(fault.code, fault.row, fault.actual, fault.expected) if done else None
 
@@ -94,15 +103,19 @@ def test_data_whose_size_follows_from_its_end(begin: int, end: int) -> None:
     assert check(dtype=[0, 2], begin=[0, 24], end=[24, 31], data_size=31) is None
 
 
-@pytest.mark.parametrize("alignment", [3, 48, 2**63 + 1])
-def test_an_alignment_that_is_no_power_of_two(alignment: int) -> None:
-    """Offsets of records are compared with alignments by a mask, so that one of another kind is refused."""
-    fault = ffi.new("wm_fault *")
-    four = {"min_ndim": 1, "max_ndim": 4}
-    assert lib.wm_records_check(bytes(8), 8, 0, rules(BITS, alignment=alignment, **four), 0, 0, 0, fault) == -1
-    assert (fault.code, fault.actual) == (lib.WM_FAULT_COLUMN, alignment)
-    for good in (0, 1, 64, 2**63):
-        assert lib.wm_records_check(bytes(8), 8, 0, rules(BITS, alignment=good, **four), 0, 0, 0, fault) == 0
+@pytest.mark.parametrize("alignment", [3, 24, 48, 64, 2**61 + 8, 2**62 + 8])
+def test_offsets_are_multiples_of_any_alignment(alignment: int) -> None:
+    """An alignment need not be a power of two."""
+    for begin in (alignment, alignment + 1, alignment + 8, 2 * alignment):
+        verdict = check(
+            dtype=[0, 2], begin=[0, begin], end=[24, begin + 7], data_size=2**62, alignment=alignment, lax=1
+        )
+        if begin + 7 > 2**62:
+            assert verdict == (lib.WM_FAULT_TABLE_RANGE, 1, begin + 7, 2**62)
+        elif begin % alignment:
+            assert verdict == (lib.WM_FAULT_TABLE_ALIGN, 1, begin, alignment)
+        else:
+            assert verdict is None
 
 
 def test_more_dimensions_than_a_record_has_room_for() -> None:

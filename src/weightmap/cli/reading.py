@@ -73,6 +73,11 @@ def _shards(file: wm.TensorFile) -> dict[str, str]:
     return {tensor: shard for shard, part in file.shards.items() for tensor in part}
 
 
+def _types(file: wm.TensorFile) -> dict[str, str]:
+    """Return the types of metadata by key, where the format has several."""
+    return getattr(file.metadata.copy(), "types", {})  # type: ignore[attr-defined]  # what a file's metadata is a view of
+
+
 def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
     vocab, tokenizer, shards = file.vocab, file.tokenizer, _shards(file)
     return {
@@ -82,6 +87,7 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
         "layout": file.layout,
         "nbytes": file.nbytes,
         "metadata": file.metadata,
+        **({"metadata_types": types} if (types := _types(file)) else {}),
         "vocab": None if vocab is None else {"size": len(vocab), "special_ids": vocab.special_ids},
         "config": file.config,
         "tokenizer": tokenizer
@@ -119,7 +125,13 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
         about = f"type {file.tokenizer.type} ({kind}), {payload}{_ids_text(file.tokenizer.special_ids)}"
         pairs.append(("tokenizer", about))
     show.emit_pairs(pairs)
-    for title, mapping in (("metadata", file.metadata), ("config", file.config)):
+    types = _types(file)
+    if types:
+        show.emit("\nmetadata")
+        rows = [(k, types.get(k, ""), *show.some(v)[::-1]) for k, v in file.metadata.items()]
+        cells = [(k, kind, "" if n is None else f"{n:,}", show.shorten(text)) for k, kind, n, text in rows]
+        show.emit_table(("key", "type", "items", "value"), cells, right=("items",))
+    for title, mapping in (("metadata", {} if types else file.metadata), ("config", file.config)):
         if mapping:
             show.emit(f"\n{title}")
             show.emit_pairs(((k, show.shorten(show.value(v))) for k, v in mapping.items()), indent="  ")

@@ -56,6 +56,15 @@ def value(item: object) -> str:
     return clean(item if isinstance(item, str) else json.dumps(_plain(item), ensure_ascii=False))
 
 
+def some(item: object, most: int = 6) -> tuple[str, int | None]:
+    """Return a value on one line, and of a list its length: of a long one the first items are shown."""
+    if isinstance(item, str) or not hasattr(item, "__len__") or isinstance(item, Mapping):
+        return value(item), None
+    first, count = item[:most], len(item)  # type: ignore[index]
+    text = value(first)
+    return (text if count <= most else f"{text[:-1]}, ...]"), count
+
+
 def emit(text: str, *, stream: TextIO | None = None) -> None:
     """Print cleaned text and a newline, on standard output by default; escape what its encoding lacks."""
     out = sys.stdout if stream is None else stream
@@ -212,6 +221,8 @@ def _plain(value: object) -> object:
     """Return a value as JSON can express it: NaN, infinities, dates of TOML and the like become strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # an array, or texts that are decoded when they are used
+        return _plain(value.tolist())
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | str):

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.conversion.extras import file_metadata, spared
-from weightmap.dtypes import numpy_dtype
+from weightmap.dtypes import DTYPES, numpy_dtype
 from weightmap.errors import UnsupportedError, counted, quoted
 from weightmap.formats import FORMATS
+from weightmap.formats._metadata import equal
 from weightmap.importers import _huggingface as hub
 from weightmap.io.opening import path_of
 from weightmap.model.file import TensorFile
@@ -144,6 +145,8 @@ class _Side:
     def metadata(self, wanted: Iterable[str]) -> dict[str, Any]:
         """Return the metadata, and what `convert` would have added for the `wanted` keys that it lacks."""
         found = file_metadata(self.file)
+        for key in self.format.vocab_keys if self.format is not None and self.file.vocab is not None else ():
+            found.pop(key, None)  # compared as the vocabulary
         lacking = [key for key in wanted if key not in found]
         if lacking and self.directory is not None:
             known = self.directory.metadata | self.directory.about
@@ -227,23 +230,22 @@ def _metadata(a: _Side, b: _Side, notes: list[str]) -> Iterator[tuple[str, Any, 
 def _alike(a: Any, b: Any) -> bool:
     """Say whether two values of metadata are equal. Some formats hold integers as decimal strings."""
     if isinstance(a, str) is isinstance(b, str) or isinstance(a, bool) or isinstance(b, bool):
-        return bool(a == b)
+        return equal(a, b)
     return isinstance(a, (int, str)) and isinstance(b, (int, str)) and str(a) == str(b)
 
 
 def _compare(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:
-    (source_a, row_a, _), (source_b, row_b, _) = a, b
+    row_a, row_b = a.row, b.row
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
-    if row_a.dtype is not row_b.dtype:
+    if (row_a.dtype.name, row_a.dtype.quantized) != (row_b.dtype.name, row_b.dtype.quantized):
         return TensorDiff(name, "dtype", text_a, text_b, None, None)
     if row_a.shape != row_b.shape:
         return TensorDiff(name, "shape", text_a, text_b, None, None)
     if row_a.dtype.quantized:
         return _compare_decoded(name, a, b, (text_a, text_b))
     different, largest = 0, 0.0
-    size = row_a.dtype.bits // 8
-    pairs = zip(source_a.chunks(row_a.offset, row_a.nbytes), source_b.chunks(row_b.offset, row_b.nbytes), strict=True)
-    for left, right in pairs:
+    size = 0 if row_a.dtype.packed else row_a.dtype.bits // 8
+    for left, right in zip(a.chunks(), b.chunks(), strict=True):
         if left == right:
             continue
         raw = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
@@ -280,8 +282,8 @@ def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, st
 
 def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:
     try:
-        dtype = numpy_dtype(row.dtype)
-    except UnsupportedError:
+        dtype = numpy_dtype(DTYPES[row.dtype.name])
+    except (KeyError, UnsupportedError):
         return float("nan")
     wide = np.complex128 if row.dtype.name == "complex64" else np.float64
     left, right = (part.view(dtype)[apart].astype(wide) for part in raw)

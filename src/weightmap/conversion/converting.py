@@ -254,8 +254,9 @@ def _payload(name: str, place: TensorRef, wanted: DType | None) -> Payload:
             return _as_quantized(name, place)
         size = math.prod(row.shape)
         return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
-    if wanted is None or row.dtype.name not in FLOATING or row.dtype is wanted:
-        return Payload(name, row.dtype, row.shape, row.nbytes, source.chunks, row.offset, row.nbytes)
+    if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
+        dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
+        return Payload(name, dtype, row.shape, row.nbytes, place.chunks)
     nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
     return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
 

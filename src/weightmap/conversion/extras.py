@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import counted, quoted
-from weightmap.formats import fitted
+from weightmap.formats import FORMATS, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +44,10 @@ def metadata_of(file: TensorFile, directory: ModelDirectory | None, found: Forma
     A format that has a place for the configuration does not get its numbers here.
     """
     metadata = file_metadata(file)
+    if file.format != found.name and file.vocab is not None and "vocab" in found.carries[found.layouts[0]]:
+        for key, name in FORMATS[file.format].vocab_keys.items() if file.format in FORMATS else ():
+            if name is None or name in found.special_ids:  # it goes along with the vocabulary
+                metadata.pop(key, None)
     if directory is None:
         return metadata
     return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)
@@ -60,6 +64,8 @@ def extras_of(
     own, config, tokenizer, notes = file.vocab, file.config, file.tokenizer, []
     vocab: Sequence[str] | None = own
     special_ids = None if own is None else own.special_ids
+    if special_ids is not None and file.format != found.name:
+        special_ids = {name: i for name, i in special_ids.items() if name in found.special_ids}
     if directory is not None:
         if directory.vocab is not None:
             vocab, special_ids = directory.vocab, directory.special_ids

@@ -39,7 +39,30 @@ HEAD = 4096
 LOOK = 1 << 16
 # The longest header that reference implementations of formats with a length before it allow.
 MAX_HEADER = 100_000_000
+_NO_KEYS: Mapping[str, str | None] = MappingProxyType({})
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
+
+
+class Part(NamedTuple):
+    """Which part of a model a file is, where its format divides models into several files.
+
+    Attributes
+    ----------
+    number, parts : int
+        From 0 on, and how many there are.
+    tensors : int or None
+        Tensors of the whole model, where the file says so.
+    names : tuple of str
+        The names of the other files, in their order; empty but in the first one, with which a model is opened.
+    keys : frozenset of str
+        The metadata keys that say all this: the whole model has none of them.
+    """
+
+    number: int
+    parts: int
+    tensors: int | None
+    names: tuple[str, ...]
+    keys: frozenset[str]
 
 
 class Content:
@@ -67,6 +90,8 @@ class Content:
         ``layout(row, head)``, which finds the start of the payload, block size and type of scales in the first four
         bytes, and ``glance(row, source)``, which returns the same, checks the data by reading as little as possible,
         and touches no mapping. None in formats without quantised tensors.
+    part : Part or None
+        Of a file that is one of several which make a model: which one.
     warnings : list of str
         Deviations tolerated by ``strict=False``.
     """
@@ -77,6 +102,7 @@ class Content:
     vocab: Vocabulary | None = None
     config: Mapping[str, Any] | None = None
     tokenizer: Any = None
+    part: Part | None = None
     quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None = None
 
     def __init__(
@@ -135,6 +161,11 @@ class Format:
         By layout: the schemes of quantisation that it can hold; none in layouts that are missing here.
     metadata_keys : frozenset of str or None
         The only metadata keys that it has a place for: `save` refuses others, `convert` leaves them behind. None: any.
+    vocab_keys : mapping of str to (str or None)
+        The metadata keys that hold what `Content.vocab` says, where the format has that there: with the name of a
+        special id, or None for the tokens.
+    special_ids : frozenset of str
+        The special ids that its vocabularies have a place for, by name.
     metadata_kinds : frozenset of str
         Kinds of values that its metadata holds: see `_metadata`, which has the rule for `convert`.
     layout_for : callable or None
@@ -162,8 +193,10 @@ class Format:
         "plan",
         "schemes",
         "sniff",
+        "special_ids",
         "suffixes",
         "title",
+        "vocab_keys",
     )
 
     def __init__(
@@ -185,6 +218,8 @@ class Format:
         layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = None,
         embeddings: tuple[str, str] | None = None,
         checksums: frozenset[str] = frozenset(),
+        vocab_keys: Mapping[str, str | None] = _NO_KEYS,
+        special_ids: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.title = title
@@ -202,6 +237,8 @@ class Format:
         self.layout_for = layout_for
         self.embeddings = embeddings
         self.checksums = checksums
+        self.vocab_keys = vocab_keys
+        self.special_ids = special_ids
 
     def claims(self, head: bytes, size: int) -> bool:
         """Say whether a file of `size` bytes that begins with `head` looks like this format."""

@@ -36,13 +36,11 @@ _HINTS = (
     (b"{\r\n", "this is JSON text: a configuration, or what a server said in place of a file"),
     (b"dmbe", "this looks like EMBD with swapped bytes"),
     (b"2nnc", "this looks like CNN v2 with swapped bytes"),
-    (b"gguf", "this is GGUF, which is not supported yet: llama.cpp and the Python package gguf read it"),
 )
 
 
 # Suffixes of files that weightmap does not write, and the program that does.
 FOREIGN = {
-    ".gguf": "GGUF is not written (llama.cpp's convert_hf_to_gguf.py makes it of a model directory)",
     ".npz": ".npz is not written (numpy.savez(DST, **weightmap.load(SRC)) does that)",
     ".npy": ".npy holds one array, which weightmap export writes",
     ".pt": "PyTorch checkpoints are not written (torch.save does that)",

@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["JSON", "TEXT", "TOML", "fitted"]
+__all__ = ["JSON", "TEXT", "TOML", "TYPED", "equal", "fitted", "plain"]
 
-# Kinds of values. The items of lists and tables must be of a kind that the format has, too.
+# Kinds of values; an "array" is one of numpy. The items of lists and tables must be of a kind that the format has, too.
 TEXT = frozenset({"text"})
 JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
 TOML = (JSON - {"null"}) | {"non-finite", "time"}
+TYPED = TEXT | {"integer", "float", "non-finite", "boolean", "list", "array"}
 _KINDS = {str: "text", bool: "boolean", int: "integer", type(None): "null"}
 _SCALARS = frozenset({"integer", "float", "boolean"})
 
@@ -22,7 +23,12 @@ def _kinds(value: Any) -> frozenset[str]:
     found, left = set(), [value]
     while left:
         inner = left.pop()
-        if isinstance(inner, Mapping):
+        kinds = getattr(inner, "kinds", None)  # a sequence of texts that decodes them when they are used
+        if kinds is not None:
+            found |= kinds
+        elif hasattr(inner, "dtype"):
+            found.add("array")
+        elif isinstance(inner, Mapping):
             found.add("table")
             left.extend(inner.values())
         elif isinstance(inner, (list, tuple)):
@@ -37,26 +43,47 @@ def _kinds(value: Any) -> frozenset[str]:
     return frozenset(found)
 
 
+def plain(value: Any) -> Any:
+    """Return a value with lists in the place of arrays and of lazy sequences."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Say whether two values are equal; arrays and lists of the same items are."""
+    return a is b or bool(plain(a) == plain(b))
+
+
 def fitted(
     metadata: dict[str, Any], places: frozenset[str] | None, held: frozenset[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata that a format takes, and the keys that stay behind.
 
     `places` and `held` are the format's `metadata_keys` and `metadata_kinds`. A value of a kind in `held` goes along
-    unchanged; a number or a truth value becomes its JSON text if the format holds only texts. Everything else stays
-    behind, and so does every key outside of `places`.
+    unchanged, an array as a list if the format has no arrays; a number or a truth value becomes its JSON text if the
+    format holds only texts. Everything else stays behind, and so does every key outside of `places`.
     """
-    kept, behind = dict(metadata), []
+    changes: dict[str, Any] = {}
+    behind = []
     for key, value in metadata.items():
-        kinds = _kinds(value)
+        here, kinds = value, _kinds(value)
+        if "array" not in held and ("array" in kinds or "list" in kinds):
+            here = plain(value)
+            kinds = _kinds(here)
         if places is not None and key not in places:
             behind.append(key)
         elif kinds <= held:
-            continue
+            if here is not value:
+                changes[key] = here
         elif kinds <= _SCALARS and "text" in held:
-            kept[key] = json.dumps(value)
+            changes[key] = json.dumps(here)
         else:
             behind.append(key)
+    if not changes and not behind:
+        return metadata, behind
+    kept = metadata.copy()
+    kept.update(changes)
     for key in behind:
         del kept[key]
-    return (metadata if kept == metadata and not behind else kept), behind
+    return kept, behind

@@ -65,7 +65,7 @@ class ColumnTable(Table):
         dtype = rules.dtypes[code]
         if dtype is None:
             dtype = self._dtype(code, i)
-        nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
+        nbytes = self._declared(i) if dtype.declared else (math.prod(shape) * dtype.bits + 7) >> 3
         if offset > rules.data_size - nbytes:
             self._out_of_range(i, offset + nbytes)
         if not nbytes or len(shape) not in rules.ndims:

@@ -74,6 +74,10 @@ class StringTable:
         first, last = self._bounds[i : i + 2].tolist()
         return bytes(self._data[first : last - self._gap])
 
+    def raws(self) -> Iterator[bytes]:
+        """Yield the bytes of every string."""
+        return map(self.raw, range(len(self)))
+
     def __getitem__(self, i: int) -> str:
         return self._decode(self.raw(i), i)
 
@@ -102,6 +106,11 @@ class StringTable:
             else:
                 for i in range(len(bounds) - 1):
                     yield self._decode(blob[bounds[i] - start : bounds[i + 1] - self._gap - start], first + i)
+
+    @property
+    def bounds(self) -> NDArray[np.uint32]:
+        """Where the strings lie: see the module."""
+        return self._bounds
 
     @property
     def nbytes(self) -> int:

@@ -172,8 +172,8 @@ class Table:
         """Check a run: `count` rows from row i on, which begin at `offset` to `last`."""
         rules = self.rules
         dtype = self._dtype(code, i)
-        nbytes = self._declared(i) if dtype.quantized else (math.prod(shape) * dtype.bits + 7) >> 3
-        if not nbytes or len(shape) not in rules.ndims or dtype.quantized:
+        nbytes = self._declared(i) if dtype.declared else (math.prod(shape) * dtype.bits + 7) >> 3
+        if not nbytes or len(shape) not in rules.ndims or dtype.declared:
             self._check_shape(i, shape, dtype)
         step = (last - offset) // (count - 1) if count > 1 else 0
         left = rules.data_size - nbytes - offset

@@ -26,6 +26,15 @@ from weightmap.kernels._files import (
     will_need,
     with_temporary,
 )
+from weightmap.kernels._gguf import (
+    GGUF_DEEPEST,
+    GGUF_KEY_MOST,
+    GGUF_TENSOR_LEAST,
+    GGUF_VALUE_LEAST,
+    GGUFHeader,
+    ggml_block,
+    gguf_types,
+)
 from weightmap.kernels._memory import check_out, empty, given_array
 from weightmap.kernels._native import U32_MAX
 from weightmap.kernels._records import pairs_check, records_check, records_find

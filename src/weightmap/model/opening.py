@@ -115,7 +115,11 @@ def open_with(source: Any, options: Options) -> TensorFile:
     if path is not None and path.endswith(INDEX_SUFFIX):
         return _open_sharded(path, options)
     try:
-        return open_file(source, path, options)
+        file = open_file(source, path, options)
+        if path is None or type(file) is not TensorFile:
+            return file
+        part = parts_of(file)[1].part
+        return file if part is None or not part.names else _open_parts(path, file, options)
     except IsADirectoryError:
         if path is None:
             raise
@@ -124,6 +128,12 @@ def open_with(source: Any, options: Options) -> TensorFile:
         if isinstance(source, bytes) and b"\0" not in source:
             error.add_note("bytes are the content of a file: os.fsdecode makes a path of them")
         raise
+
+
+def _open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
+    from weightmap.model.sharded import open_parts  # noqa: PLC0415 - as below
+
+    return open_parts(path, first, options)
 
 
 def _open_sharded(path: str, options: Options) -> TensorFile:

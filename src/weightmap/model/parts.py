@@ -13,6 +13,7 @@ import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
+from weightmap.formats._metadata import equal
 from weightmap.index.spelling import alike
 from weightmap.index.table import Row
 
@@ -136,10 +137,12 @@ def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
     found = []
     values: dict[str, list[tuple[str, Any]]] = {}
     for name, shard in file.shards.items():
+        part = parts_of(shard)[1].part
         for key, value in shard.metadata.items():
-            values.setdefault(key, []).append((name, value))
+            if part is None or key not in part.keys:
+                values.setdefault(key, []).append((name, value))
     for key, (first, *others) in values.items():
-        other = next((other for other in others if other[1] != first[1]), None)
+        other = next((other for other in others if not equal(other[1], first[1])), None)
         if key not in metadata and other is not None:
             said = " and ".join(f"{quoted(value)} in {quoted(name)}" for name, value in (first, other))
             found.append(f"the shards disagree on the metadata entry {quoted(key)}: {said}")

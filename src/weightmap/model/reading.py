@@ -89,7 +89,7 @@ def _fill(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any],
 def _fill_part(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int, stop: int) -> None:
     """Read and convert elements `start` to `stop`."""
     size = stored.itemsize
-    widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32
+    widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32 and not row.dtype.swapped
     for chunk in source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
         piece = target[start : start + len(chunk) // size]
         if widened:

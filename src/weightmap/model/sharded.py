@@ -16,6 +16,7 @@ from weightmap.errors import (
     quoted,
 )
 from weightmap.formats import FORMATS
+from weightmap.formats._metadata import equal
 from weightmap.index.table import Row
 from weightmap.io import strict_json
 from weightmap.io.opening import from_path
@@ -119,6 +120,54 @@ def open_sharded(path: str, options: Options) -> TensorFile:
     return model
 
 
+def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
+    """Open the other parts of a model with the first one, which is open, and return all as one.
+
+    A part that is missing, or is another part than its name says, and a tensor in two of them are a `LayoutError`.
+    """
+    source, content, _ = parts_of(first)
+    part, folder = content.part, os.path.dirname(path)
+    files = {os.path.basename(path): first}
+    try:
+        options.limits.check("max_shards", part.parts, "number of parts")
+        for name in part.names:
+            files[name] = _open_shard(folder, name, options)
+            if part.parts > _KEPT:
+                parts_of(files[name])[0].release_descriptor()
+        where = _tensors_of_parts(files, part.parts)
+        options.limits.check("max_tensors", len(where), "number of tensors")
+        shards: Any = Shards(source, files, where, {})
+        if part.tensors is not None and part.tensors != len(where):
+            what, expected = "number of tensors in all parts", f"{part.tensors}, as the first part says"
+            options.tolerate(LayoutError(what, field="part", actual=len(where), expected=expected), shards.warnings)
+        model = TensorFile(shards, first.format, shards, options, files)
+        if options.verify == "full":
+            model.verify()
+    except BaseException as error:
+        for file in files.values():
+            file.close()
+        if isinstance(error, TensorFileError):
+            raise error.located(path=path) from None
+        raise
+    return model
+
+
+def _tensors_of_parts(files: Mapping[str, TensorFile], parts: int) -> dict[str, str]:
+    """Return the file of each tensor; refuse files that are not these parts, and a tensor in two of them."""
+    where: dict[str, str] = {}
+    for number, (name, file) in enumerate(files.items()):
+        own = parts_of(file)[1].part
+        if own is None or (own.number, own.parts) != (number, parts):
+            actual = "no part of a model" if own is None else f"part {own.number + 1} of {own.parts}"
+            what, expected = f"{quoted(name)}, by its metadata,", f"part {number + 1} of {parts}"
+            raise LayoutError(what, field="part", actual=actual, expected=expected)
+        for tensor in file:
+            if where.setdefault(tensor, name) != name:
+                msg = f"tensor {quoted(tensor)} lies in two parts, {quoted(where[tensor])} and {quoted(name)}"
+                raise LayoutError(msg, field="name")
+    return where
+
+
 def _read_index(source: Source, options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the shard of each tensor, and the metadata."""
     options.limits.check("max_header_bytes", source.size, "size of the index of shards")
@@ -159,7 +208,7 @@ class Shards:
     """
 
     # What no sharded model has.
-    vocab = config = tokenizer = sealed = None
+    config = tokenizer = sealed = part = None
     is_mapped = False
     layout = "sharded"
     closed = False
@@ -174,6 +223,8 @@ class Shards:
         self.shards = shards
         self._metadata = metadata
         self._parts = [parts_of(file)[:2] for file in shards.values()]
+        self.vocab = next((content.vocab for _, content in self._parts if content.vocab is not None), None)
+        self._own_keys = frozenset(key for _, content in self._parts if content.part for key in content.part.keys)
         self._detached = False
         self._most = sum(map(len, shards.values()))
         self.names = self._rows_by_name(where)
@@ -325,8 +376,14 @@ class Shards:
         for file in self.shards.values():
             for key, value in file.metadata.items():
                 said.setdefault(key, []).append(value)
-        agreed = {key: values[0] for key, values in said.items() if all(value == values[0] for value in values)}
-        return agreed | self._metadata
+        agreed = {key: values[0] for key, values in said.items() if all(equal(value, values[0]) for value in values)}
+        # Of the class that the first shard's is, for it may know more than the values, such as their types.
+        found: dict[str, Any] = next((file.metadata.copy() for file in self.shards.values()), {})  # type: ignore[attr-defined]
+        for key in [key for key in found if key not in agreed or key in self._own_keys]:
+            del found[key]
+        found.update({key: value for key, value in agreed.items() if key not in found and key not in self._own_keys})
+        found.update(self._metadata)
+        return found
 
     def verify(self, run: Verification) -> None:
         """Verify every shard."""
@@ -374,7 +431,7 @@ def _open_shard(folder: str, name: str, options: Options) -> TensorFile:
     except OSError as error:
         if error.errno not in _MISSING:
             raise
-        msg = f"shard {quoted(name)}, which the index names, is missing"
+        msg = f"{quoted(name)}, a file of this model, is missing"
         raise LayoutError(msg, field="weight_map") from None
 
 

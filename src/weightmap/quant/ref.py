@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap import kernels
+from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ class TensorRef(NamedTuple):
     source: Source
     row: Row
     quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the bytes of a dense tensor, little-endian, in pieces that are valid until the next one."""
+        row = self.row
+        pieces = self.source.chunks(row.offset, row.nbytes)
+        if not row.dtype.swapped:
+            return pieces
+        words = f"u{row.dtype.bits // 8}"
+        return (memoryview(np.frombuffer(piece, words).byteswap().view(np.uint8)) for piece in pieces)
 
     def decoder(self) -> QuantizedTensor:
         """Return a quantised tensor whose bytes are private, read from the file."""
@@ -89,6 +99,9 @@ def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
 
     source, row, _ = place
     scheme, layout = row.dtype.name, place.layout()
+    if layout is not None and scheme in GGML_SCHEMES:
+        yield from _in_blocks(place)
+        return
     if layout is None or scheme not in BITS:
         yield place.decoder()
         return
@@ -104,3 +117,16 @@ def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
         octets = source.pread(at, bytes_of(count) - len(scale))
         at += len(octets)
         yield QuantizedTensor(scheme, (count,), scale + octets, block_size=block_size, scale_type=scale_type)
+
+
+def _in_blocks(place: TensorRef) -> Iterator[QuantizedTensor]:
+    """Yield a tensor of ggml's blocks, of which any are a tensor by themselves."""
+    from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - opening a file needs none of it
+
+    source, row, _ = place
+    size, at = math.prod(row.shape), row.offset
+    for first in range(0, size, _PIECE):
+        count = min(_PIECE, size - first)
+        octets = source.pread(at, kernels.ggml_size(count, row.dtype.name))
+        at += len(octets)
+        yield GgmlTensor(row.dtype.name, (count,), octets)

@@ -71,4 +71,5 @@ FORMAT = Format(
     metadata_kinds=TEXT | {"integer"},  # written as decimal strings
     dtypes={"spec": frozenset(DTYPE_NAMES), "simple": frozenset({"float32"})},
     checksums=frozenset({"spec"}),
+    special_ids=frozenset({"pad", "unk", "cls", "sep", "mask"}),
 )

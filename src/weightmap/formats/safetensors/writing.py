@@ -16,7 +16,9 @@ _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
 def plan(request: Request) -> Plan:
     """Lay out a safetensors file."""
     reasons: list[Reason] = []
-    for tensor in request.tensors:  # the format has every dtype
+    for tensor in request.tensors:
+        if tensor.dtype.name not in _CODE:  # blocks that are only copied; the format has every other dtype
+            reasons.append(Unfit("tensor", tensor.name, f"dtype {tensor.dtype.name}"))
         if tensor.name == "__metadata__":
             reasons.append("tensor '__metadata__': the name is taken")
         if not encodable(tensor.name):

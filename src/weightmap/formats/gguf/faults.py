@@ -1,0 +1,104 @@
+"""The words for what the scan of a GGUF header found wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, quoted
+from weightmap.formats.gguf import TYPES
+
+if TYPE_CHECKING:
+    from weightmap.io.source import Source
+    from weightmap.options import Options
+
+# By the kind of a fault: class, what is wrong, field where it has one of its own, and what was expected instead.
+_WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
+    "GGUF_COUNT": (TruncatedError, "a count or length", "", "at most {}, by the bytes that follow it"),
+    "GGUF_KEY": (FormatError, "length of its key", "key", "at most {}"),
+    "GGUF_KEY_UTF8": (FormatError, "its key is not UTF-8", "key", ""),
+    "GGUF_TYPE": (UnsupportedError, "type of a value", "value_type", "less than {}"),
+    "GGUF_BOOL": (FormatError, "a bool", "value", "0 or 1"),
+    "GGUF_UTF8": (FormatError, "its value is not UTF-8", "value", ""),
+    "GGUF_DEPTH": (LimitError, "arrays of arrays, one within the other", "value", "at most {}"),
+    "GGUF_BLOCK": (LayoutError, "its first dimension", "dimensions", "a multiple of {}, the elements of a block"),
+    "TABLE_NDIM": (FormatError, "n_dimensions", "n_dimensions", "0 to {}"),
+    "TABLE_DTYPE": (
+        UnsupportedError,
+        "type",
+        "type",
+        f"one of {', '.join(f'{code} {name}' for code, name in TYPES.items())}",
+    ),
+    "TABLE_OVERFLOW": (LayoutError, "the product of its shape exceeds 2**63 - 1 bytes", "dimensions", ""),
+    "TABLE_RANGE": (LayoutError, "offset, with the bytes of the tensor,", "offset", "at most {}"),
+}
+
+
+def check(
+    fault: kernels.Fault,
+    scan: kernels.GGUFHeader,
+    data: bytes | bytearray,
+    source: Source,
+    options: Options,
+    *,
+    of_tensors: bool,
+) -> None:
+    """Raise the error that a fault of the scan deserves; keys whose hashes collide are compared first."""
+    kind, at, actual, expected = fault.kind, fault.at, fault.actual, fault.expected
+    if kind == "NAME_FLOOD":
+        first, second = _repeated(data, scan)
+        if second < 0:
+            return
+        raise _twice(data, scan, first, second)
+    if kind == "NAME_DUPLICATE":
+        raise _twice(data, scan, expected, fault.row)
+    if kind in ("GGUF_END", "GGUF_COUNT"):
+        wanted = at + (expected if kind == "GGUF_END" else actual)
+        if scan.limit < source.size and wanted <= source.size:
+            # Of a count, only the fewest bytes of what it counts are known: one byte too many is what is sure.
+            most = max(wanted, scan.limit + 1)
+            options.limits.check("max_header_bytes", most, "size of the header (or more)", offset=at)
+            raise LimitError(
+                "size of the header", offset=at, actual=most, expected=f"at most {scan.limit}: no reader goes on"
+            )
+    label = f"tensor info {fault.row}" if of_tensors else _label(data, scan, fault)
+    raise _error(fault, label, source.size, field="tensor_infos" if of_tensors else "metadata_kv")
+
+
+def _error(fault: kernels.Fault, label: str, size: int, field: str) -> FormatError:
+    if fault.kind == "GGUF_END":
+        wanted = f"at least {fault.at + fault.expected} bytes"
+        return TruncatedError(f"the file ends within {label}", field=field, offset=size, expected=wanted)
+    cls, what, its_field, expected = _WORDS.get(fault.kind, (FormatError, "the header is damaged", "", ""))
+    error = cls(f"{label}: {what}", field=its_field or field, offset=fault.at)
+    if expected:
+        error.actual, error.expected = fault.actual, expected.format(fault.expected)
+    return error
+
+
+def _label(data: bytes | bytearray, scan: kernels.GGUFHeader, fault: kernels.Fault) -> str:
+    """Call a key-value by its key, where that can be read."""
+    label = f"key-value {fault.row}"
+    width = 4 if scan.version == 1 else 8
+    begin = scan.pos + width
+    length = int.from_bytes(data[scan.pos : begin], "big" if scan.big else "little")
+    if fault.at < begin + length or length > kernels.GGUF_KEY_MOST:
+        return label
+    return f"{label}, {quoted(data[begin : begin + length].decode(errors='replace'))}"
+
+
+def _repeated(data: bytes | bytearray, scan: kernels.GGUFHeader) -> tuple[int, int]:
+    """Return the numbers of the first two equal keys, (-1, -1) where there are none: Python's dict is not flooded."""
+    seen: dict[bytes, int] = {}
+    for row, (first, last) in enumerate(scan.keys().tolist()):
+        other = seen.setdefault(bytes(data[first:last]), row)
+        if other != row:
+            return other, row
+    return -1, -1
+
+
+def _twice(data: bytes | bytearray, scan: kernels.GGUFHeader, first: int, second: int) -> LayoutError:
+    begin, end = scan.keys()[second].tolist()
+    key = quoted(bytes(data[begin:end]).decode(errors="replace"))
+    what = f"key-values {first} and {second} both have the key {key}"
+    return LayoutError(what, field="key", offset=begin - (4 if scan.version == 1 else 8))

@@ -1,0 +1,171 @@
+"""The header of a GGUF file: how much of the file it is, found by one scan in C, and its key-values one by one."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import FormatError, TruncatedError, UnsupportedError
+from weightmap.formats.gguf import ALIGNMENT, ALIGNMENT_UNIT, BLOCKS, DEFAULT_ALIGNMENT, TYPES, aligned
+from weightmap.formats.gguf.faults import check
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.io.source import Source
+    from weightmap.options import Options
+
+MAGIC = b"GGUF"
+U32, STRING, ARRAY = 4, 8, 9
+VERSIONS = (1, 2, 3)
+# Bytes that are read at once where the first page does not hold the header; and then twice as many each time.
+_FIRST = 1 << 16
+_POSITIONS = kernels.U32_MAX - 1
+_NATIVE = kernels.gguf_types(
+    [
+        (code, *BLOCKS[name]) if name in BLOCKS else (code, 1, 2 if name == "bfloat16" else np.dtype(name).itemsize)
+        for code, name in TYPES.items()
+    ]
+)
+
+
+class Header:
+    """A header, in private bytes.
+
+    Attributes
+    ----------
+    path : str
+        Of the file, for messages.
+    data : bytes or bytearray
+        The file from its beginning; at least to the end of the header.
+    scan : GGUFHeader
+        What the scan found.
+    order : str
+        Of its numbers, as `struct` has it.
+    alignment : int
+    end, base : int
+        Where the header ends and where the data section begins.
+    """
+
+    __slots__ = ("_octets", "alignment", "base", "data", "end", "order", "path", "scan", "version")
+
+    def __init__(self, path: str, data: bytes | bytearray, scan: kernels.GGUFHeader, version: int) -> None:
+        self.path = path
+        self.data = data
+        self.scan = scan
+        self.version = version
+        self.order = ">" if scan.big else "<"
+        self.end: int = scan.end
+        self._octets: NDArray[np.uint8] | None = None
+        self.alignment = self._find_alignment()
+        self.base = aligned(self.end, self.alignment)
+
+    @property
+    def octets(self) -> NDArray[np.uint8]:
+        """The bytes as a read-only array."""
+        octets = self._octets
+        if octets is None:
+            octets = self._octets = np.frombuffer(self.data, np.uint8)
+            octets.flags.writeable = False
+        return octets
+
+    @property
+    def width(self) -> int:
+        """Bytes of a length or count."""
+        return 4 if self.version == 1 else 8
+
+    def find(self, key: str) -> int:
+        """Return where the type of the value of this key stands; -1 where there is none."""
+        return self.scan.find(self.data, key.encode())
+
+    def u32(self, at: int) -> int:
+        """Return the u32 at `at`, such as a type."""
+        return int(struct.unpack_from(f"{self.order}I", self.data, at)[0])
+
+    def count(self, at: int) -> int:
+        """Return the length or count at `at`."""
+        return int(struct.unpack_from(f"{self.order}{'I' if self.version == 1 else 'Q'}", self.data, at)[0])
+
+    def array(self, at: int) -> tuple[int, int, int]:
+        """Return type and number of the items of an array, the type of which stands at `at`, and where they begin."""
+        return self.u32(at), self.count(at + 4), at + 4 + self.width
+
+    def _find_alignment(self) -> int:
+        at = self.find(ALIGNMENT)
+        if at < 0:
+            return DEFAULT_ALIGNMENT
+        kind = self.u32(at)
+        if kind != U32:
+            raise FormatError(
+                f"value_type of {ALIGNMENT}", field=ALIGNMENT, offset=at, actual=kind, expected=f"{U32}, u32"
+            )
+        value = self.u32(at + 4)
+        if not value or value % ALIGNMENT_UNIT:
+            expected = f"a multiple of {ALIGNMENT_UNIT}"
+            raise FormatError(ALIGNMENT, field=ALIGNMENT, offset=at + 4, actual=value, expected=expected)
+        return value
+
+
+def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, kernels.Columns]:
+    """Read as much of a file as its header takes; return it, and the columns of its tensor infos."""
+    version, big, n_tensors, n_values, at = _beginning(source, head, options)
+    limit = min(source.size, options.limits.max_header_bytes, _POSITIONS)
+    scan = kernels.GGUFHeader(limit, at, n_values, n_tensors, version, big=big)
+    data: bytes | bytearray = head[:limit]
+    while not (found := scan.values(data)):
+        data = _extended(source, data, scan.wanted, limit)
+    if found is not True:
+        check(found, scan, data, source, options, of_tensors=False)
+    columns, found = scan.tensors(data, _NATIVE, n_tensors)
+    while not found:
+        data = _extended(source, data, scan.wanted, limit)
+        columns, found = scan.tensors(data, _NATIVE, n_tensors)
+    if found is not True:
+        check(found, scan, data, source, options, of_tensors=True)
+    if type(data) is bytearray:
+        del data[scan.end :]
+    return Header(source.name, data, scan, version), columns
+
+
+def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool, int, int, int]:
+    """Return version, byte order, numbers of tensors and of key-values, and where the first key-value begins."""
+    if head[:4] != MAGIC:
+        raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
+    version, big = int.from_bytes(head[4:8], "little"), False
+    if version & 0xFFFF == 0:
+        version, big = int.from_bytes(head[4:8], "big"), True
+    if len(head) >= 8 and version not in VERSIONS:
+        raise UnsupportedError("version", field="version", offset=4, actual=version, expected="1, 2 or 3")
+    counts = struct.Struct(f"{'>' if big else '<'}{'II' if version == 1 else 'QQ'}")
+    at = 8 + counts.size
+    if len(head) < at:
+        msg = "the file ends within the counts of its tensors and key-values: its size"
+        raise TruncatedError(msg, offset=source.size, actual=source.size, expected=f"at least {at}")
+    n_tensors, n_values = counts.unpack_from(head, 8)
+    options.limits.check("max_tensors", n_tensors, "tensor_count", offset=8)
+    for count, least, field, offset in (
+        (n_values, kernels.GGUF_VALUE_LEAST, "metadata_kv_count", 8 + counts.size // 2),
+        (n_tensors, kernels.GGUF_TENSOR_LEAST, "tensor_count", 8),
+    ):
+        most = (source.size - at) // least
+        if count > most:
+            expected = f"at most {most}, by the bytes that follow it"
+            raise TruncatedError(field, field=field, offset=offset, actual=count, expected=expected)
+    return version, big, n_tensors, n_values, at
+
+
+def _extended(source: Source, data: bytes | bytearray, wanted: int, limit: int) -> bytearray:
+    """Return more of the file: what is wanted at least, and twice as much as before."""
+    size = min(limit, max(wanted, 2 * len(data), _FIRST))
+    grown = data if type(data) is bytearray else bytearray(data)
+    grown += source.pread(len(grown), size - len(grown))
+    return grown
+
+
+def locate(header: Header, row: int) -> int | None:
+    """Return where a tensor info begins, for messages: by scanning once more."""
+    found = header.scan.tensors(header.data, _NATIVE, row)[1]
+    return found.at if isinstance(found, kernels.Fault) else None

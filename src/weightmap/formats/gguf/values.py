@@ -1,0 +1,261 @@
+"""The key-values of a GGUF file as metadata: plain values, arrays, and strings that are decoded when they are used."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, overload
+
+import numpy as np
+
+from weightmap.formats.gguf.header import ARRAY, STRING, Header
+from weightmap.index.strings import StringTable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# By the codes of types: how numpy spells them. Of bool one byte, which the scan has found to be 0 or 1.
+NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
+_TYPE_NAMES = (
+    *("UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"),
+    *("UINT64", "INT64", "FLOAT64"),
+)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_UNPACK = {order: {kind: struct.Struct(order + code).unpack_from for kind, code in _SCALARS.items()} for order in "<>"}
+_INTEGERS = frozenset("BbHhIiQq")
+
+
+class Strings(Sequence[str]):
+    """An array of strings: a sequence that decodes one when it is asked for.
+
+    It equals every sequence of the same strings. `tolist` decodes all of them.
+
+    Parameters
+    ----------
+    load : callable
+        Returns the `StringTable`; called at the first use.
+    count : int
+    """
+
+    __slots__ = ("_count", "_load", "_table")
+
+    # What metadata of other formats has to hold, to hold this: see `weightmap.formats._metadata`.
+    kinds: ClassVar[frozenset[str]] = frozenset({"list", "text"})
+
+    def __init__(self, load: Callable[[], StringTable], count: int) -> None:
+        self._load = load
+        self._count = count
+        self._table: StringTable | None = None
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Strings:
+        """Return an array of these texts, in memory."""
+        return cls(lambda: StringTable.of(texts, "string"), len(texts))
+
+    @property
+    def table(self) -> StringTable:
+        """The strings themselves."""
+        table = self._table
+        if table is None:
+            table = self._table = self._load()
+        return table
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        numbers = range(self._count)[i]
+        return self.table[numbers] if isinstance(numbers, int) else [self.table[k] for k in numbers]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table)
+
+    def __contains__(self, text: object) -> bool:
+        return self.table.find(text) >= 0
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (str, bytes)) or not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def tolist(self) -> list[str]:
+        """Return the strings as a list."""
+        return list(self)
+
+    def __repr__(self) -> str:
+        if self._count <= _SHOWN:
+            return repr(self.tolist())
+        return f"[{', '.join(map(repr, self[:_SHOWN]))}, ... {self._count:,} strings]"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self.tolist(),)
+
+
+_SHOWN = 6
+
+
+class KeyValues(dict[str, Any]):
+    """The metadata of a file, and with what types it was read.
+
+    ``TensorFile.metadata`` is a read-only view of one. Its ``copy()`` and ``f.metadata | {...}`` keep the types of what
+    is unchanged; any other mapping holds new values.
+    """
+
+    __slots__ = ("_header", "_read")
+
+    def __init__(self, content: Mapping[str, Any], header: Header, read: Mapping[str, tuple[Any, int]]) -> None:
+        super().__init__(content)
+        self._header = header
+        self._read = read
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> KeyValues | None:
+        """Return the metadata of a file behind a mapping; None where it is something else."""
+        own = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
+        return own if isinstance(own, cls) else None
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The types of the values that were read, as gguf-dump spells them: "UINT32", "[STRING]"."""
+        return {key: _type_name(self._header, at) for key, (value, at) in self._read.items() if self.get(key) is value}
+
+    def stored(self, key: str) -> bytes | None:
+        """Return type and value of a key as version 3 has them, little-endian; None where the value is a new one."""
+        value, at = self._read.get(key, (None, -1))
+        return None if at < 0 or self[key] is not value else native(self._header, at)
+
+    def copy(self) -> KeyValues:
+        """Return metadata of the same content and types."""
+        return KeyValues(self, self._header, self._read)
+
+    def __or__(self, other: Any) -> Any:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return KeyValues({**self, **other}, self._header, self._read)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _type_name(header: Header, at: int) -> str:
+    """Return the type that stands at `at`; of an array that of the items of its first array, in brackets."""
+    kind = header.u32(at)
+    if kind != ARRAY:
+        return _TYPE_NAMES[kind]
+    inner, count, begin = header.array(at + 4)
+    return f"[{_type_name(header, begin - 4) if inner == ARRAY and count else _TYPE_NAMES[inner]}]"
+
+
+def metadata(header: Header) -> KeyValues:
+    """Return all key-values."""
+    data = header.data
+    read: dict[str, tuple[Any, int]] = {}
+    for first, last in header.scan.keys().tolist():
+        read[str(data[first:last], "utf-8")] = _value(header, last), last
+    return KeyValues({key: value for key, (value, _) in read.items()}, header, read)
+
+
+def integer(header: Header, keys: Sequence[str]) -> int | None:
+    """Return the integer that the first of these keys which is there has as its value; None for any other value."""
+    for key in keys:
+        at = header.find(key)
+        if at >= 0:
+            kind = header.u32(at)
+            return int(_UNPACK[header.order][kind](header.data, at + 4)[0]) if _SCALARS.get(kind) in _INTEGERS else None
+    return None
+
+
+def string_table(header: Header, at: int, what: str) -> StringTable:
+    """Return the strings of an array whose own type stands at `at`."""
+    _, count, begin = header.array(at + 4)
+    return _table(header, count, begin, what)
+
+
+def _table(header: Header, count: int, begin: int, what: str) -> StringTable:
+    octets = header.octets[begin:]
+    bounds, size = header.scan.strings(octets, count)
+    table = StringTable(octets[:size], bounds, header.width, what)
+    table.end = begin + size
+    table.path, table.format = header.path, "gguf"
+    return table
+
+
+def _value(header: Header, at: int) -> Any:
+    """Return the value whose type stands at `at`."""
+    kind = header.u32(at)
+    unpack = _UNPACK[header.order].get(kind)
+    if unpack is not None:
+        return unpack(header.data, at + 4)[0]
+    if kind == STRING:
+        return str(_octets(header, at + 4), "utf-8")
+    return array_at(header, at + 4)
+
+
+def _octets(header: Header, at: int) -> bytes:
+    """Return the bytes of the string whose length stands at `at`."""
+    begin = at + header.width
+    return bytes(header.data[begin : begin + header.count(at)])
+
+
+def array_at(header: Header, at: int) -> Any:
+    """Return the array the type of whose items stands at `at`."""
+    kind, count, begin = header.array(at)
+    if kind == STRING:
+        return Strings(lambda: _table(header, count, begin, "string"), count)
+    if kind == ARRAY:
+        return [array_at(header, inner) for inner in _inner(header, count, begin)]
+    return _numbers(header, kind, count, begin)
+
+
+def _numbers(header: Header, kind: int, count: int, begin: int) -> NDArray[Any]:
+    dtype = np.dtype(header.order + NUMBERS[kind])
+    array = np.frombuffer(header.data, dtype, count, begin).astype(dtype.newbyteorder("="))
+    array.flags.writeable = False
+    return array
+
+
+def _inner(header: Header, count: int, begin: int) -> Iterator[int]:
+    """Yield where each of the arrays in an array begins."""
+    for _ in range(count):
+        yield begin
+        begin = header.scan.skip(header.data, begin)
+
+
+def native(header: Header, at: int) -> bytes:
+    """Return type and value, where the type stands at `at`, as version 3 has them, little-endian."""
+    kind = header.u32(at)
+    tag = struct.pack("<I", kind)
+    if kind == ARRAY:
+        return tag + _native_array(header, at + 4)
+    if kind == STRING:
+        return tag + encode_string(_octets(header, at + 4))
+    return tag + np.array(_value(header, at), f"<{NUMBERS[kind]}").tobytes()
+
+
+def _native_array(header: Header, at: int) -> bytes:
+    """Return the array the type of whose items stands at `at`."""
+    kind, count, begin = header.array(at)
+    parts = [struct.pack("<IQ", kind, count)]
+    if kind == STRING:
+        table = _table(header, count, begin, "string")
+        if header.order == "<" and header.width == 8:
+            parts.append(bytes(header.octets[begin : table.end]))
+        else:
+            parts += (encode_string(table.raw(i)) for i in range(count))
+    elif kind == ARRAY:
+        parts += (_native_array(header, inner) for inner in _inner(header, count, begin))
+    else:
+        parts.append(_numbers(header, kind, count, begin).astype(f"<{NUMBERS[kind]}").tobytes())
+    return b"".join(parts)
+
+
+def encode_string(octets: bytes) -> bytes:
+    """Return a string as version 3 has it."""
+    return struct.pack("<Q", len(octets)) + octets

@@ -1,0 +1,67 @@
+"""What `TensorFile.verify` checks in a GGUF file: all that opening leaves unread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.errors import LayoutError
+from weightmap.formats.gguf.values import Strings, metadata
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from weightmap.embeddings.vocabulary import Vocabulary
+    from weightmap.formats._verifying import Verification
+    from weightmap.formats.gguf.header import Header
+    from weightmap.index.table import Table
+
+
+def verify(header: Header, table: Table, vocab: Vocabulary | None, run: Verification) -> None:
+    """Check the whole file: header unchanged, texts, padding, and that every byte can be read."""
+    run.unchanged(run.read(0, header.end), kernels.crc32(header.octets[: header.end]), "the header")
+    run.checked("header")
+    for key, value in metadata(header).items():
+        _check_texts(key, value)
+    if "" in table.names:
+        run.warn("a tensor has an empty name")
+    if vocab is not None:
+        _check_vocabulary(run, vocab)
+    run.checked("key-values")
+    end = header.end
+    for row in (*table.rows(), None):
+        # What follows the last tensor is padding too; tensors out of order, which only the lax mode has, have none.
+        begin = run.source.size if row is None else row.offset
+        if end < begin:
+            run.until(end)
+            if begin - end < header.alignment and any(run.read(end, begin - end)):
+                run.tolerate(LayoutError("padding is not zero", field="padding", offset=end))
+        if row is not None:
+            end = max(end, row.offset + row.nbytes)
+    run.checked("padding is zero")
+    run.rest()
+
+
+def _check_texts(key: str, value: Any) -> None:
+    """Raise the `FormatError` of the first text of an array that is not UTF-8."""
+    for inner in value if isinstance(value, list) else (value,):
+        if isinstance(inner, list):
+            _check_texts(key, inner)
+        elif isinstance(inner, Strings):
+            bad = inner.table.not_utf8()
+            if bad >= 0:
+                inner[bad]  # raises, saying which
+
+
+def _check_vocabulary(run: Verification, vocab: Vocabulary) -> None:
+    table = vocab.table
+    repeated, duplicate, original = table.duplicates()
+    if repeated:
+        run.warn(
+            f"tokens that stand in the vocabulary twice: {repeated}, "
+            f"the first of them {table[duplicate]!r} (ids {original} and {duplicate})"
+        )
+    beyond = [f"{name} {i}" for name, i in vocab.special_ids.items() if not 0 <= i < len(vocab)]
+    if beyond:
+        run.warn(f"special ids are not below the number of tokens, {len(vocab)}: {', '.join(beyond)}")
+    run.checked("vocabulary")

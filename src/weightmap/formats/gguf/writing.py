@@ -1,0 +1,69 @@
+"""Writing GGUF, version 3, little-endian."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.errors import counted
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, refuse
+from weightmap.formats.gguf import BLOCKS, DENSE, TYPES, aligned
+from weightmap.formats.gguf.encoding import key_values
+from weightmap.formats.gguf.header import MAGIC
+from weightmap.formats.gguf.values import encode_string
+
+if TYPE_CHECKING:
+    from weightmap.formats._writing import Payload
+    from weightmap.io.sink import Sink
+
+_CODES = {name: code for code, name in TYPES.items()}
+_MAX_NDIM, _VERSION = 4, 3
+
+
+def plan(request: Request) -> Plan:
+    """Lay out a GGUF file."""
+    reasons: list[Reason] = []
+    for tensor in request.tensors:
+        problems = _problems(tensor)
+        if problems:
+            reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
+    values, alignment = key_values(request, reasons)
+    if reasons:
+        refuse("GGUF", reasons)
+    infos, offset = [], 0
+    for tensor in request.tensors:
+        shape = tensor.shape[::-1]
+        numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, _CODES[tensor.dtype.name], offset)
+        infos.append(encode_string(tensor.name.encode()) + numbers)
+        offset = aligned(offset + tensor.nbytes, alignment)
+    counts = struct.pack("<4sI2Q", MAGIC, _VERSION, len(infos), len(values))
+    header = b"".join((counts, *values, *infos))
+    if len(header) >= kernels.U32_MAX - 1:
+        refuse("GGUF", [f"a header of {len(header)} bytes, more than readers address"])
+    base = aligned(len(header), alignment)
+
+    def write(sink: Sink) -> None:
+        sink.write(header)
+        for tensor in request.tensors:
+            sink.pad(-sink.position % alignment)
+            for chunk in tensor.chunks():
+                sink.write(chunk)
+        sink.pad(-sink.position % alignment)
+
+    return Plan(base + offset, write)
+
+
+def _problems(tensor: Payload) -> list[str]:
+    """Return what of a tensor the format has no place for."""
+    name, shape = tensor.dtype.name, tensor.shape
+    problems = []
+    if name not in (BLOCKS if tensor.dtype.declared else DENSE):
+        problems.append(f"dtype {name}")
+    elif name in BLOCKS and (not shape or shape[-1] % BLOCKS[name][0]):
+        problems.append(f"shape {shape} (rows of {name} are multiples of {BLOCKS[name][0]})")
+    if len(shape) > _MAX_NDIM:
+        problems.append(f"{counted(len(shape), 'dimension')} (it has 0 to {_MAX_NDIM})")
+    if not encodable(tensor.name):
+        problems.append("its name is not Unicode text")
+    return problems

@@ -1,0 +1,321 @@
+"""Attacks on GGUF."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from tests.builders import Tensor, gguf, noise
+
+from .case import BAD_UTF8, U32, U64, WILD_NAMES, Case, put
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+KV, Info = gguf.KeyValue, gguf.Info
+KIND = "gguf"
+A, B = Info("a", (2,), 0, 0), Info("b", (3,), 24, 32)
+BODY = bytes(range(8)) + bytes(24) + bytes(range(3)) + bytes(29)
+VALUES = (KV("s", "str", "x"), KV("n", "u32", 7))
+# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+ROWS = {
+    "G1": "GGUF of version 0 or above 3, in either byte order: UnsupportedError.",
+    "G2": "Counts of tensors, key-values, items or bytes larger than what is left: TruncatedError.",
+    "G3": "A type of values above 12, a bool above 1, a key of more than 65,535 bytes: an error.",
+    "G4": "Arrays that nest deeper than 65: LimitError.",
+    "G5": "A key that is there twice: LayoutError, also where hashes collide.",
+    "G6": "general.alignment of 0, of no multiple of 8, or of another type than u32: FormatError.",
+    "G7": "More than four dimensions: FormatError. A type that there is none of: UnsupportedError.",
+    "G8": "A row that is no multiple of its block: LayoutError.",
+    "G9": "Offsets off the alignment, overlapping, with holes, past the file: LayoutError or TruncatedError.",
+    "G10": "Texts that are not UTF-8: FormatError, of arrays when they are verified.",
+    "G11": "The end within the last padding: TruncatedError, a warning if not strict. Padding not zero: LayoutError.",
+    "G12": "Repeated tokens, special ids beyond the last token: legal, a warning of verify.",
+}
+
+
+def make(
+    infos: Sequence[gguf.Info] = (A, B),
+    values: Sequence[gguf.KeyValue] = VALUES,
+    body: bytes = BODY,
+    coder: gguf.Coder | None = None,
+    alignment: int = 32,
+    **counts: Any,
+) -> bytes:
+    """A file of two tensors, float32 [2] and int8 [3], right where nothing else is said."""
+    head = gguf.header(infos, values, coder, **counts)
+    return head + gguf.padding(len(head), alignment) + body
+
+
+SOUND = {KIND: make()}
+FIRST = 24
+# Where the infos begin, and their fields, with names of one byte.
+INFOS = len(gguf.header((), VALUES))
+NDIM, DIMS, TYPE, OFFSET, NEXT = INFOS + 9, INFOS + 13, INFOS + 21, INFOS + 25, INFOS + 33
+OVERLAP, HOLE = "overlaps the tensor before it", "leaves a hole"
+ABSURD = (2**20, U32, 2**40, 2**60, 2**63, U64)
+
+
+def cases() -> Iterator[Case]:
+    """Every attack."""
+    for part in (beginnings, counts, values, texts, alignments, infos, ranges, ends, vocabularies, legal):
+        yield from part()
+
+
+def case(
+    row: str, name: str, data: bytes, error: str = "", field: str | None = None, offset: int | None = None, **more: Any
+) -> Case:
+    """A case of this format."""
+    return Case(row, KIND, name, data, error, field, offset, **more)
+
+
+def beginnings() -> Iterator[Case]:
+    """Magic and version."""
+    for version in (0, 4, 255, U32, 0x00040000, 0x7FFF0000):
+        data = put(make(), 4, struct.pack("<I", version))
+        yield case("G1", f"version {version}", data, "UnsupportedError", "version", 4)
+    for size in range(4, 24):
+        yield case("C1", f"{size} bytes", make()[:size], "TruncatedError", None, size)
+
+
+def counts() -> Iterator[Case]:
+    """Counts and lengths that no file can hold."""
+    whole = make()
+    for value in ABSURD:
+        wide = struct.pack("<Q", value)
+        if value > 2**20:
+            yield case("C4", f"{value} tensors", put(whole, 8, wide), "LimitError", "max_tensors", 8)
+        else:
+            yield case("G2", f"{value} tensors", put(whole, 8, wide), "LimitError", "max_tensors", 8)
+        yield case("G2", f"{value} key-values", put(whole, 16, wide), "TruncatedError", "metadata_kv_count", 16)
+        key = make(values=[KV("s", "u8", 1)])
+        error, field = ("TruncatedError", "metadata_kv") if value <= 65535 else ("FormatError", "key")
+        yield case("G3", f"{value} bytes in a key", put(key, FIRST, wide), error, field, FIRST)
+        text = make(values=[KV("s", "str", wide + b"x")])
+        text = gguf.header((), [], kv_count=1) + gguf.Coder().string("s") + struct.pack("<I", 8) + wide + b"x"
+        yield case("G2", f"{value} bytes in a text", text, "TruncatedError", "metadata_kv", FIRST + 13)
+        for kind, code in (("u8", 0), ("f64", 12), ("str", 8), ("array", 9)):
+            array = gguf.header((), [KV("s", ["u8"], struct.pack("<I", code) + wide)])
+            yield case("G2", f"{value} items of {kind}", array + bytes(40), "TruncatedError", "metadata_kv", FIRST + 17)
+        name = put(whole, INFOS, wide)
+        yield case("G2", f"{value} bytes in a name", name, "TruncatedError", "tensor_infos", INFOS)
+    tight = (len(whole) - 24) // 20
+    yield case(
+        "G2",
+        "a tensor more than there is room",
+        put(whole, 8, struct.pack("<Q", tight + 1)),
+        "TruncatedError",
+        "tensor_count",
+        8,
+    )
+    cut = gguf.header((), VALUES)
+    for size in range(24, len(cut)):
+        yield case("C1", f"{size} bytes of key-values", cut[:size], "TruncatedError", *cut_at(cut, size))
+
+
+def cut_at(data: bytes, size: int) -> tuple[str, int]:
+    """Field and byte of the error for a file without tensors that ends early."""
+    if (size - 24) // 9 < 2:
+        return "metadata_kv_count", 16
+    second = FIRST + 8 + 1 + 4 + 8 + 1
+    if FIRST + 21 <= size < second:
+        return "metadata_kv", FIRST + 13
+    if second + 8 <= size < second + 9:
+        return "metadata_kv", size
+    return "metadata_kv", size
+
+
+def values() -> Iterator[Case]:
+    """Key-values."""
+    at = FIRST + 9
+    for code in (13, 255, U32):
+        data = make(values=[KV("s", code, b"\0" * 8)])
+        yield case("G3", f"type {code}", data, "UnsupportedError", "value_type", at)
+        data = make(values=[KV("s", ["u8"], struct.pack("<IQ", code, 1) + b"\0")])
+        yield case("G3", f"items of type {code}", data, "UnsupportedError", "value_type", at + 4)
+    for byte in (2, 128, 255):
+        data = make(values=[KV("s", "bool", bytes([byte]))])
+        yield case("G3", f"bool of {byte}", data, "FormatError", "value", at + 4)
+        data = make(values=[KV("s", ["bool"], struct.pack("<IQ", 7, 3) + bytes([1, 0, byte]))])
+        yield case("G3", f"bool of {byte} in an array", data, "FormatError", "value", at + 18)
+    yield case("G3", "key of 65,535 bytes", make(values=[KV("k" * 65535, "u8", 1)]))
+    yield case("G3", "key of 65,536 bytes", make(values=[KV("k" * 65536, "u8", 1)]), "FormatError", "key", FIRST)
+    for depth, error in ((64, ""), (65, "LimitError"), (10_000, "LimitError"), (100_000, "LimitError")):
+        nested = struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 0, 0)
+        offset = at + 4 + 64 * 12 + 4 if error else None
+        data = make(values=[KV("s", ["u8"], nested)])
+        yield case("G4", f"{depth} arrays", data, error, "value" if error else None, offset)
+    twice = make(values=[KV("s", "u8", 1), KV("n", "u8", 1), KV("s", "u8", 2)])
+    yield case("G5", "a key twice", twice, "LayoutError", "key", FIRST + 28)
+    yield case(
+        "G5", "the empty key twice", make(values=[KV("", "u8", 1), KV("", "u8", 2)]), "LayoutError", "key", FIRST + 13
+    )
+
+
+def texts() -> Iterator[Case]:
+    """Keys, values, names and items that are no UTF-8."""
+    for name, raw in BAD_UTF8.items():
+        yield case("G10", f"key {name}", make(values=[KV(raw, "u8", 1)]), "FormatError", "key", FIRST)
+        yield case("G10", f"value {name}", make(values=[KV("s", "str", raw)]), "FormatError", "value", FIRST + 13)
+        data = make((A._replace(name=raw), B))
+        yield case("C11", f"name {name}", data, "FormatError", "name", INFOS)
+        array = make(values=[KV("s", ["str"], ["a", raw])])
+        yield case("G10", f"item {name}", array, "FormatError", "string", FIRST + 42, late=True)
+        nested = make(values=[KV("s", [["str"]], [["a", raw]])])
+        yield case("G10", f"item {name} of an inner array", nested, "FormatError", "string", FIRST + 54, late=True)
+        token = make(values=[KV("tokenizer.ggml.tokens", ["str"], ["a", raw])])
+        yield case("G10", f"token {name}", token, "FormatError", "string", FIRST + 62, late=True)
+    for name, text in WILD_NAMES.items():
+        yield case("C11", name, make((A._replace(name=text), B), [KV(text, "str", text)]))
+    yield case("C10", "empty name", make((A._replace(name=""), B)), odd="empty name")
+    yield case("C10", "one name for both", make((A, B._replace(name="a"))), "LayoutError", "name", NEXT)
+
+
+def alignments() -> Iterator[Case]:
+    """The key that aligns tensors."""
+    at = FIRST + 8 + 17
+    for value in (0, 1, 4, 12, 33, U32):
+        data = make(values=[KV("general.alignment", "u32", value)])
+        yield case("G6", f"alignment {value}", data, "FormatError", "general.alignment", at + 4)
+    for kind in ("u64", "i32", "str", "f32"):
+        data = make(values=[KV("general.alignment", kind, "32" if kind == "str" else 32)])
+        yield case("G6", f"alignment of type {kind}", data, "FormatError", "general.alignment", at)
+    far = gguf.header((), [KV("general.alignment", "u32", 2**31)])
+    yield case("G6", "alignment of 2^31, and no data", far)
+    far = gguf.header((A,), [KV("general.alignment", "u32", 2**31)])
+    yield case("G6", "alignment of 2^31, and data", far + bytes(100), "TruncatedError", "offset", 2**31)
+
+
+def infos() -> Iterator[Case]:
+    """Tensor infos."""
+    for ndim in (5, 6, 255, U32):
+        data = make((A._replace(ndim=ndim), B))
+        yield case("G7", f"{ndim} dimensions", data, "FormatError", "n_dimensions", NDIM)
+    for code in (4, 5, 31, 33, 36, 38, 42, 63, 64, 255, 256, U32):
+        data = make((A._replace(type=code), B))
+        yield case("G7", f"type {code}", data, "UnsupportedError", "type", TYPE)
+    for name, (code, elements, octets) in gguf.BLOCKS.items():
+        for size in (1, elements - 1, elements + 1):
+            data = make((Info("a", (size,), code, 0),), body=bytes(octets * 2))
+            yield case("G8", f"{size} of {name}", data, "LayoutError", "dimensions", DIMS)
+    data = make((Info("a", (), 2, 0),), body=bytes(32))
+    yield case("G8", "a scalar in blocks", data, "LayoutError", "dimensions", DIMS)
+    for name, dims, code in (
+        ("product of 2^64", (2**32, 2**32), 24),
+        ("product of 2^64 bytes", (2**61, 4), 28),
+        ("a dimension of 2^63", (2**63,), 24),
+        ("overflow, then zero", (2**40, 2**40, 0), 24),
+        ("zero, then overflow", (0, 2**40, 2**40), 24),
+        ("bytes of blocks", (2**63 - 2**8, 1), 8),
+    ):
+        data = make((Info("a", dims, code, 0),))
+        yield case("C6", name, data, "LayoutError", "dimensions", DIMS)
+
+
+def ranges() -> Iterator[Case]:
+    """Where tensors lie."""
+    for offset in (1, 8, 16, 31):
+        data = make((A, B._replace(offset=32 + offset)), body=bytes(96 if offset > 29 else 64))
+        yield case("G9", f"{offset} off the alignment", data, "LayoutError", "offset", NEXT)
+    yield case(
+        "G9",
+        "the same bytes twice",
+        make((A, B._replace(offset=0)), body=BODY[:32]),
+        "LayoutError",
+        "offset",
+        INFOS,
+        odd=OVERLAP,
+    )
+    yield case(
+        "G9",
+        "an overlap",
+        make((Info("a", (16,), 0, 0), B), body=bytes(64)),
+        "LayoutError",
+        "offset",
+        NEXT,
+        odd=OVERLAP,
+    )
+    yield case(
+        "G9", "a hole", make((A, B._replace(offset=64)), body=bytes(96)), "LayoutError", "offset", NEXT, odd=HOLE
+    )
+    yield case(
+        "G9",
+        "a hole in front",
+        make((A._replace(offset=32), B._replace(offset=64)), body=bytes(96)),
+        "LayoutError",
+        "offset",
+        INFOS,
+        odd=HOLE,
+    )
+    whole = make()
+    for name, cut in (("no data", 64), ("data of one", 32), ("a byte short", 30)):
+        data = whole[: len(whole) - cut]
+        yield case("G9", name, data, "TruncatedError", "offset", len(data))
+    for far in (2**32, 2**62, 2**63):
+        data = make((A, B._replace(offset=far)))
+        yield case("G9", f"offset {far}", data, "TruncatedError", "offset", len(data))
+    for far in (U64, U64 - 1, U64 - 2):
+        yield case("C5", f"offset {far}", make((A, B._replace(offset=far))), "LayoutError", "offset", OFFSET + 33 + 0)
+
+
+def ends() -> Iterator[Case]:
+    """What follows the last tensor."""
+    whole = make()
+    last = len(whole) - 29
+    for size in (1, 15, 28):
+        data = whole[: last + size]
+        yield case(
+            "G11", f"{size} of 29 bytes of padding", data, "TruncatedError", "size", len(data), odd="within the padding"
+        )
+    data = whole[:last] + b"x"
+    yield case("G11", "a byte behind the data", data, "LayoutError", "size", last, odd="trailing")
+    yield case("G11", "no padding at the end", whole[:last])
+    base = len(whole) - 64
+    for name, at, begin in (
+        ("at the end", len(whole) - 1, last),
+        ("between tensors", base + 10, base + 8),
+        ("in front", base - 1, None),
+    ):
+        start = len(gguf.header((A, B), VALUES)) if begin is None else begin
+        if at >= start:
+            yield case(
+                "G11",
+                f"padding {name}",
+                put(whole, at, b"x"),
+                "LayoutError",
+                "padding",
+                start,
+                late=True,
+                odd="padding is not zero",
+            )
+
+
+def vocabularies() -> Iterator[Case]:
+    """Tokens."""
+    tokens = KV("tokenizer.ggml.tokens", ["str"], ["a", "b", "a"])
+    yield case("G12", "repeated tokens", make(values=[tokens]), odd="tokens that stand in the vocabulary twice: 1")
+    for value in (3, U32):
+        beyond = make(
+            values=[KV("tokenizer.ggml.tokens", ["str"], ["a", "b"]), KV("tokenizer.ggml.bos_token_id", "u32", value)]
+        )
+        yield case("G12", f"special id {value}", beyond, odd="special ids are not below")
+    for kind, value in (("str", "x"), ("u32", 5), (["u32"], [1]), ([["str"]], [["x"]])):
+        yield case(
+            "G12", f"tokens of type {kind}".replace("'", ""), make(values=[KV("tokenizer.ggml.tokens", kind, value)])
+        )
+
+
+def legal() -> Iterator[Case]:
+    """What looks odd and has to load."""
+
+    def single(dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:
+        return gguf.build({"w": Tensor(dtype, shape, data)})
+
+    for shape in ((0,), (2**33, 0), (0, 2**40)):
+        yield case("C7", f"shape {'x'.join(map(str, shape))}", single("float32", shape, b""))
+    yield case("C8", "no dimensions", single("float32", (), bytes(4)))
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        value = noise(dtype, (64,))
+        yield case("C16", f"any bits of {dtype}", single(dtype, (64,), value.data))
+    yield case("C20", "no tensors", make((), (), b""))
+    yield case("C20", "no tensors and no padding", gguf.header((), VALUES))

@@ -1,0 +1,499 @@
+"""GGUF: files of gguf-py, what a file says of itself, and headers of any length."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, gguf, noise, normal
+from tests.support import DATA
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KV = gguf.KeyValue
+TRUTH = sorted((DATA / "gguf").glob("*.gguf"))
+PLAIN = [path for path in TRUTH if not path.name.startswith("split-00001")]
+
+
+def by_name(paths: list[Path]) -> Any:
+    """Run a test for each of these files."""
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
+def opened(data: bytes, **options: Any) -> wm.TensorFile:
+    """A file, open."""
+    return wm.open(data, format="gguf", **options)
+
+
+# ------------------------------------------------------------------------------------------------- ground truth
+
+
+@by_name(PLAIN)
+def test_tensors_of_gguf_py(path: Path) -> None:
+    """Every tensor has the name, type, shape, place and bytes that gguf-py gave it, and decodes to its values."""
+    truth = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    values = np.load(path.with_suffix(".npz"))
+    with wm.open(path, verify="full") as f:
+        assert f.format == "gguf"
+        assert len(f) == len(truth["tensors"])
+        for i, stated in enumerate(truth["tensors"]):
+            info = f.info(stated["name"])
+            dtype = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}.get(stated["type"])
+            dtype = dtype or stated["type"].lower().replace("i8", "int8").replace("i16", "int16")
+            dtype = {"i32": "int32", "i64": "int64"}.get(dtype, dtype)
+            assert (info.dtype, list(info.shape)) == (dtype, stated["shape_numpy"])
+            assert (info.offset, info.nbytes) == (stated.get("offset", info.offset), stated.get("nbytes", info.nbytes))
+            raw = path.read_bytes()[info.offset : info.offset + info.nbytes]
+            assert hashlib.sha256(raw).hexdigest() == stated["sha256"]
+            want = values[f"t{i}"]
+            got = f.read(info.name, np.float32) if dtype == "bfloat16" else np.asarray(f[info.name])
+            np.testing.assert_array_equal(got.astype(want.dtype), want)
+
+
+@by_name([path for path in TRUTH if path.stem != "version2"])
+def test_key_values_of_gguf_py(path: Path) -> None:
+    """Every key has the value that gguf-py reads, as a plain value, a read-only array, or a sequence of texts."""
+    truth = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    part = wm.open(path.read_bytes())  # a buffer has no other parts
+    assert list(part.metadata) == list(truth["kv"])
+    for key, stated in truth["kv"].items():
+        value = part.metadata[key]
+        if stated["types"][0] != "ARRAY":
+            assert type(value) is type(stated["value"])
+            assert value == stated["value"]
+        elif stated["types"][-1] == "STRING":
+            assert value == stated["value"]
+        else:
+            assert value.tolist() == stated["value"]
+            assert value.dtype.name.upper() == stated["types"][-1]
+            assert not value.flags.writeable
+
+
+@by_name([path for path in PLAIN if path.stem not in {"version2", "dense_be"}])
+def test_what_was_read_is_written_again(path: Path, tmp_path: Path) -> None:
+    """A file of gguf-py converted, or saved with its metadata, is the same file: order, types, blocks, padding."""
+    again, saved = tmp_path / "again.gguf", tmp_path / "saved.gguf"
+    wm.convert(path, again)
+    assert again.read_bytes() == path.read_bytes()
+    with wm.open(path) as f:
+        wm.save(saved, f, metadata=f.metadata, vocab=f.vocab)
+    assert saved.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["version2", "dense_be"])
+def test_other_versions_become_version_3(name: str, tmp_path: Path) -> None:
+    """Of version 2 and big-endian files everything is written again, as version 3 and little-endian."""
+    path, target = DATA / "gguf" / f"{name}.gguf", tmp_path / "t.gguf"
+    wm.convert(path, target)
+    _, values = gguf.parse(target.read_bytes())
+    assert [value[:2] for value in values] == [value[:2] for value in gguf.dissect(path.read_bytes()).values]
+    assert wm.diff(path, target).equal
+
+
+# ------------------------------------------------------------------------------------------------- metadata
+
+
+def test_texts_of_an_array_are_decoded_when_they_are_used() -> None:
+    """An array of texts is a sequence: indices, slices, search, equality, and a short repr."""
+    words = [f"word{i}" for i in range(1000)]
+    with opened(gguf.build({}, [KV("words", ["str"], words), KV("few", ["str"], ["a"])])) as f:
+        found = f.metadata["words"]
+        assert len(found) == 1000
+        assert found[0] == found[-1000] == "word0"
+        assert found[998:] == found[-2:] == ["word998", "word999"]
+        assert "word5" in found
+        assert "nothing" not in found
+        assert found == words
+        assert found != words[1:]
+        assert found != "word"
+        assert found.tolist() == list(found) == words
+        assert len(repr(found)) < 100
+        assert repr(f.metadata["few"]) == "['a']"
+        with pytest.raises(IndexError):
+            found[1000]
+        with pytest.raises(TypeError):
+            hash(found)
+
+
+def test_a_text_that_is_not_utf8_is_found_when_it_is_used(tmp_path: Path) -> None:
+    """Opening looks at none of the texts in arrays; the error has path, format and byte."""
+    path = tmp_path / "t.gguf"
+    path.write_bytes(
+        gguf.build({}, [KV("words", ["str"], ["fine", b"\xff"]), KV("tokenizer.ggml.tokens", ["str"], [b"\xfe"])])
+    )
+    with wm.open(path) as f:
+        assert f.metadata["words"][0] == "fine"
+        for look in (lambda: f.metadata["words"][1], lambda: f.vocab[0]):
+            with pytest.raises(wm.FormatError, match="is not UTF-8") as caught:
+                look()
+            assert (caught.value.path, caught.value.format) == (str(path), "gguf")
+            assert path.read_bytes()[caught.value.offset] >= 0xFE
+
+
+def test_metadata_keeps_its_types_where_it_is_changed(tmp_path: Path) -> None:
+    """`f.metadata | {...}` is written with the types of what was read, and new values by the rule for these."""
+    values = [KV("a", "u8", 7), KV("b", "f64", 0.5), KV("c", ["u16"], [1]), KV("d", ["str"], ["x"]), KV("e", "u64", 5)]
+    path, target = tmp_path / "s.gguf", tmp_path / "t.gguf"
+    path.write_bytes(gguf.build({}, values))
+    with wm.open(path) as f:
+        wm.save(target, {}, metadata=f.metadata | {"e": 6, "new": 1})
+    assert gguf.parse(target.read_bytes())[1] == [*values[:4], KV("e", "i32", 6), KV("new", "i32", 1)]
+    with wm.open(path) as f:
+        wm.save(target, {}, metadata=dict(f.metadata))
+    kinds = [kind for _, kind, _ in gguf.parse(target.read_bytes())[1]]
+    assert kinds == ["i32", "f32", ["u16"], ["str"], "i32"]
+
+
+NEW = {
+    "bool": (True, "bool", True),
+    "str": ("ü", "str", "ü"),
+    "i32": (-(2**31), "i32", -(2**31)),
+    "i64": (2**31, "i64", 2**31),
+    "negative i64": (-(2**63), "i64", -(2**63)),
+    "u64": (2**63, "u64", 2**63),
+    "f32": (0.5, "f32", 0.5),
+    "infinite": (float("inf"), "f32", float("inf")),
+    "f64": (0.1, "f64", 0.1),
+    "large f64": (1e300, "f64", 1e300),
+    "bools": ([True, False], ["bool"], [True, False]),
+    "strs": (("a", "b"), ["str"], ["a", "b"]),
+    "i32s": ([1, -2], ["i32"], [1, -2]),
+    "i64s": ([1, 2**40], ["i64"], [1, 2**40]),
+    "u64s": ([1, 2**63], ["u64"], [1, 2**63]),
+    "f32s": ([0.5, 1.0], ["f32"], [0.5, 1.0]),
+    "f64s": ([0.5, 0.1], ["f64"], [0.5, 0.1]),
+    "nothing": ([], ["i32"], []),
+    "nested": ([[1, 2], [3]], [["i32"]], [[1, 2], [3]]),
+    "numpy u8": (np.uint8(5), "u8", 5),
+    "numpy i16": (np.int16(-5), "i16", -5),
+    "numpy f32": (np.float32(0.1), "f32", float(np.float32(0.1))),
+    "numpy f64": (np.float64(0.5), "f64", 0.5),
+    "numpy f16": (np.float16(0.5), "f32", 0.5),
+    "numpy bool": (np.bool_(1), "bool", True),
+    "numpy str": (np.str_("x"), "str", "x"),
+    "0-d array": (np.array(3, np.uint16), "u16", 3),
+    "array": (np.array([1, 2], ">u4"), ["u32"], [1, 2]),
+    "matrix": (np.array([[1, 2], [3, 4]], np.int8), [["i8"]], [[1, 2], [3, 4]]),
+    "numpy scalars": ([np.uint16(1), np.uint16(2)], ["u16"], [1, 2]),
+    "array of texts": (np.array(["a", "bc"]), ["str"], ["a", "bc"]),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_types_of_new_values(name: str, tmp_path: Path) -> None:
+    """A new value gets the smallest of the types that the rule names; numpy's keep their own."""
+    given, kind, value = NEW[name]
+    target = tmp_path / "t.gguf"
+    wm.save(target, {}, metadata={"k": given})
+    assert gguf.parse(target.read_bytes())[1] == [KV("k", kind, value)]
+
+
+DEEP: list[Any] = [1]
+for _ in range(65):
+    DEEP = [DEEP]
+REFUSED = {
+    "none": (None, "of type NoneType"),
+    "bytes": (b"x", "of type bytes"),
+    "table": ({"a": 1}, "of type dict"),
+    "set": ({1}, "of type set"),
+    "complex": (np.complex64(1), "dtype complex64"),
+    "mixed": ([1, "a"], "several types"),
+    "numbers of two kinds": ([1, 0.5], "several types"),
+    "a bool among integers": ([1, True], "several types"),
+    "large": (2**64, "more than 64 bits"),
+    "large ones": ([2**63, -1], "more than 64 bits"),
+    "surrogate": ("\ud800", "not Unicode"),
+    "surrogates": (["\ud800"], "not Unicode"),
+    "deep": (DEEP, "nested"),
+    "objects": (np.array([None]), "dtype object"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_no_type_holds(name: str, tmp_path: Path) -> None:
+    """They are one EncodeError that names the key, and no file is created."""
+    given, words = REFUSED[name]
+    with pytest.raises(wm.EncodeError, match=words) as caught:
+        wm.save(tmp_path / "t.gguf", {}, metadata={"the key": given})
+    assert "'the key'" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", ["\ud800", "k" * 65536, 5])
+def test_keys_that_cannot_be(key: Any, tmp_path: Path) -> None:
+    """A key is Unicode text of at most 65,535 bytes."""
+    with pytest.raises(wm.EncodeError, match="65535 bytes"):
+        wm.save(tmp_path / "t.gguf", {}, metadata={key: 1})
+    wm.save(tmp_path / "t.gguf", {}, metadata={"k" * 65535: 1})
+
+
+# ------------------------------------------------------------------------------------------------- vocabulary
+
+
+def test_tokens_and_special_ids(tmp_path: Path) -> None:
+    """The vocabulary looks a repeated token up at its first id, and is written with its special ids."""
+    with opened(gguf.build({}, gguf.VOCAB)) as f:
+        assert list(f.vocab) == list(gguf.TOKENS)
+        assert f.vocab.index("\u2581the") == 3
+        assert f.vocab.get("nothing") is None
+        assert f.vocab.special_ids == gguf.IDS
+        target = tmp_path / "t.gguf"
+        wm.save(target, {}, vocab=f.vocab, special_ids=f.vocab.special_ids)
+    with wm.open(target) as f:
+        assert list(f.vocab) == list(gguf.TOKENS)
+        assert f.vocab.special_ids == gguf.IDS
+        assert f.metadata["tokenizer.ggml.separator_token_id"] == 6
+    _, values = gguf.parse(target.read_bytes())
+    assert {kind for key, kind, _ in values if key.endswith("_id")} == {"u32"}
+
+
+def test_a_given_vocabulary_counts_more_than_metadata(tmp_path: Path) -> None:
+    """Tokens and ids that are given replace what metadata say, at their place; what is the same keeps its type."""
+    target = tmp_path / "t.gguf"
+    with opened(gguf.build({}, gguf.VOCAB)) as f:
+        wm.save(target, {}, metadata=f.metadata, vocab=["x", "y"], special_ids={"bos": 0, "sep": 6, "cls": 1})
+    _, values = gguf.parse(target.read_bytes())
+    found = {key: (kind, value) for key, kind, value in values}
+    assert list(found) == [key for key, _, _ in gguf.VOCAB]
+    assert found["tokenizer.ggml.tokens"] == (["str"], ["x", "y"])
+    assert found["tokenizer.ggml.bos_token_id"] == ("u32", 0)
+    assert found["tokenizer.ggml.seperator_token_id"] == ("u64", 6)
+    assert found["tokenizer.ggml.cls_token_id"] == ("u32", 1)
+
+
+@pytest.mark.parametrize("ids", [{"other": 1}, {"bos": -1}, {"bos": 2**32}, {"bos": "x"}])
+def test_special_ids_that_cannot_be(ids: Any, tmp_path: Path) -> None:
+    """Ids have names that GGUF has keys for, and are u32."""
+    with pytest.raises(wm.EncodeError, match="special id"):
+        wm.save(tmp_path / "t.gguf", {}, vocab=["a"], special_ids=ids)
+
+
+@pytest.mark.parametrize("token", ["\ud800", 5])
+def test_tokens_that_cannot_be(token: Any, tmp_path: Path) -> None:
+    """Tokens are Unicode text."""
+    with pytest.raises(wm.EncodeError, match="token 1"):
+        wm.save(tmp_path / "t.gguf", {}, vocab=["a", token])
+
+
+def test_a_vocabulary_goes_to_other_formats_and_back(tmp_path: Path) -> None:
+    """EMBD gets tokens and special ids as its vocabulary, and no second time as metadata."""
+    source, embd, back = tmp_path / "s.gguf", tmp_path / "t.weights", tmp_path / "b.gguf"
+    source.write_bytes(gguf.build({"w": normal((9, 2))}, gguf.VOCAB))
+    report = wm.convert(source, embd)
+    with wm.open(embd) as f:
+        assert list(f.vocab) == list(gguf.TOKENS)
+        assert "tokenizer.ggml.tokens" not in f.metadata
+        assert "tokenizer.ggml.mask_token_id" not in f.metadata
+        assert f.vocab.special_ids == {name: gguf.IDS[name] for name in ("pad", "unk", "cls", "sep", "mask")}
+        assert f.metadata["tokenizer.ggml.bos_token_id"] == "1"  # which its vocabulary has no place for
+        assert f.metadata["tokenizer.ggml.add_bos_token"] == "true"
+    assert any("tokenizer.ggml.scores" in warning for warning in report.warnings)
+    wm.convert(embd, back)
+    with wm.open(back) as f:
+        assert list(f.vocab) == list(gguf.TOKENS)
+
+
+# ------------------------------------------------------------------------------------------------- tensors
+
+
+def test_blocks_that_nothing_decodes_are_bytes(tmp_path: Path) -> None:
+    """Q8_1, Q8_K and Q1_0 are listed with shape and type, come as their bytes, and are copied to other files."""
+    tensors = {
+        name: Tensor(name, (2, elements), bytes(range(octets % 256)) * 2 + bytes(2 * octets - 2 * (octets % 256)))
+        for name, (_, elements, octets) in gguf.BLOCKS.items()
+        if name in {"q8_1", "q8_k", "q1_0"}
+    }
+    source, target = tmp_path / "s.gguf", tmp_path / "t.gguf"
+    source.write_bytes(gguf.build(tensors))
+    with wm.open(source, verify="full") as f:
+        for name, value in tensors.items():
+            assert (f.info(name).dtype, f.info(name).shape) == (name, value.shape)
+            assert f[name].dtype == np.uint8
+            assert f[name].tobytes() == value.data
+            with pytest.raises(wm.UnsupportedError, match="nothing decodes"):
+                f.read(name)
+    wm.convert(source, target)
+    assert target.read_bytes() == source.read_bytes()
+    assert wm.diff(source, target).equal
+    with pytest.raises(wm.EncodeError, match="dtype q8_1"):
+        wm.convert(source, tmp_path / "t.safetensors")
+
+
+def test_big_endian_files_have_numbers_and_no_blocks(tmp_path: Path) -> None:
+    """Numbers are views of big-endian arrays; a look-up of blocks, or of bfloat16, is an UnsupportedError."""
+    tensors = {
+        "n": normal((2, 3)),
+        "h": noise("float16", (3,)),
+        "b": noise("bfloat16", (2,)),
+        "q": Tensor("q8_0", (1, 32), bytes(34)),
+    }
+    path = tmp_path / "t.gguf"
+    path.write_bytes(gguf.build(tensors, big=True))
+    with wm.open(path) as f:
+        assert f["n"].dtype == np.dtype(">f4")
+        np.testing.assert_array_equal(f["n"], tensors["n"].array)
+        np.testing.assert_array_equal(f.read("h"), tensors["h"].array.astype(np.float32))
+        for name in ("b", "q"):
+            with pytest.raises(wm.UnsupportedError, match="big-endian"):
+                f[name]
+            with pytest.raises(wm.UnsupportedError, match="big-endian"):
+                f.read(name)
+    little = tmp_path / "little.gguf"
+    wm.convert(path, little, include=["n", "h"])
+    assert gguf.parse(little.read_bytes())[0] == {name: tensors[name] for name in ("n", "h")}
+    assert wm.diff(path, little).only_in_a == ("b", "q")
+    wm.convert(path, tmp_path / "n.safetensors", include=["n"], dtype="float16")
+    np.testing.assert_array_equal(wm.load(tmp_path / "n.safetensors")["n"], tensors["n"].array.astype(np.float16))
+
+
+def test_quantised_tensors_in_pieces(tmp_path: Path) -> None:
+    """More blocks than are decoded at once become the same floats by `convert` as by `np.asarray`."""
+    rng = np.random.default_rng(5)
+    blocks = rng.integers(0, 256, (9000, 34), np.uint8)
+    blocks[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    value = Tensor("q8_0", (90, 3200), blocks.tobytes())
+    source, target = tmp_path / "s.gguf", tmp_path / "t.safetensors"
+    source.write_bytes(gguf.build({"w": value}))
+    wm.convert(source, target, dtype="float32")
+    with wm.open(source) as f:
+        assert f["w"].scheme == "q8_0"
+        np.testing.assert_array_equal(wm.load(target)["w"], np.asarray(f["w"]))
+        np.testing.assert_array_equal(f["w"][3:5], np.asarray(f["w"])[3:5])
+    other = tmp_path / "o.gguf"
+    blocks[-1, -1] ^= 1
+    other.write_bytes(gguf.build({"w": Tensor("q8_0", (90, 3200), blocks.tobytes())}))
+    [change] = wm.diff(source, other).changed
+    assert change.n_different == 1
+
+
+def test_tensors_that_cannot_be_written(tmp_path: Path) -> None:
+    """Types, dimensions, rows and names that GGUF has no place for are named together."""
+    odd = wm.quantize(np.zeros((2, 32), np.float32), "int8")
+    for tensors, words in (
+        ({"a": np.zeros(3, np.uint8)}, "dtype uint8"),
+        ({"a": np.zeros((1, 1, 1, 1, 1), np.float32)}, "5 dimensions"),
+        ({"\ud800": np.zeros(3, np.float32)}, "not Unicode"),
+        ({"a": odd}, "quantised to int8"),
+    ):
+        with pytest.raises(wm.EncodeError, match=words):
+            wm.save(tmp_path / "t.gguf", tensors)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("alignment", [8, 24, 64, 4096])
+def test_alignment_is_written_as_asked(alignment: int, tmp_path: Path) -> None:
+    """`general.alignment` aligns data and offsets, as a u32 whatever type it was given with."""
+    target = tmp_path / "t.gguf"
+    tensors = {"a": normal((3,)), "b": noise("int8", (5,))}
+    wm.save(target, {name: value.array for name, value in tensors.items()}, metadata={"general.alignment": alignment})
+    found, values = gguf.parse(target.read_bytes())
+    assert found == tensors
+    assert values == [KV("general.alignment", "u32", alignment)]
+    with wm.open(target, verify="full") as f:
+        assert all(info.offset % alignment == 0 for info in f.infos())
+
+
+@pytest.mark.parametrize("alignment", [0, 4, 33, 2**32, "32", 32.0, -8])
+def test_alignments_that_cannot_be(alignment: Any, tmp_path: Path) -> None:
+    """They are refused with the other values."""
+    with pytest.raises(wm.EncodeError, match="multiple of 8"):
+        wm.save(tmp_path / "t.gguf", {}, metadata={"general.alignment": alignment})
+
+
+# ------------------------------------------------------------------------------------------------- headers
+
+
+@pytest.mark.parametrize("count", [0, 1, 300, 5_000, 40_000])
+def test_headers_of_any_length(count: int, tmp_path: Path) -> None:
+    """However long a header is, it is found: in the first page, or read in pieces that double."""
+    path = tmp_path / "t.gguf"
+    path.write_bytes(gguf.tokens(count))
+    with wm.open(path, verify="full") as f:
+        assert len(f.vocab) == count
+        assert f["w"].shape == (2, 2)
+        assert list(f.vocab[-2:]) == [f"{i:07}" for i in range(count)][-2:]
+
+
+def test_a_key_value_that_a_piece_cuts(tmp_path: Path) -> None:
+    """Wherever a piece ends, within a number, a key, a text or an array, the scan goes on behind it."""
+    values = [
+        KV("long " * 8, "str", "x" * 50),
+        KV("n", "u64", 2**63),
+        KV("a", [["i16"]], [[1, 2], [3]]),
+        KV("s", ["str"], ["ab", "", "c"]),
+        KV("b", ["bool"], [True] * 5),
+    ]
+    tensors = {"first": normal((2, 2)), "second": noise("int8", (3,))}
+    size = len(gguf.header(gguf.infos_of(tensors), values))
+    for shift in range(4096 - size, 4098):
+        data = gguf.build(
+            tensors,
+            [KV("pad", ["u8"], bytes(4) + bytes(0))]
+            if shift < 0
+            else [KV("pad", "str", "p" * max(shift - 40, 0)), *values],
+        )
+        with opened(data) as f:
+            assert list(f) == list(tensors)
+            assert f.metadata["a"][0].tolist() == [1, 2]
+
+
+def test_a_header_larger_than_the_limit(tmp_path: Path) -> None:
+    """More than `max_header_bytes` are not read, of whatever part of a header."""
+    path = tmp_path / "t.gguf"
+    path.write_bytes(gguf.tokens(50_000))
+    for limit in (24, 100, 4096, 100_000):
+        with pytest.raises(wm.LimitError, match="max_header_bytes"):
+            wm.open(path, limits=wm.Limits(max_header_bytes=limit))
+    path.write_bytes(gguf.many(5_000))
+    with pytest.raises(wm.LimitError, match="max_header_bytes"):
+        wm.open(path, limits=wm.Limits(max_header_bytes=10_000))
+    with pytest.raises(wm.LimitError, match="max_tensors"):
+        wm.open(path, limits=wm.Limits(max_tensors=4_999))
+    wm.open(path, limits=wm.Limits(max_tensors=5_000)).close()
+
+
+def test_lies_about_counts_take_no_memory() -> None:
+    """Counts that no file holds are refused before anything is allocated for them."""
+    head = gguf.header((), [KV("k", "u8", 1)])
+    tracemalloc.start()
+    try:
+        for at in (8, 16):
+            for value in (2**32 - 1, 2**60, 2**64 - 1):
+                with pytest.raises((wm.TruncatedError, wm.LimitError)):
+                    opened(head[:at] + struct.pack("<Q", value) + head[at + 8 :])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_keys_whose_hashes_collide() -> None:
+    """Thousands of keys of one hash are compared all the same."""
+    keys = collisions(200)
+    values = [KV(key, "u8", i % 256) for i, key in enumerate(keys)]
+    with opened(gguf.build({}, values)) as f:
+        assert len(f.metadata) == 200
+    with pytest.raises(wm.LayoutError, match="both have the key"):
+        opened(gguf.build({}, [*values, KV(keys[7], "u8", 1)]))
+
+
+def collisions(count: int) -> list[bytes]:
+    """Texts whose FNV-1a 32 end in the same home slots: found by trying."""
+    found: list[bytes] = []
+    number = 0
+    while len(found) < count:
+        key = b"%08d" % number
+        digest = 0x811C9DC5
+        for byte in key:
+            digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
+        if digest * 0x9E3779B97F4A7C15 % 2**64 >> 55 == 3:
+            found.append(key)
+        number += 1
+    return found

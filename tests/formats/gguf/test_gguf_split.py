@@ -1,0 +1,134 @@
+"""GGUF models in several files: the first part opens all of them."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.builders import gguf, normal
+from tests.support import DATA
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KV = gguf.KeyValue
+FOLDER = DATA / "gguf"
+
+
+def write(
+    folder: Path, count: int = 3, *, vocab: bool = True, lies: dict[int, list[gguf.KeyValue]] | None = None
+) -> Path:
+    """Write a model in so many parts of one tensor each; return the path of the first."""
+    for i in range(count):
+        values = [
+            KV("general.name", "str", "m"),
+            KV("n", "u32", 5),
+            KV("split.no", "u16", i),
+            KV("split.count", "u16", count),
+            KV("split.tensors.count", "i32", count),
+        ]
+        values = (lies or {}).get(i, values) + (list(gguf.VOCAB) if vocab and i == 0 else [])
+        data = gguf.build({f"blk.{i}.w": normal((2, 3), i)}, values)
+        (folder / f"m-{i + 1:05}-of-{count:05}.gguf").write_bytes(data)
+    return folder / f"m-00001-of-{count:05}.gguf"
+
+
+def test_the_first_part_opens_all() -> None:
+    """Parts that gguf-py wrote are one model, in their order; any other part opens alone."""
+    path = FOLDER / "split-00001-of-00003.gguf"
+    with wm.open(path, verify="full") as f:
+        assert list(f) == [f"blk.{i}.w" for i in range(9)]
+        assert (f.format, f.layout) == ("gguf", "sharded")
+        assert list(f.shards) == [f"split-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+        for i in (1, 2, 3):
+            values = np.load(FOLDER / f"split-0000{i}-of-00003.npz")
+            for k in range(3):
+                np.testing.assert_array_equal(f[f"blk.{3 * (i - 1) + k}.w"], values[f"t{k}"])
+        assert dict(f.metadata) == {"general.architecture": "llama"}
+        assert not f.verify().warnings
+    for i in (2, 3):
+        with wm.open(FOLDER / f"split-0000{i}-of-00003.gguf") as f:
+            assert len(f) == 3
+            assert f.metadata["split.no"] == i - 1
+
+
+def test_a_part_that_is_no_path_opens_alone(tmp_path: Path) -> None:
+    """Bytes, descriptors, and a first part of another name know of no others."""
+    path = write(tmp_path)
+    with wm.open(path.read_bytes()) as f:
+        assert len(f) == 1
+    with path.open("rb") as file, wm.open(file) as f:
+        assert len(f) == 1
+    renamed = tmp_path / "renamed.gguf"
+    shutil.copy(path, renamed)
+    with wm.open(renamed) as f:
+        assert len(f) == 1
+        assert f.metadata["split.count"] == 3
+
+
+def test_the_whole_model_is_one_file_again(tmp_path: Path) -> None:
+    """Converted, the parts are one file with the key-values of the first, their types, and no keys of parts."""
+    target = tmp_path / "whole.gguf"
+    path = write(tmp_path)
+    with wm.open(path) as f:
+        assert list(f.vocab) == list(gguf.TOKENS)
+        assert f.vocab.special_ids == gguf.IDS
+    report = wm.convert(path, target)
+    assert not report.warnings
+    tensors, values = gguf.parse(target.read_bytes())
+    assert list(tensors) == [f"blk.{i}.w" for i in range(3)]
+    assert values == [
+        KV("general.name", "str", "m"),
+        KV("n", "u32", 5),
+        *(KV(k, t, list(v) if isinstance(t, list) else v) for k, t, v in gguf.VOCAB),
+    ]
+    assert wm.diff(path, target).equal
+
+
+def test_a_model_of_many_parts_and_pickled(tmp_path: Path) -> None:
+    """Seventy parts are one model, and so is a pickled handle of them."""
+    path = write(tmp_path, 70)
+    with wm.open(path) as f, pickle.loads(pickle.dumps(f)) as again:
+        assert len(f) == len(again) == 70
+        np.testing.assert_array_equal(again["blk.69.w"], f["blk.69.w"])
+    with pytest.raises(wm.LimitError, match="max_shards"):
+        wm.open(path, limits=wm.Limits(max_shards=69))
+
+
+def test_one_part_is_a_whole_model(tmp_path: Path) -> None:
+    """A count of one is no split."""
+    with wm.open(write(tmp_path, 1)) as f:
+        assert f.layout == "gguf"
+
+
+def test_parts_that_are_missing_or_others(tmp_path: Path) -> None:
+    """A missing part, a part of another number or model, and a tensor that is there twice are LayoutErrors."""
+    path = write(tmp_path, lies={1: [KV("split.no", "u16", 2), KV("split.count", "u16", 3)]})
+    with pytest.raises(wm.LayoutError, match="is part 3 of 3, expected part 2 of 3"):
+        wm.open(path)
+    path = write(tmp_path, lies={1: [KV("k", "u8", 2)]})
+    with pytest.raises(wm.LayoutError, match="no part of a model"):
+        wm.open(path)
+    path = write(tmp_path)
+    (tmp_path / "m-00003-of-00003.gguf").unlink()
+    with pytest.raises(wm.LayoutError, match="a file of this model, is missing"):
+        wm.open(path)
+    values = [KV("split.no", "u16", 2), KV("split.count", "u16", 3)]
+    (tmp_path / "m-00003-of-00003.gguf").write_bytes(gguf.build({"blk.0.w": normal((2, 2))}, values))
+    with pytest.raises(wm.LayoutError, match="lies in two parts"):
+        wm.open(path)
+
+
+def test_a_count_of_tensors_that_is_wrong(tmp_path: Path) -> None:
+    """The number of tensors that the first part states is that of all parts, or a warning if not strict."""
+    first = [KV("split.no", "u16", 0), KV("split.count", "u16", 3), KV("split.tensors.count", "i32", 4)]
+    path = write(tmp_path, lies={0: first})
+    with pytest.raises(wm.LayoutError, match="number of tensors in all parts is 3, expected 4"):
+        wm.open(path)
+    with wm.open(path, strict=False) as f:
+        assert any("number of tensors" in warning for warning in f.verify().warnings)

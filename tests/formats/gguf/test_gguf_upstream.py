@@ -1,0 +1,174 @@
+"""GGUF with gguf-py: its dump of our reader, its reader of our files, and our reader of its own."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, gguf, noise, normal
+from tests.support import DATA
+
+import weightmap as wm
+from weightmap.compat.gguf import GGUFReader
+
+theirs = pytest.importorskip("gguf")
+dump = pytest.importorskip("gguf.scripts.gguf_dump")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRUTH = sorted((DATA / "gguf").glob("*.gguf"))
+every_file = pytest.mark.parametrize("path", TRUTH, ids=lambda path: path.stem)
+
+
+@every_file
+@pytest.mark.parametrize("how", ["text", "json", "json with arrays", "markdown"])
+def test_the_dump_script_prints_the_same(path: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """gguf-py's own script prints of our reader what it prints of its own."""
+    args = argparse.Namespace(model=str(path), no_tensors=False, json_array=how == "json with arrays", verbose=False)
+    shown = []
+    for reader in (theirs.GGUFReader(path), GGUFReader(path)):
+        if how == "text":
+            dump.dump_metadata(reader, args)
+        elif how == "markdown":
+            dump.dump_markdown_metadata(reader, args)
+        else:
+            dump.dump_metadata_json(reader, args)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert shown[0]
+
+
+def assert_same_fields(ours: Any, other: Any) -> None:
+    """The fields of two readers are the same, part by part."""
+    assert list(ours.fields) == list(other.fields)
+    for name, field in other.fields.items():
+        mine = ours.get_field(name)
+        assert (mine.offset, mine.name) == (field.offset, field.name)
+        assert list(mine.data) == list(field.data)
+        assert mine.types == field.types
+        assert [t.name for t in mine.types] == [t.name for t in field.types]
+        assert len(mine.parts) == len(field.parts)
+        for a, b in zip(mine.parts, field.parts, strict=True):
+            assert a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
+            np.testing.assert_array_equal(a, b)
+        assert mine.contents() == field.contents() or mine.contents() != mine.contents()
+        if field.types[:1] == [theirs.GGUFValueType.ARRAY] and len(field.data) > 1:
+            assert mine.contents(1) == field.contents(1)
+            assert mine.contents(slice(1)) == field.contents(slice(1))
+
+
+@every_file
+def test_fields_and_tensors_are_the_same(path: Path) -> None:
+    """Every attribute of every field and tensor is that of gguf-py's reader."""
+    ours, other = GGUFReader(path), theirs.GGUFReader(path)
+    assert_same_fields(ours, other)
+    assert (ours.byte_order, ours.alignment, ours.data_offset) == (other.byte_order, other.alignment, other.data_offset)
+    assert ours.endianess == other.endianess
+    np.testing.assert_array_equal(ours.data, other.data)
+    assert len(ours.tensors) == len(other.tensors)
+    for i, tensor in enumerate(other.tensors):
+        mine = ours.get_tensor(i)
+        assert mine.tensor_type == tensor.tensor_type
+        assert mine.tensor_type.name == tensor.tensor_type.name
+        for name in ("name", "n_elements", "n_bytes", "data_offset"):
+            assert getattr(mine, name) == getattr(tensor, name)
+        np.testing.assert_array_equal(mine.shape, tensor.shape)
+        np.testing.assert_array_equal(mine.data, tensor.data)
+        assert (mine.data.dtype, mine.data.shape) == (tensor.data.dtype, tensor.data.shape)
+        assert not mine.data.flags.writeable
+        assert mine.field.offset == tensor.field.offset
+        assert all(np.array_equal(a, b) for a, b in zip(mine.field.parts, tensor.field.parts, strict=True))
+
+
+def test_types_have_the_names_and_sizes_of_gguf_py() -> None:
+    """Both enumerations and the table of blocks are those of gguf-py."""
+    from weightmap.compat import gguf as compat
+    from weightmap.formats.gguf import BLOCKS
+
+    for name in ("GGUFValueType", "GGUFEndian"):
+        assert [*getattr(compat, name).__members__.items()] == [*getattr(theirs, name).__members__.items()]
+    known = {kind.name: kind for kind in theirs.GGMLQuantizationType}
+    assert {kind.name: int(kind) for kind in compat.GGMLQuantizationType} == {n: int(k) for n, k in known.items()}
+    sizes = {known[name.upper()]: block for name, block in BLOCKS.items()}
+    assert sizes == {kind: block for kind, block in theirs.GGML_QUANT_SIZES.items() if block[0] > 1}
+
+
+def test_modes(tmp_path: Path) -> None:
+    """Mode "c" gives arrays that can be written to and leaves the file alone; "r+" is refused."""
+    path = tmp_path / "t.gguf"
+    path.write_bytes(gguf.build({"w": normal((2, 3))}))
+    before = path.read_bytes()
+    GGUFReader(path, "c").tensors[0].data[:] = 0
+    assert path.read_bytes() == before
+    with pytest.raises(ValueError, match="'r\\+'"):
+        GGUFReader(path, "r+")  # type: ignore[arg-type]
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="magic"):
+        GGUFReader(path)
+
+
+def test_nested_arrays_are_flattened_as_gguf_py_does(tmp_path: Path) -> None:
+    """Arrays of arrays have the parts, data and types of gguf-py; version 1, which it lacks, is read too."""
+    path = tmp_path / "t.gguf"
+    path.write_bytes(gguf.build(gguf.SMALL, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
+    assert_same_fields(GGUFReader(path), theirs.GGUFReader(path))
+    path.write_bytes(gguf.build(gguf.SMALL, gguf.EVERY_VALUE, version=1, big=True))
+    reader = GGUFReader(path)
+    assert reader.get_field("strs").contents(2) == "\u00fc\u00df"
+    assert reader.get_field("nothing") is None
+    assert [tensor.name for tensor in reader.tensors] == list(gguf.SMALL)
+
+
+def test_gguf_py_reads_what_we_write(tmp_path: Path) -> None:
+    """Tensors, blocks, key-values and tokens that `save` wrote are those that gguf-py reads."""
+    path = tmp_path / "t.gguf"
+    tensors = gguf.EVERY | {"four": noise("int8", (1, 2, 1, 3)), "vector": normal((7,))}
+    blocks = {
+        name: Tensor(name, (2, 2 * elements), bytes(4 * octets)) for name, (_, elements, octets) in gguf.BLOCKS.items()
+    }
+    source = tmp_path / "s.gguf"
+    source.write_bytes(gguf.build(tensors | blocks, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
+    with wm.open(source) as f:
+        names = [name for name in f if f.info(name).dtype not in {"q8_1", "q8_k", "q1_0"}]
+        wm.save(path, {name: f[name] for name in names}, metadata=f.metadata, vocab=f.vocab)
+    reader = theirs.GGUFReader(path)
+    assert [tensor.name for tensor in reader.tensors] == names
+    for tensor in reader.tensors:
+        value = (tensors | blocks)[tensor.name]
+        assert tensor.data.tobytes() == value.data
+        assert tuple(tensor.shape.tolist()[::-1]) == value.shape
+    for key, kind, value in (*gguf.EVERY_VALUE, *gguf.VOCAB):
+        if not isinstance(kind, list):
+            assert reader.get_field(key).contents() == value
+        elif not isinstance(kind[0], list):
+            assert reader.get_field(key).contents() == list(value)
+
+
+def test_we_read_what_gguf_py_writes(tmp_path: Path) -> None:
+    """A model that gguf-py writes: key-values of its own choice of types, tokens, dense tensors and quantised ones."""
+    path = tmp_path / "t.gguf"
+    writer = theirs.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_token_list([b"a", b"b", b"a"])
+    writer.add_token_types([1, 2, 3])
+    writer.add_bos_token_id(1)
+    writer.add_sep_token_id(2)
+    values = np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
+    writer.add_tensor("w", values)
+    kind = theirs.GGMLQuantizationType.Q8_0
+    writer.add_tensor("q", theirs.quants.quantize(values, kind), raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    with wm.open(path, verify="full") as f:
+        np.testing.assert_array_equal(f["w"], values)
+        expected = theirs.quants.dequantize(theirs.quants.quantize(values, kind), kind)
+        np.testing.assert_array_equal(np.asarray(f["q"]), expected)
+        assert f.metadata["llama.block_count"] == 2
+        assert f.metadata["tokenizer.ggml.token_type"].tolist() == [1, 2, 3]
+        assert list(f.vocab) == ["a", "b", "a"]
+        assert f.vocab.index("a") == 0
+        assert f.vocab.special_ids == {"bos": 1, "sep": 2}
