@@ -79,7 +79,7 @@ _NUMBERS = {
     "nvfp4": 40,
 }
 # Every type that `decode_ggml` knows, by its name.
-GGML_TYPES = {
+GGML_TYPES: dict[str, GgmlType] = {
     name: GgmlType(name, number, lib.wm_ggml_elements(number), lib.wm_ggml_bytes(number))
     for name, number in _NUMBERS.items()
 }
