@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 import tracemalloc
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from tests.builders import Tensor, gguf, noise, normal
 from tests.support import DATA
 
 import weightmap as wm
+from weightmap import cli
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -497,3 +499,19 @@ def collisions(count: int) -> list[bytes]:
             found.append(key)
         number += 1
     return found
+
+
+def test_inspect_shows_what_dumps_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Key-values with their types, and of arrays the number of items and the first of them; in JSON all of them."""
+    path = tmp_path / "t.gguf"
+    path.write_bytes(gguf.build({"w": normal((2, 3))}, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
+    assert cli.main(["inspect", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^general.architecture +STRING +llama$", text, re.MULTILINE)
+    assert re.search(r'^tokenizer.ggml.tokens +\[STRING\] +9  \["<unk>", "<s>", .*, \.\.\.\]$', text, re.MULTILINE)
+    assert re.search(r"^i32s +\[INT32\] +3  \[1, -2, 3\]$", text, re.MULTILINE)
+    assert re.search(r"^nested +\[\[INT16\]\] +3  \[\[1, 2\], \[\], \[3\]\]$", text, re.MULTILINE)
+    assert cli.main(["inspect", "--json", str(path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["metadata"]["tokenizer.ggml.tokens"] == list(gguf.TOKENS)
+    assert document["metadata_types"]["u64"] == "UINT64"
