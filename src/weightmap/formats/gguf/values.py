@@ -145,12 +145,15 @@ class KeyValues(dict[str, Any]):
 
 
 def _type_name(header: Header, at: int) -> str:
-    """Return the type that stands at `at`; of an array that of the items of its first array, in brackets."""
+    """Return the type that stands at `at`; of an array that of its items, in brackets."""
     kind = header.u32(at)
-    if kind != ARRAY:
-        return _TYPE_NAMES[kind]
-    inner, count, begin = header.array(at + 4)
-    return f"[{_type_name(header, begin - 4) if inner == ARRAY and count else _TYPE_NAMES[inner]}]"
+    return _array_name(header, at + 4) if kind == ARRAY else _TYPE_NAMES[kind]
+
+
+def _array_name(header: Header, at: int) -> str:
+    """Return the type of an array the type of whose items stands at `at`; arrays in it are like its first one."""
+    inner, count, begin = header.array(at)
+    return f"[{_array_name(header, begin) if inner == ARRAY and count else _TYPE_NAMES[inner]}]"
 
 
 def metadata(header: Header) -> KeyValues:
