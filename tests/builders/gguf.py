@@ -540,5 +540,5 @@ BUILDER = Builder(
         ),
     },
     metadata="typed",
-    bounds={"gguf": Bounds(130, 127, 40, 32, 126, 21)},
+    bounds={"gguf": Bounds(145, 142, 40, 32, 126, 21)},
 )

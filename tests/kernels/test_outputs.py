@@ -42,6 +42,9 @@ IN_PART = {
     "wm_bintensors_scan": "columns beyond the tensors that the result counts",
     "wm_cnn_layers": "columns beyond the tensors that the result counts",
     "wm_amb_walk": "columns beyond the tensors that the result counts",
+    "wm_gguf_values": "keys beyond those that the result counts",
+    "wm_gguf_tensors": "columns beyond the tensors that the result counts",
+    "wm_gguf_strings": "bounds up to the string that is not there, which the result tells",
 }
 SIZES = (0, 1, 7, 63, 64, 65, 200, 1025, 4097)
 
