@@ -105,10 +105,6 @@ MESSAGES: dict[str, tuple[bytes, str]] = {
     "PNG": (png(), "this is a PNG image"),
     "JPEG": (b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + bytes(60), "this is a JPEG image"),
     "PDF": (b"%PDF-1.7\n" + bytes(60), "this is a PDF document"),
-    "GGUF": (
-        b"GGUF\3\0\0\0" + bytes(60),
-        "this is GGUF, which is not supported yet: llama.cpp and the Python package",
-    ),
     "EMBD swapped": (b"DMBE" + bytes(100), "this looks like EMBD with swapped bytes"),
     "ELF": (b"\x7fELF\2\1\1" + bytes(60), "its beginning is b'\\\\x7fELF"),
     "zeros": (bytes(4096), "its beginning is nothing but zero bytes"),
@@ -176,7 +172,6 @@ def test_the_advice_for_arrays_of_numpy_works(put: Callable[..., Path], tmp_path
 
 
 FOREIGN = {
-    "x.gguf": "GGUF is not written (llama.cpp's convert_hf_to_gguf.py",
     "x.NPZ": ".npz is not written (numpy.savez",
     "x.npy": ".npy holds one array, which weightmap export writes",
     "x.pt": "PyTorch checkpoints are not written (torch.save",
