@@ -174,6 +174,7 @@ static void decode_part(void *context, int part, uint64_t begin, uint64_t end) {
             memcpy(to, whole + offset, n * sizeof *to);
         } else {
             const uint64_t blocks = (left < free ? left : free) / elements;
+            for (uint64_t k = 0; w->stream && k < blocks * bytes; k += 64) PREFETCH(b + 2 * WM_AHEAD + k);
             wm_variants_in_use()->ggml(w->type, b, blocks, to);
             n = blocks * elements;
         }
