@@ -11,6 +11,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tests.builders.gguf import BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,32 +20,8 @@ if TYPE_CHECKING:
 
     Blocks = NDArray[np.uint8]
 
-# Name, number in files, elements and bytes of a block.
-TYPES = {
-    "q4_0": (2, 32, 18),
-    "q4_1": (3, 32, 20),
-    "q5_0": (6, 32, 22),
-    "q5_1": (7, 32, 24),
-    "q8_0": (8, 32, 34),
-    "q2_k": (10, 256, 84),
-    "q3_k": (11, 256, 110),
-    "q4_k": (12, 256, 144),
-    "q5_k": (13, 256, 176),
-    "q6_k": (14, 256, 210),
-    "iq2_xxs": (16, 256, 66),
-    "iq2_xs": (17, 256, 74),
-    "iq3_xxs": (18, 256, 98),
-    "iq1_s": (19, 256, 50),
-    "iq4_nl": (20, 32, 18),
-    "iq3_s": (21, 256, 110),
-    "iq2_s": (22, 256, 82),
-    "iq4_xs": (23, 256, 136),
-    "iq1_m": (29, 256, 56),
-    "tq1_0": (34, 256, 54),
-    "tq2_0": (35, 256, 66),
-    "mxfp4": (39, 32, 17),
-    "nvfp4": (40, 64, 36),
-}
+# Those that gguf-py decodes: number in files, elements and bytes of a block.
+TYPES = {name: kind for name, kind in BLOCKS.items() if name not in {"q8_1", "q8_k", "q1_0"}}
 # Where the bytes lie that make a float16 of a block NaN or infinite, or not.
 UPPER = dict.fromkeys(TYPES, (1,))
 UPPER |= dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (1, 3)) | dict.fromkeys(("mxfp4", "nvfp4"), ())

@@ -157,9 +157,30 @@ def dtype_of(dtype: DTypeLike) -> DType | None:
         return found
 
 
-# The types of ggml's blocks, in lower case.
-GGML_SCHEMES = (
-    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq2_xxs", "iq2_xs", "iq2_s"),
-    *("iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4", "nvfp4"),
-)
+# The types of ggml's blocks, in lower case, and their numbers in GGUF files.
+GGML_SCHEMES = {
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "q2_k": 10,
+    "q3_k": 11,
+    "q4_k": 12,
+    "q5_k": 13,
+    "q6_k": 14,
+    "iq2_xxs": 16,
+    "iq2_xs": 17,
+    "iq3_xxs": 18,
+    "iq1_s": 19,
+    "iq4_nl": 20,
+    "iq3_s": 21,
+    "iq2_s": 22,
+    "iq4_xs": 23,
+    "iq1_m": 29,
+    "tq1_0": 34,
+    "tq2_0": 35,
+    "mxfp4": 39,
+    "nvfp4": 40,
+}
 SCHEMES |= {name: DType(name, DECLARED, quantized=True) for name in GGML_SCHEMES}

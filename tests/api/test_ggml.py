@@ -12,7 +12,8 @@ from tests.ggml_support import TYPES, random_blocks
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.quant.ggml import GGML_SCHEMES, GgmlTensor, quantize_ggml, to_blocks, to_ggml
+from weightmap.dtypes import GGML_SCHEMES
+from weightmap.quant.ggml import GgmlTensor, quantize_ggml, to_blocks, to_ggml
 
 ENCODED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k")
 LIKE_GGUF_PY = ENCODED[:5]

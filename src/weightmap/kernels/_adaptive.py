@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import QuantError
-from weightmap.kernels._blocks import check_block_size, count_of, scale_code, take_out
+from weightmap.kernels._blocks import check_block_size, check_range, count_of, scale_code, take_out
 from weightmap.kernels._native import as_input, as_output, decode_array, ffi, from_buffer, lib, thread_count
 from weightmap.kernels._quantize import encode, floats
 
@@ -192,8 +192,7 @@ def decode_adaptive(
     if out is not None and decode_array(data, n, 0, block_size, scale_type, start, stop, out, threads, plan):
         return out
     size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
-    if not 0 <= start <= stop <= n:
-        raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
+    check_range(start, stop, n)
     buffer, known = as_input(data), from_buffer("uint64_t[]", plan)
     values = take_out(out, stop - start, dtype)
     half, target, most = values.dtype == np.float16, as_output(values, "uint8_t[]"), thread_count(threads)

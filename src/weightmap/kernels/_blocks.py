@@ -54,6 +54,12 @@ def count_of(n: int) -> int:
     return count
 
 
+def check_range(start: int, stop: int, n: int) -> None:
+    """Raise ValueError unless elements `start` to `stop` lie within `n`."""
+    if not 0 <= start <= stop <= n:
+        raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
+
+
 def blocks_size(n: int, *, bits: int, block_size: int, scale_type: str) -> int:
     """Return the bytes of `n` elements: blocks, or with a block size of 0 one scale and all codes.
 
@@ -133,8 +139,7 @@ def decode_blocks(
     if out is not None and decode_array(data, n, bits, block_size, scale_type, start, stop, out, threads):
         return out
     n = count_of(n)
-    if not 0 <= start <= stop <= n:
-        raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
+    check_range(start, stop, n)
     expected = blocks_size(n, bits=bits, block_size=block_size, scale_type=scale_type)
     buffer = as_input(data)
     if len(buffer) != expected:

@@ -82,6 +82,11 @@ class Columns:
         """Return the names back to back."""
         return bytes(ffi.buffer(self.names, self.names_len))
 
+    def order(self) -> NDArray[np.intp]:
+        """Return the numbers of the rows in the order of their data."""
+        n = self.count
+        return np.lexsort((self.array(self.end, n, "<u8"), self.array(self.begin, n, "<u8")))
+
     def take(self, order: NDArray[np.intp], names: Sequence[bytes] | None = None) -> Columns:
         """Return new columns of the rows `order`, in that order, with new `names` if given."""
         n = self.count

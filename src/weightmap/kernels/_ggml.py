@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import QuantError
-from weightmap.kernels._blocks import count_of, take_out
+from weightmap.kernels._blocks import check_range, count_of, take_out
+from weightmap.kernels._gguf import ggml_block
 from weightmap.kernels._native import (
     NULL,
     as_input,
@@ -53,36 +55,8 @@ class GgmlType(NamedTuple):
     block_bytes: int
 
 
-_NUMBERS = {
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "q2_k": 10,
-    "q3_k": 11,
-    "q4_k": 12,
-    "q5_k": 13,
-    "q6_k": 14,
-    "iq2_xxs": 16,
-    "iq2_xs": 17,
-    "iq3_xxs": 18,
-    "iq1_s": 19,
-    "iq4_nl": 20,
-    "iq3_s": 21,
-    "iq2_s": 22,
-    "iq4_xs": 23,
-    "iq1_m": 29,
-    "tq1_0": 34,
-    "tq2_0": 35,
-    "mxfp4": 39,
-    "nvfp4": 40,
-}
 # Every type that `decode_ggml` knows, by its name.
-GGML_TYPES: dict[str, GgmlType] = {
-    name: GgmlType(name, number, lib.wm_ggml_elements(number), lib.wm_ggml_bytes(number))
-    for name, number in _NUMBERS.items()
-}
+GGML_TYPES = {name: GgmlType(name, number, *ggml_block(number)) for name, number in GGML_SCHEMES.items()}
 # Those that `encode_ggml` knows too.
 GGML_ENCODED = tuple(name for name, kind in GGML_TYPES.items() if lib.wm_ggml_encodes(kind.number))
 
@@ -156,8 +130,7 @@ def decode_ggml(
     if out is not None and decode_ggml_array(data, n, kind.number, start, stop, out, threads):
         return out
     n = count_of(n)
-    if not 0 <= start <= stop <= n:
-        raise ValueError(f"range {start} to {stop} does not lie within {n} elements")
+    check_range(start, stop, n)
     expected = ggml_size(n, name)
     buffer = as_input(data)
     if len(buffer) != expected:

@@ -24,9 +24,9 @@ GGUF_KEY_MOST: int = lib.WM_GGUF_KEY
 GGUF_DEEPEST: int = lib.WM_GGUF_DEPTH
 
 
-def ggml_block(code: int) -> tuple[int, int]:
-    """Return elements and bytes of a block of the type of this code; zeros for one that is not decoded here."""
-    return max(lib.wm_ggml_elements(code), 0), max(lib.wm_ggml_bytes(code), 0)
+def ggml_block(number: int) -> tuple[int, int]:
+    """Return elements and bytes of a block of ggml's type of this number."""
+    return lib.wm_ggml_elements(number), lib.wm_ggml_bytes(number)
 
 
 def gguf_types(blocks: Sequence[tuple[int, int, int]]) -> Any:

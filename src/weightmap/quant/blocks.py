@@ -27,6 +27,16 @@ _PIECE = 1 << 18
 _GROUP = 64
 
 
+def octets_of(payload: NDArray[np.uint8] | bytes | bytearray | memoryview) -> NDArray[np.uint8]:
+    """Return a read-only view of the bytes of a quantised tensor. Raises TypeError for an array of anything else."""
+    octets = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, np.uint8)
+    if octets.dtype != np.uint8 or octets.ndim != 1 or not octets.flags.c_contiguous:
+        raise TypeError(f"the payload is an array of {octets.dtype} {octets.shape}, expected contiguous bytes")
+    view: NDArray[np.uint8] = octets.view()
+    view.flags.writeable = False
+    return view
+
+
 class QuantizedTensor:
     """A tensor of integers and scales that decodes on demand and is indexed like an array.
 
@@ -77,6 +87,7 @@ class QuantizedTensor:
     shape: tuple[int, ...]
     size: int
     block_size: int
+    _octets: NDArray[np.uint8]
     # Of an adaptive tensor: a copy of its mask with an index of its blocks. See `kernels.adaptive_plan`.
     _plan: NDArray[np.uint64]
 
@@ -99,12 +110,7 @@ class QuantizedTensor:
         self.size = math.prod(self.shape)
         self.block_size = index(block_size)
         self.scale_type = scale_type
-        octets = np.frombuffer(payload, np.uint8) if not isinstance(payload, np.ndarray) else payload
-        if octets.dtype != np.uint8 or octets.ndim != 1 or not octets.flags.c_contiguous:
-            msg = f"the payload is an array of {octets.dtype} {octets.shape}, expected contiguous bytes"
-            raise TypeError(msg)
-        self._octets: NDArray[np.uint8] = octets.view()
-        self._octets.flags.writeable = False
+        self._octets = octets = octets_of(payload)
         if scheme == "adaptive":
             self._plan = kernels.adaptive_plan(self._octets, self.size, self.block_size, scale_type=scale_type)
             return

@@ -27,17 +27,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
+from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import QuantError
-from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.blocks import QuantizedTensor, octets_of
 from weightmap.quant.schemes import BITS, BLOCKED, checked_shape
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["GGML_SCHEMES", "GgmlTensor", "quantize_ggml", "to_blocks", "to_ggml"]
+__all__ = ["GgmlTensor", "quantize_ggml", "to_blocks", "to_ggml"]
 
-# Every scheme, in the order of the numbers of their types.
-GGML_SCHEMES = tuple(kernels.GGML_TYPES)
 # Where the float16 scale of a block lies; the float16 for its minimum, where there is one, lies behind it.
 _SCALE_AT = {"q2_k": 80, "q3_k": 108, "q6_k": 208, "tq1_0": 52, "tq2_0": 64}
 _WITH_MINIMUM = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
@@ -101,11 +100,7 @@ class GgmlTensor(QuantizedTensor):
         self.block_size = kind.block_size
         self.scale_type = _OTHER_SCALES[scheme][0] if scheme in _OTHER_SCALES else "fp16"
         _check_rows(scheme, self.shape)
-        octets = np.frombuffer(payload, np.uint8) if not isinstance(payload, np.ndarray) else payload
-        if octets.dtype != np.uint8 or octets.ndim != 1 or not octets.flags.c_contiguous:
-            raise TypeError(f"the payload is an array of {octets.dtype} {octets.shape}, expected contiguous bytes")
-        self._octets: NDArray[np.uint8] = octets.view()
-        self._octets.flags.writeable = False
+        self._octets = octets = octets_of(payload)
         wanted = self.size // kind.block_size * kind.block_bytes
         if len(octets) != wanted:
             raise QuantError(

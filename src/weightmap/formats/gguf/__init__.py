@@ -41,51 +41,29 @@ Ours, where the specification is silent or its implementations differ
 from __future__ import annotations
 
 from weightmap import kernels
+from weightmap.dtypes import GGML_SCHEMES
 from weightmap.formats._base import Format
 from weightmap.formats._metadata import TYPED
 from weightmap.lazy import later
 
-# By the format's code: the name of a dtype, or of a scheme of blocks.
-TYPES = {
-    0: "float32",
-    1: "float16",
-    2: "q4_0",
-    3: "q4_1",
-    6: "q5_0",
-    7: "q5_1",
-    8: "q8_0",
-    9: "q8_1",
-    10: "q2_k",
-    11: "q3_k",
-    12: "q4_k",
-    13: "q5_k",
-    14: "q6_k",
-    15: "q8_k",
-    16: "iq2_xxs",
-    17: "iq2_xs",
-    18: "iq3_xxs",
-    19: "iq1_s",
-    20: "iq4_nl",
-    21: "iq3_s",
-    22: "iq2_s",
-    23: "iq4_xs",
-    24: "int8",
-    25: "int16",
-    26: "int32",
-    27: "int64",
-    28: "float64",
-    29: "iq1_m",
-    30: "bfloat16",
-    34: "tq1_0",
-    35: "tq2_0",
-    39: "mxfp4",
-    40: "nvfp4",
-    41: "q1_0",
+# Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
+_DENSE = {
+    "float32": 0,
+    "float16": 1,
+    "int8": 24,
+    "int16": 25,
+    "int32": 26,
+    "int64": 27,
+    "float64": 28,
+    "bfloat16": 30,
 }
-# Types in blocks: elements and bytes of one. The opaque ones are those that nothing decodes.
-OPAQUE = {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
-BLOCKS = OPAQUE | {name: block for code, name in TYPES.items() if (block := kernels.ggml_block(code))[0]}
-DENSE = frozenset(TYPES.values()) - BLOCKS.keys()
+OPAQUE = {"q8_1": 9, "q8_k": 15, "q1_0": 41}
+CODES = _DENSE | OPAQUE | GGML_SCHEMES
+TYPES = {code: name for name, code in CODES.items()}
+DENSE = frozenset(_DENSE)
+# Types in blocks: elements and bytes of one.
+BLOCKS = {name: kernels.ggml_block(code) for name, code in GGML_SCHEMES.items()}
+BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
 DEFAULT_ALIGNMENT, ALIGNMENT_UNIT = 32, 8
 ALIGNMENT = "general.alignment"
 TOKENS = "tokenizer.ggml.tokens"
@@ -116,7 +94,7 @@ FORMAT = Format(
     plan=later(f"{__name__}.writing", "plan"),
     carries={"gguf": frozenset({"metadata", "vocab", "special_ids"})},
     dtypes={"gguf": DENSE | OPAQUE.keys()},
-    schemes={"gguf": frozenset(BLOCKS) - OPAQUE.keys()},
+    schemes={"gguf": frozenset(GGML_SCHEMES)},
     magic=b"GGUF",
     metadata_kinds=TYPED,
     vocab_keys={TOKENS: None, **{key: name for name, keys in SPECIAL_IDS.items() for key in keys}},

@@ -8,8 +8,6 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
-
 from weightmap.dtypes import DECLARED, DTYPES, SCHEMES, DType
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import TruncatedError, UnsupportedError
@@ -32,9 +30,9 @@ from weightmap.index.rules import Rules
 from weightmap.lazy import later
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap import kernels
     from weightmap.index.strings import StringTable
     from weightmap.index.table import Row
     from weightmap.io.source import Source
@@ -101,7 +99,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     ordered = scan.ordered or columns.count < 2
     rules = _rules(header.alignment, big=bool(scan.big))(header.base, source.size, lax=not options.strict)
     _check_end(source, header, options, warnings)
-    order = None if ordered else _order(columns)
+    order = None if ordered else columns.order()
 
     def where(row: int) -> int | None:
         return locate(header, row if order is None else int(order[row]))
@@ -138,13 +136,6 @@ def _check_end(source: Source, header: Header, options: Options, warnings: list[
             options.tolerate(error, warnings)
             return
     trailing(source, padded, options, warnings)
-
-
-def _order(columns: kernels.Columns) -> NDArray[np.intp]:
-    """Return the numbers of the rows in the order of their data, which is that of a file."""
-    n = columns.count
-    begin, end = columns.array(columns.begin, n, "<u8"), columns.array(columns.end, n, "<u8")
-    return np.lexsort((end, begin))
 
 
 def _part(source: Source, header: Header) -> Part | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.errors import counted
 from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, refuse
-from weightmap.formats.gguf import BLOCKS, DENSE, TYPES, aligned
+from weightmap.formats.gguf import BLOCKS, CODES, DENSE, aligned
 from weightmap.formats.gguf.encoding import key_values
 from weightmap.formats.gguf.header import MAGIC
 from weightmap.formats.gguf.values import encode_string
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from weightmap.formats._writing import Payload
     from weightmap.io.sink import Sink
 
-_CODES = {name: code for code, name in TYPES.items()}
 _MAX_NDIM, _VERSION = 4, 3
 
 
@@ -34,7 +33,7 @@ def plan(request: Request) -> Plan:
     infos, offset = [], 0
     for tensor in request.tensors:
         shape = tensor.shape[::-1]
-        numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, _CODES[tensor.dtype.name], offset)
+        numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, CODES[tensor.dtype.name], offset)
         infos.append(encode_string(tensor.name.encode()) + numbers)
         offset = aligned(offset + tensor.nbytes, alignment)
     counts = struct.pack("<4sI2Q", MAGIC, _VERSION, len(infos), len(values))

@@ -6,8 +6,6 @@ import functools
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
@@ -57,7 +55,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     trailing(source, base + found.data_end, options, warnings, "data_offsets")
     # The header may list tensors in another order than their data.
     ordered = found.ordered
-    table = ColumnTable(columns if ordered else _sorted(columns), rules, utf8=False, locate=locate if ordered else None)
+    in_order = columns if ordered else columns.take(columns.order())
+    table = ColumnTable(in_order, rules, utf8=False, locate=locate if ordered else None)
     if options.checked:
         table.check()
     metadata = {}
@@ -76,13 +75,6 @@ def _backwards(columns: kernels.Columns, row: int, at: int | None) -> LayoutErro
     what = f"tensor {quoted(columns.text()[first:end].decode())}: data_offsets"
     actual = [columns.begin[row], columns.end[row]]
     return LayoutError(what, field="data_offsets", offset=at, actual=actual, expected="begin <= end")
-
-
-def _sorted(columns: kernels.Columns) -> kernels.Columns:
-    """Return the columns in the order of the data."""
-    n = columns.count
-    begin, end = columns.array(columns.begin, n, "<u8"), columns.array(columns.end, n, "<u8")
-    return columns.take(np.lexsort((end, begin)))
 
 
 @functools.lru_cache(maxsize=32)
