@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format bench bench-ggml report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -28,6 +28,7 @@ help:
 	@echo "make coverage       the branches of parsers and table: fails below all of them"
 	@echo "make mutation       each comparison of the parsers made wrong: which are noticed"
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
+	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make fuzz    10,000,000 mutants of every format, numbered: MUTANTS=100000 FIRST=0 FORMATS='amb embd'"
 	@echo "make fuzz-guided  every reader under atheris, for SECONDS=60 each"
 	@echo "make clean   remove everything that these made, .venv included"
@@ -84,6 +85,9 @@ bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so
 	@unset PYTHONDONTWRITEBYTECODE; WEIGHTMAP_GGML=$(CURDIR)/$(GGML)/libggml.so $(PYTEST) --quiet --benchmark-only \
 	    --benchmark-json=benchmark-ggml.json --benchmark-group-by=group --benchmark-columns=min,median,iqr,rounds -rs \
 	    benchmarks/bench_ggml.py
+
+ggml-test: $(MODULE) $(VENV)/.extra-test $(GGML)/libggml.so
+	@WEIGHTMAP_GGML=$(CURDIR)/$(GGML)/libggml.so $(PYTEST) -n 0 tests/kernels/test_ggml_upstream.py
 
 report: $(VENV)/.extra-docs
 	@$(BIN)/python benchmarks/report.py

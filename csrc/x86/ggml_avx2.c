@@ -1,4 +1,4 @@
-/* Decodes ggml's blocks with AVX2: see ggml_blocks.h. */
+/* Decoding of ggml's blocks with AVX2: see ggml_blocks.h. */
 #include "../ggml.h"
 
 #if WM_X86

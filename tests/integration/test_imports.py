@@ -27,7 +27,6 @@ LAYERS = [
     {"formats"},
     {"importers"},
     {"model"},
-    {"plans"},
     {"conversion"},
     {"words"},
     {""},  # weightmap/__init__.py, the public names

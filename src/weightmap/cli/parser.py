@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.cli import commands, quantising, reading, show, words
 from weightmap.cli.outcome import UsageError
+from weightmap.conversion.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     _Command = Callable[..., argparse.ArgumentParser]
 
-_SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 _VERIFY = (
     "Every file is read to its end, even after one has failed. In a file without checksums, changed values of tensors "
     "go unnoticed: the first line about it says that only its structure was checked."
@@ -119,8 +119,8 @@ def _add_writers(command: _Command) -> None:
         "quantize",
         quantising.quantize,
         "store the weights of a model as integers of few bits",
-        "DST (AMB) is replaced in one step. Tensors of one dimension, embeddings (by their names) and tensors that are "
-        "quantised already stay as they are. A search finds the scales of least squared error.",
+        "DST (AMB; GGUF for schemes that begin with q) is replaced in one step. Tensors of one dimension, embeddings "
+        "(by their names) and tensors that are quantised already stay as they are.",
     )
     _add_quantize(sub)
 
@@ -153,7 +153,7 @@ def _add_lookups(command: _Command) -> None:
 def _add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("src", metavar="SRC", help="a tensor file or a model directory")
     parser.add_argument("dst", metavar="DST", help="the file to write")
-    parser.add_argument("--scheme", required=True, metavar="SCHEME", choices=_SCHEMES, help=", ".join(_SCHEMES))
+    parser.add_argument("--scheme", required=True, metavar="SCHEME", choices=SCHEMES, help=", ".join(SCHEMES))
     _add_quantisation(parser)
     parser.add_argument("--dtype", help="store dense tensors as this type, for example float16")
     parser.add_argument(
@@ -167,7 +167,10 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
 
 def _add_quantisation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--block-size", type=int, metavar="N", help="elements with one scale, for schemes with blocks (default: 32)"
+        "--block-size",
+        type=int,
+        metavar="N",
+        help="elements with one scale, for int4_block, int5_block and adaptive (default: 32)",
     )
     parser.add_argument(
         "--bits",
@@ -181,7 +184,7 @@ def _add_quantisation(parser: argparse.ArgumentParser) -> None:
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
     """Add the options of `convert` for word embeddings, and with pq that for all schemes."""
-    schemes = (*_SCHEMES, "pq")
+    schemes = (*SCHEMES, "pq")
     parser.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
     group = parser.add_argument_group("word embeddings")
     group.add_argument("--lossy", action="store_true", help="replace what is not UTF-8 in words")

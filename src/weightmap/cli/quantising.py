@@ -12,6 +12,7 @@ import weightmap as wm
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.conversion.quantizer import Quantizer
+from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.model.opening import open_privately
 
@@ -45,7 +46,8 @@ def _mistakes(scheme: str | None, args: argparse.Namespace) -> Iterator[str]:
             yield f"{', '.join(unused)}: for --quantize, which was not given"
     else:
         if args.block_size is not None and scheme not in _BLOCKED:
-            yield f"--block-size: {scheme} has one scale for the whole tensor, and no blocks"
+            blocks = "blocks of one size" if scheme in GGML_SCHEMES else "one scale for the whole tensor, and no blocks"
+            yield f"--block-size: {scheme} has {blocks}"
         if args.bits is not None and scheme != "adaptive":
             yield f"--bits: for adaptive; the bits of {scheme} follow from the scheme"
         if args.threads is not None and args.threads < 1:
@@ -134,11 +136,12 @@ def quantize(args: argparse.Namespace) -> int:
 def _report(report: wm.ConvertReport) -> None:
     if report.quantized:
         show.emit_table(
-            ("name", "shape", "bytes before", "after", "bits", "rmse", "relative"),
+            ("name", "shape", "scheme", "bytes before", "after", "bits", "rmse", "relative"),
             [
                 (
                     info.name,
                     show.shape(info.shape),
+                    info.scheme,
                     f"{info.nbytes_before:,}",
                     f"{info.nbytes:,}",
                     f"{info.bits_per_weight:.3f}",
@@ -191,8 +194,9 @@ def summary(report: wm.ConvertReport) -> str:
             "no tensor was quantised: none was of floating point, not quantised yet, of two dimensions, and asked for"
         )
     whole = total(report.quantized)
+    schemes = " and ".join(dict.fromkeys(info.scheme for info in report.quantized))
     return (
-        f"quantised to {report.quantized[0].scheme}: {whole['tensors']:,} of {counted(report.tensors, 'tensor')}, "
+        f"quantised to {schemes}: {whole['tensors']:,} of {counted(report.tensors, 'tensor')}, "
         f"{show.sizes(int(whole['nbytes_before']))} -> {show.sizes(int(whole['nbytes']))}, "
         f"{whole['bits_per_weight']:.3f} bits per weight, RMSE {whole['rmse']:.3e}"
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap.conversion.extras import file_metadata, spared
-from weightmap.dtypes import DTYPES, numpy_dtype
+from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import UnsupportedError, counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
@@ -23,6 +24,8 @@ from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from weightmap.index.table import Row
     from weightmap.quant.ref import TensorRef
@@ -43,7 +46,8 @@ class TensorDiff(NamedTuple):
     a, b : str
         Dtype and shape in each file.
     n_different : int or None
-        Number of elements whose bytes differ.
+        Number of elements whose bytes differ. Where dtypes do, elements whose values differ: known for tensors of one
+        shape that are of floating point or quantised, however each file stores them, and None for others.
     max_abs : float or None
         Largest absolute difference of two elements; NaN when one of them is not finite.
     """
@@ -238,7 +242,8 @@ def _compare(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:
     row_a, row_b = a.row, b.row
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
     if (row_a.dtype.name, row_a.dtype.quantized) != (row_b.dtype.name, row_b.dtype.quantized):
-        return TensorDiff(name, "dtype", text_a, text_b, None, None)
+        known = row_a.shape == row_b.shape and _has_values(row_a) and _has_values(row_b)
+        return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if known else (None, None)))
     if row_a.shape != row_b.shape:
         return TensorDiff(name, "shape", text_a, text_b, None, None)
     if row_a.dtype.quantized:
@@ -278,6 +283,39 @@ def _compare_decoded(name: str, a: TensorRef, b: TensorRef, texts: tuple[str, st
                 distance = np.abs(values[0].astype(np.float64) - values[1])
             largest = float(np.maximum(largest, distance[apart].max(initial=0)))
     return TensorDiff(name, "values", *texts, different, largest) if different else None
+
+
+def _has_values(row: Row) -> bool:
+    return row.dtype.quantized or row.dtype.name in FLOATING
+
+
+def _compare_values(a: TensorRef, b: TensorRef) -> tuple[int, float]:
+    """Return how many values differ of two tensors of one shape, whatever their types, and the largest difference."""
+    different, largest, left_over = 0, 0.0, math.prod(a.row.shape)
+    left = right = np.empty(0)
+    lefts, rights = _values(a), _values(b)
+    while left_over:
+        left, right = left if left.size else next(lefts), right if right.size else next(rights)
+        count = min(left.size, right.size)
+        one, other = left[:count], right[:count]
+        apart = (one != other) & ~(np.isnan(one) & np.isnan(other))
+        different += int(apart.sum())
+        with np.errstate(invalid="ignore"):
+            largest = float(np.maximum(largest, np.abs(one - other)[apart].max(initial=0)))
+        left, right, left_over = left[count:], right[count:], left_over - count
+    return different, largest
+
+
+def _values(place: TensorRef) -> Iterator[NDArray[np.float64]]:
+    """Yield the values of a tensor, some at a time."""
+    if place.row.dtype.quantized:
+        for tensor in in_pieces(place):
+            for values in tensor.in_runs(_PIECE):
+                yield values.astype(np.float64)
+        return
+    stored = numpy_dtype(DTYPES[place.row.dtype.name])
+    for chunk in place.chunks():
+        yield np.frombuffer(chunk, stored).astype(np.float64)
 
 
 def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from weightmap.conversion.extras import extras_of, metadata_of, spared
 from weightmap.conversion.quantizer import Quantizer
+from weightmap.conversion.regrouping import Regrouper
 from weightmap.conversion.reports import ConvertReport
 from weightmap.conversion.task import Task, WordOptions
 from weightmap.conversion.training import Options
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from weightmap.conversion.reports import QuantizedInfo
     from weightmap.formats import Format
     from weightmap.index.table import Row
     from weightmap.io.source import Source
@@ -95,12 +97,17 @@ def convert(
     dtype : dtype_like, optional
         Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
         out of range become infinite. With `quantize`, tensors that are quantised before or after stay out of this.
+        Without it, between AMB and GGUF int4_block becomes q4_0, int5_block q5_0, int8 q8_0, and the other way round:
+        the same integers and scales, which are not decoded. The report says so, and the error where blocks or scales
+        do not allow it.
     quantize : str, optional
-        Quantise by this scheme, for formats that hold such tensors (AMB): see `weightmap.quantize`. Tensors that are
-        one-dimensional, embeddings (by their names) or quantised already stay as they are. Or "pq", for word
-        embeddings in finalfusion: see `weightmap.words.train_pq`.
+        Quantise by this scheme, for formats that hold such tensors (AMB, GGUF): see `weightmap.quantize`. Tensors that
+        are one-dimensional, embeddings (by their names) or quantised already stay as they are. Where rows are no whole
+        blocks of 256, q5_0 takes the place of q4_k and q8_0 that of q6_k, as in llama.cpp; where they are no whole
+        blocks of 32, a tensor stays as it is. The report's warnings list both. Or "pq", for word embeddings in
+        finalfusion: see `weightmap.words.train_pq`.
     block_size : int, optional
-        Elements of a block; 32 by default.
+        Elements of a block, for int4_block, int5_block and adaptive; 32 by default.
     scale_type, bits : str, float
         As of `weightmap.quantize`.
     quantize_include, quantize_exclude : glob or sequence of globs, optional
@@ -185,11 +192,13 @@ def _convert_tensors(file: TensorFile, directory: ModelDirectory | None, task: T
     except TensorFileError as error:
         raise error.located(path=target, format=found.name) from None
     try:
-        payloads, dropped = _payloads(file, layout, task)
+        regrouper = Regrouper(found.schemes.get(layout, frozenset()))
+        payloads, dropped = _payloads(file, layout, task, regrouper)
         task.limits.check("max_copy_bytes", sum([payload.nbytes for payload in payloads]), "bytes of tensors to copy")
     except TensorFileError as error:
         raise error.located(path=task.source) from None
     extras, warnings = extras_of(file, directory, metadata, found, layout)
+    warnings += regrouper.notes
     warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
     if found.embeddings is not None and file.format != found.name:
         warnings += _as_embeddings(payloads, *found.embeddings)
@@ -200,13 +209,18 @@ def _convert_tensors(file: TensorFile, directory: ModelDirectory | None, task: T
         write_plan(target, plan, progress=task.progress)
     except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
         raise error.located(path=task.source) from None
-    done = () if task.quantizer is None else tuple(task.quantizer.done)
+    done: tuple[QuantizedInfo, ...] = ()
+    if task.quantizer is not None:
+        done = tuple(task.quantizer.done)
+        warnings += task.quantizer.notes
     return ConvertReport(
         task.source, target, found.name, layout, len(payloads), plan.size, tuple(dropped), tuple(warnings), done
     )
 
 
-def _payloads(file: TensorFile, layout: str, task: Task) -> tuple[list[Payload], list[tuple[str, str]]]:
+def _payloads(
+    file: TensorFile, layout: str, task: Task, regrouper: Regrouper
+) -> tuple[list[Payload], list[tuple[str, str]]]:
     """Return the tensors to be written, and the name of each one that is left out, with the reason."""
     found, quantizer, wanted = task.format, task.quantizer, task.dtype
     all_taken = not (task.include or task.exclude)
@@ -218,11 +232,11 @@ def _payloads(file: TensorFile, layout: str, task: Task) -> tuple[list[Payload],
         if why is not None:
             dropped.append((name, why))
         elif quantizer is None:
-            payloads.append(_payload(name, place, wanted))
+            payloads.append(_payload(name, place, wanted, regrouper))
         elif quantizer.wants(name, place):
             payloads.append(quantizer.payload(name, place, found.schemes.get(layout, frozenset())))
         else:  # a quantised tensor stays as it is
-            payloads.append(_payload(name, place, None if place.row.dtype.quantized else wanted))
+            payloads.append(_payload(name, place, None if place.row.dtype.quantized else wanted, regrouper))
     return payloads, dropped
 
 
@@ -246,12 +260,12 @@ def _floating(dtype: DTypeLike | str) -> DType:
     return DTYPES[name]
 
 
-def _payload(name: str, place: TensorRef, wanted: DType | None) -> Payload:
+def _payload(name: str, place: TensorRef, wanted: DType | None, regrouper: Regrouper) -> Payload:
     """Return a tensor to be written, of another floating-point type where it is `wanted` and the tensor has one."""
     source, row, _ = place
     if row.dtype.quantized:
         if wanted is None:
-            return _as_quantized(name, place)
+            return _as_quantized(name, place, regrouper)
         size = math.prod(row.shape)
         return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
     if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
@@ -261,14 +275,16 @@ def _payload(name: str, place: TensorRef, wanted: DType | None) -> Payload:
     return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
 
 
-def _as_quantized(name: str, place: TensorRef) -> Payload:
-    """Return a quantised tensor as it is. Its bytes are read when they are written."""
+def _as_quantized(name: str, place: TensorRef, regrouper: Regrouper) -> Payload:
+    """Return a quantised tensor as it is, or in the target's blocks. Its bytes are read when they are written."""
     source, row, _ = place
     layout = place.layout()
     if layout is None:  # product quantisation
         model = from_quantized(name, place.decoder())
         return Payload(name, model.dtype, model.shape, model.nbytes, _parts, name, place, parts=model.parts)
     start, block_size, scale_type = layout
+    if regrouper.wants(row.dtype.name):
+        return regrouper.payload(name, place, block_size, scale_type)
     nbytes = row.nbytes - start
     args: tuple[Any, ...] = (_checked, place)
     if row.dtype.name != "adaptive":  # nothing has checked the mask of an adaptive tensor so far

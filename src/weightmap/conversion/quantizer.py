@@ -6,20 +6,20 @@ import fnmatch
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap import kernels
 from weightmap.conversion.reports import QuantizedInfo
 from weightmap.conversion.schemes import quantize
-from weightmap.dtypes import FLOATING, SCHEMES, numpy_dtype
-from weightmap.errors import QuantError
-from weightmap.formats import Payload
+from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
+from weightmap.errors import QuantError, counted
+from weightmap.formats import Payload, listed
 from weightmap.quant.schemes import BITS, BLOCKED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,11 +32,23 @@ _PIECE = 1 << 18
 # Bytes of adaptive tensors that are kept after their sizes were found. Those beyond are quantised a second time when
 # they are written, so that memory stays flat.
 _KEEP = 64 << 20
+# What names of embeddings contain: those of Hugging Face's models, and of llama.cpp's.
+_EMBEDDINGS = ("embed", "embd")
+# What llama.cpp makes of tensors whose rows are no whole blocks of 256.
+_INSTEAD = {"q4_k": "q5_0", "q6_k": "q8_0"}
 
 
 def matches(name: str, globs: str | Sequence[str]) -> bool:
     """Say whether a name matches one of these globs. Upper and lower case differ."""
     return any(fnmatch.fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs))
+
+
+class _Blocks(NamedTuple):
+    """A scheme of blocks that are quantised one by one: their elements, their bytes, and what encodes them."""
+
+    elements: int
+    nbytes: Callable[[int], int]
+    encode: Callable[[NDArray[np.float32]], tuple[NDArray[np.uint8], NDArray[np.float64]]]
 
 
 class Quantizer:
@@ -51,6 +63,11 @@ class Quantizer:
     include, exclude : glob or sequence of globs, optional
         Quantise floating-point tensors whose name matches an `include`, by default those with two dimensions or more
         that are no embeddings (by their names), and no `exclude`.
+
+    Attributes
+    ----------
+    done : list of QuantizedInfo
+        What became of each tensor.
     """
 
     def __init__(
@@ -74,8 +91,10 @@ class Quantizer:
         self._include, self._exclude = include, exclude
         self.done: list[QuantizedInfo] = []
         self._kept = 0
+        self._others: dict[str | None, list[str]] = {}
         # Wrong options raise before any file is read.
-        trial = quantize(np.zeros(1, np.float32), scheme, **self._options)
+        row = kernels.GGML_TYPES[scheme].block_size if scheme in GGML_SCHEMES else 1
+        trial = quantize(np.zeros(row, np.float32), scheme, **self._options)
         self.block_size = trial.block_size
 
     def wants(self, name: str, place: TensorRef) -> bool:
@@ -84,63 +103,97 @@ class Quantizer:
         if row.dtype.quantized or row.dtype.name not in FLOATING or (self._exclude and matches(name, self._exclude)):
             return False
         if self._include is not None:
-            return matches(name, self._include)
-        return len(row.shape) >= 2 and "embed" not in name.lower()
+            wanted = matches(name, self._include)
+        else:
+            wanted = len(row.shape) >= 2 and not any(part in name.lower() for part in _EMBEDDINGS)
+        if not wanted:
+            return False
+        scheme = self._scheme_of(row.shape)
+        if scheme != self.scheme:
+            self._others.setdefault(scheme, []).append(name)
+        return scheme is not None
+
+    def _scheme_of(self, shape: tuple[int, ...]) -> str | None:
+        """Return the scheme for a tensor of this shape; None where its rows are no whole blocks of any."""
+        scheme: str | None = self.scheme
+        while scheme in GGML_SCHEMES and (not shape or shape[-1] % kernels.GGML_TYPES[scheme].block_size):
+            scheme = _INSTEAD.get(scheme)
+        return scheme
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about tensors that did not get the scheme that was asked for."""
+        rows = f"rows are no multiple of {self.block_size} elements"
+        return [
+            f"{counted(len(names), 'tensor')} {'stayed dense' if scheme is None else f'became {scheme}'} instead of "
+            f"{self.scheme}, because the {rows}: {listed(names)}"
+            for scheme, names in self._others.items()
+        ]
 
     def payload(self, name: str, place: TensorRef, held: Collection[str]) -> Payload:
         """Return a tensor to be written to a format that holds these schemes. It is read when it is written."""
         row, scale_type = place.row, self._options["scale_type"]
         size = math.prod(row.shape)
-        if self.scheme not in held:  # the writer will refuse it by its name
-            return Payload(name, SCHEMES[self.scheme], row.shape, 0, lambda: iter(()))
-        if self.scheme in BITS:
-            nbytes = kernels.blocks_size(
-                size, bits=BITS[self.scheme], block_size=self.block_size, scale_type=scale_type
-            )
-            write = self._by_blocks if self.scheme in BLOCKED else self._whole
+        scheme = self._scheme_of(row.shape) or self.scheme
+        if scheme not in held:  # the writer will refuse it by its name
+            return Payload(name, SCHEMES[scheme], row.shape, 0, lambda: iter(()))
+        blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole
+        if blocks is not None:
+            nbytes, block_size = blocks.nbytes(size), blocks.elements
+            write = functools.partial(self._by_blocks, scheme, blocks)
+        elif scheme in BITS:
+            nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
         else:  # the size depends on the kind that is chosen for each block
             found = self._quantized(name, place)
             nbytes = len(found[0])
-            write = self._whole
             if self._kept + nbytes <= _KEEP:
                 self._kept += nbytes
                 write = functools.partial(self._whole, found=found)
         chunks = functools.partial(write, name, place, nbytes)
-        dtype = SCHEMES[self.scheme]
-        return Payload(name, dtype, row.shape, nbytes, chunks, block_size=self.block_size, scale_type=scale_type)
+        return Payload(name, SCHEMES[scheme], row.shape, nbytes, chunks, block_size=block_size, scale_type=scale_type)
 
-    def _by_blocks(self, name: str, place: TensorRef, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+    def _blocks(self, scheme: str) -> _Blocks | None:
+        """Return how to quantise by blocks; None for a scheme that takes a tensor as a whole."""
+        options, threads = self._options, self._options["threads"]
+        if scheme in GGML_SCHEMES:
+            return _Blocks(
+                kernels.GGML_TYPES[scheme].block_size,
+                functools.partial(kernels.ggml_size, name=scheme),
+                functools.partial(kernels.encode_ggml, name=scheme, threads=threads),
+            )
+        if scheme not in BLOCKED:
+            return None
+        kind = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": options["scale_type"]}
+        return _Blocks(
+            self.block_size,
+            functools.partial(kernels.blocks_size, **kind),
+            functools.partial(kernels.encode_with_errors, **kind, threads=threads),
+        )
+
+    def _by_blocks(
+        self, scheme: str, blocks: _Blocks, name: str, place: TensorRef, nbytes: int
+    ) -> Iterator[NDArray[np.uint8]]:
         """Yield a tensor's blocks, some at a time."""
-        step = max(_PIECE // self.block_size, 1) * self.block_size
+        step = max(_PIECE // blocks.elements, 1) * blocks.elements
         error = square = 0.0
         start = 0
         for values in _values(place, step):
-            octets, errors = self._encoded(name, values, start)
+            try:
+                octets, errors = blocks.encode(values)
+            except QuantError as bad:
+                raise _named(bad, name, start, values) from None
             error += float(errors.sum())
             square += _sum_of_squares(values)
             start += len(values)
             yield octets
-        self._note(name, place, nbytes, error, square)
-
-    def _encoded(self, name: str, values: NDArray[np.float32], start: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        options = self._options
-        try:
-            return kernels.encode_with_errors(
-                values,
-                bits=BITS[self.scheme],
-                block_size=self.block_size,
-                scale_type=options["scale_type"],
-                threads=options["threads"],
-            )
-        except QuantError as error:
-            raise _named(error, name, start, values) from None
+        self._note(name, scheme, place, nbytes, error, square)
 
     def _whole(
         self, name: str, place: TensorRef, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield all bytes of a tensor, which `payload` may have `found` already."""
         octets, error, square = self._quantized(name, place) if found is None else found
-        self._note(name, place, nbytes, error, square)
+        self._note(name, self.scheme, place, nbytes, error, square)
         yield octets
 
     def _quantized(self, name: str, place: TensorRef) -> tuple[NDArray[np.uint8], float, float]:
@@ -156,10 +209,9 @@ class Quantizer:
             wrong += _sum_of_squares(piece - tensor.flat(at, at + len(piece)))
         return tensor.payload, wrong, _sum_of_squares(values)
 
-    def _note(self, name: str, place: TensorRef, nbytes: int, error: float, square: float) -> None:
+    def _note(self, name: str, scheme: str, place: TensorRef, nbytes: int, error: float, square: float) -> None:
         row = place.row
-        info = QuantizedInfo.of(name, self.scheme, row.shape, (row.nbytes, nbytes), error, square)
-        self.done.append(info)
+        self.done.append(QuantizedInfo.of(name, scheme, row.shape, (row.nbytes, nbytes), error, square))
 
 
 def _cpus() -> int:

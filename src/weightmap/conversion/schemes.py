@@ -1,4 +1,4 @@
-"""Quantisation of an array by any scheme: integers with scales, or product quantisation."""
+"""Quantisation of an array by any scheme: integers with scales, blocks of ggml, or product quantisation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 from weightmap import kernels
 from weightmap.errors import QuantError
 from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.ggml import quantize_ggml
 from weightmap.quant.schemes import BITS, BLOCKED, no_scheme
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["quantize"]
+__all__ = ["SCHEMES", "quantize"]
+
+# Every scheme that needs no training.
+SCHEMES = (*BITS, "adaptive", *kernels.GGML_ENCODED)
 
 
 def quantize(
@@ -34,11 +38,13 @@ def quantize(
     scheme : str
         "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
         int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,
-        found by a search. Or "pq": product quantisation.
+        found by a search. Or a type of GGUF's blocks: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" (32 elements each, the
+        bytes of gguf-py and llama.cpp), "q4_k" or "q6_k" (256 elements, scales found by a search); the last dimension
+        is a multiple of the block. Or "pq": product quantisation.
     block_size : int
-        Elements of a block, for the schemes that have blocks: even for int4_block, a multiple of 8 for the others.
+        Elements of a block, for int4_block (an even number), int5_block and adaptive (multiples of 8).
     scale_type : str
-        "fp16" or "fp32".
+        "fp16" or "fp32"; types of GGUF have "fp16".
     bits : float
         For "adaptive": the bits per weight that codes and scales may take, 4.5 to 16. The mask takes 2 bits more for
         each block.
@@ -55,7 +61,8 @@ def quantize(
     ------
     QuantError
         For an element that is NaN or infinite (the message has its index), for anything but an array of real numbers
-        without masked elements, and for schemes, block sizes, scale types or bits that do not exist.
+        without masked elements, for schemes, block sizes, scale types or bits that do not exist, and for rows that are
+        no whole blocks of a type of GGUF.
     MissingDependencyError
         For "pq", when scipy is not installed.
 
@@ -72,12 +79,16 @@ def quantize(
         return train_pq(array, **training)
     if training:
         raise TypeError(f"{', '.join(training)}: for scheme 'pq'")
+    if scheme in kernels.GGML_ENCODED:
+        if scale_type != "fp16":
+            raise QuantError(f"scale_type of {scheme}", actual=repr(scale_type), expected="'fp16'")
+        return quantize_ggml(array, scheme, threads=threads)
     values = kernels.real_numbers(array)
     if scheme == "adaptive":
         payload = kernels.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
         return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
     if scheme not in BITS:
-        raise no_scheme(scheme)
+        raise no_scheme(scheme, (*SCHEMES, "pq"))
     size = block_size if scheme in BLOCKED else 0
     if scheme in BLOCKED and size == 0:
         raise QuantError("block size", field="block_size", actual=0, expected="a positive number")

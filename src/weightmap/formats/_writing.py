@@ -38,9 +38,11 @@ class Payload:
         Of a quantised tensor: its dtype is a scheme, its bytes are the payload of a `QuantizedTensor`.
     parts : PQShape or None
         Of a tensor of scheme "pq": its bytes are projection, codebooks, norms and codes.
+    refused : str
+        Why a quantised tensor could not be given a scheme that the format holds; mostly empty.
     """
 
-    __slots__ = ("_args", "_make", "block_size", "dtype", "name", "nbytes", "parts", "scale_type", "shape")
+    __slots__ = ("_args", "_make", "block_size", "dtype", "name", "nbytes", "parts", "refused", "scale_type", "shape")
 
     def __init__(
         self,
@@ -53,8 +55,10 @@ class Payload:
         block_size: int = 0,
         scale_type: str = "",
         parts: PQShape | None = None,
+        refused: str = "",
     ) -> None:
         self.parts = parts
+        self.refused = refused
         self.name = name
         self.dtype = dtype
         self.shape = shape

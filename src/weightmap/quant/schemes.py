@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import math
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.errors import QuantError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["BITS", "BLOCKED", "SCALE", "block_bytes", "checked_shape", "no_scheme"]
 
@@ -50,7 +53,7 @@ def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return dims
 
 
-def no_scheme(scheme: object) -> QuantError:
-    """Return the error for a scheme that does not exist."""
-    expected = f"one of {', '.join([*BITS, 'adaptive'])}"
+def no_scheme(scheme: object, known: Iterable[str] = (*BITS, "adaptive")) -> QuantError:
+    """Return the error for a scheme that is none of those known."""
+    expected = f"one of {', '.join(known)}"
     return QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)

@@ -1,0 +1,343 @@
+"""Quantising to GGUF, and quantised tensors on their way between AMB and GGUF."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, gguf, normal, tensor
+from tests.builders import safetensors as st
+from tests.ggml_support import TYPES, random_blocks
+from tests.support import listing
+
+import weightmap as wm
+from weightmap import cli
+from weightmap.conversion import regrouping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Put = Callable[..., Path]
+
+SCHEMES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k"]
+INSTEAD = {"q4_k": "q5_0", "q6_k": "q8_0"}
+MODEL = {
+    "token_embd.weight": normal((7, 256), 1),
+    "tok_embeddings.weight": normal((7, 256), 1),
+    "blk.0.attn_q.weight": normal((3, 512), 2),
+    "blk.0.experts.weight": normal((2, 3, 256), 3, "float16"),
+    "blk.0.narrow.weight": normal((5, 96), 4, "bfloat16"),
+    "blk.0.odd.weight": normal((5, 48), 5),
+    "blk.0.norm.weight": normal((256,), 6),
+    "empty": normal((0, 256), 7),
+}
+WHOLE = ["blk.0.attn_q.weight", "blk.0.experts.weight", "empty"]
+
+
+@pytest.fixture
+def model(put: Put) -> Path:
+    """The model as a safetensors file."""
+    return put(st.build(MODEL), "model.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------------ quantising
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_scheme(model: Path, tmp_path: Path, scheme: str) -> None:
+    """Tensors have the bytes that `quantize` makes; others keep theirs; the report has sizes and errors."""
+    path = tmp_path / "q.gguf"
+    report = wm.convert(model, path, quantize=scheme)
+    other = INSTEAD.get(scheme, scheme)
+    schemes = dict.fromkeys(WHOLE, scheme) | {"blk.0.narrow.weight": other}
+    assert {info.name: info.scheme for info in report.quantized} == schemes
+    with wm.open(path, verify="full") as file:
+        assert list(file) == list(MODEL)
+        for name, value in MODEL.items():
+            if name in schemes:
+                expected = wm.quantize(value.array, schemes[name])
+                assert file.info(name).dtype == schemes[name]
+                assert file[name].shape == value.shape
+                assert file[name].payload.tobytes() == expected.payload.tobytes()
+            else:
+                assert file.info(name).dtype == value.dtype
+                assert file[name].tobytes() == value.data
+        for info in report.quantized:
+            value = MODEL[info.name].array.astype(np.float64)
+            assert (info.shape, info.nbytes) == (value.shape, file[info.name].nbytes)
+            if value.size:
+                error = file[info.name].dequantize(np.float64) - value
+                assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_gguf_py_reads_what_was_quantised(model: Path, tmp_path: Path, scheme: str) -> None:
+    """gguf-py finds the types, and decodes the values that we decode."""
+    theirs = pytest.importorskip("gguf")
+    wm.convert(model, tmp_path / "q.gguf", quantize=scheme)
+    with wm.open(tmp_path / "q.gguf") as file:
+        for found in theirs.GGUFReader(tmp_path / "q.gguf").tensors:
+            if found.name in WHOLE[:2]:
+                assert found.tensor_type.name == scheme.upper()
+                values = theirs.dequantize(found.data, found.tensor_type)
+                np.testing.assert_array_equal(values, file[found.name].dequantize())
+
+
+def test_rows_that_are_no_whole_blocks(model: Path, tmp_path: Path) -> None:
+    """Where rows are no blocks of 256, tensors become what llama.cpp makes of them; of 32, they stay. Both are said."""
+    report = wm.convert(model, tmp_path / "k.gguf", quantize="q6_k")
+    assert list(report.warnings) == [
+        "1 tensor became q8_0 instead of q6_k, because the rows are no multiple of 256 elements: 'blk.0.narrow.weight'",
+        "1 tensor stayed dense instead of q6_k, because the rows are no multiple of 256 elements: 'blk.0.odd.weight'",
+    ]
+    report = wm.convert(model, tmp_path / "0.gguf", quantize="q4_0", dtype="float16")
+    assert list(report.warnings) == [
+        "1 tensor stayed dense instead of q4_0, because the rows are no multiple of 32 elements: 'blk.0.odd.weight'"
+    ]
+    with wm.open(tmp_path / "0.gguf") as file:
+        assert file.info("blk.0.odd.weight").dtype == "float16"
+
+
+def test_a_scalar_that_is_asked_for_stays(put: Put, tmp_path: Path) -> None:
+    """A tensor without dimensions has no rows."""
+    source = put(st.build({"s": normal(()), "v": normal((32,))}), "s.safetensors")
+    report = wm.convert(source, tmp_path / "q.gguf", quantize="q8_0", quantize_include="*")
+    assert [info.name for info in report.quantized] == ["v"]
+    assert "stayed dense" in report.warnings[0]
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q6_k"])
+def test_a_tensor_of_several_pieces(put: Put, tmp_path: Path, scheme: str) -> None:
+    """A tensor that is read in pieces gives the bytes of the whole one."""
+    value = normal((700, 1280), 8)
+    source = put(st.build({"w": value}), "big.safetensors")
+    [info] = wm.convert(source, tmp_path / "q.gguf", quantize=scheme, threads=2).quantized
+    expected = wm.quantize(value.array, scheme)
+    with wm.open(tmp_path / "q.gguf") as file:
+        assert file["w"].payload.tobytes() == expected.payload.tobytes()
+    error = expected.dequantize(np.float64) - value.array
+    assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q6_k"])
+def test_what_is_no_number_is_named(put: Put, tmp_path: Path, scheme: str) -> None:
+    """A NaN deep in a later piece is a QuantError with tensor and index, and leaves nothing behind."""
+    values = np.ones((2, 256_000), np.float32)
+    values[1, 234_567] = np.nan
+    source = put(st.build({"a": tensor(values)}), "a.safetensors")
+    before = listing(tmp_path)
+    with pytest.raises(wm.QuantError, match=r"tensor 'a': element 490567 .* nan"):
+        wm.convert(source, tmp_path / "q.gguf", quantize=scheme)
+    assert listing(tmp_path) == before
+
+
+def test_what_is_refused(model: Path, tmp_path: Path) -> None:
+    """Targets without these schemes, schemes that nothing is quantised to, and other types of scales."""
+    with pytest.raises(wm.EncodeError, match=r"blk\.0\.attn_q\.weight.* quantised to q4_k"):
+        wm.convert(model, tmp_path / "q.amb", quantize="q4_k")
+    with pytest.raises(wm.QuantError, match=r"scheme is 'iq4_nl', expected one of int8, .*, q6_k, pq"):
+        wm.convert(model, tmp_path / "q.gguf", quantize="iq4_nl")
+    with pytest.raises(wm.QuantError, match="scale_type of q8_0 is 'fp32', expected 'fp16'"):
+        wm.convert(model, tmp_path / "q.gguf", quantize="q8_0", scale_type="fp32")
+    with pytest.raises(wm.QuantError, match=r"shape of q8_0 is \[31\]"):
+        wm.quantize(np.zeros(31), "q8_0")
+
+
+def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`quantize` and `convert --quantize` write the file of the library and say which schemes came out."""
+    wm.convert(model, tmp_path / "q.gguf", quantize="q4_k")
+    for command in (["quantize", "--scheme"], ["convert", "--quantize"]):
+        name, option = command
+        assert cli.main([name, str(model), str(tmp_path / "c.gguf"), option, "q4_k"]) == 0
+        out = capsys.readouterr().out
+        assert "quantised to q4_k and q5_0: 4 of 8 tensors" in out
+        assert "warning: 1 tensor became q5_0 instead of q4_k" in out
+        assert (tmp_path / "c.gguf").read_bytes() == (tmp_path / "q.gguf").read_bytes()
+    assert cli.main(["quantize", str(model), str(tmp_path / "c.gguf"), "--scheme", "q4_k", "--block-size", "64"]) == 2
+    assert "--block-size: q4_k has blocks of one size" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------- AMB to GGUF and back
+def amb_file(path: Path) -> dict[str, Any]:
+    """Write an AMB file of every scheme with a counterpart; return its tensors."""
+    values = np.random.default_rng(3).standard_normal((5, 96)).astype(np.float32)
+    found: dict[str, Any] = {
+        "int4": wm.quantize(values, "int4"),
+        "int5": wm.quantize(values, "int5"),
+        "int8": wm.quantize(values, "int8"),
+        "int4_block": wm.quantize(values, "int4_block"),
+        "int4_wide": wm.quantize(values, "int4_block", block_size=96),
+        "int5_block": wm.quantize(values, "int5_block", block_size=64),
+        "exact": wm.quantize(np.arange(-8, 8, dtype=np.float32).repeat(2), "int4", scale_type="fp32"),
+        "empty": wm.quantize(np.zeros((0, 32)), "int8"),
+        "dense": values,
+    }
+    wm.save(path, found, metadata={"name": "tiny"})
+    return found
+
+
+EXPECTED = {"int4": "q4_0", "int5": "q5_0", "int8": "q8_0", "int4_block": "q4_0", "int4_wide": "q4_0"}
+EXPECTED |= {"int5_block": "q5_0", "exact": "q4_0", "empty": "q8_0", "dense": "float32"}
+
+
+def test_amb_becomes_gguf_without_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers and scales go over, piece by piece, with the same values; the report says so; nothing is decoded."""
+    tensors = amb_file(tmp_path / "a.amb")
+    with monkeypatch.context() as patch:
+        patch.setattr(wm.QuantizedTensor, "_decode", None)
+        report = wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf")
+    assert "2 tensors of int8 became q8_0: the same integers and scales, nothing was decoded" in report.warnings
+    assert "1 tensor of int5 became q5_0: the same integers and scales, nothing was decoded" in report.warnings
+    with wm.open(tmp_path / "g.gguf", verify="full") as file:
+        assert {name: file.info(name).dtype for name in file} == EXPECTED
+        for name, value in tensors.items():
+            assert np.asarray(file[name]).tobytes() == np.asarray(value).tobytes()
+    changed = wm.diff(tmp_path / "a.amb", tmp_path / "g.gguf", tensors_only=True).changed
+    assert [(change.name, change.what, change.n_different, change.max_abs) for change in changed] == [
+        (name, "dtype", 0, 0) for name in tensors if name != "dense"
+    ]
+
+
+def test_gguf_becomes_amb_without_decoding(tmp_path: Path) -> None:
+    """The way back: blocks of 32, and int8 where all scales of q8_0 are equal, over several pieces too."""
+    amb_file(tmp_path / "a.amb")
+    wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf")
+    report = wm.convert(tmp_path / "g.gguf", tmp_path / "b.amb")
+    assert "4 tensors of q4_0 became int4_block: the same integers and scales, nothing was decoded" in (report.warnings)
+    with wm.open(tmp_path / "a.amb") as a, wm.open(tmp_path / "b.amb", verify="full") as b:
+        schemes = {name: b.info(name).dtype for name in b}
+        assert schemes == {
+            name: {"q4_0": "int4_block", "q5_0": "int5_block", "q8_0": "int8"}.get(kind, kind)
+            for name, kind in EXPECTED.items()
+        }
+        for name in a:
+            assert np.asarray(b[name]).tobytes() == np.asarray(a[name]).tobytes()
+        assert b["int8"].payload.tobytes() == a["int8"].payload.tobytes()
+        assert b["empty"].nbytes == 2
+    changed = wm.diff(tmp_path / "a.amb", tmp_path / "b.amb", tensors_only=True).changed
+    assert [change.name for change in changed if change.n_different is None] == ["int4_wide", "int5_block"]
+    assert not any(change.n_different for change in changed)
+
+
+@pytest.mark.parametrize("scheme", ["int4_block", "int5_block", "int8"])
+def test_many_pieces_there_and_back(tmp_path: Path, scheme: str) -> None:
+    """A tensor of several pieces comes back byte by byte."""
+    values = normal((300, 1088), 9).array
+    wm.save(tmp_path / "a.amb", {"w": wm.quantize(values, scheme)})
+    wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf")
+    wm.convert(tmp_path / "g.gguf", tmp_path / "b.amb")
+    with wm.open(tmp_path / "a.amb") as a, wm.open(tmp_path / "b.amb") as b:
+        assert a["w"].payload.tobytes() == b["w"].payload.tobytes()
+
+
+def test_amb_that_has_no_counterpart(tmp_path: Path) -> None:
+    """Rows, blocks and scales that GGUF lacks are named with the reason, and no file is made; dtype= decodes them."""
+    values = normal((4, 80), 2).array
+    wide = wm.quantize(normal((1, 300_032), 4).array, "int4_block", scale_type="fp32")
+    octets = wide.payload.copy()
+    octets.reshape(-1, 20)[:, :4] = np.frombuffer(np.float32(0.5).tobytes(), np.uint8)
+    octets.reshape(-1, 20)[9001, :4] = np.frombuffer(np.float32(0.1).tobytes(), np.uint8)
+    wm.save(
+        tmp_path / "a.amb",
+        {
+            "rows": wm.quantize(values, "int8"),
+            "blocks": wm.quantize(values[:, :64], "int4_block", block_size=16),
+            "scales": wm.QuantizedTensor("int4_block", wide.shape, octets, block_size=32, scale_type="fp32"),
+            "mixed": wm.quantize(values, "adaptive"),
+            "fine": wm.quantize(values[:, :64], "int4_block"),
+        },
+    )
+    before = listing(tmp_path)
+    with pytest.raises(wm.EncodeError) as error:
+        wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf")
+    assert listing(tmp_path) == before
+    rows = "a last dimension that is a multiple of 32"
+    assert list(error.value.refused) == [
+        f"tensor 'rows': quantised to int8 (shape of q8_0 is [4, 80], expected {rows})",
+        "tensor 'blocks': quantised to int4_block (block size is 16, expected a multiple of 32, as of q4_0)",
+        "tensor 'scales': quantised to int4_block (scale of block 9001 is 0.10000000149011612, expected a float16)",
+        "tensor 'mixed': quantised to adaptive",
+    ]
+    assert "convert with dtype='float32'" in str(error.value)
+    wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf", dtype="float32")
+    assert wm.diff(tmp_path / "a.amb", tmp_path / "g.gguf", tensors_only=True).changed[0].what == "dtype"
+
+
+def test_gguf_that_has_no_counterpart(put: Put, tmp_path: Path) -> None:
+    """q8_0 whose scales differ, wherever that shows, and other types are named with the reason."""
+    rng = np.random.default_rng(5)
+    tensors = {
+        name: Tensor(name, (1, 512), random_blocks(rng, name, 512 // TYPES[name][1]).tobytes()) for name in TYPES
+    }
+    late = random_blocks(rng, "q8_0", 9000)
+    late[:, :2] = late[0, :2]
+    late[8999, 0] ^= 1
+    tensors["q8_0"] = Tensor("q8_0", (1, 9000 * 32), late.tobytes())
+    source = put(gguf.build(tensors), "g.gguf")
+    with pytest.raises(wm.EncodeError) as error:
+        wm.convert(source, tmp_path / "a.amb")
+    why = {text.split("'")[1]: text for text in error.value.refused}
+    assert set(why) == set(TYPES) - {"q4_0", "q5_0"}
+    assert "(scale of block 8999 of q8_0 is " in why["q8_0"]
+    assert "as of block 0: int8 has one scale" in why["q8_0"]
+    assert all(why[name].endswith(f"quantised to {name}") for name in why if name != "q8_0")
+    report = wm.convert(source, tmp_path / "a.amb", include="q[45]_0")
+    assert report.tensors == 2
+
+
+def test_other_targets_hear_of_no_counterpart(tmp_path: Path) -> None:
+    """A format without schemes refuses as ever, and a file of the same format keeps its schemes."""
+    amb_file(tmp_path / "a.amb")
+    with pytest.raises(wm.EncodeError, match="quantised to int4; convert with"):
+        wm.convert(tmp_path / "a.amb", tmp_path / "s.safetensors", include="int4")
+    report = wm.convert(tmp_path / "a.amb", tmp_path / "b.amb")
+    assert not report.warnings
+    assert regrouping.Regrouper({"q8_0"}).wants("int8")
+    assert not regrouping.Regrouper({"q8_0", "int8"}).wants("int8")
+
+
+def test_a_scale_that_changes_between_looking_and_writing(
+    put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is overwritten between the look at its scales and the writing is an error, and no file is made."""
+    raw = random_blocks(np.random.default_rng(6), "q8_0", 4)
+    raw[:, :2] = raw[0, :2]
+    source = put(gguf.build({"w": Tensor("q8_0", (4, 32), raw.tobytes())}), "g.gguf")
+    counted = regrouping.kernels.blocks_size
+    with wm.open(source) as file:
+        last = file.info("w").offset + 3 * 34
+
+    def overwrite(*args: Any, **options: Any) -> int:
+        with source.open("r+b") as file:
+            file.seek(last)
+            file.write(b"\0\0")
+        return counted(*args, **options)
+
+    monkeypatch.setattr(regrouping.kernels, "blocks_size", overwrite)
+    with pytest.raises((wm.QuantError, wm.FileChangedError)):
+        wm.convert(source, tmp_path / "a.amb")
+    assert "a.amb" not in listing(tmp_path)
+
+
+def test_values_are_compared_whatever_the_types(put: Put, tmp_path: Path) -> None:
+    """`diff` of a quantised model and its original, in another format, has the number and size of differences."""
+    values = normal((6, 65_536), 3).array.copy()
+    values[0, :2] = np.nan, np.inf
+    stored = {"w": tensor(values), "bf": normal((3, 64), 4, "bfloat16"), "ints": Tensor("int16", (2,), bytes(4))}
+    source = put(st.build(stored), "m.safetensors")
+    values[0, :2] = 0
+    q = wm.quantize(values, "q8_0")
+    ours = {"w": q, "bf": stored["bf"].array.astype(np.float32), "ints": np.zeros(2, np.int32)}
+    wm.save(tmp_path / "m.gguf", ours)
+    for a, b in ((source, tmp_path / "m.gguf"), (tmp_path / "m.gguf", source)):
+        found = {change.name: change for change in wm.diff(a, b).changed}
+        error = np.abs(q.dequantize().astype(np.float64) - values)
+        assert {change.what for change in found.values()} == {"dtype"}
+        assert found["w"].n_different == np.count_nonzero(error) + 2
+        assert math.isnan(found["w"].max_abs)
+        assert (found["bf"].n_different, found["bf"].max_abs) == (0, 0)
+        assert found["ints"].n_different is None
+    wm.save(tmp_path / "n.safetensors", {"w": values})
+    [change] = wm.diff(tmp_path / "n.safetensors", tmp_path / "m.gguf", tensors_only=True).changed
+    assert (change.n_different, change.max_abs) == (np.count_nonzero(error), error.max())
