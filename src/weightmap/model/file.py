@@ -23,7 +23,6 @@ from weightmap.model.parts import (
     located,
     not_found,
 )
-from weightmap.model.reading import read
 from weightmap.model.reports import TensorInfo, VerifyReport
 
 if TYPE_CHECKING:
@@ -277,6 +276,8 @@ class TensorFile(Mapping[str, Any]):
         TypeError
             When `out` is no array.
         """
+        from weightmap.model.reading import read  # noqa: PLC0415 - views need none of it
+
         detach_index(self)
         place = locate(self, name)
         try:

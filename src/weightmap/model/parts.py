@@ -14,7 +14,6 @@ import numpy as np
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
 from weightmap.formats._metadata import equal
-from weightmap.index.spelling import alike
 from weightmap.index.table import Row
 
 if TYPE_CHECKING:
@@ -126,6 +125,8 @@ def located(file: Any) -> Iterator[TensorRef]:
 
 def not_found(file: Any, name: object) -> TensorNotFoundError:
     """Return the error for a name that no tensor has, with the names that are close to it."""
+    from weightmap.index.spelling import alike  # noqa: PLC0415 - for errors only
+
     close = alike(str(name), file)
     hint = f"; close: {', '.join(map(quoted, close))}" if close else ""
     message = f"no tensor is called {quoted(name)} among {len(file)}{hint}"

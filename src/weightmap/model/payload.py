@@ -11,9 +11,10 @@ import numpy as np
 
 from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
-from weightmap.formats import Payload, PQShape
+from weightmap.formats import Payload
 from weightmap.model.foreign import is_torch, look_at_torch, octets_of_torch
 from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.ref import PQShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import TensorFileError
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
-from weightmap.importers import IMPORTERS
 from weightmap.io.opening import open_source
 from weightmap.io.source import MODES
 from weightmap.kernels import is_set
@@ -15,6 +14,8 @@ from weightmap.model.file import TensorFile
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -24,7 +25,12 @@ __all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "mode_of", "open_file", "open_opene
 INDEX_SUFFIX = ".index.json"
 
 DEFAULT_LIMITS = Limits()
-_IMPORTERS = tuple(IMPORTERS.values())
+
+
+def _importers() -> Iterable[Importer]:
+    from weightmap.importers import IMPORTERS  # noqa: PLC0415 - for files that no format recognises
+
+    return IMPORTERS.values()
 
 
 def mode_of(mode: str | None) -> str:
@@ -62,7 +68,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(HEAD, source.size))
-        found = identify(source, head, _IMPORTERS) if wanted is None or not head else by_name(wanted)
+        found = identify(source, head, _importers) if wanted is None or not head else by_name(wanted)
         try:
             if options.importing and isinstance(found, Importer):
                 return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, as was asked for

@@ -21,10 +21,19 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.quant.blocks import QuantizedTensor
 
-__all__ = ["TensorRef", "in_pieces"]
+__all__ = ["PQShape", "TensorRef", "in_pieces"]
 
 # Elements decoded at once: they, and what they were decoded from, stay in the L2 cache.
 _PIECE = 1 << 18
+
+
+class PQShape(NamedTuple):
+    """The parts of a product-quantised tensor, besides its shape (rows, length)."""
+
+    quantized_len: int  # codes of a row
+    n_centroids: int  # of each codebook
+    projection: bool  # whether it has one
+    norms: bool  # whether it has them
 
 
 class TensorRef(NamedTuple):

@@ -10,7 +10,6 @@ import numpy as np
 from weightmap import kernels
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats.gguf import ALIGNMENT, ALIGNMENT_UNIT, BLOCKS, DEFAULT_ALIGNMENT, TYPES, aligned
-from weightmap.formats.gguf.faults import check
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -118,12 +117,16 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     while not (found := scan.values(data)):
         data = _extended(source, data, scan.wanted, limit)
     if found is not True:
+        from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
+
         check(found, scan, data, source, options, of_tensors=False)
     columns, found = scan.tensors(data, _NATIVE, n_tensors)
     while not found:
         data = _extended(source, data, scan.wanted, limit)
         columns, found = scan.tensors(data, _NATIVE, n_tensors)
     if found is not True:
+        from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
+
         check(found, scan, data, source, options, of_tensors=True)
     if type(data) is bytearray:
         del data[scan.end :]
