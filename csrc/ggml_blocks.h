@@ -1,16 +1,16 @@
 /* Decodes whole blocks of ggml's types. Each instruction set, and the portable C, includes this file once.
  *
- * Every type comes down to the same: 32 small integers at a time are picked out of packed bits, or out of a code book, and each
- * becomes scale * code, or scale * code + offset, in float32. One scale serves 16 elements or more.
+ * Every type is decoded alike: 32 small integers at a time come out of packed bits, or out of a code book, and each becomes
+ * scale * code, or scale * code + offset, in float32. One scale serves 16 elements or more.
  *
  * A file defines before it includes this one:
  *
  *   TARGET, SUFFIX               the instructions that functions may use, and the end of their names
- *   ODD                          1 where blocks with scales that are NaN or infinite are decoded too, else 0: portable does it
- *   codes                        32 bytes, and functions that make them, of
+ *   ODD                          1 to decode blocks whose scales are NaN or infinite; 0 to leave these to the portable C
+ *   codes                        32 bytes, and functions that make them:
  *     load32(p)                    the 32 bytes at p
  *     nibbles(p)                   the 16 bytes at p: first all low halves, then all high halves
- *     nibbles8(p)                  the same of 8 bytes, and of the next 8
+ *     nibbles8(p)                  the same for 8 bytes, then for the next 8
  *     of_words(a, b, c, d)         four times 8 bytes, the lowest bits first
  *     bits(word, value)            `value` where a bit of the 32 is set, else 0
  *     field(c, shift, mask)        c >> shift & mask, or with a negative shift c << -shift & mask
@@ -18,13 +18,13 @@
  *     at_least(c, n)               255 where an unsigned byte is at least n, else 0
  *     negate(c, word)              -c where a bit of the 32 is set
  *     lookup(table, c)             table[c] of 16 bytes, for c < 16
- *   BOOKS                        if defined, 16 floats in a register, and functions that make and use them; else they are here:
+ *   BOOKS                        optional: 16 floats in a register (`book`), and functions that this file else defines:
  *     line(s, x)                   s * i + x, for i < 16
- *     scaled(table, s)             s * table[i], of 16 signed bytes
- *     put_nibbles(out, p, t)       t of the low halves of 16 bytes, then t of the high halves
- *     put_pairs(out, p, t, u)      t of the low halves of 32 bytes, then u of the high halves
+ *     scaled(table, s)             s * table[i], for 16 signed bytes
+ *     put_nibbles(out, p, t)       t[low half] of 16 bytes, then t[high half]
+ *     put_pairs(out, p, t, u)      t[low half] of 32 bytes, then u[high half]
  *   half_at(p)                   the float16 at p
- *   products(out, v, w, a, b)    out[i] = a * byte i of v, out[8 + i] = b * byte i of w, of signed bytes in words
+ *   products(out, v, w, a, b)    out[i] = a * signed byte i of the word v, out[8 + i] = b * signed byte i of w
  *   put(out, c, s, t)            out[i] = s * c[i] for i < 16, t * c[i] for 16 <= i < 32, of signed bytes
  *   put_sum(out, c, s, x, t, y)  the same, + x and + y
  *
@@ -84,7 +84,7 @@ DECODER(q8_0) {
 }
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-/* The eight magnitudes of E2M1, twice as large, with either sign. */
+/* Twice the eight magnitudes of E2M1, with either sign. */
 static const int8_t fp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 DECODER(iq4_nl) { put_nibbles(out, b + 2, scaled(iq4_values, half_at(b))); }
@@ -109,10 +109,10 @@ DECODER(nvfp4) {
 }
 
 /* --------------------------------------------------------------------------------- q2_k to q6_k: scales of scales */
-/* Bytes of a word that are repeated in all of it. */
+/* A word of eight equal bytes. */
 #define BYTES(value) ((uint64_t)(value) * 0x0101010101010101)
 
-/* Less 32, of bytes below 64: no byte borrows from the next. */
+/* Subtracts 32 from each byte, which is below 64; no byte borrows from the next. */
 static inline uint64_t less_32(uint64_t bytes) { return ((bytes | BYTES(128)) - BYTES(32)) ^ BYTES(128); }
 
 DECODER(q2_k) {
@@ -130,7 +130,7 @@ DECODER(q2_k) {
     }
 }
 
-/* The scales are 16 numbers of 6 bits, less 32: the low four bits of all, then the high two bits. */
+/* The 16 scales are 6-bit numbers less 32: first the low four bits of all, then the high two. */
 DECODER(q3_k) {
     float s[16];
     const float d = half_at(b + 108);
@@ -148,7 +148,7 @@ DECODER(q3_k) {
     }
 }
 
-/* Eight scales and eight offsets of 6 bits: products with the block's two numbers. The offsets are subtracted. */
+/* Multiplies eight 6-bit scales and eight 6-bit offsets by the block's two numbers; the offsets become negative. */
 TARGET WM_INLINE void k_scales(const uint8_t *b, float out[16]) {
     const uint64_t s = load_le32(b + 4), m = load_le32(b + 8), last = load_le32(b + 12);
     const uint64_t s2 = (last & 0x0F0F0F0F) | (s >> 2 & 0x30303030), m2 = (last >> 4 & 0x0F0F0F0F) | (m >> 2 & 0x30303030);
@@ -202,7 +202,7 @@ DECODER(iq4_xs) {
 /* -------------------------------------------------------------------------------------------------- three values */
 TARGET WM_INLINE codes times3(codes c) { return add(add(c, c), c); }
 
-/* A byte is a number in base 3 as a fraction of 256: its first digit less 1, and with `times3` the next one begins it. */
+/* A byte is a base-3 fraction, in 256ths. Stores its first digit less 1; `times3` brings up the next digit. */
 TARGET WM_INLINE void put_trits(float *out, codes c, float d) {
     const codes digit = add(field(at_least(c, 86), 0, 1), field(at_least(c, 171), 0, 1));
     put(out, plus(digit, -1), d, d);
@@ -240,7 +240,7 @@ static inline uint64_t eight(const uint8_t (*grid)[8], unsigned i) { return load
 static inline uint64_t twice_four(const uint8_t (*grid)[4], unsigned i, unsigned k) {
     return load_le32(grid[i]) | (uint64_t)load_le32(grid[k]) << 32;
 }
-/* Four times seven signs; of eight elements an even number is negative, which makes the eighth. */
+/* Expands four times seven signs to eight: an even number of each eight is negative, which gives the eighth. */
 static inline uint32_t even_signs(uint32_t w) {
     w = (w & 0x7F) | (w << 1 & 0x7F00) | (w << 2 & 0x7F0000) | (w << 3 & 0x7F000000);
     uint32_t odd = w ^ w >> 4;
@@ -263,7 +263,7 @@ DECODER(iq2_xxs) {
     }
 }
 
-/* d * (0.5 + s) * 0.25 of the two scales in a byte. */
+/* d * (0.5 + s) * 0.25 for the two scales s in a byte. */
 TARGET WM_INLINE float low_scale(float d, uint8_t scales) { return d * (0.5f + (float)(scales & 15)) * 0.25f; }
 TARGET WM_INLINE float high_scale(float d, uint8_t scales) { return d * (0.5f + (float)(scales >> 4)) * 0.25f; }
 
@@ -311,7 +311,7 @@ DECODER(iq3_xxs) {
     }
 }
 
-/* Number k of the eight in a group: a byte, and a bit of the group's byte of ninth bits. */
+/* Number k of the eight in a group: a byte, and its bit in the group's byte of ninth bits. */
 static inline unsigned nine_bits(const uint8_t *q, unsigned high, int k) { return q[k] | (high << (8 - k) & 256); }
 
 DECODER(iq3_s) {
@@ -331,7 +331,7 @@ DECODER(iq3_s) {
     }
 }
 
-/* Values of the book, -1, 0 and 1, with an eighth added or subtracted. All is done in eighths: that is exact. */
+/* Values of the book, -1, 0 and 1, plus or minus an eighth; computed in eighths, which is exact. */
 DECODER(iq1_s) {
     const float d = half_at(b);
     for (int i = 0; i < 8; i++) {
@@ -364,7 +364,7 @@ DECODER(iq1_m) {
 }
 
 /* ------------------------------------------------------------------------------------------------------ all types */
-/* The CPU asks for what comes next in order by itself, but not across the lines that are only stored to. */
+/* The CPU prefetches input that is read in order, but not lines that are only stored to. */
 #define CASE(name, number, elements, bytes, finite)                                  \
     case number:                                                                     \
         for (; n; n--, b += bytes, out += elements) {                                \

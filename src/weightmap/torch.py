@@ -1,8 +1,8 @@
-"""Tensors of PyTorch over the memory of arrays, and back; ``torch`` is imported at the first call.
+"""PyTorch tensors that share memory with arrays, and the way back; the first call imports ``torch``.
 
 PyTorch has no read-only tensors: `torch.from_numpy` over a read-only map warns, and the first write into the tensor
-ends the process. No function here makes such a tensor: they copy, or refuse. Open the file with ``mode="cow"`` to get
-tensors that share the mapped pages, may be written to, and leave the file as it was::
+ends the process. These functions never make such a tensor: they copy or refuse. Open the file with ``mode="cow"`` to
+get writable tensors that share the mapped pages and never change the file::
 
     with weightmap.open("model.safetensors", mode="cow") as f:
         weight = weightmap.torch.to_torch(f["weight"])
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STAGE", "from_torch", "staged", "to_device", "to_torch", "torch_device"]
 
-# What is copied at once on the way to another device: memory of our own, so that a driver never gets mapped pages.
+# Bytes of the private buffer on the way to another device: a driver never gets mapped pages.
 STAGE = 4 << 20
 
 
@@ -36,7 +36,7 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     Parameters
     ----------
     array : np.ndarray or QuantizedTensor
-        Any shape; any numeric dtype of numpy that torch has, or bfloat16 and float8 of ml_dtypes. A quantised tensor is
+        Any shape; any numeric dtype that torch has, bfloat16 and float8 of ml_dtypes included. A quantised tensor is
         decoded to float32.
     copy : bool, optional
         None shares the memory where that is safe and copies otherwise: read-only, misaligned, byte-swapped and
@@ -45,14 +45,14 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     Returns
     -------
     torch.Tensor
-        Same shape; it may be written to. When it shares memory, it also keeps the array, and so the mapping, alive.
+        Same shape, writable. A tensor that shares memory also keeps the array, and so the mapping, alive.
 
     Raises
     ------
     UnsupportedError
         torch has no such dtype.
     ValueError
-        ``copy=False`` and the memory cannot be shared. A read-only map can when the file is opened with ``mode="cow"``.
+        ``copy=False`` and the memory cannot be shared; files opened with ``mode="cow"`` give arrays that can be.
     MissingDependencyError
         torch is not installed.
     """
@@ -68,8 +68,8 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
         and all(stride >= 0 for stride in array.strides)
     )
     if copy is False and not array.flags.writeable:
-        what = "a read-only array cannot be shared with torch, where the first write would end the process"
-        raise ValueError(f'{what}: open the file with mode="cow", or copy')
+        what = "a read-only array cannot be shared with torch: the first write would end the process"
+        raise ValueError(f'{what}; open the file with mode="cow", or copy')
     if copy is False and not shareable:
         raise ValueError("an array that is misaligned, byte-swapped or negatively strided cannot be shared with torch")
     if copy or not shareable:
@@ -87,14 +87,15 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
 def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any:
     """Return a new tensor on a device with the values of `array`, copied through a buffer of at most 4 MiB.
 
-    So no driver is given pages of a mapping, which it would fault in, pin or migrate as it likes, and beside the new
-    tensor there is never another copy of the values.
+    A driver that gets mapped pages may fault them in, pin or migrate them. The buffer avoids that, without a second
+    copy of all values.
 
     Parameters
     ----------
     array : np.ndarray or QuantizedTensor
-        As of `to_torch`; of any strides. A quantised tensor is decoded to float32, piece by piece.
+        As for `to_torch`, with any strides. A quantised tensor is decoded to float32, piece by piece.
     device : str, int or torch.device
+        Anything that `torch.device` takes.
 
     Returns
     -------
@@ -115,13 +116,7 @@ def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any
 def staged(
     parts: Iterable[np.ndarray[Any, Any]], shape: tuple[int, ...], dtype: np.dtype[Any], device: str | int | Any
 ) -> Any:
-    """Return a new tensor on a device, filled with the elements of these arrays: `to_device` for what comes in parts.
-
-    Parameters
-    ----------
-    parts : iterable of np.ndarray
-        Of `STAGE` bytes or less each, in row-major order; together they have the elements of `shape`.
-    """
+    """Return a new tensor on a device, filled from arrays of at most `STAGE` bytes in row-major order."""
     torch = _torch()
     wanted = getattr(torch, dtype.name, None)
     if not isinstance(wanted, torch.dtype):

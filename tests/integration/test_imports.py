@@ -27,6 +27,7 @@ LAYERS = [
     {"formats"},
     {"importers"},
     {"model"},
+    {"plans"},
     {"conversion"},
     {"words"},
     {""},  # weightmap/__init__.py, the public names

@@ -162,7 +162,7 @@ def test_words_that_there_is_room_for(kind):
         error = refused(ff.build([vocabulary(kind, n=n)[0]]))
         assert type(error) is wm.TruncatedError
         assert (error.field == "vocab_len") == (n > left // 4)
-        assert n <= left // 4 or error.expected == f"at most {left // 4}, by the bytes that follow"
+        assert n <= left // 4 or error.expected == f"at most {left // 4}, given the bytes that follow"
 
 
 def test_ngrams_that_there_is_room_for():
@@ -596,7 +596,7 @@ def test_norms_that_are_odd(value, odd):
     """A norm is 0 or more, and finite."""
     norms = Tensor("float32", (N,), np.array([1, value, 2], "<f4").tobytes())
     found = warnings_of(ff.build([ff.simple(WORDS), matrix(N), ff.norms(norms)]))
-    assert any("1 norms are NaN, infinite or negative" in text for text in found) == odd
+    assert any("norms that are NaN, infinite or negative: 1" in text for text in found) == odd
 
 
 @pytest.mark.parametrize(
@@ -623,4 +623,4 @@ def test_ngrams_of_other_lengths(text, odd):
     """An n-gram of fewer than min_n characters, or of more than max_n, is odd."""
     vocab = ff.explicit(WORDS, [(text, 0)], 2, 3)
     found = warnings_of(ff.build([vocab, matrix(N + 1)]))
-    assert any("1 n-grams are shorter than 2 or longer than 3" in words for words in found) == odd
+    assert any("n-grams shorter than 2 or longer than 3 characters: 1" in words for words in found) == odd

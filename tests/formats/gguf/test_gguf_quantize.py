@@ -256,7 +256,7 @@ def test_amb_that_has_no_counterpart(tmp_path: Path) -> None:
     assert list(error.value.refused) == [
         f"tensor 'rows': quantised to int8 (shape of q8_0 is [4, 80], expected {rows})",
         "tensor 'blocks': quantised to int4_block (block size is 16, expected a multiple of 32, as of q4_0)",
-        "tensor 'scales': quantised to int4_block (scale of block 9001 is 0.10000000149011612, expected a float16)",
+        "tensor 'scales': quantised to int4_block (scale of block 9001 is 0.10000000149011612, expected a value of float16)",
         "tensor 'mixed': quantised to adaptive",
     ]
     assert "convert with dtype='float32'" in str(error.value)
@@ -280,7 +280,7 @@ def test_gguf_that_has_no_counterpart(put: Put, tmp_path: Path) -> None:
     why = {text.split("'")[1]: text for text in error.value.refused}
     assert set(why) == set(TYPES) - {"q4_0", "q5_0"}
     assert "(scale of block 8999 of q8_0 is " in why["q8_0"]
-    assert "as of block 0: int8 has one scale" in why["q8_0"]
+    assert "the scale of block 0: int8 has a single scale" in why["q8_0"]
     assert all(why[name].endswith(f"quantised to {name}") for name in why if name != "q8_0")
     report = wm.convert(source, tmp_path / "a.amb", include="q[45]_0")
     assert report.tensors == 2
