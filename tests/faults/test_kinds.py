@@ -210,7 +210,7 @@ PLACES: dict[str, tuple[type[Exception], str]] = {
     "socket": (wm.NotRegularFileError, f"this is a socket, {REGULAR}"),
     "dir": (
         wm.NotRegularFileError,
-        "this is a directory without a model file: there is no *.index.json and no file with",
+        "this directory has no *.index.json and no model file (",
     ),
     "/dev/zero": (wm.NotRegularFileError, f"this is a device, {REGULAR}"),
     "/dev/null": (wm.NotRegularFileError, f"this is a device, {REGULAR}"),

@@ -1,4 +1,4 @@
-"""Opening one file: which mode, which format, and the handle."""
+"""Opens one file: chooses the mode, recognises the format, makes the handle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "mode_of", "open_file", "open_opened"]
 
-# How the name of an index of shards ends.
+# File names of indexes of shards end so.
 INDEX_SUFFIX = ".index.json"
 
 DEFAULT_LIMITS = Limits()
@@ -34,7 +34,7 @@ def _importers() -> Iterable[Importer]:
 
 
 def mode_of(mode: str | None) -> str:
-    """Return the mode to open in: as asked, else as the environment says."""
+    """Return the mode to open in: the given one, else that of the environment, else "mmap"."""
     chosen = mode if mode is not None else os.environ.get("WEIGHTMAP_MODE") or "mmap"
     if chosen not in MODES:
         msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
@@ -43,7 +43,7 @@ def mode_of(mode: str | None) -> str:
         from weightmap.io.sealed import AVAILABLE  # noqa: PLC0415 - few handles need it
 
         if not AVAILABLE:
-            msg = "mode is 'sealed', and this system has no memory that can be sealed: that takes Linux; use 'copy'"
+            msg = "mode is 'sealed', which this system does not support: it needs Linux; use 'copy'"
             raise ValueError(msg)
     return chosen
 
@@ -51,7 +51,7 @@ def mode_of(mode: str | None) -> str:
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
     mode = options.mode
-    # `os.environ` takes 4 us, a quarter of opening, to say that it lacks a name.
+    # `os.environ` takes 4 us, a quarter of opening, for a variable that is not set.
     chosen = "mmap" if mode is None and not is_set("WEIGHTMAP_MODE") else mode_of(mode)
     return open_opened(open_source(source, path, chosen), options)
 
@@ -71,7 +71,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         found = identify(source, head, _importers) if wanted is None or not head else by_name(wanted)
         try:
             if options.importing and isinstance(found, Importer):
-                return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, as was asked for
+                return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, for `convert`
             content = found.parse(source, head, options)
         except TensorFileError as error:
             instead = mistaken(found, head) if wanted is None else None
