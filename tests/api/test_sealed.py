@@ -191,7 +191,7 @@ def test_a_system_without_sealed_memory_is_an_error(path: Path, monkeypatch: pyt
     with pytest.raises(ValueError, match="needs Linux; use 'copy'"):
         wm.open(path, mode="sealed")
     monkeypatch.setenv("WEIGHTMAP_MODE", "sealed")
-    with pytest.raises(ValueError, match="takes Linux"):
+    with pytest.raises(ValueError, match="needs Linux"):
         wm.open(path)
     with wm.open(path, mode="mmap") as f, path.open("rb") as file, wm.open(file.fileno(), mode="mmap") as g:
         assert not f.is_stable
