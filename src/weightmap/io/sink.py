@@ -10,7 +10,7 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Plan", "Sink"]
+__all__ = ["Plan", "Sink", "to_bytes"]
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader then has one fault for each
 # instead of 512.
@@ -141,6 +141,26 @@ class Sink:
         if self._exact and self.offset != self._total:
             msg = f"the format planned {self._total} bytes and wrote {self.offset}"
             raise AssertionError(msg)
+
+
+class _Memory(Sink):
+    """Collects a planned file in memory."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(-1, 0, None)
+        self._room = total
+        self._view = memoryview(bytearray(total))
+
+    def content(self) -> bytes:
+        """Return the whole file."""
+        return bytes(self._view[: self._filled])
+
+
+def to_bytes(plan: Plan) -> bytes:
+    """Return a planned file as bytes. Its size must be exact."""
+    sink = _Memory(plan.size)
+    plan.write(sink)
+    return sink.content()
 
 
 def _write_all(fd: int, view: memoryview, offset: int) -> None:
