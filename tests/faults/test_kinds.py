@@ -71,7 +71,7 @@ def npz() -> bytes:
 
 
 PICKLE = "this is a Python pickle: convert it to safetensors first"
-JSON = "this is JSON text: a configuration, or what a server said in place of a file"
+JSON = "this is JSON text: a configuration, or an error that a server sent in place of a file"
 HTML = "this is an HTML page: a download went wrong"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
 # The bytes of each kind, and the message behind the file name.

@@ -51,7 +51,7 @@ def look_at_torch(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
         name, shape = "float4_e2m1fn", (*shape[:-1], 2 * shape[-1])
     dtype = DTYPES.get(name)
     if dtype is None:
-        raise EncodeError("data type", expected="one that files have", actual=str(tensor.dtype))
+        raise EncodeError("data type", expected="one that formats store", actual=str(tensor.dtype))
     return dtype, shape, math.prod(shape) * dtype.bits // 8
 
 

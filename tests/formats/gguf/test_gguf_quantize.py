@@ -88,12 +88,12 @@ def test_rows_that_are_no_whole_blocks(model: Path, tmp_path: Path) -> None:
     """Where rows are no blocks of 256, tensors become what llama.cpp makes of them; of 32, they stay. Both are said."""
     report = wm.convert(model, tmp_path / "k.gguf", quantize="q6_k")
     assert list(report.warnings) == [
-        "1 tensor became q8_0 instead of q6_k, because the rows are no multiple of 256 elements: 'blk.0.narrow.weight'",
-        "1 tensor stayed dense instead of q6_k, because the rows are no multiple of 256 elements: 'blk.0.odd.weight'",
+        "1 tensor became q8_0 instead of q6_k, since rows are not a multiple of 256 elements: 'blk.0.narrow.weight'",
+        "1 tensor stayed dense instead of q6_k, since rows are not a multiple of 256 elements: 'blk.0.odd.weight'",
     ]
     report = wm.convert(model, tmp_path / "0.gguf", quantize="q4_0", dtype="float16")
     assert list(report.warnings) == [
-        "1 tensor stayed dense instead of q4_0, because the rows are no multiple of 32 elements: 'blk.0.odd.weight'"
+        "1 tensor stayed dense instead of q4_0, since rows are not a multiple of 32 elements: 'blk.0.odd.weight'"
     ]
     with wm.open(tmp_path / "0.gguf") as file:
         assert file.info("blk.0.odd.weight").dtype == "float16"

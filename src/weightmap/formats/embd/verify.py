@@ -82,7 +82,7 @@ def _verify_data(
         ("CRC-32 of the file", "file_checksum", end - 12, footer[1], file_crc),
     ):
         if stored != computed:
-            expected = f"{computed:#010x}, as computed: the bytes are not those that were written"
+            expected = f"{computed:#010x}, computed from its bytes: they have changed since they were written"
             actual = f"{stored:#010x}"
             raise ChecksumError(f"stored {what}", field=field, offset=offset, actual=actual, expected=expected)
         run.checked(what)

@@ -31,7 +31,7 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
         raise TruncatedError(what, field="token_count", offset=start, actual=count, expected=expected)
     if total != size - least:
         cls = TruncatedError if total > size - least else LayoutError
-        what, expected = "vocabulary total_size", f"{size - least}, by vocab_size"
+        what, expected = "vocabulary total_size", f"{size - least}, from vocab_size"
         raise cls(what, field="total_size", offset=start + 4, actual=total, expected=expected)
     # Absolute when that lies within the vocabulary, else relative to it.
     behind, before = start + size - SPECIAL.size, start + VOCAB_HEADER.size
