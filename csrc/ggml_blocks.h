@@ -1,32 +1,35 @@
 /* Decodes whole blocks of ggml's types. Each instruction set, and the portable C, includes this file once.
  *
- * Every type is decoded alike: 32 small integers at a time come out of packed bits, or out of a code book, and each becomes
- * scale * code, or scale * code + offset, in float32. One scale serves 16 elements or more.
+ * Every type comes down to the same: 32 small integers at a time are picked out of packed bits, or out of a code book, and each
+ * becomes scale * code, or scale * code + offset, in float32. One scale serves 16 elements or more.
  *
  * A file defines before it includes this one:
  *
  *   TARGET, SUFFIX               the instructions that functions may use, and the end of their names
- *   ODD                          1 to decode blocks whose scales are NaN or infinite; 0 to leave these to the portable C
- *   codes                        32 bytes, and functions that make them:
+ *   ODD                          1 where blocks with scales that are NaN or infinite are decoded too, else 0: portable does it
+ *   codes                        32 bytes, and functions that make them, of
  *     load32(p)                    the 32 bytes at p
  *     nibbles(p)                   the 16 bytes at p: first all low halves, then all high halves
- *     nibbles8(p)                  the same for 8 bytes, then for the next 8
+ *     nibbles8(p)                  the same of 8 bytes, and of the next 8
  *     of_words(a, b, c, d)         four times 8 bytes, the lowest bits first
  *     bits(word, value)            `value` where a bit of the 32 is set, else 0
  *     field(c, shift, mask)        c >> shift & mask, or with a negative shift c << -shift & mask
  *     plus(c, n), add(a, b)        sums, modulo 256
- *     at_least(c, n)               255 where an unsigned byte is at least n, else 0
  *     negate(c, word)              -c where a bit of the 32 is set
  *     lookup(table, c)             table[c] of 16 bytes, for c < 16
- *   BOOKS                        optional: 16 floats in a register (`book`), and functions that this file else defines:
- *     line(s, x)                   s * i + x, for i < 16
- *     scaled(table, s)             s * table[i], for 16 signed bytes
- *     put_nibbles(out, p, t)       t[low half] of 16 bytes, then t[high half]
- *     put_pairs(out, p, t, u)      t[low half] of 32 bytes, then u[high half]
+ *   BOOKS                        if defined, 16 floats in a register, and functions that make and use them; else they are here:
+ *     line(from, s, x)             s * i + x, for sixteen i that begin with `from`
+ *     scaled(table, s)             s * table[i], of 16 signed bytes
+ *     put_nibbles(out, p, t)       t of the low halves of 16 bytes, then t of the high halves
+ *     put_pairs(out, p, t, u)      t of the low halves of 32 bytes, then u of the high halves
+ *     put_fives(out, p, high, t, u)  put_nibbles, but u where a bit of `high` is set: u goes on where t ends
+ *     put_quarters(out, p, s, x)   out[32 * k + i] = s[j] * c + x[j], c the bits 2k and 2k + 1 of p[i], j = 2k + i / 16; 32 bytes
  *   half_at(p)                   the float16 at p
- *   products(out, v, w, a, b)    out[i] = a * signed byte i of the word v, out[8 + i] = b * signed byte i of w
+ *   products(out, v, w, a, b)    out[i] = a * byte i of v, out[8 + i] = b * byte i of w, of signed bytes in words
  *   put(out, c, s, t)            out[i] = s * c[i] for i < 16, t * c[i] for 16 <= i < 32, of signed bytes
  *   put_sum(out, c, s, x, t, y)  the same, + x and + y
+ *   put_trits(out, step, p, n, d)  out[step * k + i] = d * t, i < 16, k < n; t is -1, 0 or 1: digit k of p[i] less 1. A byte is a
+ *                                number in base 3 as a fraction of 256: three times it is the digit, and what is left
  *
  * `shift`, `mask`, `value` and `n` are constants once loops are unrolled.
  */
@@ -45,7 +48,7 @@ typedef struct {
     const int8_t *table; /* NULL: 0, 1, 2, ... */
     float s, x;
 } book;
-TARGET WM_INLINE book line(float s, float x) { return (book){NULL, s, x}; }
+TARGET WM_INLINE book line(int from, float s, float x) { return (book){NULL, s, x}; }
 TARGET WM_INLINE book scaled(const int8_t *table, float s) { return (book){table, s, 0}; }
 TARGET WM_INLINE void put_by(float *out, codes c, book t) {
     if (t.table)
@@ -59,6 +62,17 @@ TARGET WM_INLINE void put_pairs(float *out, const uint8_t *p, book t, book u) {
     put_by(out, field(both, 0, 15), t);
     put_by(out + 32, field(both, 4, 15), u);
 }
+TARGET WM_INLINE void put_fives(float *out, const uint8_t *p, uint32_t high, book t, book u) {
+    const codes all = add(nibbles(p), bits(high, 16));
+    if (t.table)
+        put(out, plus(all, t.table[0]), t.s, t.s);
+    else
+        put_sum(out, all, t.s, t.x, t.s, t.x);
+}
+TARGET WM_INLINE void put_quarters(float *out, const uint8_t *p, const float s[8], const float x[8]) {
+    const codes q = load32(p);
+    for (int k = 0; k < 8; k += 2) put_sum(out + 16 * k, field(q, k, 3), s[k], x[k], s[k + 1], x[k + 1]);
+}
 #endif
 
 /* ---------------------------------------------------------------------------------------- blocks of 32 elements */
@@ -66,16 +80,19 @@ static const int8_t less_8[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4,
 
 DECODER(q4_0) { put_nibbles(out, b + 2, scaled(less_8, half_at(b))); }
 
-DECODER(q4_1) { put_nibbles(out, b + 4, line(half_at(b), half_at(b + 2))); }
+DECODER(q4_1) { put_nibbles(out, b + 4, line(0, half_at(b), half_at(b + 2))); }
+
+static const int8_t less_16[16] = {-16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1};
+static const int8_t counted[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 DECODER(q5_0) {
     const float d = half_at(b);
-    put(out, plus(add(nibbles(b + 6), bits(load_le32(b + 2), 16)), -16), d, d);
+    put_fives(out, b + 6, load_le32(b + 2), scaled(less_16, d), scaled(counted, d));
 }
 
 DECODER(q5_1) {
     const float d = half_at(b), m = half_at(b + 2);
-    put_sum(out, add(nibbles(b + 8), bits(load_le32(b + 4), 16)), d, m, d, m);
+    put_fives(out, b + 8, load_le32(b + 4), line(0, d, m), line(16, d, m));
 }
 
 DECODER(q8_0) {
@@ -84,7 +101,7 @@ DECODER(q8_0) {
 }
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-/* Twice the eight magnitudes of E2M1, with either sign. */
+/* The eight magnitudes of E2M1, twice as large, with either sign. */
 static const int8_t fp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 DECODER(iq4_nl) { put_nibbles(out, b + 2, scaled(iq4_values, half_at(b))); }
@@ -109,10 +126,10 @@ DECODER(nvfp4) {
 }
 
 /* --------------------------------------------------------------------------------- q2_k to q6_k: scales of scales */
-/* A word of eight equal bytes. */
+/* Bytes of a word that are repeated in all of it. */
 #define BYTES(value) ((uint64_t)(value) * 0x0101010101010101)
 
-/* Subtracts 32 from each byte, which is below 64; no byte borrows from the next. */
+/* Less 32, of bytes below 64: no byte borrows from the next. */
 static inline uint64_t less_32(uint64_t bytes) { return ((bytes | BYTES(128)) - BYTES(32)) ^ BYTES(128); }
 
 DECODER(q2_k) {
@@ -121,16 +138,11 @@ DECODER(q2_k) {
     const uint64_t first = load_le64(b), second = load_le64(b + 8);
     products(s, first & BYTES(15), second & BYTES(15), d, d);
     products(m, first >> 4 & BYTES(15), second >> 4 & BYTES(15), least, least);
-    for (int i = 0; i < 2; i++) {
-        const codes q = load32(b + 16 + 32 * i);
-        for (int k = 0; k < 4; k++) {
-            const int g = 8 * i + 2 * k;
-            put_sum(out + 16 * g, field(q, 2 * k, 3), s[g], m[g], s[g + 1], m[g + 1]);
-        }
-    }
+    put_quarters(out, b + 16, s, m);
+    put_quarters(out + 128, b + 48, s + 8, m + 8);
 }
 
-/* The 16 scales are 6-bit numbers less 32: first the low four bits of all, then the high two. */
+/* The scales are 16 numbers of 6 bits, less 32: the low four bits of all, then the high two bits. */
 DECODER(q3_k) {
     float s[16];
     const float d = half_at(b + 108);
@@ -148,7 +160,7 @@ DECODER(q3_k) {
     }
 }
 
-/* Multiplies eight 6-bit scales and eight 6-bit offsets by the block's two numbers; the offsets become negative. */
+/* Eight scales and eight offsets of 6 bits: products with the block's two numbers. The offsets are subtracted. */
 TARGET WM_INLINE void k_scales(const uint8_t *b, float out[16]) {
     const uint64_t s = load_le32(b + 4), m = load_le32(b + 8), last = load_le32(b + 12);
     const uint64_t s2 = (last & 0x0F0F0F0F) | (s >> 2 & 0x30303030), m2 = (last >> 4 & 0x0F0F0F0F) | (m >> 2 & 0x30303030);
@@ -159,7 +171,7 @@ DECODER(q4_k) {
     float s[16];
     k_scales(b, s);
     for (int i = 0; i < 4; i++)
-        put_pairs(out + 64 * i, b + 16 + 32 * i, line(s[2 * i], s[8 + 2 * i]), line(s[2 * i + 1], s[9 + 2 * i]));
+        put_pairs(out + 64 * i, b + 16 + 32 * i, line(0, s[2 * i], s[8 + 2 * i]), line(0, s[2 * i + 1], s[9 + 2 * i]));
 }
 
 DECODER(q5_k) {
@@ -200,31 +212,14 @@ DECODER(iq4_xs) {
 }
 
 /* -------------------------------------------------------------------------------------------------- three values */
-TARGET WM_INLINE codes times3(codes c) { return add(add(c, c), c); }
-
-/* A byte is a base-3 fraction, in 256ths. Stores its first digit less 1; `times3` brings up the next digit. */
-TARGET WM_INLINE void put_trits(float *out, codes c, float d) {
-    const codes digit = add(field(at_least(c, 86), 0, 1), field(at_least(c, 171), 0, 1));
-    put(out, plus(digit, -1), d, d);
-}
-
 DECODER(tq1_0) {
     const float d = half_at(b + 52);
-    codes c = load32(b);
-    for (int k = 0; k < 5; k++, c = times3(c)) put_trits(out + 32 * k, c, d);
-    /* Sixteen bytes of five digits: two digits at a time; then the fifth, and four bytes of four digits. */
-    const uint64_t first = load_le64(b + 32), second = load_le64(b + 40);
-    const codes low = of_words(first, second, 0, 0), high = times3(of_words(0, 0, first, second));
-    c = add(low, high);
-    put_trits(out + 160, c, d);
-    put_trits(out + 192, times3(times3(c)), d);
-    uint32_t words[4] = {load_le32(b + 48)};
-    for (int k = 1; k < 4; k++) {
-        const uint32_t w = words[k - 1], even = w & 0x00FF00FF, odd = w >> 8 & 0x00FF00FF;
-        words[k] = (even * 3 & 0x00FF00FF) | (odd * 3 & 0x00FF00FF) << 8;
-    }
-    const codes last = of_words(0, 0, words[0] | (uint64_t)words[1] << 32, words[2] | (uint64_t)words[3] << 32);
-    put_trits(out + 224, add(times3(times3(times3(times3(low)))), last), d);
+    uint8_t last[16]; /* of four bytes, times 1, 3, 9 and 27: four digits of each are the first digits of these */
+    for (int i = 0; i < 16; i++) last[i] = (uint8_t)(b[48 + i % 4] * (i < 8 ? i < 4 ? 1 : 3 : i < 12 ? 9 : 27));
+    put_trits(out, 32, b, 5, d);
+    put_trits(out + 16, 32, b + 16, 5, d);
+    put_trits(out + 160, 16, b + 32, 5, d);
+    put_trits(out + 240, 16, last, 1, d);
 }
 
 DECODER(tq2_0) {
@@ -240,7 +235,7 @@ static inline uint64_t eight(const uint8_t (*grid)[8], unsigned i) { return load
 static inline uint64_t twice_four(const uint8_t (*grid)[4], unsigned i, unsigned k) {
     return load_le32(grid[i]) | (uint64_t)load_le32(grid[k]) << 32;
 }
-/* Expands four times seven signs to eight: an even number of each eight is negative, which gives the eighth. */
+/* Four times seven signs; of eight elements an even number is negative, which makes the eighth. */
 static inline uint32_t even_signs(uint32_t w) {
     w = (w & 0x7F) | (w << 1 & 0x7F00) | (w << 2 & 0x7F0000) | (w << 3 & 0x7F000000);
     uint32_t odd = w ^ w >> 4;
@@ -263,36 +258,39 @@ DECODER(iq2_xxs) {
     }
 }
 
-/* d * (0.5 + s) * 0.25 for the two scales s in a byte. */
-TARGET WM_INLINE float low_scale(float d, uint8_t scales) { return d * (0.5f + (float)(scales & 15)) * 0.25f; }
-TARGET WM_INLINE float high_scale(float d, uint8_t scales) { return d * (0.5f + (float)(scales >> 4)) * 0.25f; }
+/* d * (0.5 + s) * 0.25 of the two scales in each of eight bytes: first of all low halves. It is exact. */
+TARGET WM_INLINE void iq2_scales(const uint8_t *p, float d, float out[16]) {
+    const uint64_t both = load_le64(p);
+    products(out, 2 * (both & BYTES(15)) | BYTES(1), 2 * (both >> 4 & BYTES(15)) | BYTES(1), d * 0.125f, d * 0.125f);
+}
 
 DECODER(iq2_xs) {
-    const float d = half_at(b);
+    float s[16];
+    iq2_scales(b + 66, half_at(b), s);
     for (int i = 0; i < 8; i++) {
         const uint64_t w = load_le64(b + 2 + 8 * i); /* four times nine bits of a number and seven signs */
-        const uint8_t scales = b[66 + i];
         const uint8_t (*const grid)[8] = wm_ggml_grids.iq2_xs;
         const uint32_t signs = (uint32_t)((w >> 9 & 0x7F) | (w >> 18 & 0x3F80) | (w >> 27 & 0x1FC000) | (w >> 36 & 0xFE00000));
         put(out + 32 * i,
             negate(of_words(eight(grid, w & 511), eight(grid, w >> 16 & 511), eight(grid, w >> 32 & 511),
                             eight(grid, w >> 48 & 511)),
                    even_signs(signs)),
-            low_scale(d, scales), high_scale(d, scales));
+            s[i], s[8 + i]);
     }
 }
 
 DECODER(iq2_s) {
-    const float d = half_at(b);
+    float s[16];
+    iq2_scales(b + 74, half_at(b), s);
     for (int i = 0; i < 8; i++) {
-        const uint8_t *q = b + 2 + 4 * i, scales = b[74 + i];
+        const uint8_t *q = b + 2 + 4 * i;
         const unsigned high = (unsigned)b[66 + i] << 8;
         const uint8_t (*const grid)[8] = wm_ggml_grids.iq2_s;
         put(out + 32 * i,
             negate(of_words(eight(grid, q[0] | (high & 0x300)), eight(grid, q[1] | (high >> 2 & 0x300)),
                             eight(grid, q[2] | (high >> 4 & 0x300)), eight(grid, q[3] | (high >> 6 & 0x300))),
                    load_le32(b + 34 + 4 * i)),
-            low_scale(d, scales), high_scale(d, scales));
+            s[i], s[8 + i]);
     }
 }
 
@@ -311,7 +309,7 @@ DECODER(iq3_xxs) {
     }
 }
 
-/* Number k of the eight in a group: a byte, and its bit in the group's byte of ninth bits. */
+/* Number k of the eight in a group: a byte, and a bit of the group's byte of ninth bits. */
 static inline unsigned nine_bits(const uint8_t *q, unsigned high, int k) { return q[k] | (high << (8 - k) & 256); }
 
 DECODER(iq3_s) {
@@ -331,40 +329,45 @@ DECODER(iq3_s) {
     }
 }
 
-/* Values of the book, -1, 0 and 1, plus or minus an eighth; computed in eighths, which is exact. */
+/* Values of the book, -1, 0 and 1, with an eighth added, or in the second half of the book subtracted. All is done in eighths:
+ * that is exact. A number has eight bits and four more, of which the last is the half. */
+TARGET WM_INLINE uint64_t iq1_point(uint8_t low, unsigned high) { return load_le64(wm_ggml_grids.iq1[low | high]); }
+
 DECODER(iq1_s) {
-    const float d = half_at(b);
+    const float d = half_at(b) * 0.125f;
     for (int i = 0; i < 8; i++) {
         const uint8_t *q = b + 2 + 4 * i;
         const unsigned high = load_le16(b + 34 + 2 * i);
-        const float s = d * (float)(int)(2 * (high >> 12 & 7) + 1) * 0.125f;
-        const uint8_t (*const grid)[8] = wm_ggml_grids.iq1;
-        const codes c = of_words(eight(grid, q[0] | (high << 8 & 0x700)), eight(grid, q[1] | (high << 5 & 0x700)),
-                                 eight(grid, q[2] | (high << 2 & 0x700)), eight(grid, q[3] | (high >> 1 & 0x700)));
-        put(out + 32 * i, plus(c, high & 0x8000 ? -1 : 1), s, s);
+        const float s = d * (float)(int)((high >> 11 & 14) | 1);
+        const codes c = of_words(iq1_point(q[0], high << 8 & 0x700), iq1_point(q[1], high << 5 & 0x700),
+                                 iq1_point(q[2], high << 2 & 0x700), iq1_point(q[3], high >> 1 & 0x700));
+        put(out + 32 * i, plus(c, high & 0x8000 ? -2 : 0), s, s);
     }
 }
 
-TARGET WM_INLINE uint64_t iq1_m_deltas(unsigned high) { return high & 8 ? ~(uint64_t)0 : 0x0101010101010101; }
+/* Four numbers of three bits, of each of two numbers of 16 bits: one in a byte. */
+static inline uint64_t four_threes(uint32_t w) {
+    const uint64_t apart = (w & 0xFFFF) | (uint64_t)(w >> 16) << 32;
+    return (apart & 0x0000000700000007) | (apart << 5 & 0x0000070000000700) | (apart << 10 & 0x0007000000070000) |
+           (apart << 15 & 0x0700000007000000);
+}
 
 DECODER(iq1_m) {
-    const float d = widen_half(iq1_m_scale(b));
+    float s[16];
+    const float d = widen_half(iq1_m_scale(b)) * 0.125f;
+    products(s, 2 * four_threes(load_le32(b + 48)) | BYTES(1), 2 * four_threes(load_le32(b + 52)) | BYTES(1), d, d);
     for (int i = 0; i < 8; i++) {
         const uint8_t *q = b + 4 * i;
-        const unsigned first = b[32 + 2 * i], second = b[33 + 2 * i], scales = load_le16(b + 48 + i / 2 * 2) >> i % 2 * 6;
-        const float s = d * (float)(int)(2 * (scales & 7) + 1) * 0.125f,
-                    t = d * (float)(int)(2 * (scales >> 3 & 7) + 1) * 0.125f;
-        const uint8_t (*const grid)[8] = wm_ggml_grids.iq1;
-        const codes c = of_words(eight(grid, q[0] | (first << 8 & 0x700)), eight(grid, q[1] | (first << 4 & 0x700)),
-                                 eight(grid, q[2] | (second << 8 & 0x700)), eight(grid, q[3] | (second << 4 & 0x700)));
-        const codes deltas =
-            of_words(iq1_m_deltas(first), iq1_m_deltas(first >> 4), iq1_m_deltas(second), iq1_m_deltas(second >> 4));
-        put(out + 32 * i, add(c, deltas), s, t);
+        const unsigned first = b[32 + 2 * i], second = b[33 + 2 * i];
+        put(out + 32 * i,
+            of_words(iq1_point(q[0], first << 8 & 0xF00), iq1_point(q[1], first << 4 & 0xF00),
+                     iq1_point(q[2], second << 8 & 0xF00), iq1_point(q[3], second << 4 & 0xF00)),
+            s[2 * i], s[2 * i + 1]);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------ all types */
-/* The CPU prefetches input that is read in order, but not lines that are only stored to. */
+/* The CPU asks for what comes next in order by itself, but not across the lines that are only stored to. */
 #define CASE(name, number, elements, bytes, finite)                                  \
     case number:                                                                     \
         for (; n; n--, b += bytes, out += elements) {                                \

@@ -1,4 +1,4 @@
-/* Decodes ggml's blocks with NEON: see ggml_blocks.h. */
+/* Decoding of ggml's blocks with NEON: see ggml_blocks.h. */
 #include "../ggml.h"
 
 #if WM_ARM
@@ -31,9 +31,6 @@ WM_INLINE codes field(codes c, int shift, int mask) {
 }
 WM_INLINE codes add(codes a, codes b) { return pair(vaddq_u8(a.val[0], b.val[0]), vaddq_u8(a.val[1], b.val[1])); }
 WM_INLINE codes plus(codes c, int n) { return add(c, pair(vdupq_n_u8((uint8_t)n), vdupq_n_u8((uint8_t)n))); }
-WM_INLINE codes at_least(codes c, int n) {
-    return pair(vcgeq_u8(c.val[0], vdupq_n_u8((uint8_t)n)), vcgeq_u8(c.val[1], vdupq_n_u8((uint8_t)n)));
-}
 /* 255 where a bit is set. */
 WM_INLINE codes where_set(uint32_t word) {
     const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
@@ -83,6 +80,17 @@ WM_INLINE void put_sum(float *out, codes c, float s, float x, float t, float y) 
     put_eight_sum(out + 8, vget_high_u8(c.val[0]), s, x);
     put_eight_sum(out + 16, vget_low_u8(c.val[1]), t, y);
     put_eight_sum(out + 24, vget_high_u8(c.val[1]), t, y);
+}
+
+/* 85 and 170 are less than one and two thirds of 256. */
+WM_INLINE void put_trits(float *out, int step, const uint8_t *p, int n, float d) {
+    uint8x16_t c = vld1q_u8(p);
+    for (int k = 0; k < n; k++, c = vmulq_u8(c, vdupq_n_u8(3))) {
+        /* Comparisons give 0 or -1: their sum is the digit negated, and its complement the digit less 1. */
+        const uint8x16_t digit = vmvnq_u8(vaddq_u8(vcgtq_u8(c, vdupq_n_u8(85)), vcgtq_u8(c, vdupq_n_u8(170))));
+        put_eight(out + step * k, vget_low_u8(digit), d);
+        put_eight(out + step * k + 8, vget_high_u8(digit), d);
+    }
 }
 
 #include "../ggml_blocks.h"

@@ -1,4 +1,4 @@
-/* Decodes ggml's blocks with AVX2: see ggml_blocks.h. */
+/* Decoding of ggml's blocks with AVX2: see ggml_blocks.h. */
 #include "../ggml.h"
 
 #if WM_X86
@@ -49,6 +49,19 @@ TARGET WM_INLINE void put_half_sum(float *out, __m128i c, float s, float x) {
 TARGET WM_INLINE void put_sum(float *out, codes c, float s, float x, float t, float y) {
     put_half_sum(out, _mm256_castsi256_si128(c), s, x);
     put_half_sum(out + 16, _mm256_extracti128_si256(c, 1), t, y);
+}
+
+/* A byte stands in the upper half of a number of 16 bits: of three times it the digit is carried out, and the rest stays. */
+TARGET WM_INLINE void put_trits(float *out, int step, const uint8_t *p, int n, float d) {
+    const __m256 t = _mm256_setr_ps(-d, d * 0, d, 0, 0, 0, 0, 0);
+    const __m256i three = _mm256_set1_epi32(3);
+    const __m128i bytes = load16(p);
+    __m256i c = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 8), e = _mm256_slli_epi32(_mm256_cvtepu8_epi32(upper(bytes)), 8);
+    for (int k = 0; k < n; k++) {
+        _mm256_storeu_ps(out + step * k, _mm256_permutevar8x32_ps(t, _mm256_mulhi_epu16(c, three)));
+        _mm256_storeu_ps(out + step * k + 8, _mm256_permutevar8x32_ps(t, _mm256_mulhi_epu16(e, three)));
+        c = _mm256_mullo_epi16(c, three), e = _mm256_mullo_epi16(e, three);
+    }
 }
 
 #include "../ggml_blocks.h"

@@ -1,4 +1,4 @@
-/* The `codes` of ggml_blocks.h in an AVX2 register; AVX-512 uses them too. */
+/* The 32 small integers of ggml_blocks.h in a register of AVX2; included where TARGET is defined. */
 #include <immintrin.h>
 
 typedef __m256i codes;
@@ -22,7 +22,7 @@ TARGET WM_INLINE codes of_words(uint64_t a, uint64_t b, uint64_t c, uint64_t d) 
     return _mm256_set_epi64x((long long)d, (long long)c, (long long)b, (long long)a);
 }
 
-/* The mask removes the bits that a neighbouring byte shifts in. */
+/* What is shifted into a byte from its neighbour, the mask removes. */
 TARGET WM_INLINE codes field(codes c, int shift, int mask) {
     const __m256i moved = shift < 0 ? _mm256_slli_epi16(c, -shift) : shift > 0 ? _mm256_srli_epi16(c, shift) : c;
     return _mm256_and_si256(moved, _mm256_set1_epi8((char)mask));
@@ -30,7 +30,6 @@ TARGET WM_INLINE codes field(codes c, int shift, int mask) {
 
 TARGET WM_INLINE codes plus(codes c, int n) { return _mm256_add_epi8(c, _mm256_set1_epi8((char)n)); }
 TARGET WM_INLINE codes add(codes a, codes b) { return _mm256_add_epi8(a, b); }
-TARGET WM_INLINE codes at_least(codes c, int n) { return _mm256_cmpeq_epi8(_mm256_max_epu8(c, _mm256_set1_epi8((char)n)), c); }
 TARGET WM_INLINE codes lookup(const int8_t *table, codes c) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load16((const uint8_t *)table)), c);
 }

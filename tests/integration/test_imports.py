@@ -27,11 +27,10 @@ LAYERS = [
     {"formats"},
     {"importers"},
     {"model"},
-    {"plans"},
     {"conversion"},
     {"words"},
     {""},  # weightmap/__init__.py, the public names
-    {"compat", "jax", "torch"},
+    {"compat", "torch"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -39,7 +38,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
-INTEGRATIONS = {"__main__", "cli", "compat", "demo", "jax", "torch"}
+INTEGRATIONS = {"__main__", "cli", "compat", "demo", "torch"}
 
 
 def dotted(path):

@@ -1,4 +1,4 @@
-"""`TensorInfo` and `VerifyReport`: facts about a tensor, and the result of `TensorFile.verify`."""
+"""What a handle tells about its file, as values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["TensorInfo", "VerifyReport"]
 
 
 class TensorInfo(NamedTuple):
-    """A tensor's entry in the index of its file.
+    """What a file says about one tensor.
 
     Attributes
     ----------
@@ -17,9 +17,8 @@ class TensorInfo(NamedTuple):
         Canonical name, such as "float32" or "bfloat16".
     shape : tuple of int
     offset : int
-        Position of the first byte in the file.
+        Of the first byte, from the start of the file.
     nbytes : int
-        Size of the data, in bytes.
     """
 
     name: str
@@ -30,21 +29,21 @@ class TensorInfo(NamedTuple):
 
 
 class VerifyReport(NamedTuple):
-    """The result of `TensorFile.verify` for a sound file; a damaged one raises an error instead.
+    """What `TensorFile.verify` found. A file that fails raises instead.
 
     Attributes
     ----------
     path : str or None
     format, layout : str
     checks : tuple of str
-        Descriptions of the checks.
+        What was checked, in words.
     warnings : tuple of str
-        Legal oddities, and deviations tolerated by ``strict=False``.
+        What is odd but legal.
     nbytes : int
         Bytes read.
     structure_only : str or None
-        Why changes of tensor data would go unnoticed, such as "safetensors has no checksums"; None if checksums cover
-        all data. Bytes without a checksum are only shown to be readable.
+        Why changed tensor data could not be found, such as "safetensors has no checksums"; None where checksums cover
+        all of it. Bytes without a checksum are read, and that is all that can be said of them.
     """
 
     path: str | None
@@ -57,5 +56,5 @@ class VerifyReport(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """A summary of the checks: "structure and checksums", or "structure only" and why."""
+        """What was checked, in a few words: "structure and checksums", or "structure only" and why."""
         return "structure and checksums" if self.structure_only is None else f"structure only: {self.structure_only}"
