@@ -1,11 +1,11 @@
-"""Builds the C module; everything else about the package stands in pyproject.toml."""
+"""Builds the C module; pyproject.toml describes the rest of the package."""
 
 import sysconfig
 
 from setuptools import setup
 
-# The C module keeps to the stable ABI, so one wheel serves every CPython from 3.11 on. A free-threaded build has no
-# stable ABI yet and gets a wheel of its own.
+# The C module uses the stable ABI, so one wheel serves every CPython from 3.11 on. A free-threaded build has no stable
+# ABI yet and needs its own wheel.
 abi3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(

@@ -1,4 +1,4 @@
-"""Describes the C module to cffi: scans.h and kernels.h without their '#' lines, the sources, the flags."""
+"""Describes the C module to cffi: its declarations (scans.h and kernels.h), sources and compiler flags."""
 
 import os
 import platform
@@ -12,28 +12,27 @@ from cffi import FFI
 
 ROOT = Path(__file__).parent
 
-# No -march=native: variants are chosen when the module is loaded. No -ffast-math, and no contraction: a fused
-# multiply-add differs from numpy in a quarter of all lanes. Nobody reads the flags of floating-point exceptions, and
-# compilers that need not set them make vector code of comparisons too.
+# No -march=native: the module chooses variants when it is loaded. No -ffast-math and no contraction: a fused
+# multiply-add rounds differently from numpy in a quarter of all lanes. Nobody reads the floating-point exception flags;
+# without them compilers vectorise comparisons too.
 ARITHMETIC = ["-ffp-contract=off", "-fno-trapping-math"]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
 FLAGS = ["-O3", "-std=c11", "-fvisibility=hidden", *ARITHMETIC, *WARNINGS]
 # WEIGHTMAP_SANITIZE=address,undefined builds the module for a run under the sanitisers.
 SANITIZE = os.environ.get("WEIGHTMAP_SANITIZE", "")
-# Intel's CPUs from Skylake to Cascade Lake do not keep, once decoded, instructions of a line of 32 bytes in which a
-# branch crosses into the next line or ends with its own (their fix of the "Jump Conditional Code" erratum, SKX102). So
-# a short loop takes up to twice as long where chance lays it out like that. GNU's assembler and clang have an option
-# each that moves branches away from there; the code becomes a little longer.
+# Intel's CPUs from Skylake to Cascade Lake do not cache the decoded instructions of a 32-byte line if a branch touches
+# its end (the fix for erratum SKX102, "Jump Conditional Code"). A short loop that happens to lie there takes up to
+# twice as long. GNU's assembler and clang each have an option that moves branches away, for slightly longer code.
 BRANCHES = ("-Wa,-mbranches-within-32B-boundaries", "-mbranches-within-32B-boundaries")
 
 
 def sources() -> list[str]:
-    """Every C file of csrc/; those of another architecture compile to nothing."""
+    """Return every C file of csrc/; those for another architecture compile to nothing."""
     return sorted(path.relative_to(ROOT.parent).as_posix() for path in ROOT.rglob("*.c"))
 
 
 def branch_flags() -> list[str]:
-    """Return the option of BRANCHES that the compiler takes, for x86-64; none where it takes neither."""
+    """Return the option of `BRANCHES` that the compiler accepts on x86-64, if any."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return []
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")

@@ -1,13 +1,13 @@
-/* The layers of a CNN v2 file: n records of five u32,
+/* Turns the layers of a CNN v2 file, n records of five u32,
  *
  *     kernel_size | in_channels | out_channels | weight_offset | weight_count
  *
- * become the columns of a table of tensors. Layer i gets the name "layer.<i>.weight" and the shape [out_channels,
- * in_channels, kernel_size, kernel_size]. Offsets and counts are in halves (float16), columns in bytes.
+ * into the columns of a table of tensors. Layer i gets the name "layer.<i>.weight" and the shape [out_channels,
+ * in_channels, kernel_size, kernel_size]. The file counts in halves (float16), columns count in bytes. 64-bit arithmetic
+ * keeps sums and products of u32 from wrapping around.
  *
- * All arithmetic is in 64 bits, so that sums and products of u32 do not wrap around. wm_columns_check, which serves every
- * format, checks the columns: counts against shapes, order, ranges. It allows empty tensors, which this format does not
- * have; so dimensions of 0 are refused here.
+ * wm_columns_check checks counts, order and ranges, as for every format. It allows empty tensors, which this format does
+ * not have, so this scan refuses dimensions of 0.
  */
 #include "internal.h"
 
@@ -15,7 +15,7 @@ enum { RECORD = 20, NAME_MOST = 32, DIMS = 4, HALF = 2 };
 
 /* Writes "layer.<number>.weight", at most NAME_MOST bytes, and returns how many they are. */
 static uint64_t write_name(uint8_t *to, uint32_t number) {
-    uint8_t digits[10]; /* of the largest u32 */
+    uint8_t digits[10]; /* as many as the largest u32 has */
     int first = (int)sizeof digits;
     do digits[--first] = (uint8_t)('0' + number % 10);
     while (number /= 10);

@@ -1,7 +1,7 @@
-/* Decoding of ggml's blocks: the walk over blocks, where the output goes, and the plain way to decode a block.
+/* Decodes ggml's blocks: the walk over blocks, the destination of the output, and the portable decoder.
  *
- * A variant decodes whole blocks, with ordinary stores (wm_ggml_fn). All else is done here, once for all of them: ranges that
- * begin or end within a block, output as float16, and output past the caches.
+ * A variant decodes whole blocks with ordinary stores (wm_ggml_fn). This file does the rest for all variants: ranges that begin
+ * or end within a block, output as float16, and stores that bypass the caches.
  */
 #include "ggml.h"
 
@@ -39,7 +39,7 @@ static inline codes negate(codes c, uint32_t word) { EACH(word >> i & 1 ? -c.at[
 static inline codes lookup(const int8_t *table, codes c) { EACH(table[c.at[i]]); }
 static inline float half_at(const uint8_t *p) { return widen_half(load_le16(p)); }
 
-/* What is no number has one set of bits on every CPU. */
+/* Gives every NaN the same bits on every CPU. */
 static inline float number(float value) { return value != value ? float_of_bits(0x7FC00000) : value; }
 
 static inline void products(float *out, uint64_t v, uint64_t w, float a, float b) {
@@ -67,28 +67,28 @@ static inline void put_trits(float *out, int step, const uint8_t *p, int n, floa
 
 #include "ggml_blocks.h"
 
-/* The stores of a variant without any past the caches. */
+/* Portable C has no stores that bypass the caches. */
 void stream_portable(const float *values, float *out, uint64_t lines) { memcpy(out, values, lines * 64); }
 
 /* ------------------------------------------------------------------------------------------------------ output */
 enum {
     LINE = 16,   /* floats */
-    CHUNK = 512, /* floats that are decoded before they are moved on: they stay in the first-level cache */
+    CHUNK = 512, /* floats decoded before they are moved on: they stay in the first-level cache */
     ELEMENTS_A_THREAD = 1 << 20
 };
 
-/* Where floats go. `room` says where the next ones are to be written, up to `free` of them; `took` says how many were.
+/* The destination of floats. `room` returns where to write the next ones and how many fit; `took` accepts what was written.
  *
- *   float32            straight to the output
- *   float16            to `values`, and from there they are rounded
- *   past the caches    to `values`, and from there whole lines of memory are stored; `values` begins where a line does, and
- *                      floats that do not fill one wait at its beginning
+ *   float32      written straight to the output
+ *   float16      written to `values`, then rounded into the output
+ *   streaming    written to `values`, then stored as whole lines that bypass the caches; `values` is aligned to a line, and
+ *                floats that do not fill a line wait at its beginning
  */
 typedef struct {
-    uint8_t *out; /* of the next value that is moved on; where a line begins, when streaming */
+    uint8_t *out; /* place of the next value to move on; when streaming, the beginning of its line */
     int half, stream;
     unsigned waiting; /* floats in `values`; when streaming, less than a line */
-    unsigned foreign; /* floats at the beginning of the first line that are not ours */
+    unsigned foreign; /* floats of the first line that lie before the output */
     float *values;
 } sink;
 
@@ -120,7 +120,7 @@ static void took(sink *s, uint64_t n) {
     if (all < LINE) return;
     const float *from = s->values;
     unsigned lines = all / LINE;
-    if (s->foreign) { /* only a part of the first line may be written */
+    if (s->foreign) { /* the first line begins before the output */
         memcpy(s->out + s->foreign * sizeof(float), from + s->foreign, (LINE - s->foreign) * sizeof(float));
         s->foreign = 0, s->out += LINE * sizeof(float), from += LINE, lines--;
     }
@@ -158,7 +158,7 @@ typedef struct {
     const uint8_t *data;
     int type;
     block_size block;
-    uint64_t first; /* the first element that is wanted */
+    uint64_t first; /* the first element wanted */
     uint8_t *out;
     int half, stream;
 } work;

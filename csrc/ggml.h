@@ -1,6 +1,6 @@
-/* The block types of ggml (GGUF): their sizes, and what the files about them share.
+/* The block types of ggml (GGUF): their sizes, and helpers of the files that decode and quantise them.
  *
- * A type cuts each row of a tensor into blocks of 32, 64 or 256 elements. A block holds its own scales and is decoded by itself.
+ * A type cuts each row of a tensor into blocks of 32, 64 or 256 elements. A block has its own scales and decodes by itself.
  */
 #ifndef WEIGHTMAP_GGML_H
 #define WEIGHTMAP_GGML_H
@@ -38,7 +38,7 @@ enum { WM_GGML_TYPES(WM_GGML_NUMBER) };
 enum { WM_GGML_MOST = 256 }; /* elements of a block */
 
 static inline int half_is_finite(const uint8_t *p) { return (load_le16(p) & 0x7C00) != 0x7C00; }
-/* The scale of an iq1_m block: four bits in each of its last four numbers of 16 bits. */
+/* The scale of an iq1_m block: the top four bits of each of its last four 16-bit numbers. */
 static inline uint16_t iq1_m_scale(const uint8_t *b) {
     return (uint16_t)(b[49] >> 4 | b[51] >> 4 << 4 | b[53] >> 4 << 8 | b[55] >> 4 << 12);
 }

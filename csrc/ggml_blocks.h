@@ -1,16 +1,16 @@
 /* Decodes whole blocks of ggml's types. Each instruction set, and the portable C, includes this file once.
  *
- * Every type comes down to the same: 32 small integers at a time are picked out of packed bits, or out of a code book, and each
- * becomes scale * code, or scale * code + offset, in float32. One scale serves 16 elements or more.
+ * Every type is decoded alike: 32 small integers at a time come out of packed bits, or out of a code book, and each becomes
+ * scale * code, or scale * code + offset, in float32. One scale serves 16 elements or more.
  *
  * A file defines before it includes this one:
  *
  *   TARGET, SUFFIX               the instructions that functions may use, and the end of their names
- *   ODD                          1 where blocks with scales that are NaN or infinite are decoded too, else 0: portable does it
- *   codes                        32 bytes, and functions that make them, of
+ *   ODD                          1 to decode blocks whose scales are NaN or infinite; 0 to leave these to the portable C
+ *   codes                        32 bytes, and functions that make them:
  *     load32(p)                    the 32 bytes at p
  *     nibbles(p)                   the 16 bytes at p: first all low halves, then all high halves
- *     nibbles8(p)                  the same of 8 bytes, and of the next 8
+ *     nibbles8(p)                  the same for 8 bytes, then for the next 8
  *     of_words(a, b, c, d)         four times 8 bytes, the lowest bits first
  *     bits(word, value)            `value` where a bit of the 32 is set, else 0
  *     field(c, shift, mask)        c >> shift & mask, or with a negative shift c << -shift & mask
@@ -25,7 +25,7 @@
  *     put_fives(out, p, high, t, u)  put_nibbles, but u where a bit of `high` is set: u goes on where t ends
  *     put_quarters(out, p, s, x)   out[32 * k + i] = s[j] * c + x[j], c the bits 2k and 2k + 1 of p[i], j = 2k + i / 16; 32 bytes
  *   half_at(p)                   the float16 at p
- *   products(out, v, w, a, b)    out[i] = a * byte i of v, out[8 + i] = b * byte i of w, of signed bytes in words
+ *   products(out, v, w, a, b)    out[i] = a * signed byte i of the word v, out[8 + i] = b * signed byte i of w
  *   put(out, c, s, t)            out[i] = s * c[i] for i < 16, t * c[i] for 16 <= i < 32, of signed bytes
  *   put_sum(out, c, s, x, t, y)  the same, + x and + y
  *   put_trits(out, step, p, n, d)  out[step * k + i] = d * t, i < 16, k < n; t is -1, 0 or 1: digit k of p[i] less 1. A byte is a
@@ -101,7 +101,7 @@ DECODER(q8_0) {
 }
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-/* The eight magnitudes of E2M1, twice as large, with either sign. */
+/* Twice the eight magnitudes of E2M1, with either sign. */
 static const int8_t fp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 DECODER(iq4_nl) { put_nibbles(out, b + 2, scaled(iq4_values, half_at(b))); }
@@ -126,10 +126,10 @@ DECODER(nvfp4) {
 }
 
 /* --------------------------------------------------------------------------------- q2_k to q6_k: scales of scales */
-/* Bytes of a word that are repeated in all of it. */
+/* A word of eight equal bytes. */
 #define BYTES(value) ((uint64_t)(value) * 0x0101010101010101)
 
-/* Less 32, of bytes below 64: no byte borrows from the next. */
+/* Subtracts 32 from each byte, which is below 64; no byte borrows from the next. */
 static inline uint64_t less_32(uint64_t bytes) { return ((bytes | BYTES(128)) - BYTES(32)) ^ BYTES(128); }
 
 DECODER(q2_k) {
@@ -142,7 +142,7 @@ DECODER(q2_k) {
     put_quarters(out + 128, b + 48, s + 8, m + 8);
 }
 
-/* The scales are 16 numbers of 6 bits, less 32: the low four bits of all, then the high two bits. */
+/* The 16 scales are 6-bit numbers less 32: first the low four bits of all, then the high two. */
 DECODER(q3_k) {
     float s[16];
     const float d = half_at(b + 108);
@@ -160,7 +160,7 @@ DECODER(q3_k) {
     }
 }
 
-/* Eight scales and eight offsets of 6 bits: products with the block's two numbers. The offsets are subtracted. */
+/* Multiplies eight 6-bit scales and eight 6-bit offsets by the block's two numbers; the offsets become negative. */
 TARGET WM_INLINE void k_scales(const uint8_t *b, float out[16]) {
     const uint64_t s = load_le32(b + 4), m = load_le32(b + 8), last = load_le32(b + 12);
     const uint64_t s2 = (last & 0x0F0F0F0F) | (s >> 2 & 0x30303030), m2 = (last >> 4 & 0x0F0F0F0F) | (m >> 2 & 0x30303030);
@@ -235,7 +235,7 @@ static inline uint64_t eight(const uint8_t (*grid)[8], unsigned i) { return load
 static inline uint64_t twice_four(const uint8_t (*grid)[4], unsigned i, unsigned k) {
     return load_le32(grid[i]) | (uint64_t)load_le32(grid[k]) << 32;
 }
-/* Four times seven signs; of eight elements an even number is negative, which makes the eighth. */
+/* Expands four times seven signs to eight: an even number of each eight is negative, which gives the eighth. */
 static inline uint32_t even_signs(uint32_t w) {
     w = (w & 0x7F) | (w << 1 & 0x7F00) | (w << 2 & 0x7F0000) | (w << 3 & 0x7F000000);
     uint32_t odd = w ^ w >> 4;
@@ -309,7 +309,7 @@ DECODER(iq3_xxs) {
     }
 }
 
-/* Number k of the eight in a group: a byte, and a bit of the group's byte of ninth bits. */
+/* Number k of the eight in a group: a byte, and its bit in the group's byte of ninth bits. */
 static inline unsigned nine_bits(const uint8_t *q, unsigned high, int k) { return q[k] | (high << (8 - k) & 256); }
 
 DECODER(iq3_s) {
@@ -367,7 +367,7 @@ DECODER(iq1_m) {
 }
 
 /* ------------------------------------------------------------------------------------------------------ all types */
-/* The CPU asks for what comes next in order by itself, but not across the lines that are only stored to. */
+/* The CPU prefetches input that is read in order, but not lines that are only stored to. */
 #define CASE(name, number, elements, bytes, finite)                                  \
     case number:                                                                     \
         for (; n; n--, b += bytes, out += elements) {                                \

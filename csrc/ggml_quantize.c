@@ -1,4 +1,4 @@
-/* Quantisation to ggml's blocks: which blocks, by whom, and with what error. How a block is quantised: ggml_quantize.h. */
+/* Quantises arrays to ggml's blocks, in parallel, and measures the error of each block; ggml_quantize.h does one block. */
 #define TARGET
 #define NAME ggml_quantize_portable
 #include "ggml_quantize.h"

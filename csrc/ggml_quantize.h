@@ -1,12 +1,12 @@
-/* Quantises to ggml's blocks; compiled once for each instruction set, with TARGET and NAME defined before.
+/* Quantises to ggml's blocks. Each instruction set, and the portable C, defines TARGET and NAME and includes this file.
  *
- * q4_0 to q8_0 are what gguf-py and ggml make, byte by byte: one formula each. q4_k and q6_k have scales of scales, and many ways
- * to choose them. The search here goes for the least squared error:
- *   1. Of each group of 16 or 32 elements: sixteen scales are tried at once, one in each lane. Elements give codes, codes give the
- *      scale (and the minimum) of least squares; the best lane is refined once more.
- *   2. The scales of all groups are rounded to multiples of a float16, by trying the neighbours of each with the codes that they
- *      give; then that float16 is fitted to all codes, and the neighbours are tried again.
- * Sums are taken element after element in each lane, so the bytes do not depend on the width of registers.
+ * q4_0 to q8_0 have one formula each and give the bytes of gguf-py and ggml. q4_k and q6_k have scales of scales, which can be
+ * chosen in many ways; this search minimises the squared error:
+ *   1. For each group of 16 or 32 elements, sixteen lanes try a scale each: elements give codes, codes give the scale (and the
+ *      minimum) of least squares. All lanes are refined, and the best result of any round wins.
+ *   2. The scales of all groups are rounded to multiples of a float16; the multiples next to each are tried too. Then the
+ *      float16 is fitted to all codes, and the neighbours are tried again.
+ * Each lane sums element after element, so the bytes do not depend on the width of registers.
  */
 #include "ggml.h"
 
@@ -22,9 +22,9 @@ static inline float clamp(float v, float least, float most) {
     v = v < least ? least : v; /* two steps: compilers make vector code of them */
     return v > most ? most : v;
 }
-/* A number that float16 has, or the largest one. */
+/* Clamps to the range of float16. */
 static inline float in_half(float v) { return clamp(v, -65504, 65504); }
-/* 1 / d; 0 for a d that is 0, or so small that float16 has 0 for it and float32 no inverse. */
+/* 1 / d; 0 if d is 0, or so small that its inverse overflows. */
 static inline float inverse_of(float d) {
     const float inverse = d != 0 ? 1 / d : 0;
     return is_finite(inverse) ? inverse : 0;
@@ -80,7 +80,7 @@ TARGET static void quantize_q8_0(const float *x, uint8_t *out) {
 /* The integer nearest to a float of a magnitude below 2^22, as a float. */
 static inline float whole(float v) { return (v + 12582912.0f) - 12582912.0f; }
 
-/* Elements times a power of two that brings the largest near 1, so that no square overflows or vanishes; the power. */
+/* Multiplies elements by a power of two that brings the largest near 1, so that no square overflows or vanishes; returns it. */
 TARGET static float unit_of(const float *x, float y[256]) {
     uint32_t most = 0;
     for (int i = 0; i < 256; i++) {
@@ -93,16 +93,16 @@ TARGET static float unit_of(const float *x, float y[256]) {
     return unit;
 }
 
-/* What is known of a super-block: scale d (and least) of the whole, in units; numbers for each group. */
+/* A way to quantise a super-block: its scale d and minimum `least`, in units, and the numbers of each group. */
 typedef struct {
     uint16_t d_bits, least_bits;
     float d, least;
-    float scale[GROUPS], minimum[GROUPS]; /* what each group would like: value = scale * q - minimum */
-    float s[GROUPS], m[GROUPS];           /* the integers that it gets: value = d * s * q - least * m */
+    float scale[GROUPS], minimum[GROUPS]; /* the best of each group: value = scale * q - minimum */
+    float s[GROUPS], m[GROUPS];           /* the integers it gets: value = d * s * q - least * m */
     double error;
 } plan;
 
-/* The float16 nearest to value / unit, neither infinite nor, for a value that is not, 0: as bits; and what it is in units. */
+/* Stores the bits of the float16 nearest to value / unit, finite, and 0 for 0 alone; returns its value times unit. */
 static inline float stored(double value, float unit, uint16_t *bits) {
     const double v = value / (double)unit;
     *bits = narrow_float(v > 65504 ? 65504.0f : v < -65504 ? -65504.0f : (float)v);
@@ -110,10 +110,10 @@ static inline float stored(double value, float unit, uint16_t *bits) {
     return widen_half(*bits) * unit;
 }
 
-/* The squared error of n elements for sixteen pairs (scale, offset): value = scale * q - offset. */
+/* Computes the squared error of n elements for sixteen pairs (scale, offset): value = scale * q - offset. */
 TARGET static void errors_of(const float *y, int n, const float scale[LANES], const float offset[LANES], float lowest,
                              float highest, float error[LANES]) {
-    float inverse[LANES], sum[LANES] = {0}; /* not error itself, which the compiler would store after each element */
+    float inverse[LANES], sum[LANES] = {0}; /* compilers would store to `error` after each element */
     for (int k = 0; k < LANES; k++) inverse[k] = 1 / (scale[k] != 0 ? scale[k] : 1);
     for (int k = 0; k < LANES; k++) inverse[k] = scale[k] != 0 && is_finite(inverse[k]) ? inverse[k] : 0;
     for (int i = 0; i < n; i++)
@@ -125,14 +125,14 @@ TARGET static void errors_of(const float *y, int n, const float scale[LANES], co
     memcpy(error, sum, sizeof sum);
 }
 
-/* Codes of n elements for scale and offset. */
+/* Computes the codes of n elements for a scale and an offset. */
 TARGET static void codes_of(const float *y, int n, float scale, float offset, float lowest, float highest, float *q) {
     float inverse = scale != 0 ? 1 / scale : 0;
     inverse = is_finite(inverse) ? inverse : 0;
     for (int i = 0; i < n; i++) q[i] = whole(clamp((y[i] + offset) * inverse, lowest, highest));
 }
 
-/* The first of the largest of sixteen numbers. */
+/* The index of the largest of sixteen numbers, the first one of equals. */
 TARGET static int largest_of(const float v[LANES]) {
     int best = 0;
     for (int k = 1; k < LANES; k++) best = v[k] > v[best] ? k : best;
@@ -203,7 +203,7 @@ TARGET static void fit_32(const float *y, float *scale, float *minimum) {
     }
 }
 
-/* Gives each group the integers of least error, near what it would like, for the plan's d and least; sums up the error. */
+/* Gives each group the integers of least error near its best scale and minimum, for the plan's d and least; sums the error. */
 TARGET static void round_groups(plan *p, const float *y, int groups, int n, float lowest, float highest, float s_least,
                                 float s_most, float m_most) {
     const float by_d = p->d != 0 ? 1 / p->d : 0, by_least = p->least != 0 ? 1 / p->least : 0;
@@ -226,7 +226,7 @@ TARGET static void round_groups(plan *p, const float *y, int groups, int n, floa
     }
 }
 
-/* Fits d and least to all codes of a plan: least squares; returns 0 where there is no such fit. */
+/* Fits d and least to all codes of a plan by least squares; returns 0 if there is no such fit. */
 TARGET static int refit(const plan *p, const float *y, int groups, int n, float lowest, float highest, double *d,
                         double *least) {
     double aa = 0, ab = 0, bb = 0, ay = 0, by = 0;

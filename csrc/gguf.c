@@ -3,13 +3,13 @@
  *     key-value     string key | u32 type | value
  *     tensor info   string name | u32 number of dimensions | that many dimensions | u32 type | u64 offset
  *
- * A string is a length and that many bytes. Lengths, counts and dimensions take 8 bytes, in version 1 of the format 4. In a
- * big-endian file every number has its bytes the other way round.
+ * A string is a length and that many bytes. Lengths, counts and dimensions take 8 bytes, or 4 in version 1 of the format. In
+ * a big-endian file the bytes of every number are swapped.
  *
- * How long a header is nobody knows before its end is found. So the scan gets what has been read of the file so far, and asks
- * for more when that does not suffice: key-values go on with the one that was cut off, tensor infos begin anew. No field may
- * reach past `limit`, the end of the file or what the caller allows a header; a count is compared with the bytes that are left
- * up to there before anything is done with it. So a scan takes as many steps as there are bytes, whatever the counts say.
+ * A header does not say how long it is. So the scan gets the bytes that have been read so far, and asks for more if they do
+ * not suffice: key-values resume with the one that was cut off, tensor infos start over. No field may reach past `limit`: the
+ * end of the file, or the caller's limit for a header. A count is compared with the bytes left up to there before it is used,
+ * so a scan never takes more steps than there are bytes.
  */
 #include "internal.h"
 #include "utf8.h"
@@ -17,7 +17,7 @@
 enum { STRING = 8, ARRAY = 9, BOOL = 7, TYPES = 13 };
 enum { TENSOR_LEAST = 20 }; /* bytes of an info, in any version */
 enum { DONE = 0, MORE = 1, WRONG = -1 };
-/* Bytes of a value, by its type; 0 for those whose size is their own. */
+/* Bytes of a value of each type; 0 for strings and arrays. */
 static const uint8_t SIZES[TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 typedef struct {
@@ -26,7 +26,7 @@ typedef struct {
     uint64_t width; /* bytes of a length, count or dimension */
     int big;
     uint64_t row;    /* for faults */
-    uint64_t wanted; /* with MORE: bytes that are needed at least */
+    uint64_t wanted; /* with MORE: the least number of bytes needed */
     wm_fault *fault;
 } reader;
 
@@ -35,7 +35,7 @@ static int wrong(reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t
     return WRONG;
 }
 
-/* Whether `count` bytes follow. */
+/* DONE if `count` bytes follow. */
 static int have(reader *r, uint64_t count) {
     if (count <= r->len - r->pos) return DONE;
     if (count > r->limit - r->pos) return wrong(r, WM_FAULT_GGUF_END, r->pos, r->limit - r->pos, count);
@@ -58,7 +58,7 @@ static inline int number(reader *r, uint64_t width, uint64_t *value) {
     return DONE;
 }
 
-/* A string, which lies at data[pos - length] afterwards. */
+/* Skips a string; its text is then at data[pos - length]. */
 static inline int string(reader *r, uint64_t *length) {
     uint64_t at = r->pos;
     int state = number(r, r->width, length);
@@ -69,7 +69,7 @@ static inline int string(reader *r, uint64_t *length) {
     return state;
 }
 
-/* Fewest bytes of a value of a type. */
+/* The fewest bytes of a value of a type. */
 static uint64_t least(const reader *r, uint64_t type) {
     return type == STRING ? r->width : type == ARRAY ? 4 + r->width : SIZES[type];
 }
@@ -80,8 +80,8 @@ static int truth(reader *r, uint64_t count) {
     return DONE;
 }
 
-/* With MORE: what is left of `count` things takes as much each as the first ones, from `start` to `pos`, did, and a little more;
- * so a long list is not asked for piece by piece. */
+/* With MORE: estimates the rest of a list from its first items, between `start` and `pos`, so that a long list is not read
+ * piece by piece. */
 static void expect(reader *r, uint64_t start, uint64_t done, uint64_t count, uint64_t least) {
     uint64_t each = done ? (r->pos - start) / done + 1 : 0;
     uint64_t rest = (count - done) * (each > least ? each : least);
@@ -89,7 +89,7 @@ static void expect(reader *r, uint64_t start, uint64_t done, uint64_t count, uin
     if (r->wanted < r->pos + rest) r->wanted = r->pos + rest;
 }
 
-/* `count` strings: the bulk of a header, so what `string` does is written out for them. */
+/* Skips an array of strings. They are the bulk of a header, so the loop writes out what `string` does. */
 static int strings(reader *r, uint64_t all) {
     const uint64_t width = r->width, start = r->pos;
     uint64_t count = all;
@@ -106,13 +106,13 @@ static int strings(reader *r, uint64_t all) {
     uint64_t length;
     int state = string(r, &length);
     if (state == MORE) {
-        r->pos = at; /* the text may be what is cut off */
+        r->pos = at; /* `string` may have passed the length already */
         expect(r, start, all - count, all, width);
     }
     return state;
 }
 
-/* The values of an array that holds no arrays. */
+/* Skips the values of an array that holds no arrays. */
 static int items(reader *r, uint64_t type, uint64_t count) {
     if (type == STRING) return strings(r, count);
     int state = have(r, count * SIZES[type]);
@@ -121,7 +121,7 @@ static int items(reader *r, uint64_t type, uint64_t count) {
     return state;
 }
 
-/* An array: arrays of arrays are gone through with a stack of how many items each level has left. */
+/* Skips an array; for arrays of arrays a stack holds how many items each level has left. */
 static int array(reader *r) {
     uint64_t left[WM_GGUF_DEPTH];
     int depth = 0;
@@ -184,7 +184,7 @@ static reader begin(const uint8_t *data, uint64_t len, wm_gguf *g, wm_fault *fau
                     .fault = fault};
 }
 
-/* Positions are kept in 32 bits. */
+/* Positions take 32 bits. */
 static int fits(const wm_gguf *g, uint64_t len) { return g->limit < UINT32_MAX && g->pos <= len && len <= g->limit; }
 
 int wm_gguf_values(const uint8_t *data, uint64_t len, uint32_t *keys, uint64_t cap, wm_gguf *g, wm_fault *fault) {
@@ -202,7 +202,7 @@ int wm_gguf_values(const uint8_t *data, uint64_t len, uint32_t *keys, uint64_t c
     return wm_keys_unique(data, g->n_keys, keys, fault);
 }
 
-/* Bytes of a tensor: elements in whole blocks, of which a row has no fraction. */
+/* Computes the bytes of a tensor. Rows consist of whole blocks. */
 static int tensor_bytes(reader *r, const wm_gguf_type *type, const uint64_t *dims, uint64_t ndim, uint64_t at,
                         uint64_t *nbytes) {
     uint64_t row = ndim ? dims[ndim - 1] : 1, count = 1; /* dims has the fastest dimension last */
@@ -265,7 +265,7 @@ int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types
     g->ordered = 1;
     columns->bounds[0] = columns->dim_bounds[0] = 0;
     for (r.row = 0; r.row < g->n_tensors; r.row++) {
-        /* What is cut off may be all that there was no room for. */
+        /* A caller that asks for fewer rows learns from the fault where the next one begins. */
         if (r.row >= columns->cap) return wm_fail(fault, WM_FAULT_CAPACITY, r.row, r.pos, g->n_tensors, columns->cap);
         int state = tensor(&r, types, columns, g);
         if (state == MORE) expect(&r, g->pos, r.row, g->n_tensors, TENSOR_LEAST);

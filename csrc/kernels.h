@@ -249,6 +249,13 @@ int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type
                            uint64_t int4_size, const uint8_t *int5, uint64_t int5_size, const uint8_t *halves,
                            uint64_t halves_size, uint8_t *out, uint64_t out_size);
 
+/* ---------------------------------------------------------------------------------------------------- ranges */
+/* Joins n ranges, starts[i] to stops[i] of file files[i], in order of file and start, into reads: in place, with the bytes
+ * wanted of each read, every byte once. Ranges that touch or overlap are one read; so are those that lie closer than `gap`, as
+ * long as the read is at most `most` times its wanted bytes. Empty ranges are left out. Returns the number of reads. */
+uint64_t wm_join_ranges(uint32_t *files, uint64_t *starts, uint64_t *stops, uint64_t *wanted, uint64_t n, uint64_t gap,
+                        double most);
+
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd, which it does not keep. `kind` 0: read-only and shared; 1: private and writable; 2:
  * read-only and private, for sealed memory. Returns the address, or NULL with an errno in *error (ENOSYS without mmap). */

@@ -224,43 +224,43 @@ enum {
 int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb *out, wm_fault *fault);
 
 /* -------------------------------------------------------------------------------------------------------- GGUF
- * Scans the header of a GGUF file, of which data[0, len) has been read so far. The caller fills what is given of a wm_gguf; the
- * scans go on where `pos` is. They return 0 when they are done, 1 when that takes more of the file, up to byte `wanted` at
- * least, or -1 with *fault filled. The bytes must be the same in every call.
+ * Scans the header of a GGUF file, of which data[0, len) has been read so far. The caller fills the first fields of a wm_gguf;
+ * scans continue at `pos`. They return 0 at the end, 1 if they need more of the file (at least up to byte `wanted`), or -1 with
+ * *fault filled. The bytes must be the same in every call.
  */
 typedef struct {
     /* given */
-    uint64_t limit;            /* no field reaches past it: the end of the file or of what a header may have, below 2^32 - 1 */
-    uint64_t pos;              /* where the next key-value begins; behind the last one, the first tensor info */
+    uint64_t limit;            /* no field reaches past it: the end of the file, or the limit of a header; below 2^32 - 1 */
+    uint64_t pos;              /* beginning of the next key-value; after the last one, of the first tensor info */
     uint64_t count, n_tensors; /* of key-values and tensors, as the file says */
     uint32_t version;          /* in version 1 lengths, counts and dimensions take 4 bytes, else 8 */
     int32_t big;               /* not 0: big-endian */
     /* found */
     uint64_t n_keys; /* key-values so far; 0 at first */
     uint64_t wanted;
-    uint64_t end; /* of the last tensor info */
+    uint64_t end; /* end of the last tensor info */
     uint64_t n_dims, names_len;
     uint64_t data_end; /* the largest end of a tensor */
-    int32_t ordered;   /* 1 when the header lists the tensors by begin, then by end */
+    int32_t ordered;   /* 1 if the header lists the tensors by begin, then by end */
 } wm_gguf;
-/* A type of tensors: bytes of a block of so many elements; 0 bytes where a code is not used. */
+/* A tensor type: elements and bytes of a block; 0 bytes for an unused code. */
 typedef struct {
     uint32_t elements, bytes;
 } wm_gguf_type;
 enum { WM_GGUF_TYPES = 64, WM_GGUF_NDIM = 4, WM_GGUF_KEY = 65535, WM_GGUF_DEPTH = 64 };
-/* The key-values: key i becomes data[keys[2 * i], keys[2 * i + 1]), and its type and value follow it. Checked are structure,
- * truth values, UTF-8 of keys and of texts that stand alone, and that keys are unique; texts in arrays are not looked at.
- * `keys` has room for `cap` key-values: count, or as many as the bytes so far could hold of 9 each (one more is CAPACITY).
- * Faults: GGUF_*; NAME_DUPLICATE, NAME_FLOOD (all but the uniqueness of keys has been checked), MEMORY. */
+/* Scans the key-values: key i is data[keys[2 * i], keys[2 * i + 1]); its type and value follow it. Checks structure, truth
+ * values, UTF-8 of keys and of strings outside arrays, and that keys are unique. `keys` has room for `cap` key-values: count,
+ * or as many of 9 bytes as len allows (one more is a fault CAPACITY). Faults: GGUF_*; NAME_DUPLICATE, NAME_FLOOD (everything
+ * but the uniqueness of keys has been checked), MEMORY. */
 int wm_gguf_values(const uint8_t *data, uint64_t len, uint32_t *keys, uint64_t cap, wm_gguf *g, wm_fault *fault);
-/* The tensor infos, from the first one on in every call: columns, shapes in the order of numpy, the fastest dimension last. `types`
- * has WM_GGUF_TYPES entries. Capacities: names_cap >= len - pos bytes, below 2^32 - 1 dims_cap; more than cap tensors are a fault
- * CAPACITY with `at`, where tensor cap begins. Of ranges, only that an end can be counted is checked (see wm_columns_check). */
+/* Scans the tensor infos into columns, from the first one on in every call; shapes have the fastest dimension last. `types` has
+ * WM_GGUF_TYPES entries. Capacities: names_cap >= len - pos, dims_cap < 2^32 - 1; tensor `cap` is a fault CAPACITY whose `at` is
+ * its position. Checks that ends do not overflow, but no other property of ranges (see wm_columns_check). */
 int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types, const wm_columns *columns, wm_gguf *g,
                     wm_fault *fault);
 /* The number of the key-value with this key, or -1. */
 int64_t wm_gguf_find(const uint8_t *data, uint64_t len, const uint32_t *keys, uint64_t n, const uint8_t *key, uint64_t key_len);
-/* Where an array ends the type of whose items stands at `pos`, or -1 for one that does not lie whole in data. */
+/* The end of the array whose item type is at `pos`, or -1 if it does not lie whole in data. */
 int64_t wm_gguf_array(const uint8_t *data, uint64_t len, uint64_t pos, uint32_t version, int big);
 /* wm_walk_strings for the items of an array of strings; the gap is 4 in version 1, else 8. */
 int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint32_t version, int big, uint32_t *bounds);

@@ -637,6 +637,14 @@ def _wm_pairs_check(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_join_ranges(p: Place, size: int) -> Any:
+    starts = np.cumsum(lengths(8 * size)[:size], dtype=np.uint64)
+    given = np.arange(len(starts), dtype=np.uint32) // 50, starts, starts + np.uint64(3)
+    pointers = [p.array(column) for column in given]
+    n = lib.wm_join_ranges(*pointers, p.room(len(starts), "uint64_t"), len(starts), 40, 2.5)
+    return n, [ffi.unpack(pointer, n) for pointer in pointers]
+
+
 CALLS: dict[str, Callable[[Place, int], Any]] = {
     name[1:]: value for name, value in list(globals().items()) if name.startswith("_wm_")
 }

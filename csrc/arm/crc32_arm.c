@@ -1,13 +1,13 @@
-/* CRC-32 on arm64: two kernels, chosen by what the CPU is good at.
+/* CRC-32 on arm64: two kernels, of which choose() takes the one that suits the CPU.
  *
- * crc32_arm_crc_pmull. The CRC instructions take eight bytes, one may begin each cycle, but the result comes after
- * three: so three streams of the message run side by side, each through a third of a block of fixed size. At the
- * block's end the first two registers are moved past what follows them, that is multiplied by x^(8 * bytes): one
- * PMULL by a constant gives 64 bits, and a CRC instruction takes these modulo P. As that multiplies by x^32, and
- * reflection by x (see x86/crc32_pclmulqdq.c), the constants are x^(8 * bytes - 33).
+ * crc32_arm_crc_pmull uses the CRC instructions. Each takes eight bytes; one can begin every cycle, but its result needs
+ * three cycles. So three streams run side by side, each through a third of a block of fixed size. At the end of the block
+ * the first two registers must be moved past the bytes that follow them: multiplied by x^(8 * bytes). A PMULL by a
+ * constant gives 64 bits, which a CRC instruction reduces modulo P. That instruction also multiplies by x^32, and
+ * reflection by x (see x86/crc32_pclmulqdq.c), so the constants are x^(8 * bytes - 33).
  *
- * crc32_arm_pmull. Folding, exactly as in x86/crc32_pclmulqdq.c; the last 128 bits go through two CRC instructions.
- * Apple's cores multiply on several units at once, so there it is the one in use.
+ * crc32_arm_pmull folds as x86/crc32_pclmulqdq.c does; two CRC instructions reduce the last 128 bits. It is the kernel for
+ * Apple's cores, which have several units for multiplication.
  */
 #include "../internal.h"
 
@@ -29,12 +29,12 @@
 #define CRC_64(state, words) __crc32d(state, words)
 #endif
 
-/* The product, not reduced, of 64 bits by 64. */
+/* Returns the 128-bit product of two 64-bit polynomials, not reduced. */
 TARGET WM_INLINE uint64x2_t multiply(uint64_t a, uint64_t b) {
     return vreinterpretq_u64_p128(vmull_p64((poly64_t)a, (poly64_t)b));
 }
 
-/* Any length, eight bytes an instruction. */
+/* Advances the CRC over any number of bytes, eight per instruction. */
 TARGET WM_INLINE uint32_t crc_short(uint32_t state, const uint8_t *data, size_t len) {
     for (; len >= 8; data += 8, len -= 8) state = CRC_64(state, load_le64(data));
     if (len & 4) {
@@ -45,7 +45,7 @@ TARGET WM_INLINE uint32_t crc_short(uint32_t state, const uint8_t *data, size_t 
     return state;
 }
 
-/* One block of three streams of `stride` bytes each. */
+/* Advances the CRC `a` over one block: three streams of `stride` bytes. */
 TARGET WM_INLINE uint32_t crc_block(uint32_t a, const uint8_t *data, size_t stride, uint32_t skip_one, uint32_t skip_two) {
     uint32_t b = 0, c = 0;
     for (size_t i = 0; i < stride; i += 8) {
@@ -66,7 +66,7 @@ TARGET uint32_t crc32_arm_crc_pmull(uint32_t state, const uint8_t *data, size_t 
 
 TARGET WM_INLINE uint64x2_t load(const uint8_t *p) { return vreinterpretq_u64_u8(vld1q_u8(p)); }
 
-/* `next` with `r` folded onto it, at the distance that `k` is for. */
+/* Folds `r` onto `next`; `k` holds the constants for the distance between them. */
 TARGET WM_INLINE uint64x2_t fold(uint64x2_t r, uint64x2_t next, uint64x2_t k) {
     uint64x2_t low = multiply(vgetq_lane_u64(r, 0), vgetq_lane_u64(k, 0));
     uint64x2_t high = vreinterpretq_u64_p128(vmull_high_p64(vreinterpretq_p64_u64(r), vreinterpretq_p64_u64(k)));

@@ -1,4 +1,4 @@
-/* Decoding of ggml's blocks with NEON: see ggml_blocks.h. */
+/* Decodes ggml's blocks with NEON: see ggml_blocks.h. */
 #include "../ggml.h"
 
 #if WM_ARM

@@ -1,6 +1,5 @@
-/* Halves to floats on arm64, eight at a time. FCVTL is the conversion that half.c writes out; it does not look at the
- * modes that take subnormal numbers for zero. Nothing is streamed: these CPUs see by themselves that whole lines
- * are being written, and do not read them first.
+/* Converts halves to floats on arm64, eight at a time. FCVTL does what half.c spells out, and ignores the modes that flush
+ * subnormal numbers to zero. No streaming stores: these CPUs notice that whole lines are written and do not read them.
  */
 #include "../internal.h"
 

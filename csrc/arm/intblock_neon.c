@@ -1,8 +1,8 @@
-/* Decoding of quantised blocks, eight elements at a time (NEON), and rounding to float16: see decode_block.h.
+/* Decodes quantised blocks, eight elements at a time (NEON), and rounds floats to float16: see decode_block.h.
  *
- * Field j of eight begins at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. A look-up brings both bytes to
- * lane j of 16 bits. Shifting the lane up until the field's sign is its highest bit, and down again, leaves q, to widen,
- * convert and multiply.
+ * Of eight fields, field j begins at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. A table look-up
+ * brings both bytes into the 16-bit lane j. The lane is shifted up until the field's sign is its highest bit, and down
+ * again: that leaves q, which is widened, converted and multiplied by the scale.
  */
 #include "../intblock.h"
 
@@ -19,8 +19,8 @@ typedef struct {
 } vector;
 
 typedef struct {
-    uint8x16_t place; /* which two bytes go to each lane */
-    int16x8_t shift;  /* and how far up they move */
+    uint8x16_t place; /* the two bytes of each lane */
+    int16x8_t shift;  /* how far each lane moves up */
     float32x4_t scale;
 } decoder;
 

@@ -1,4 +1,4 @@
-/* Decoding of ggml's blocks with AVX-512: see ggml_blocks.h. */
+/* Decodes ggml's blocks with AVX-512: see ggml_blocks.h. */
 #include "../ggml.h"
 
 #if WM_X86
@@ -12,8 +12,8 @@ TARGET WM_INLINE codes negate(codes c, uint32_t word) { return _mm256_mask_sub_e
 
 TARGET WM_INLINE __m512 sixteen_floats(__m128i c) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c)); }
 
-/* VPERMPS picks one of sixteen floats for each lane by the lowest four bits of the lane: it needs no mask, and does conversion,
- * multiplication and addition at once. */
+/* VPERMPS picks one of sixteen floats for each lane by the lane's lowest four bits. That needs no mask and replaces conversion,
+ * multiplication and addition. */
 #define BOOKS
 typedef __m512 book;
 TARGET WM_INLINE book line(int from, float s, float x) {

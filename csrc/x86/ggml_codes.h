@@ -1,4 +1,4 @@
-/* The 32 small integers of ggml_blocks.h in a register of AVX2; included where TARGET is defined. */
+/* The `codes` of ggml_blocks.h in an AVX2 register; AVX-512 uses them too. */
 #include <immintrin.h>
 
 typedef __m256i codes;
@@ -22,7 +22,7 @@ TARGET WM_INLINE codes of_words(uint64_t a, uint64_t b, uint64_t c, uint64_t d) 
     return _mm256_set_epi64x((long long)d, (long long)c, (long long)b, (long long)a);
 }
 
-/* What is shifted into a byte from its neighbour, the mask removes. */
+/* The mask removes the bits that a neighbouring byte shifts in. */
 TARGET WM_INLINE codes field(codes c, int shift, int mask) {
     const __m256i moved = shift < 0 ? _mm256_slli_epi16(c, -shift) : shift > 0 ? _mm256_srli_epi16(c, shift) : c;
     return _mm256_and_si256(moved, _mm256_set1_epi8((char)mask));

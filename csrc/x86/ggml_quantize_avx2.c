@@ -1,4 +1,4 @@
-/* Quantisation to ggml's blocks, compiled for AVX2: the compiler makes wider code of the same lanes. */
+/* Compiles ggml_quantize.h for AVX2: the compiler maps its lanes onto wider registers. */
 #include "../internal.h"
 
 #if WM_X86

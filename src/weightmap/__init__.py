@@ -23,6 +23,7 @@ from weightmap.errors import (
     LimitError,
     MissingDependencyError,
     NotRegularFileError,
+    PlanError,
     QuantError,
     TensorFileError,
     TensorNotFoundError,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.model.reports import TensorInfo, VerifyReport
     from weightmap.model.saving import save
+    from weightmap.plans.indices import shard
+    from weightmap.plans.planning import ReadPlan, plan
     from weightmap.quant.blocks import QuantizedTensor
 
 __version__ = "0.1.0"
@@ -63,8 +66,10 @@ __all__ = [
     "Limits",
     "MissingDependencyError",
     "NotRegularFileError",
+    "PlanError",
     "QuantError",
     "QuantizedTensor",
+    "ReadPlan",
     "TensorDiff",
     "TensorFile",
     "TensorFileError",
@@ -81,8 +86,10 @@ __all__ = [
     "kernels",
     "load",
     "open",
+    "plan",
     "quantize",
     "save",
+    "shard",
 ]
 
 # Not needed to open a file, and so imported when first asked for: opening is what import time is for.
@@ -91,14 +98,17 @@ _ON_DEMAND = {
     "DiffReport": "conversion.compare",
     "Embeddings": "embeddings.embeddings",
     "QuantizedTensor": "quant.blocks",
+    "ReadPlan": "plans.planning",
     "TensorDiff": "conversion.compare",
     "TensorInfo": "model.reports",
     "VerifyReport": "model.reports",
     "Vocabulary": "embeddings.vocabulary",
     "convert": "conversion.converting",
     "diff": "conversion.compare",
+    "plan": "plans.planning",
     "quantize": "conversion.schemes",
     "save": "model.saving",
+    "shard": "plans.indices",
 }
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
 

@@ -22,6 +22,7 @@ __all__ = [
     "LimitError",
     "MissingDependencyError",
     "NotRegularFileError",
+    "PlanError",
     "QuantError",
     "Remedy",
     "TensorFileError",
@@ -242,6 +243,10 @@ class EncodeError(TensorFileError, ValueError):
 
 class QuantError(TensorFileError, ValueError):
     """Quantised data is inconsistent, or an array cannot be quantised."""
+
+
+class PlanError(TensorFileError, ValueError, IndexError):
+    """There is no such plan: an index out of range, a rank past the last one, a budget that is too small."""
 
 
 class TensorNotFoundError(TensorFileError, KeyError):

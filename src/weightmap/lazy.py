@@ -1,4 +1,4 @@
-"""What is imported when somebody asks for it: opening a file is what import time is for."""
+"""Deferred imports: `import weightmap` loads only what opening a file needs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["later", "on_demand"]
 
 
 def on_demand(package: str, namespace: dict[str, Any], where: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose names are those of its modules.
+    """Return a ``__getattr__`` for a package that imports each name from its module at first use.
 
     Parameters
     ----------
     package : str
         Its name.
     namespace : dict
-        Its globals, where a name goes once it has been asked for.
+        Its globals, which keep each name once it is loaded.
     where : mapping of str to str
-        The module, within the package, of each name.
+        For each name the module, relative to the package, that defines it.
     """
 
     def get(name: str) -> Any:
@@ -35,8 +35,8 @@ def on_demand(package: str, namespace: dict[str, Any], where: Mapping[str, str])
     return get
 
 
-class later:  # noqa: N801 - it stands where a function is expected
-    """A function that does what the one called `name` in `module` does, which is imported at the first call."""
+class later:  # noqa: N801 - it takes the place of a function
+    """Stand-in for the function `name` of `module`, which it imports at the first call."""
 
     __slots__ = ("_function", "_module", "_name")
 

@@ -1,4 +1,4 @@
-"""What a file may ask for: the bounds that are held before anything is read or allocated."""
+"""`Limits`, the bounds on what a file may ask for, and `Options`, the arguments of `weightmap.open`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEEPEST", "ImportOptions", "Limits", "Options"]
 
-# How deep objects, arrays and tables lie within each other, at most, in any text of a file. What goes through the
-# parsed content by recursion (to print, compare or copy it) goes so deep, whatever the interpreter allows.
+# The deepest nesting of objects, arrays and tables in any text of a file: code that recurses through parsed content, to
+# print, compare or copy it, gets no deeper.
 DEEPEST = 128
 
 
@@ -28,13 +28,13 @@ class Limits(tuple[int, int, "int | None", int]):
         Largest header, index, metadata section or vocabulary, in bytes. The default is the bound of safetensors and
         bintensors.
     max_tensors : int
-        Largest number of tensors in a file (or in a sharded model as a whole).
+        Largest number of tensors in a file, or in a whole sharded model.
     max_copy_bytes : int, optional
-        Largest amount, in bytes, that ``mode="copy"``, `convert`, `load` and `read` copy; None for no bound. Set it
-        where files come from strangers: a sparse file of a terabyte costs its author nothing.
+        Most bytes that ``mode="copy"``, `convert`, `load` and `read` copy; None for no bound. Set it for files from
+        strangers: a sparse file of a terabyte costs its author nothing.
     max_shards : int
-        Largest number of files of a sharded model. Each is mapped, and Linux lets a process have 65,530 mappings, those
-        of its own memory among them: the default leaves half.
+        Largest number of files of a sharded model. Each is mapped, and Linux grants a process 65,530 mappings,
+        including those of its own memory: the default takes half of them.
 
     Examples
     --------
@@ -45,7 +45,7 @@ class Limits(tuple[int, int, "int | None", int]):
 
     __slots__ = ()
 
-    # A named tuple, written out: making the class takes a tenth of the time of `NamedTuple`, and every import makes it.
+    # A named tuple, written out: creating the class at import takes a tenth of the time of `NamedTuple`.
     def __new__(  # noqa: D102 - documented by the class
         cls,
         max_header_bytes: int = 100_000_000,
@@ -74,7 +74,7 @@ class Limits(tuple[int, int, "int | None", int]):
 
 
 class Options:
-    """How a file is to be opened: what `weightmap.open` was asked for.
+    """The arguments of `weightmap.open`.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class Options:
         self.checked = verify != "none"
 
     def keywords(self, **other: Any) -> dict[str, Any]:
-        """Return what makes others like these; some may be given other values."""
+        """Return keyword arguments that make equal options, some of them replaced by `other`."""
         names = ("format", "mode", "verify", "strict", "limits", "advise", "private")
         return {name: getattr(self, name) for name in names} | other
 
@@ -126,7 +126,7 @@ class Options:
 
 
 class ImportOptions(Options):
-    """How `weightmap.convert` opens a file. Importers read it with `lossy`: replace what is not UTF-8 in words."""
+    """The options of `weightmap.convert`. `lossy` lets importers replace bytes of words that are not UTF-8."""
 
     __slots__ = ("lossy",)
 

@@ -167,7 +167,7 @@ def test_nothing_to_quantise_is_reported(model: Path, run: Run, tmp_path: Path) 
         (["--scheme", "int5_block", "--block-size", "12"], "multiple of 8"),
         (["--scheme", "int4_block", "--block-size", "0"], "block"),
         (["--scheme", "int8", "--block-size", "32"], "--block-size: int8 has one scale"),
-        (["--scheme", "int4_block", "--bits", "5"], "--bits: for adaptive"),
+        (["--scheme", "int4_block", "--bits", "5"], "--bits: only for adaptive"),
         (["--scheme", "adaptive", "--bits", "3"], "bits is 3"),
         (["--scheme", "adaptive", "--bits", "nan"], "bits is nan"),
         (["--scheme", "int8", "--threads", "0"], "--threads"),
@@ -257,8 +257,8 @@ def test_convert_quantises_on_the_way(model: Path, run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--block-size", "32"], "--block-size: for --quantize"),
-        (["--bits", "5", "--threads", "2"], "--bits, --threads: for --quantize"),
+        (["--block-size", "32"], "--block-size: only with --quantize"),
+        (["--bits", "5", "--threads", "2"], "--bits, --threads: only with --quantize"),
         (["--quantize", "int5", "--block-size", "8"], "one scale"),
         (["--quantize", "int5_block", "--block-size", "7"], "multiple of 8"),
     ],

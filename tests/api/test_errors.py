@@ -27,6 +27,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "LimitError": (wm.FormatError,),
     "EncodeError": (wm.TensorFileError, ValueError),
     "QuantError": (wm.TensorFileError, ValueError),
+    "PlanError": (wm.TensorFileError, ValueError, IndexError),
     "TensorNotFoundError": (wm.TensorFileError, KeyError),
     "ClosedError": (wm.TensorFileError, ValueError),
     "FileChangedError": (wm.TensorFileError, OSError),

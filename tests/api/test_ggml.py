@@ -348,7 +348,7 @@ def test_q8_0_with_one_scale():
     """Blocks of q8_0 whose scales are equal are int8; others say which block differs."""
     q = tensor("q8_0", (2, 2))
     blocks = np.array(q.payload).reshape(-1, 34)
-    with pytest.raises(wm.QuantError, match=r"scale of block 1 of q8_0 is .* int8 has one scale"):
+    with pytest.raises(wm.QuantError, match=r"scale of block 1 of q8_0 is .* int8 has a single scale"):
         regroup(q)
     blocks[:, :2] = blocks[0, :2]
     q = GgmlTensor("q8_0", q.shape, blocks.reshape(-1))
@@ -367,7 +367,7 @@ def test_q8_0_with_one_scale():
         (wm.quantize(ARRAYS["normal"], "int4_block", block_size=16), "block size is 16, expected a multiple of 32"),
         (
             wm.quantize(ARRAYS["normal"] * np.float32(1.1), "int8", scale_type="fp32"),
-            "scale of block 0 is .* a float16",
+            "scale of block 0 is .* a value of float16",
         ),
         (wm.quantize(ARRAYS["large"] * np.float32(1e20), "int5_block", scale_type="fp32"), "scale of block 0 is"),
     ],

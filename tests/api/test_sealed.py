@@ -188,10 +188,10 @@ def test_systems_that_do_not_know_the_newest_flag(path: Path, monkeypatch: pytes
 def test_a_system_without_sealed_memory_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the mode is a ValueError that names another one, as an argument and from the environment."""
     monkeypatch.setattr(sealing, "AVAILABLE", False)
-    with pytest.raises(ValueError, match="takes Linux; use 'copy'"):
+    with pytest.raises(ValueError, match="needs Linux; use 'copy'"):
         wm.open(path, mode="sealed")
     monkeypatch.setenv("WEIGHTMAP_MODE", "sealed")
-    with pytest.raises(ValueError, match="takes Linux"):
+    with pytest.raises(ValueError, match="needs Linux"):
         wm.open(path)
     with wm.open(path, mode="mmap") as f, path.open("rb") as file, wm.open(file.fileno(), mode="mmap") as g:
         assert not f.is_stable

@@ -289,7 +289,7 @@ def tails(layout: str, kind: str) -> Iterator[Case]:
     yield Case("B9", kind, "a key twice", data, "LayoutError", "metadata", 10, odd="the key 'k' twice")
     for tail in (b"", b" ", b" " * 7):
         data = make(layout, tail=tail)
-        odd = None if int.from_bytes(data[:8], "little") % 8 == 0 else "no multiple of 8"
+        odd = None if int.from_bytes(data[:8], "little") % 8 == 0 else "not a multiple of 8"
         yield Case("B1", kind, f"{len(tail)} spaces of padding", data, odd=odd)
 
 

@@ -356,9 +356,7 @@ def vocabularies() -> Iterator[Case]:
         raw = whole[:8] + struct.pack("<I", place) + whole[12:]
         yield vocabulary("E8", f"special ids {name}", "LayoutError", "special_tokens", VOCAB + 8, raw)
     raw = words([*WORDS, "zwölf"])
-    yield case(
-        "E8", "a token twice", draft(vocab=None, vocab_bytes=raw), odd="tokens that stand in the vocabulary twice: 1"
-    )
+    yield case("E8", "a token twice", draft(vocab=None, vocab_bytes=raw), odd="the vocabulary has 1 repeated token")
     raw = words(WORDS, (0, 1, 2, 6, 2**31))
     yield case("E8", "ids too large", draft(vocab=None, vocab_bytes=raw), odd="special ids are not below")
     for name, token in BAD_UTF8.items():

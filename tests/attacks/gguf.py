@@ -293,7 +293,7 @@ def ends() -> Iterator[Case]:
 def vocabularies() -> Iterator[Case]:
     """Tokens."""
     tokens = KV("tokenizer.ggml.tokens", ["str"], ["a", "b", "a"])
-    yield case("G12", "repeated tokens", make(values=[tokens]), odd="tokens that stand in the vocabulary twice: 1")
+    yield case("G12", "repeated tokens", make(values=[tokens]), odd="the vocabulary has 1 repeated token")
     for value in (3, U32):
         beyond = make(
             values=[KV("tokenizer.ggml.tokens", ["str"], ["a", "b"]), KV("tokenizer.ggml.bos_token_id", "u32", value)]

@@ -72,7 +72,7 @@ def cases() -> Iterator[Case]:
         yield case("C30", f"total size {name}", data, "LayoutError", "total_size", odd="total_size")
     fewer = {name: shard for name, shard in WHERE.items() if name != "half"}
     data = folder(weight_map=fewer, metadata={})
-    yield case("C30", "a tensor that the index lacks", data, odd="tensor 'half' lies in shard")
+    yield case("C30", "a tensor that the index lacks", data, odd="tensor 'half' is in shard")
     for name, shard in (("the index itself", INDEX), ("another index", "other.index.json")):
         data = folder(weight_map=WHERE | {"half": shard}) | {"other.index.json": folder()[INDEX]}
         yield case("C30", f"{name} as a shard", data, "LayoutError", "weight_map")

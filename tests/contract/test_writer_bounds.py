@@ -14,10 +14,11 @@ import pytest
 
 import weightmap as wm
 from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.formats import Payload, PQShape, Request, by_name
+from weightmap.formats import Payload, Request, by_name
 from weightmap.formats.amb import tokenizer as amb_tokenizer
 from weightmap.formats.amb import writing as amb_writing
 from weightmap.formats.embd import writing as embd_writing
+from weightmap.quant.ref import PQShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -71,7 +71,7 @@ def npz() -> bytes:
 
 
 PICKLE = "this is a Python pickle: convert it to safetensors first"
-JSON = "this is JSON text: a configuration, or what a server said in place of a file"
+JSON = "this is JSON text: a configuration, or an error that a server sent in place of a file"
 HTML = "this is an HTML page: a download went wrong"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
 # The bytes of each kind, and the message behind the file name.
@@ -210,7 +210,7 @@ PLACES: dict[str, tuple[type[Exception], str]] = {
     "socket": (wm.NotRegularFileError, f"this is a socket, {REGULAR}"),
     "dir": (
         wm.NotRegularFileError,
-        "this is a directory without a model file: there is no *.index.json and no file with",
+        "this directory has no *.index.json and no model file (",
     ),
     "/dev/zero": (wm.NotRegularFileError, f"this is a device, {REGULAR}"),
     "/dev/null": (wm.NotRegularFileError, f"this is a device, {REGULAR}"),

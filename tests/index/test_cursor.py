@@ -102,7 +102,7 @@ def test_a_count_is_bounded_by_what_follows(cursor_of: Callable[[bytes], Cursor]
     data = struct.pack("<Q", 2) + bytes(24)
     assert cursor_of(data).count("u64", 12, "count", "number of things") == 2
     with pytest.raises(
-        wm.TruncatedError, match="number of things is 2, expected at most 1, by the bytes that follow it"
+        wm.TruncatedError, match="number of things is 2, expected at most 1, given the bytes that follow"
     ):
         cursor_of(data).count("u64", 13, "count", "number of things")
     with pytest.raises(wm.TruncatedError):

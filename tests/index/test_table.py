@@ -396,7 +396,7 @@ def test_every_kind_of_table_keeps_the_contract(make, name, asked, lie, error, m
     for field, value in lie.items():
         rows[1][field] = value
     table = make(rows, [b"a", b"b", b"c"], asked)
-    uses = [lambda: table.row(1), lambda: list(table.rows())] * any(name == case[0] for case in CONTRACT)
+    uses = [lambda: table.row(1), lambda: list(table.rows()), table.spans] * any(name == case[0] for case in CONTRACT)
     for use in (*uses, table.check):
         if error is None:
             use()
@@ -423,13 +423,13 @@ def test_data_whose_size_only_its_end_gives(end, error):
     arrays = [np.array(v, t) for v, t in (([0, 1], "<u4"), ([0], "u1"), ([8], "<u8"), ([0, 1], "<u4"), ([24], "<u8"))]
     columns = kernels.Columns(b"q", *arrays, None if end is None else np.array([end], np.uint64))
     table = ColumnTable(columns, rules_of_blocks(0, 72), utf8=True)
-    for use in (lambda: table.row(0), lambda: list(table.rows()), table.check):
+    for use in (lambda: table.row(0), lambda: list(table.rows()), table.spans, table.check):
         if error is None:
             use()
         else:
             with pytest.raises(error):
                 use()
-    assert error or table.row(0).nbytes == end - 24
+    assert error or (table.row(0).nbytes, table.spans()[1].tolist()) == (end - 24, [end - 24])
 
 
 @pytest.mark.parametrize("ndim", [0, 5, 255])
@@ -438,7 +438,7 @@ def test_a_record_of_no_possible_number_of_dimensions(ndim):
     rows = three()
     rows[1][2] = ndim
     table = records(rows, [b"a", b"b", b"c"], 72)
-    for use in (lambda: table.row(1), lambda: list(table.rows()), table.check):
+    for use in (lambda: table.row(1), lambda: list(table.rows()), table.spans, table.check):
         with pytest.raises(wm.FormatError, match=f"tensor 'b': number of dimensions is {ndim}, expected 1 to 4"):
             use()
 

@@ -27,10 +27,11 @@ LAYERS = [
     {"formats"},
     {"importers"},
     {"model"},
+    {"plans"},
     {"conversion"},
     {"words"},
     {""},  # weightmap/__init__.py, the public names
-    {"compat", "torch"},
+    {"compat", "jax", "torch"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -38,7 +39,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
-INTEGRATIONS = {"__main__", "cli", "compat", "demo", "torch"}
+INTEGRATIONS = {"__main__", "cli", "compat", "demo", "jax", "torch"}
 
 
 def dotted(path):

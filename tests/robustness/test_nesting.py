@@ -317,7 +317,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_toml_that_is_none_stays_an_error(case: str) -> None:
     """A text that the parser would refuse is a FormatError, whichever of the two notices."""
-    with wm.open(toml(BAD[case])) as f, pytest.raises(wm.FormatError, match="the metadata is no TOML"):
+    with wm.open(toml(BAD[case])) as f, pytest.raises(wm.FormatError, match="the metadata is not valid TOML"):
         f.metadata  # noqa: B018
 
 

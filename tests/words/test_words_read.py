@@ -237,7 +237,7 @@ def test_the_message_says_what_is_wrong(
 def test_duplicates_that_replacement_made_are_errors(put: Callable[..., Path], tmp_path: Path) -> None:
     """Two damaged words that become the same are an error even with lossy=True, which says so."""
     data = wb.word2vec([b"z\xff", b"z\xfe"], [[1, 2], [3, 4]])
-    with pytest.raises(wm.FormatError, match="word 1 is 'z\ufffd' once what is not UTF-8 is replaced, as 0 is"):
+    with pytest.raises(wm.FormatError, match="word 1 is 'z\ufffd' once bytes that are not UTF-8 are replaced, as 0 is"):
         wm.convert(put(data), tmp_path / "out.fifu", lossy=True)
 
 

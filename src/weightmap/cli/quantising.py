@@ -38,20 +38,20 @@ def _mistakes(scheme: str | None, args: argparse.Namespace) -> Iterator[str]:
         if unused := _given(args, "block_size", "scale_type", "threads"):
             yield f"{', '.join(unused)}: not for pq"
         if args.bits is not None and args.bits not in range(1, 9):
-            yield f"--bits: {args.bits:g}, expected a whole number from 1 to 8 for pq"
+            yield f"--bits is {args.bits:g}, expected a whole number from 1 to 8 for pq"
     elif training:
-        yield f"{', '.join(training)}: for --quantize pq"
+        yield f"{', '.join(training)}: only for --quantize pq"
     elif scheme is None:
         if unused := _given(args, "block_size", "bits", "scale_type", "threads"):
-            yield f"{', '.join(unused)}: for --quantize, which was not given"
+            yield f"{', '.join(unused)}: only with --quantize, which was not given"
     else:
         if args.block_size is not None and scheme not in _BLOCKED:
             blocks = "blocks of one size" if scheme in GGML_SCHEMES else "one scale for the whole tensor, and no blocks"
             yield f"--block-size: {scheme} has {blocks}"
         if args.bits is not None and scheme != "adaptive":
-            yield f"--bits: for adaptive; the bits of {scheme} follow from the scheme"
+            yield f"--bits: only for adaptive; {scheme} has a fixed number of bits"
         if args.threads is not None and args.threads < 1:
-            yield f"--threads: {args.threads}, expected 1 or more"
+            yield f"--threads is {args.threads}, expected 1 or more"
         chosen = options(scheme, args)
         try:
             Quantizer(chosen.pop("quantize"), **chosen)
@@ -190,9 +190,7 @@ def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
 def summary(report: wm.ConvertReport) -> str:
     """Return one line on the quantised tensors of a conversion."""
     if not report.quantized:
-        return (
-            "no tensor was quantised: none was of floating point, not quantised yet, of two dimensions, and asked for"
-        )
+        return "no tensor was quantised: none that was selected is dense, floating-point and of two dimensions"
     whole = total(report.quantized)
     schemes = " and ".join(dict.fromkeys(info.scheme for info in report.quantized))
     return (

@@ -123,10 +123,10 @@ class Quantizer:
     @property
     def notes(self) -> list[str]:
         """Lines about tensors that did not get the scheme that was asked for."""
-        rows = f"rows are no multiple of {self.block_size} elements"
+        rows = f"rows are not a multiple of {self.block_size} elements"
         return [
             f"{counted(len(names), 'tensor')} {'stayed dense' if scheme is None else f'became {scheme}'} instead of "
-            f"{self.scheme}, because the {rows}: {listed(names)}"
+            f"{self.scheme}, since {rows}: {listed(names)}"
             for scheme, names in self._others.items()
         ]
 

@@ -89,7 +89,7 @@ def from_file(file: TensorFile, vocab: Vocabulary | Sequence[str] | None, task: 
     ]
     if len(names) != 1:
         found = ", ".join(map(quoted, names[:10])) or "none"
-        msg = f"matrices of {height} rows, one for each word: {found}; there has to be one"
+        msg = f"expected one matrix of {counted(height, 'row')}, one for each word; found {found}"
         raise EncodeError(msg, path=path, format=file.format, remedy=Remedy("{} chooses it", "include"))
     (name,) = names
     matrix = file[name]
@@ -112,7 +112,7 @@ def from_file(file: TensorFile, vocab: Vocabulary | Sequence[str] | None, task: 
 def convert_words(words: Words, task: Task) -> ConvertReport:
     """Write words to a file of any format, as `task` says."""
     if task.dtype not in (None, _FLOAT32):
-        raise ValueError("word embeddings are float32, and become no other type")
+        raise ValueError("dtype= is not for word embeddings, which are float32")
     if task.quantizer is not None:
         raise ValueError("word embeddings are quantised by the scheme pq, which has no blocks")
     task.limits.check("max_copy_bytes", words.nbytes, "bytes of rows to copy")
@@ -177,7 +177,7 @@ def _trainer(words: Words, found: Format, layout: str, task: Task) -> Trainer | 
         return None
     if "pq" not in found.schemes.get(layout, frozenset()):
         titles = ", ".join(f.title for f in FORMATS.values() if any("pq" in held for held in f.schemes.values()))
-        msg = f"{found.title} holds no tensors of scheme pq; this does: {titles}"
+        msg = f"{found.title} holds no tensors of scheme pq; formats that do: {titles}"
         raise EncodeError(msg, path=task.target, format=found.name)
     try:
         return Trainer("embeddings", words.rows, words.dims, words.blocks, options)

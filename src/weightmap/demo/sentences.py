@@ -120,7 +120,7 @@ class SentenceEncoder:
         except TensorFileError:
             raise
         except (LookupError, ValueError) as error:
-            raise UnsupportedError(f"this is no BERT model that the demo can run: {error}", path=path) from error
+            raise UnsupportedError(f"the demo cannot run this model: {error}", path=path) from error
 
     @property
     def dims(self) -> int:

@@ -311,7 +311,7 @@ class Embeddings:
         except ValueError:
             what = f"an element of the vector of {quoted(word)}"
             path, format_ = self._vocab.path, self._vocab.format
-            expected = "a finite number: without, it has no direction"
+            expected = "a finite number: this vector has no direction"
             raise FormatError(what, path=path, format=format_, actual="NaN or infinite", expected=expected) from None
 
     def _known(self, *words: str) -> set[int]:

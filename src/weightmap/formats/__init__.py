@@ -14,11 +14,11 @@ from weightmap.formats._hints import FOREIGN, hint
 from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from weightmap.formats._metadata import fitted
     from weightmap.formats._verifying import Verification
-    from weightmap.formats._writing import Payload, Plan, PQShape, Request, Unfit, listed, refuse
+    from weightmap.formats._writing import Payload, Plan, Request, Unfit, listed, refuse
     from weightmap.io.source import Source
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "Content",
     "Format",
     "Importer",
-    "PQShape",
     "Payload",
     "Plan",
     "Request",
@@ -43,7 +42,7 @@ __all__ = [
     "refuse",
 ]
 
-_WRITING = dict.fromkeys(("PQShape", "Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
+_WRITING = dict.fromkeys(("Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
 __getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"})
 
 
@@ -109,8 +108,8 @@ def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | No
     return hint(head, 3) if format_ in _UNMARKED else None
 
 
-def identify(source: Source, head: bytes, importers: Iterable[Importer] = ()) -> Format | Importer:
-    """Return the one format that recognises the file; where none does, the one importer.
+def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Importer]] = tuple) -> Format | Importer:
+    """Return the one format that recognises the file; where none does, the one of `importers()`.
 
     Raises
     ------
@@ -127,7 +126,7 @@ def identify(source: Source, head: bytes, importers: Iterable[Importer] = ()) ->
     claims: list[Format | Importer] = [format_ for format_ in _UNMARKED if format_.claims(head, source.size)]
     if not claims and head:
         look = source.pread(0, min(LOOK, source.size))
-        claims += [importer for importer in importers if importer.claims(look, source.size)]
+        claims += [importer for importer in importers() if importer.claims(look, source.size)]
     if len(claims) == 1:
         return claims[0]
     raise _unknown(head, claims)

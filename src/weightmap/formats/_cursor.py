@@ -109,7 +109,7 @@ class Cursor:
             self._limits.check(limit, count, what, offset=offset)
         most = self.left // least
         if count > most:
-            expected = f"at most {most}, by the bytes that follow it"
+            expected = f"at most {most}, given the bytes that follow"
             raise TruncatedError(what, field=field, offset=offset, actual=count, expected=expected)
         return count
 

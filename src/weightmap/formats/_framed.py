@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.errors import FormatError, TruncatedError
 from weightmap.formats._base import MAX_HEADER
-from weightmap.formats._writing import write_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightmap.formats._verifying import Verification
-    from weightmap.formats._writing import Payload
     from weightmap.index.table import Table
-    from weightmap.io.sink import Sink
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-__all__ = ["LENGTH", "read_header", "verifier", "writer"]
+__all__ = ["LENGTH", "read_header", "verifier"]
 
 LENGTH = struct.Struct("<Q")
 
@@ -53,14 +50,3 @@ def verifier(header: bytes, table: Table) -> Callable[[Verification], None]:
         run.rest()
 
     return verify
-
-
-def writer(header: bytes, tensors: list[Payload]) -> Callable[[Sink], None]:
-    """Return the function that writes such a file."""
-
-    def write(sink: Sink) -> None:
-        sink.write(LENGTH.pack(len(header)))
-        sink.write(header)
-        write_tensors(sink, tensors)
-
-    return write

@@ -31,9 +31,9 @@ _HINTS = (
     (b"\x89png", "this is a PNG image"),
     (b"\xff\xd8\xff", "this is a JPEG image"),
     (b"%pdf", "this is a PDF document"),
-    (b'{"', "this is JSON text: a configuration, or what a server said in place of a file"),
-    (b"{\n", "this is JSON text: a configuration, or what a server said in place of a file"),
-    (b"{\r\n", "this is JSON text: a configuration, or what a server said in place of a file"),
+    (b'{"', "this is JSON text: a configuration, or an error that a server sent in place of a file"),
+    (b"{\n", "this is JSON text: a configuration, or an error that a server sent in place of a file"),
+    (b"{\r\n", "this is JSON text: a configuration, or an error that a server sent in place of a file"),
     (b"dmbe", "this looks like EMBD with swapped bytes"),
     (b"2nnc", "this looks like CNN v2 with swapped bytes"),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.errors import LayoutError
+from weightmap.errors import LayoutError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.errors import TensorFileError
     from weightmap.io.source import Source
     from weightmap.options import Options
@@ -79,6 +80,21 @@ class Verification:
         if kernels.crc32(data) != crc:
             msg = f"{what} changed after the file was opened"
             raise LayoutError(msg, offset=0)
+
+    def vocabulary(self, vocab: Vocabulary) -> None:
+        """Check that tokens are UTF-8; warn of repeated ones, and of special ids that no token has."""
+        table = vocab.table
+        bad = table.not_utf8()
+        if bad >= 0:
+            table[bad]  # raises the error for this token
+        repeated, duplicate, original = table.duplicates()
+        if repeated:
+            first = f"the first is {table[duplicate]!r} (ids {original} and {duplicate})"
+            self.warn(f"the vocabulary has {counted(repeated, 'repeated token')}: {first}")
+        beyond = [f"{name} {i}" for name, i in vocab.special_ids.items() if not 0 <= i < len(vocab)]
+        if beyond:
+            self.warn(f"special ids are not below the number of tokens, {len(vocab)}: {', '.join(beyond)}")
+        self.checked("vocabulary")
 
     def tolerate(self, error: TensorFileError) -> None:
         """Raise `error` in strict mode; otherwise record it as a warning."""

@@ -12,17 +12,9 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
     from weightmap.io.sink import Sink
+    from weightmap.quant.ref import PQShape
 
-__all__ = ["PQShape", "Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "listed", "refuse", "write_tensors"]
-
-
-class PQShape(NamedTuple):
-    """The parts of a product-quantised tensor, besides its shape (rows, length)."""
-
-    quantized_len: int  # codes of a row
-    n_centroids: int  # of each codebook
-    projection: bool  # whether it has one
-    norms: bool  # whether it has them
+__all__ = ["Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "framed", "listed", "refuse", "write_tensors"]
 
 
 class Payload:
@@ -176,3 +168,14 @@ def write_tensors(sink: Sink, tensors: Iterable[Payload]) -> None:
     for tensor in tensors:
         for chunk in tensor.chunks():
             sink.write(chunk)
+
+
+def framed(header: bytes, tensors: list[Payload]) -> Callable[[Sink], None]:
+    """Return the function that writes a header behind its length, and tensors: see `_framed`."""
+
+    def write(sink: Sink) -> None:
+        sink.write(len(header).to_bytes(8, "little"))
+        sink.write(header)
+        write_tensors(sink, tensors)
+
+    return write

@@ -142,7 +142,7 @@ def _bpe(
     merges = merges if isinstance(merges, list) else [None]  # no pair
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in pairs):
-        raise FormatError("a merge is no pair of tokens", path=path, field="merges")
+        raise FormatError("a merge is not a pair of tokens", path=path, field="merges")
     for token, i in vocab.items():
         ids.setdefault(token, i)
     ordered = dict(sorted((vocab | ids).items(), key=lambda entry: entry[1]))

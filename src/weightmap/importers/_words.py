@@ -144,12 +144,12 @@ def table_of(raws: Sequence[bytes], offsets: Sequence[int], *, lossy: bool, what
             field="word",
             offset=offsets[bad],
             expected="UTF-8",
-            remedy=Remedy("{} replaces what is not", "lossy", switch=True),
+            remedy=Remedy("{} replaces such bytes", "lossy", switch=True),
         )
     count, second, original = table.duplicates()
     if count:
         more = f", and {count - 1} more are repeated" if count > 1 else ""
-        why = " once what is not UTF-8 is replaced" if replaced else ""
+        why = " once bytes that are not UTF-8 are replaced" if replaced else ""
         raise FormatError(
             f"{what} {second + first} is {table[second][:80]!r}{why}, as {original + first} is{more}: words are unique",
             field="word",

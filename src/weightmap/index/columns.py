@@ -81,6 +81,12 @@ class ColumnTable(Table):
             self.refuse("TABLE_SIZE", i, nbytes % (U64_MAX + 1))
         return nbytes
 
+    def _all_declared(self, first: int, last: int) -> Any:
+        columns, count = self._columns, last - first
+        if not columns.end:
+            self.refuse("COLUMN", first)
+        return columns.array(columns.end + first, count, "<u8") - columns.array(columns.begin + first, count, "<u8")
+
     def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
         columns, count = self._columns, last - first
         bounds = columns.array(columns.dim_bounds + first, count + 1, "<u4")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap import kernels
+from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.index.rules import INT64_MAX, U64_MAX, Rules
 
@@ -185,6 +186,34 @@ class Table:
     def _declared(self, i: int) -> int:
         """Return the bytes that row i declares. Called only for schemes."""
         raise NotImplementedError
+
+    def _all_declared(self, first: int, last: int) -> Any:
+        """Return the bytes that rows first to last - 1 declare, uint64. Called only for formats with schemes."""
+        raise NotImplementedError
+
+    def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the data of each row begins in the file, and its bytes, all checked, in the order of rows."""
+        rules, bits = self.rules, np.frombuffer(self.rules.bits, np.uint8)
+        begins, sizes = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
+        for first in range(0, self.count, _BATCH):
+            last = min(first + _BATCH, self.count)
+            codes, ndims, dims, offsets = self._batch(first, last)
+            width = bits[codes].astype(np.uint64)
+            whole = np.where(np.arange(dims.shape[1]) < ndims[:, None], dims, np.uint64(1)).astype(np.uint64)
+            size = (whole.prod(1, dtype=np.uint64) * width + np.uint64(7)) >> np.uint64(3)
+            bad = whole.prod(1, dtype=np.float64) * width > U64_MAX / 4
+            if rules.sized:
+                declared = width == DECLARED
+                if declared.any():
+                    size, bad = np.where(declared, self._all_declared(first, last), size), bad & ~declared
+            bad |= (width == 0) | (ndims < rules.min_ndim) | (ndims > rules.max_ndim)
+            bad |= (offsets > rules.data_size) | (size > np.uint64(rules.data_size) - offsets)
+            for i in np.flatnonzero(bad).tolist():
+                self.place(first + i)  # raises its error
+            begins[first:last] = offsets
+            sizes[first:last] = size
+        begins += rules.base
+        return begins, sizes
 
     def _out_of_range(self, i: int, end: int) -> NoReturn:
         """Refuse row i, which ends at `end`, past its section or past the file."""

@@ -1,10 +1,10 @@
-"""The save protocol: a file is there whole or not at all.
+"""The save protocol: a saved file is complete, or does not exist.
 
-The bytes go to a temporary file beside the target, which is flushed to the disk and renamed over it: a reader, or a
-crash at any moment, finds the old file or the new one, and a process that has the old one mapped keeps it.
+The bytes go to a temporary file beside the target, which is flushed to the disk and renamed over it. A reader finds
+the old file or the new one, after a crash too, and a process that has mapped the old one keeps it.
 
-The temporary file belongs to an object in C, which removes it however the writing ends: see owners.c. Where the file
-system allows it, the file has no name before it is whole, and disappears with the process however that ends.
+An object in C owns the temporary file and removes it however writing ends: see owners.c. If the file system can, the
+file has no name until it is complete, and disappears with the process however that ends.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["write_plan"]
 
-# What Linux follows at most.
+# Linux follows at most so many.
 _MOST_LINKS = 40
-# A name of so many bytes is not too long for any file system, but those of old disks.
+# Every file system, except very old ones, takes names of so many bytes.
 _ANY_NAME = 64
-# A file without a name, which is gone with its descriptor, and what a system says that has none. Linux alone can give
-# it a name later.
+# Flags for a file without a name, which disappears with its descriptor, and errors of systems that have none. Only
+# Linux can name such a file later.
 _UNNAMED: int = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC if hasattr(os, "O_TMPFILE") else 0
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 
@@ -57,8 +57,8 @@ def write_plan(
     Raises
     ------
     OSError
-        As the system reports it; the old file is intact and nothing is left behind. Should the very last step fail, the
-        flushing of the directory, then the new file is in place, and the error has a note that says so.
+        As the system reports it; the old file is intact and no temporary file remains. If the very last step fails,
+        flushing the directory, the new file is in place and a note of the error says so.
     """
     try:
         target = _resolved(path)
@@ -68,7 +68,7 @@ def write_plan(
     except TensorFileError:
         raise
     except OSError as error:
-        error.filename = path  # not that of a directory above, which the caller did not give
+        error.filename = path  # as the caller gave it, instead of a directory above it
         raise
     try:
         size = kernels.with_temporary(partial(_write, durable=durable), folder, name, plan, mode, progress)
@@ -92,7 +92,7 @@ def _write(
     *,
     durable: bool,
 ) -> int:
-    """Write a file and put it where it belongs. Return its size. Whatever ends this early, `temporary` is removed."""
+    """Write a file and move it to its place; return its size. If this ends early, `temporary` is removed."""
     hidden = folder.create(temporary, name)
     fd = temporary.fileno()
     if mode is not None:
@@ -107,7 +107,7 @@ def _write(
     if hidden is None:
         try:
             hidden = folder.link(temporary, name)
-        except OSError:  # a file system without links, a policy against them
+        except OSError:  # no links on this file system, or a policy against them
             kernels.with_temporary(partial(_write_copy, durable=durable), fd, folder, name)
             return sink.offset
     folder.replace(temporary, hidden, name)
@@ -115,7 +115,7 @@ def _write(
 
 
 def _write_copy(temporary: Temporary, source: int, folder: _Folder, name: str, *, durable: bool) -> None:
-    """Do the same for a whole file that has no name and can get none."""
+    """Copy a complete file that cannot get a name into one that has one, and move that to its place."""
     hidden = folder.create_hidden(temporary, name)
     fd, status, offset = temporary.fileno(), os.fstat(source), 0
     _keep_mode(fd, stat.S_IMODE(status.st_mode), status.st_gid)
@@ -127,14 +127,13 @@ def _write_copy(temporary: Temporary, source: int, folder: _Folder, name: str, *
 
 
 def _name(error: BaseException, path: str) -> None:
-    """Give an error of the system the name of the file that was to be written.
+    """Put the name of the target into an error of the system, which has none or that of the temporary file.
 
-    Calls that take a descriptor know no name, and that of the temporary file means nothing to anybody. What failed
-    while something else was read has the name of that already.
+    An error from reading another file keeps that file's name.
     """
     if not isinstance(error, OSError) or isinstance(error, TensorFileError):
         return
-    if error.filename2 is not None:  # of the renaming
+    if error.filename2 is not None:  # from renaming
         error.filename = path
         del error.filename2
     elif error.filename is None:
@@ -142,20 +141,20 @@ def _name(error: BaseException, path: str) -> None:
 
 
 def _resolved(path: str) -> str:
-    """Return the path of the file that `path` names, behind all links that stand in its last place.
+    """Follow symbolic links in the last component of `path`; return the path of the file.
 
-    Links on the way there are followed by whoever opens it. A link that cannot be read just now is an error: it would
-    pass for a file, and be replaced.
+    The system follows links in directories. A link that cannot be read now is an error: taken for a file, it would be
+    replaced.
     """
     for _ in range(_MOST_LINKS):
-        if path and not os.path.basename(path):  # "new/" is a directory, be it there or not, as `open` has it, too
+        if path and not os.path.basename(path):  # "new/" names a directory, even if it does not exist; so says `open`
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         try:
             link = os.readlink(path)
-        except FileNotFoundError:  # not there yet
+        except FileNotFoundError:  # a new file
             return path
         except OSError as error:
-            if error.errno == errno.EINVAL:  # no link
+            if error.errno == errno.EINVAL:  # not a link
                 return path
             raise
         path = os.path.join(os.path.dirname(path), link)
@@ -163,9 +162,9 @@ def _resolved(path: str) -> str:
 
 
 def _target_mode(target: str, path: str) -> tuple[int, int] | None:
-    """Return permissions and group of the file to be replaced, or None when there is none.
+    """Return permissions and group of the file to replace, or None if there is none.
 
-    The bits that let a program run as somebody else were given to the old content, and do not pass to another one.
+    setuid, setgid and sticky bits were granted to the old content: the new one does not inherit them.
     """
     try:
         status = os.stat(target)
@@ -182,10 +181,10 @@ def _target_mode(target: str, path: str) -> tuple[int, int] | None:
 
 
 class _Folder:
-    """The directory that a file is written in, held open.
+    """The directory that a file is written to, held open.
 
-    What happens in it goes by names alone, so it does not matter how long its path is, and whether the working
-    directory becomes another one meanwhile. Where the system has no such calls (Windows) it goes by absolute paths.
+    Calls in it use plain names, so neither a long path nor a change of the working directory matters. Systems without
+    such calls (Windows) use absolute paths.
     """
 
     def __init__(self, path: str) -> None:
@@ -198,15 +197,12 @@ class _Folder:
         flags = os.O_DIRECTORY | os.O_CLOEXEC
         try:
             self._fd = own(os.open, path or os.curdir, os.O_RDONLY | flags)
-        except PermissionError:  # files may be made in a directory that may not be read
+        except PermissionError:  # a directory that may not be read may still allow new files
             self._fd = own(os.open, path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
             self.readable = False
 
     def create(self, temporary: Temporary, name: str) -> str | None:
-        """Create a file without a name, so that nothing of it stays whatever happens.
-
-        Where there is no such thing it has a hidden name, which is returned.
-        """
+        """Create a file without a name, of which nothing can remain; else one with a hidden name, and return that."""
         if _UNNAMED and self._fd is not None:
             create = partial(os.open, os.curdir, _UNNAMED, 0o666, dir_fd=self._fd)
             try:
@@ -219,19 +215,19 @@ class _Folder:
         return self.create_hidden(temporary, name)
 
     def create_hidden(self, temporary: Temporary, name: str) -> str:
-        """Create a file of a name like this; return its name."""
+        """Create a file with a hidden name derived from `name`; return it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         # 0o666 less the umask, which the kernel applies.
         return self._hide(temporary, name, lambda path: partial(os.open, path, flags, 0o666, dir_fd=self._fd))
 
     def link(self, temporary: Temporary, name: str) -> str:
-        """Give a file that has none a name like this; return it."""
+        """Give a nameless file a hidden name derived from `name`; return it."""
         source = f"/proc/self/fd/{temporary.fileno()}"
         link = partial(os.link, dst_dir_fd=self._fd, follow_symlinks=True)
         return self._hide(temporary, name, lambda path: partial(link, source, path))
 
     def _hide(self, temporary: Temporary, name: str, function_for: Callable[[str], Callable[[], int | None]]) -> str:
-        """Let a function make a hidden name, a new one when there is such a file; return it."""
+        """Call a function with hidden names until one is free; return that."""
         while True:
             hidden = _hidden(name)
             path = os.path.join(self._path, hidden)
@@ -244,28 +240,28 @@ class _Folder:
             return hidden
 
     def replace(self, temporary: Temporary, name: str, target: str) -> None:
-        """Close a file of one name, and rename it to another, which it takes the place of."""
+        """Close the temporary file and rename it to `target`, replacing a file of that name."""
         temporary.close()
         name, target = os.path.join(self._path, name), os.path.join(self._path, target)
         temporary.give(partial(os.replace, name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd))
 
     def flush(self) -> None:
-        """Flush the names of its files to the disk, where that can be done."""
+        """Flush the directory's entries to the disk, if the system can."""
         if self._fd is not None and self.readable:
             os.fsync(self._fd)
 
 
 def _nameless(error: OSError) -> OSError:
-    """Return an error without the names that it has: those of temporary files mean nothing to anybody."""
+    """Return the error without file names: those of temporary files would mislead."""
     return OSError(error.errno, error.strerror)
 
 
 def _hidden(name: str) -> str:
-    """Return a hidden name that tells of `name`: no longer than that, or than every file system takes."""
+    """Return a hidden name derived from `name`, no longer than `name`, or than any file system allows."""
     ending = f".{os.urandom(6).hex()}.tmp"
     encoded = os.fsencode(name)
     room = max(len(encoded), _ANY_NAME) - len(ending) - 1
-    # A character that is cut in two is left out: some file systems refuse what is no UTF-8.
+    # Drops a character that is cut in two: some file systems refuse names that are not UTF-8.
     stem = name if len(encoded) <= room else encoded[:room].decode("utf-8", "ignore")
     return f".{stem}{ending}"
 
@@ -279,7 +275,7 @@ def _keep_mode(fd: int, mode: int, group: int) -> None:
 
 
 def _reserve(fd: int, size: int) -> None:
-    """Claim the space now, so that a full disk is known at once."""
+    """Reserve the space now, so that a full disk fails at once."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(fd, 0, size)
@@ -292,8 +288,8 @@ def _flush_folder(folder: _Folder, path: str) -> None:
     try:
         folder.flush()
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):  # file systems without it
+        if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):  # not supported by this file system
             return
         error.filename = path
-        error.add_note("the new file is in place; whether it would survive a power cut is not known")
+        error.add_note("the new file is in place, but may not survive a power cut")
         raise

@@ -1,9 +1,8 @@
-"""Open files: descriptors that close themselves, reading from them, and whether a file is still the same.
+"""Opens and reads files through descriptors that close themselves, and checks that a file is still the same.
 
-A `Descriptor` is an int that is closed with the last reference to it, so that no reader ever meets a reused number.
-``own(function, *args)`` makes one of the number that a function returns, in one step: an exception, such as one of a
-signal's handler, comes before it or after it and loses nothing. It closes in C, so an interpreter that shuts down can
-empty its modules before.
+A `Descriptor` is an int that closes with the last reference to it, so no reader ever meets a reused number.
+``own(function, *args)`` makes one from the number that the function returns, in one step: an exception, as from a
+signal handler, cannot come in between and leak it. Closing happens in C and works while the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ _MOST = 1 << 30
 
 
 def open_descriptor(path: str) -> Descriptor:
-    """Open a file for reading. Raises `OSError` as it comes, `NotRegularFileError` for a socket or a missing device."""
+    """Open a file for reading. Raises `NotRegularFileError` for a socket or missing device, other errors unchanged."""
     try:
         return own(os.open, path, _FLAGS)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # the answer of a socket, and of a device that is not there
+        if error.errno == errno.ENXIO:  # a socket, or a device that does not exist
             refuse(os.stat(path).st_mode, path)
         raise
 
 
 def refuse(mode: int, name: str) -> NoReturn:
-    """Raise the error for a thing that is no regular file, by the mode that `stat` gives."""
+    """Raise the error for something that is not a regular file, by its st_mode."""
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     names = {
@@ -82,7 +81,7 @@ def identity_of(seen: Any) -> tuple[int, ...]:
 
 
 def open_again(path: str, name: str, identity: Sequence[int]) -> Descriptor:
-    """Open a file whose descriptor was given back. Raises `FileChangedError` when another one is there now."""
+    """Open a file whose descriptor was released. Raises `FileChangedError` if the path leads to another file now."""
     file = open_descriptor(path)
     try:
         seen = kernels.fstat(file)
@@ -90,15 +89,15 @@ def open_again(path: str, name: str, identity: Sequence[int]) -> Descriptor:
         error.filename = name
         raise
     if identity_of(seen) != identity:
-        msg = "the file was changed or replaced after it was opened, and no descriptor of the old one was kept"
+        msg = "the file was changed or replaced after it was opened, and this handle keeps no descriptor of the old one"
         raise FileChangedError(msg, path=name)
     return file
 
 
 def check_path(path: str, seen: Any, name: str) -> None:
-    """Raise `FileChangedError` when `path` still leads to the file that was `seen`, and that was changed.
+    """Raise `FileChangedError` if `path` still leads to the file that was `seen` and that file has changed.
 
-    Another file there, or none, says that this one was replaced or deleted: the mapping keeps it.
+    If another file or none is there, the one that was seen was replaced or deleted; its mapping is still valid.
     """
     try:
         now = os.stat(path)
@@ -112,7 +111,7 @@ def check_path(path: str, seen: Any, name: str) -> None:
 
 def fail_changed(seen: Any, unchanged: int, name: str) -> NoReturn:
     """Raise the error for the outcome of `kernels.unchanged`, 0 or a negative errno."""
-    if unchanged < 0:  # a server that no longer knows the file: its pages would be missing, too
+    if unchanged < 0:  # a server that no longer knows the file will not deliver its pages either
         raise OSError(-unchanged, os.strerror(-unchanged), name)
     now = kernels.fstat(seen.fd)
     raise _changed(seen, now.size, now.mtime_ns, name)

@@ -1,4 +1,4 @@
-"""Memory that arrays are made on: mappings of files, and new memory for copies."""
+"""Makes memory for arrays: mappings of files, and aligned memory for copies."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 __all__ = ["ADVICE", "aligned", "map_file"]
 
-# How pages will be touched; the position of a word here is its number in C.
+# Ways to touch pages; kernels.h numbers them in this order.
 ADVICE = ("normal", "random", "sequential")
 _WINDOWS = os.name == "nt"
 _ALIGN = 64
 
 
 def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray[np.uint8], Any]:
-    """Map a file in mode "mmap", "cow" or "sealed"; return its bytes, and what arrays are to be made on.
+    """Map a file in mode "mmap", "cow" or "sealed"; return its bytes, and their owner to make arrays on.
 
-    Raises `OSError` where that cannot be done.
+    Raises `OSError` when mapping fails.
     """
     cow = mode == "cow"
     if _WINDOWS:
-        import mmap  # noqa: PLC0415 - used nowhere else
+        import mmap  # noqa: PLC0415 - other systems need it for buffers only
 
         mapped: Any = mmap.mmap(fd, size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
     else:
         mapped = kernels.map_file(fd, size, cow=cow, sealed=mode == "sealed")
     if advice is not None:
         kernels.advise(mapped, ADVICE.index(advice))
-    # A read-only mapping says so to whoever views it: an array on it cannot be made writeable either.
+    # A read-only mapping exports read-only memory, so nobody can make an array on it writeable.
     return np.ndarray((size,), np.uint8, mapped), mapped
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
-    """Return `size` bytes of new memory that begin at a multiple of 64: aligned files stay aligned in a copy."""
+    """Return `size` bytes of new memory, aligned to 64: tensors that are aligned in the file stay so in a copy."""
     room = kernels.empty(size + _ALIGN, np.uint8)
     start = -room.ctypes.data % _ALIGN
     return room[start : start + size]

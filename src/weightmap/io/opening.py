@@ -1,4 +1,4 @@
-"""Sources of whatever the user gives: a path, a descriptor, a binary file object, a buffer."""
+"""Makes a `Source` from what the user gives: a path, a descriptor, a binary file object or a buffer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["from_buffer", "from_path", "open_source", "path_of", "take_over"]
 
 
 def path_of(source: Any) -> str | None:
-    """Return the path that `source` is, or None when it is something else. Bytes are content, whatever they spell."""
+    """Return `source` as a path, or None if it is not one. Bytes are content, never a path."""
     return os.fsdecode(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else None
 
 
 def open_source(source: Any, path: str | None, mode: str) -> Source:
-    """Open whatever `weightmap.open` takes for a source; `path` is its `path_of`."""
+    """Open a `source` as `weightmap.open` accepts it; `path` is its `path_of`."""
     if path is not None:
         return Source(path, path, mode, open_descriptor(path))
     if isinstance(source, int) and not isinstance(source, bool):
@@ -41,12 +41,12 @@ def open_source(source: Any, path: str | None, mode: str) -> Source:
 
 
 def from_path(path: str, mode: str) -> Source:
-    """Open the file at `path`. Raises `IsADirectoryError` for a directory, other `OSError` as they come."""
+    """Open the file at `path`. Raises `IsADirectoryError` for a directory, and other `OSError` unchanged."""
     return Source(path, path, mode, open_descriptor(path))
 
 
 def _from_descriptor(fd: int, mode: str) -> Source:
-    """Open the file behind a descriptor, which stays the caller's: it is duplicated, its offset is not moved."""
+    """Open the file behind a descriptor of the caller, which is duplicated; its offset does not move."""
     try:
         file = own(os.dup, fd)
     except OverflowError:  # no descriptor has such a number
@@ -60,10 +60,10 @@ def take_over(shared: Any, path: str | None, identity: tuple[int, ...]) -> Sourc
 
 
 def from_buffer(data: Any, mode: str) -> Source:
-    """Open the memory of a bytes-like object, without copying it in mode "mmap"."""
+    """Open the memory of a bytes-like object; mode "mmap" does not copy it."""
     view, name = memoryview(data), f"<{type(data).__name__}>"
     if not view.c_contiguous:
-        msg = f"a contiguous buffer is needed, not this {type(data).__name__} with strides {view.strides}"
+        msg = f"source is a {type(data).__name__} with strides {view.strides}, expected a contiguous buffer"
         raise TypeError(msg)
     octets = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     if mode == "mmap":
@@ -85,9 +85,9 @@ def from_buffer(data: Any, mode: str) -> Source:
 
 
 def _from_object(file: Any, mode: str) -> Source:
-    """Open a binary file object: by its descriptor where it has one, else by its whole content."""
+    """Open a binary file object by its descriptor if it has one, else read its whole content."""
     if isinstance(file, io.TextIOBase):
-        msg = "a binary file object is needed, this one is in text mode"
+        msg = "source is a file in text mode, expected a binary file object"
         raise TypeError(msg)
     if isinstance(file, io.BytesIO):
         return from_buffer(file.getbuffer(), mode)

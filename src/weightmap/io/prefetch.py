@@ -1,8 +1,8 @@
-"""Bringing pages of mappings into memory in the background. Used by weightmap.io.source.
+"""Brings pages of mappings into memory in the background.
 
-One thread for the whole process does it, in the order of asking, and ends when there is nothing left to do: a thousand
-shards are not a thousand threads, and a program that forks later is not one with threads. Between two pieces of work
-the thread holds no mapping, so one that nobody uses any more is let go of, and the rest of the work with it.
+One thread serves the whole process, first come, first served, and ends when its queue is empty: a thousand shards need
+one thread, and a program that forks later has none. Between two pieces the thread holds no reference to the mapping, so
+closing the last user of a mapping also cancels its remaining work.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    # Which mapping, by its id, which ranges of it, as (start, stop), and whether it is advised as "random".
+    # The id of a mapping, its ranges as (start, stop), and whether it is advised as "random".
     Key = tuple[int, tuple[tuple[int, int], ...], bool]
 
 __all__ = ["prefetch"]
 
-# What is brought in at once: some milliseconds of work when it comes from the page cache, so that the thread waits for
-# the interpreter rarely, and a fraction of a second when it comes from a disk.
+# Bytes of one call: a few milliseconds from the page cache, so the thread rarely waits for the GIL; a fraction of a
+# second from a disk.
 PIECE = 32 << 20
-# Ranges closer to each other than this are one: the pages between them cost less than another call.
+# Ranges closer together than this are merged: reading the pages between them costs less than another call.
 _GAP = 1 << 16
 
 
 class _Worker:
-    """The work that is left, and the thread that does it while there is any."""
+    """A queue of ranges to bring in, and the thread that empties it."""
 
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
-        # What is being worked on is the first, and stays until it is done: asking for it again changes nothing.
+        # The entry being worked on is the first and stays until it is done, so asking for it again adds nothing.
         self._wanted: OrderedDict[Key, weakref.ref[Any]] = OrderedDict()
         self._busy = False
 
     def add(self, memory: Any, ranges: tuple[tuple[int, int], ...], *, scattered: bool) -> None:
-        """Put ranges of a mapping in line. Starts the thread when there is none."""
+        """Queue ranges of a mapping; start the thread if it is not running."""
         key = (id(memory), ranges, scattered)
         with self._lock:
             known = self._wanted.get(key)
@@ -51,9 +51,9 @@ class _Worker:
                 return
             self._busy = True
         try:
-            # Not by the threading module, which takes milliseconds to import and waits for the thread to begin.
+            # The threading module takes milliseconds to import and waits for the thread to begin.
             _thread.start_new_thread(self._work, ())
-        except RuntimeError:  # no more threads, or none allowed here: then only advice, which returns at once
+        except RuntimeError:  # no thread to be had: give the kernel advice instead, which returns at once
             with self._lock:
                 self._busy = False
                 self._wanted.clear()
@@ -77,23 +77,23 @@ class _Worker:
         with self._lock:
             for first in self._wanted.items():
                 return first
-            self._busy = False  # under the lock: whoever adds now starts the next thread
+            self._busy = False  # under the lock: the next `add` starts a thread
         return None
 
     def _done(self, key: Key, memory: weakref.ref[Any]) -> None:
         with self._lock:
-            if self._wanted.get(key) is memory:  # and not a new mapping at the same place
+            if self._wanted.get(key) is memory:  # and not a newer mapping with the same id
                 del self._wanted[key]
 
 
 def _populate(memory: weakref.ref[Any], start: int, stop: int, *, scattered: bool) -> bool:
-    """Bring in one piece. Whether it is worth going on: not when the mapping is gone, or the file became shorter."""
+    """Bring in one piece. Return False when the mapping is gone or the file became shorter."""
     mapped = memory()
     return mapped is not None and kernels.populate(mapped, start, min(PIECE, stop - start), scattered=scattered) == 0
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return (start, stop) of ranges given as (offset, bytes), in order, those that lie close together as one."""
+    """Turn (offset, bytes) ranges into sorted (start, stop) ranges, merging neighbours."""
     merged: list[tuple[int, int]] = []
     for offset, nbytes in sorted(ranges):
         if not nbytes:
@@ -113,15 +113,15 @@ def _renew() -> None:
     _worker = _Worker()
 
 
-# A child has neither the thread nor, maybe, the lock in a state that anybody would ever change.
+# A forked child has no thread, and may have inherited a lock that nobody will release.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
 def prefetch(memory: Any, ranges: Iterable[tuple[int, int]], *, scattered: bool) -> None:
-    """Bring these ranges (offset, bytes) of a mapping into memory, in the background; return at once.
+    """Bring (offset, bytes) ranges of a mapping into memory in the background; return at once.
 
-    `scattered` says that the mapping is advised as "random", so that the kernel reads nothing ahead by itself.
+    `scattered` means that the mapping is advised as "random": the kernel then reads nothing ahead by itself.
     """
     merged = _merged(ranges)
     if merged:

@@ -1,7 +1,7 @@
-"""Sealed memory (Linux): a file without a name that nobody can write to, shrink or extend any more.
+"""Sealed memory (Linux): a nameless file in memory that nobody can write to, shrink or extend any more.
 
-A mapping of it cannot change and cannot fault, and whoever is given its descriptor has the same pages. See memfd_create
-and F_ADD_SEALS in the Linux manual, memfd_create(2) and fcntl(2).
+A mapping of it cannot change or fault, and every process that gets its descriptor shares its pages. The Linux manual
+describes it in memfd_create(2), and in fcntl(2) under F_ADD_SEALS.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["AVAILABLE", "is_sealed", "seal", "to_child"]
 
 AVAILABLE = hasattr(os, "memfd_create")
-# Of the headers of Linux 6.3: no program can be run from it. Some systems allow no other sealed memory.
+# Since Linux 6.3: memory that no program can be run from. Some systems allow no other kind.
 _NOEXEC_SEAL = 0x0008
 
 
 def is_sealed(fd: int) -> bool:
-    """Whether nobody can change the bytes behind this descriptor or take them away, now and later."""
+    """Whether nobody can ever change the bytes behind this descriptor or take them away."""
     if not AVAILABLE:
         return False
     import fcntl  # noqa: PLC0415 - there is none on Windows
@@ -46,31 +46,31 @@ def seal(pieces: Iterable[memoryview]) -> Descriptor:
         while piece:
             count = os.pwrite(file, piece, offset)
             offset += count
-            piece = piece[count:]  # noqa: PLW2901 - what is left of it
+            piece = piece[count:]  # noqa: PLW2901 - the rest of it
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
 
 
 def _new() -> Descriptor:
-    """Return a descriptor of new memory that can be sealed."""
+    """Return a descriptor of new, empty memory that can be sealed."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         return own(os.memfd_create, "weightmap", flags | _NOEXEC_SEAL)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # what an older kernel says to a flag that it does not know
+        if error.errno != errno.EINVAL:  # an older kernel that does not know the flag
             raise
     return own(os.memfd_create, "weightmap", flags)
 
 
 def to_child(fd: int) -> Any:
-    """Return the descriptor as a new process will have it, while `multiprocessing` is starting one; else None.
+    """Return a picklable duplicate for the process that `multiprocessing` is starting; None if it starts none.
 
-    It can be pickled, and its `detach` returns the descriptor in the new process.
+    In the new process its `detach` returns the descriptor.
     """
     context: Any = sys.modules.get("multiprocessing.context")
     if context is None or context.get_spawning_popen() is None:
         return None
     from multiprocessing.reduction import DupFd  # noqa: PLC0415 - loaded already when this is reached
 
-    return DupFd(int(fd))  # a `Descriptor` would be one there, too, and close what it stands for
+    return DupFd(int(fd))  # a `Descriptor` would be pickled as one, and close the number in the new process

@@ -1,4 +1,4 @@
-"""Writing a file from its beginning to its end: what a format planned, in pieces that make it quick to map."""
+"""Writes a planned file from beginning to end, in pieces that make it fast to map."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from weightmap import kernels
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Plan", "Sink"]
+__all__ = ["Plan", "Sink", "to_bytes"]
 
-# Readers pay for how a file was written: pieces of 2 MiB, at multiples of 2 MiB, give it pages of that size in the page
-# cache, and a reader one fault for each instead of 512.
+# Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader then has one fault for each
+# instead of 512.
 STAGE = 2 << 20
-# Long things are written in pieces of this many bytes, without a copy; progress is reported after each.
+# Long data is written in pieces of this many bytes, without a copy; progress is reported after each.
 DIRECT = 16 << 20
 
 
 class Plan:
-    """A file that can be written: its size in bytes, and the function that does it.
+    """A file that is ready to be written: its size in bytes, and the function that writes it.
 
-    The size is exact, unless `exact` is False: then it is an estimate, by which progress is told.
+    If `exact` is False, the size is an estimate for reporting progress.
     """
 
     __slots__ = ("exact", "size", "write")
@@ -40,12 +40,11 @@ class Plan:
 
 
 class Sink:
-    """Writes a file from its beginning to its end, in pieces of `STAGE` bytes or multiples of it.
+    """Writes a file from beginning to end, in multiples of `STAGE` bytes.
 
-    Small things are collected in a staging buffer. So is everything that a checksum is wanted of: it is summed up there
-    and written from there, so a tensor that another thread changes meanwhile cannot make the checksum differ from the
-    bytes. Long things without a checksum are written from where they are. The first piece, with the header, is written
-    last.
+    A staging buffer collects small data, and all data that needs a checksum: summed and written from the same buffer,
+    checksum and bytes agree even if another thread changes the tensor meanwhile. Long data without a checksum is
+    written directly. The first piece, with the header, is written last.
     """
 
     def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None, *, exact: bool = True) -> None:
@@ -69,7 +68,7 @@ class Sink:
 
     @property
     def position(self) -> int:
-        """Bytes taken so far."""
+        """Number of bytes appended so far."""
         return self.offset + self._filled
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -92,7 +91,7 @@ class Sink:
                 self._filled += count
             else:
                 count = min(len(view) // STAGE * STAGE, DIRECT)
-                # Of memory that is not there yet Linux copies ever smaller pieces: the file would have small pages.
+                # Unfaulted source pages would split the write, and the file would get small pages.
                 kernels.populate(view[:count], 0, count)
                 _write_all(self._fd, view[:count], self.offset)
                 self._advance(count)
@@ -104,11 +103,11 @@ class Sink:
             self.write(bytes(count))
 
     def begin_sum(self) -> None:
-        """From here on, sum up what is appended."""
+        """Start a checksum over everything appended from here on."""
         self._summing, self._summed = True, self._filled
 
     def crc32(self) -> int:
-        """Return the CRC-32 of what was appended since `begin_sum` or the last call."""
+        """Return the CRC-32 of the bytes appended since `begin_sum` or the last call."""
         self._sum()
         crc, self._crc = self._crc, 0
         return crc
@@ -134,7 +133,7 @@ class Sink:
         self._tell(min(self.offset, self._total - 1) if self.offset else 0)
 
     def finish(self) -> None:
-        """Write what is left, and the first piece last."""
+        """Write the rest, and the first piece last."""
         if self._filled or self._first is None:
             self._flush()
         if self._first is not None:
@@ -142,6 +141,26 @@ class Sink:
         if self._exact and self.offset != self._total:
             msg = f"the format planned {self._total} bytes and wrote {self.offset}"
             raise AssertionError(msg)
+
+
+class _Memory(Sink):
+    """Collects a planned file in memory."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(-1, 0, None)
+        self._room = total
+        self._view = memoryview(bytearray(total))
+
+    def content(self) -> bytes:
+        """Return the whole file."""
+        return bytes(self._view[: self._filled])
+
+
+def to_bytes(plan: Plan) -> bytes:
+    """Return a planned file as bytes. Its size must be exact."""
+    sink = _Memory(plan.size)
+    plan.write(sink)
+    return sink.content()
 
 
 def _write_all(fd: int, view: memoryview, offset: int) -> None:

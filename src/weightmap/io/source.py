@@ -1,13 +1,13 @@
 """`Source`: the bytes of one file or buffer. The ONLY place where an offset becomes memory.
 
-Formats read headers by `Source.pread` into private bytes. Arrays are views of the rest:
+Formats read headers into private bytes with `Source.pread`. Arrays are views of the rest:
 
 * mode "mmap": a read-only shared mapping. The arrays are the page cache.
 * mode "cow": a private copy-on-write mapping. The arrays are writable, the file never changes.
-* mode "copy": the whole file read into memory, no mapping left.
-* mode "sealed": the whole file copied into memory that nobody can change any more, and a read-only mapping of it.
+* mode "copy": the whole file, read into memory.
+* mode "sealed": a read-only mapping of a copy of the file in memory that nobody can change any more.
 
-A file is opened once: its size, header and mapping are of one descriptor. The last array that views a mapping ends it.
+A file is opened once: size, header and mapping come from one descriptor. A mapping lives as long as its last array.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "MODES", "Source"]
 
 MODES = ("mmap", "cow", "copy", "sealed")
-# These modes copy the file before anything of it is parsed.
+# These modes copy the file before it is parsed.
 _COPIES = ("copy", "sealed")
 # Errors of mmap on file systems without it, and for files without pages.
 _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM)
-# The bits of a mode that hold the kind of a file.
+# The bits of st_mode that hold the kind of a file.
 _KIND = 0o170000
-# One read of a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in the L2
-# cache of any CPU until it is used.
+# Bytes of one read into a bounce buffer: the call costs little of it (2 us of 35), and they stay in the L2 cache of any
+# CPU until they are used.
 CHUNK = 1 << 18
 
 
@@ -52,40 +52,40 @@ class Source:
     Parameters
     ----------
     path : str or None
-        As it was given; None for a descriptor or a buffer.
+        The path as given; None for a descriptor or a buffer.
     name : str
-        What messages call it: the path, or ``<bytes>``, ``<file descriptor 5>``.
+        Name in messages: the path, or ``<bytes>``, ``<file descriptor 5>``.
     mode : str
         One of `MODES`.
     file : Descriptor, optional
-        The open file. Raises `NotRegularFileError` or `IsADirectoryError` when it is no regular file.
+        The open file. Raises `NotRegularFileError` or `IsADirectoryError` unless it is a regular file.
     octets : ndarray of uint8, optional
-        The bytes, where they are in memory and there is no file.
+        The bytes, if there is no file.
     stable : bool
         Whether nobody else can change `octets`.
     identity : tuple of int, optional
-        That of the file whose sealed copy `file` is.
+        Identity of the file whose sealed copy `file` is.
 
     Attributes
     ----------
     path, name, mode, size
-        The size is in bytes; the mode becomes "copy" when a mapping fails and the mode was not asked for by name.
+        `size` is in bytes; `mode` becomes "copy" when a mapping fails and no mode was given.
     private : bool
-        Whether to read sections that are used again and again, such as a vocabulary, instead of mapping them. For
-        callers that hand out nothing of the file: when it shrinks, that is an exception there and no fault.
+        Whether to read sections that are used often, such as a vocabulary, instead of mapping them. For callers that
+        hand out no arrays: a file that shrinks then raises an exception instead of a fault.
     closed : bool
     """
 
-    # Most handles never set these: setting attributes is a good part of the cost of opening a file.
+    # Class attributes, because most handles never set these, and setting attributes costs much of opening a file.
     closed = False
     private = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
-    _released: str | None = None  # the path of a file whose descriptor was given back
+    _released: str | None = None  # the path of a file whose descriptor was released
     _seen: Any = None  # the file's state when it was opened, a wm_file: see kernels.h
     _identity: tuple[int, ...] | None = None
     _octets: NDArray[np.uint8] | None = None
-    _memory: Any = None  # the same bytes, as arrays are made on them
-    _sealed: Descriptor | None = None  # of the memory that a file was copied to
+    _memory: Any = None  # the owner of the same bytes, on which arrays are made
+    _sealed: Descriptor | None = None  # the memory that a file was copied to
     _stable = True
     _fallback = True
     _limits: Limits | None = None
@@ -126,17 +126,17 @@ class Source:
     # ------------------------------------------------------------------------------------------------- reading
     @property
     def in_memory(self) -> bool:
-        """Whether the bytes are read from memory that no file can take away."""
+        """Whether there is no file behind the bytes."""
         return self._file is None and self._released is None
 
     @property
     def descriptor(self) -> int:
-        """The open file, to be held while a scan in C reads from it; -1 where the bytes are in memory."""
+        """The open file, to be held while a scan in C reads from it; -1 if the bytes are in memory."""
         file = self._opened()
         return -1 if file is None else file
 
     def _opened(self) -> Descriptor | None:
-        """Return the open file, to be held while it is used; None where the bytes are in memory."""
+        """Return the open file, to be held while it is used; None if the bytes are in memory."""
         file, path = self._file, self._released
         if file is not None or path is None:
             return file
@@ -150,7 +150,7 @@ class Source:
         return octets
 
     def pread(self, offset: int, count: int) -> bytes:
-        """Return `count` bytes from `offset` on, as private bytes. Raises `TruncatedError` when the file has fewer."""
+        """Read `count` bytes at `offset` into private memory. Raises `TruncatedError` when the file has fewer."""
         file = self._file
         if file is None and (file := self._opened()) is None:
             data = self._held()[offset : offset + count].tobytes()
@@ -166,10 +166,10 @@ class Source:
         return data
 
     def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
-        """Yield `count` bytes from `offset` on, in pieces of exactly `size` bytes, the last one perhaps shorter.
+        """Yield `count` bytes from `offset` on, in pieces of `size` bytes; the last one may be shorter.
 
-        A file is read by pread into one buffer that each piece reuses: a file that shrinks meanwhile is a
-        `TruncatedError` and not a SIGBUS.
+        Reads a file by pread into one buffer that all pieces share. So a file that shrinks meanwhile raises a
+        `TruncatedError` instead of SIGBUS.
         """
         file, end = self._opened(), offset + count
         if file is None:
@@ -186,7 +186,7 @@ class Source:
             yield piece.toreadonly()
 
     def _named(self, error: OSError) -> OSError:
-        """Give the error of a call that knew only a descriptor the name of the file."""
+        """Add the file name to the error of a call that takes a descriptor."""
         error.filename = self.name
         return error
 
@@ -197,30 +197,30 @@ class Source:
     # ------------------------------------------------------------------------------------------------- memory
     @property
     def octets(self) -> NDArray[np.uint8]:
-        """The bytes as an array, shape (size,); mapped or read at the first use."""
+        """The bytes as a uint8 array, shape (size,); mapped or read at the first use."""
         octets = self._octets
         return self._load() if octets is None else octets
 
     def section(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """Return the bytes from `begin` to `end`: of the mapping, or read if the source is `private`."""
+        """Return the bytes from `begin` to `end`: a view of the mapping, or a copy if the source is `private`."""
         if self.private and not self.in_memory:
             return np.frombuffer(self.pread(begin, end - begin), np.uint8)
         return self.octets[begin:end]
 
     def prepare(self, *, explicit: bool, limits: Limits) -> None:
-        """Set limits, and whether the mode is `explicit`: then a mapping that fails is an error and not a read.
+        """Set limits, and whether the mode is `explicit`: then a failed mapping is an error instead of a read.
 
-        An explicit mode and modes that copy get their memory now. Otherwise mapping, which costs more than reading a
-        header, waits for the first array.
+        Explicit and copying modes get their memory now. Otherwise mapping, which costs more than reading a header,
+        waits for the first array.
         """
         self._fallback, self._limits = not explicit, limits
         if (explicit or self.mode in _COPIES) and self._octets is None and self.size:
             self._load()
 
     def advise(self, advice: str) -> None:
-        """Tell the kernel how the bytes will be touched: one of `ADVICE`, before anything is mapped.
+        """Advise the kernel how the bytes will be touched: one of `ADVICE`. Call it before anything is mapped.
 
-        A caller's descriptor, which shares its read-ahead with ours, stays as it is. A system may refuse advice.
+        A caller's descriptor gets no advice, since it shares its read-ahead with ours. A system may refuse advice.
         """
         self._advice = advice
         file = self._file
@@ -229,7 +229,7 @@ class Source:
                 os.posix_fadvise(file, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
 
     def _get_memory(self) -> Any:
-        """Return what arrays are made on: never None, which numpy would take for new memory."""
+        """Return the memory to make arrays on: never None, for which numpy would allocate."""
         memory = self._memory
         if memory is None:
             self._load()
@@ -239,7 +239,7 @@ class Source:
         return memory
 
     def _load(self) -> NDArray[np.uint8]:
-        """Map or copy the file. Where a file system cannot map, and the mode was not asked for by name, read."""
+        """Map or copy the file. If the file system cannot map and no mode was given, read it instead."""
         file = self._file
         if file is None:
             return self._held()  # another thread has read the file in between
@@ -256,18 +256,18 @@ class Source:
                 self.mode = "copy"
         if self.mode in _COPIES:
             octets, memory = self._copy(file)
-            self.check_unchanged()  # a file written to meanwhile may be half of each
-        # In this order: a thread that finds no memory comes here itself, and one that finds no file looks for octets.
+            self.check_unchanged()  # a copy of a file that was written to meanwhile would mix old and new
+        # In this order: a thread that finds no memory calls this itself, and one that finds no file looks for octets.
         self._memory = memory
         self._octets = octets
         if self.mode in _COPIES:
             self._file = None
-        if self.closed:  # by another thread in between: it has let go of what was there then
+        if self.closed:  # by another thread in between: it released only the memory that existed then
             self.close()
         return octets
 
     def _map(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
-        """Map the file; return its bytes, and what arrays are made on."""
+        """Map the file; return its bytes, and their owner to make arrays on."""
         mode = self.mode
         if mode == "mmap" and self.path is None:
             from weightmap.io.sealed import is_sealed  # noqa: PLC0415 - for descriptors only
@@ -279,7 +279,7 @@ class Source:
             raise self._named(error) from None
 
     def _copy(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
-        """Copy the file into new memory, sealed in that mode; return its bytes, and what arrays are made on."""
+        """Copy the file into new memory, sealed in that mode; return what `_map` does."""
         sealed = self.mode == "sealed"
         if sealed:
             from weightmap.io.sealed import is_sealed, seal  # noqa: PLC0415 - few handles need it
@@ -302,7 +302,7 @@ class Source:
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
         """Return the `nbytes` bytes from `offset` on as an array, without a copy.
 
-        Raises `TruncatedError` when they do not lie within the source, whatever a format has checked.
+        Raises `TruncatedError` if they do not lie within the source, even if the format has checked that.
         """
         if offset < 0 or nbytes > self.size - offset:
             self._short(self.size, offset + nbytes)
@@ -312,7 +312,7 @@ class Source:
     def array_of(
         self, count: int, step: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
     ) -> NDArray[Any]:
-        """Return `count` arrays of one shape, `step` bytes apart, as one array of one dimension more."""
+        """Return `count` arrays of one shape, `step` bytes apart, as one array with an additional first dimension."""
         if offset < 0 or step < 0 or nbytes + (count - 1) * step > self.size - offset:
             self._short(self.size, offset + nbytes + (count - 1) * step)
         strides = [dtype.itemsize]
@@ -321,12 +321,12 @@ class Source:
         return np.ndarray((count, *shape), dtype, self._get_memory(), offset, (step, *strides))
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Bring in these ranges (offset, bytes) of a mapping, in the background; return at once."""
+        """Bring (offset, bytes) ranges of a mapping into memory in the background; return at once."""
         if self.in_memory and self.mode != "sealed":
             return
         memory = self._get_memory()
-        if self.mode != "copy":  # "copy" by now where the mapping failed
-            from weightmap.io.prefetch import prefetch  # noqa: PLC0415 - its imports serve nothing else
+        if self.mode != "copy":  # it is "copy" by now if the mapping failed
+            from weightmap.io.prefetch import prefetch  # noqa: PLC0415 - few programs use it
 
             prefetch(memory, ranges, scattered=self._advice == "random")
 
@@ -339,14 +339,14 @@ class Source:
 
     @property
     def absolute(self) -> str | None:
-        """The path from the root on; None for a descriptor or a buffer."""
+        """The absolute path; None for a descriptor or a buffer."""
         return None if self.path is None else os.path.abspath(os.path.join(self._folder or "", self.path))
 
     def check_unchanged(self) -> None:
-        """Raise `FileChangedError` when the opened file has another size or modification time than it had.
+        """Raise `FileChangedError` if size or modification time of the opened file have changed.
 
         A file that was replaced by rename is unchanged: the handle keeps the old file. This narrows the window in which
-        a file truncated in place can fault a reader; it cannot close it.
+        a file truncated in place can fault a reader, but cannot close it.
         """
         file = self._file  # held, so that another thread cannot close it now
         if file is not None:
@@ -375,22 +375,21 @@ class Source:
 
     # ------------------------------------------------------------------------------------------------- closing
     def release_descriptor(self) -> None:
-        """Map the file now, if it is to be mapped, and close its descriptor.
+        """Load the file now and close its descriptor; later reads open it again by its path.
 
-        Later reads open the file again by its path. Without effect on what has no path, and on Windows, where an open
-        file is not replaced and its mapping keeps it open.
+        No effect on a source without a path, and on Windows, where a mapping keeps its file open and irreplaceable.
         """
         if self.path is None or os.name == "nt" or self.closed:
             return
         self.octets  # noqa: B018 - maps it
         if self._file is not None:
-            # In this order: whoever finds no descriptor looks for the path.
+            # In this order: a thread that finds no descriptor looks for the path.
             self._released = self.absolute
             self._file = None
         self._sealed = None
 
     def close(self) -> None:
-        """Let go of the file. Arrays that view it keep the mapping alive; idempotent."""
+        """Release the file; idempotent. Arrays that view it keep the mapping alive."""
         self.closed = True
         self._memory = self._octets = None
         self._file = self._sealed = self._released = None

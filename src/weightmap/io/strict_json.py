@@ -1,4 +1,4 @@
-"""JSON from files of strangers: RFC 8259 and nothing else, one clear error for everything that is wrong."""
+"""Parses JSON from untrusted files: RFC 8259 without extensions, and one clear error for every defect."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _KINDS = {
 
 
 def kind_of(value: object) -> str:
-    """Return what JSON calls a value that was read from it."""
+    """Return JSON's name for the type of a parsed value."""
     return _KINDS.get(type(value), "an object")
 
 
 class _ForbiddenError(Exception):
-    """What the decoder below does not take."""
+    """Raised by the hooks of the decoder below."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        msg = f"key {key!r} stands there twice"
+        msg = f"key {key!r} occurs twice"
         raise _ForbiddenError(msg)
     return found
 
@@ -54,7 +54,7 @@ def _constant(text: str) -> NoReturn:
     raise _ForbiddenError(msg)
 
 
-# Made once: `json.loads` with such functions makes one for each text, which takes longer than a small text does.
+# Made once: with hooks, `json.loads` makes a decoder per call, which takes longer than parsing a small text.
 _decode = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_constant).decode
 
 
@@ -64,11 +64,11 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     Parameters
     ----------
     raw : bytes
-        UTF-8; other encodings are not guessed.
+        UTF-8; no other encoding is recognised.
     what : str
-        What it is called in messages, such as "config.json".
+        Name of the text in messages, such as "config.json".
     offset : int, optional
-        Where it begins in the file, for messages.
+        Position of the text in the file, for messages.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     ------
     FormatError
         For bytes that are not UTF-8, bad syntax, repeated keys, NaN and infinities (also by overflow), integers of
-        thousands of digits, lone surrogates, nesting deeper than `DEEPEST`, and a root that is no object.
+        thousands of digits, lone surrogates, nesting deeper than `DEEPEST`, and a root that is not an object.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
     {'a': [1, 2.5]}
     >>> loads(b'{"a": 1, "a": 2}', "example")
     Traceback (most recent call last):
-    weightmap.errors.FormatError: example: key 'a' stands there twice
+    weightmap.errors.FormatError: example: key 'a' occurs twice
     """
 
     def fail(reason: str, at: int | None = None) -> NoReturn:
@@ -98,8 +98,8 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
         text = raw.decode()
         if text.startswith("\ufeff"):
             fail("it begins with a byte order mark", 0)
-        # Before it is parsed: the parser goes as deep as the interpreter allows, which may be deeper than the stack.
-        # Texts of few brackets need no closer look.
+        # Checked before parsing: the parser recurses as deep as the interpreter allows, which may exceed the stack.
+        # Texts with few brackets cannot be deep.
         if raw.count(b"{") + raw.count(b"[") > DEEPEST and kernels.json_depth(raw) > DEEPEST:
             fail(f"it is nested more than {DEEPEST} deep")
         value = _decode(text)
@@ -117,7 +117,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
             len(error.doc[: error.pos].encode()),
         )
     except RecursionError:
-        fail("it is nested deeper than what the caller has left of the stack")
+        fail("it is nested deeper than the rest of the caller's stack allows")
     except FormatError:
         raise
     except ValueError:  # an integer of more digits than Python converts

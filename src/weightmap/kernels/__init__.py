@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from weightmap.kernels._isa import *
     from weightmap.kernels._pq import *
     from weightmap.kernels._quantize import *
+    from weightmap.kernels._ranges import *
     from weightmap.kernels._subwords import *
 
 __all__ = [
@@ -89,6 +90,7 @@ _ON_DEMAND = {
     "_isa": "available_isas isa use_isa variant",
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers",
+    "_ranges": "join_ranges",
     "_subwords": "NGRAMS_MOST Ngrams gather_rows pack_texts unit_sums",
 }
 __getattr__ = on_demand(

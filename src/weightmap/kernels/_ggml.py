@@ -1,8 +1,7 @@
-"""Blocks of ggml in C: the types of quantised tensors in GGUF files. Used by `weightmap.quant.ggml`.
+"""Kernels for ggml's blocks, the quantised types of GGUF files. Used by `weightmap.quant.ggml`.
 
-A type cuts the elements of a tensor, row by row, into blocks of 32, 64 or 256, each of which holds its own scales.
-Values are those of gguf-py, to the bit; a value that is no number, as of a NaN scale, is the float32 0x7FC00000 on
-every CPU.
+A type cuts each row of a tensor into blocks of 32, 64 or 256 elements with their own scales. Decoded values equal those
+of gguf-py to the bit; every NaN is the float32 0x7FC00000, on every CPU.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def ggml_size(n: int, name: str) -> int:
     Raises
     ------
     QuantError
-        For a type that does not exist, or a number of elements that fills no whole number of blocks.
+        For an unknown type, or a number of elements that does not fill whole blocks.
     """
     kind = _type_named(name)
     blocks, rest = divmod(count_of(n), kind.block_size)
@@ -94,12 +93,12 @@ def decode_ggml(
     out: NDArray[Any] | None = None,
     threads: int = 1,
 ) -> NDArray[Any]:
-    """Decode elements `start` to `stop` of the `n` that `data` holds, touching only the blocks that they lie in.
+    """Decode elements `start` to `stop` of the `n` in `data`, touching only the blocks that they lie in.
 
     Parameters
     ----------
     data : buffer
-        Exactly the bytes that `ggml_size` tells, at any alignment.
+        Exactly ``ggml_size(n, name)`` bytes, at any alignment.
     n : int
         Number of elements, a multiple of the block size.
     name : str
@@ -107,7 +106,7 @@ def decode_ggml(
     start, stop : int
         The elements wanted, 0 <= start <= stop <= n; all of them when not given.
     dtype : dtype
-        float32, or float16, to which the float32 values are then rounded. Ignored when `out` is given.
+        float32, or float16: the float32 values, rounded. Ignored when `out` is given.
     out : ndarray of float32 or float16, optional
         Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, apart from `data`.
     threads : int
@@ -121,9 +120,9 @@ def decode_ggml(
     Raises
     ------
     QuantError
-        For a type that does not exist, or data of another size.
+        For an unknown type, or data of another size.
     ValueError
-        When `out` is not as it has to be, or the range does not lie within the elements.
+        For an unsuitable `out`, or a range that does not lie within the elements.
     """
     kind = _type_named(name)
     stop = n if stop is None else stop
@@ -147,9 +146,9 @@ def decode_ggml(
 def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """Quantise to blocks of this type; return their bytes, and the sum of the squared errors of each block.
 
-    The bytes are the same on every instruction set and with any number of threads. q4_0, q4_1, q5_0, q5_1 and q8_0 are
-    byte by byte what gguf-py makes; for q4_k and q6_k a search finds scales of least squared error. A scale that would
-    be too large for float16 is the largest finite one.
+    The bytes are the same on every instruction set and with any number of threads. q4_0, q4_1, q5_0, q5_1 and q8_0 give
+    the bytes of gguf-py; q4_k and q6_k search for scales of least squared error. A scale too large for float16 becomes
+    the largest finite one.
 
     Parameters
     ----------
@@ -167,8 +166,8 @@ def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[n
     Raises
     ------
     QuantError
-        For a type that nothing is quantised to, a number of elements that fills no whole number of blocks, elements
-        that are NaN or infinite, and what is no array of real numbers.
+        For a type without a quantiser, a number of elements that does not fill whole blocks, elements that are NaN or
+        infinite, and input that is not an array of real numbers.
     """
     if name not in GGML_ENCODED:
         raise QuantError("block type to quantise to", actual=repr(name), expected=f"one of {', '.join(GGML_ENCODED)}")

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: from its bytes to key-values and columns. Used by the format."""
+"""The scan of a GGUF header: from bytes to key-values and columns. Used by the format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightmap.kernels._faults import Fault
 
-# Fewest bytes of a key-value and of a tensor info, in any version.
+# The fewest bytes of a key-value and of a tensor info, in any version.
 GGUF_VALUE_LEAST, GGUF_TENSOR_LEAST = 9, 20
 _DIMS: int = lib.WM_GGUF_NDIM
 GGUF_KEY_MOST: int = lib.WM_GGUF_KEY
@@ -25,12 +25,12 @@ GGUF_DEEPEST: int = lib.WM_GGUF_DEPTH
 
 
 def ggml_block(number: int) -> tuple[int, int]:
-    """Return elements and bytes of a block of ggml's type of this number."""
+    """Return elements and bytes of a block of the ggml type with this number."""
     return lib.wm_ggml_elements(number), lib.wm_ggml_bytes(number)
 
 
 def gguf_types(blocks: Sequence[tuple[int, int, int]]) -> Any:
-    """Return a table of types for `GGUFHeader.tensors`: code, elements of a block and their bytes of each."""
+    """Return a table for `GGUFHeader.tensors` from code, block elements and block bytes of each type."""
     types = ffi.new("wm_gguf_type[]", lib.WM_GGUF_TYPES)
     for code, elements, octets in blocks:
         types[code] = (elements, octets)
@@ -38,21 +38,16 @@ def gguf_types(blocks: Sequence[tuple[int, int, int]]) -> Any:
 
 
 class GGUFHeader:
-    """What is known of a header so far: see wm_gguf in kernels.h.
+    """A scan in progress: see wm_gguf in scans.h, whose fields are attributes too.
 
     Parameters
     ----------
     limit : int
-        No field reaches past it.
-    version, big, count, n_tensors
-        As the file says: its version, whether it is big-endian, how many key-values and tensors it has.
+        Position that no field may reach past.
     pos : int
-        Where the key-values begin.
-
-    Attributes
-    ----------
-    native : wm_gguf
-        Its fields are attributes of this object too.
+        Position of the first key-value.
+    count, n_tensors, version, big
+        From the file: number of key-values and of tensors, version, whether it is big-endian.
     """
 
     __slots__ = ("_keys", "_room", "native")
@@ -66,7 +61,7 @@ class GGUFHeader:
         return getattr(self.native, name)
 
     def values(self, data: bytes | bytearray) -> Fault | bool:
-        """Go on with the key-values, by what has been read: True when they are done, False when that takes more."""
+        """Scan on through the key-values: return True at their end, False if that takes more data, or a fault."""
         native = self.native
         room = min(native.count, len(data) // GGUF_VALUE_LEAST + 1)
         if room > self._room:
@@ -78,7 +73,7 @@ class GGUFHeader:
         return fault_of(fault) if state < 0 else state == 0
 
     def tensors(self, data: bytes | bytearray, types: Any, most: int) -> tuple[Columns, Fault | bool]:
-        """Read the tensor infos: columns, and what `values` returns. `most` rows are read: a fault CAPACITY."""
+        """Scan tensor infos; return columns, and a state as `values` does. A row past `most` is a fault CAPACITY."""
         native = self.native
         left = len(data) - native.pos
         count = min(native.n_tensors, left // GGUF_TENSOR_LEAST + 1, most)
@@ -90,7 +85,7 @@ class GGUFHeader:
         return columns, fault_of(fault) if state < 0 else state == 0
 
     def find(self, data: bytes | bytearray, key: bytes) -> int:
-        """Return where the type of the value of this key stands; -1 where there is none."""
+        """Return the position of the value (its type) of a key, or -1."""
         native = self.native
         keys = self._keys
         octets = from_buffer("uint8_t[]", data)
@@ -98,18 +93,18 @@ class GGUFHeader:
         return -1 if row < 0 else keys[2 * row + 1]
 
     def keys(self) -> NDArray[np.uint32]:
-        """Return where each key begins and ends, shape (n_keys, 2)."""
+        """Return the bounds of each key, shape (n_keys, 2)."""
         count = self.native.n_keys
         return np.frombuffer(ffi.buffer(self._keys, 8 * count), np.uint32).reshape(count, 2).copy()
 
     def skip(self, data: bytes | bytearray, pos: int) -> int:
-        """Return where an array of the header ends the type of whose items stands at `pos`."""
+        """Return the end of the array whose item type is at `pos`."""
         native = self.native
         end: int = lib.wm_gguf_array(from_buffer("uint8_t[]", data), len(data), pos, native.version, native.big)
         return end
 
     def strings(self, data: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint32], int]:
-        """Return the bounds of an array of strings, and where it ends; -1 - i where string i does not fit."""
+        """Return the bounds of an array of strings, and its end; -1 - i if string i does not fit."""
         bounds = np.empty(count + 1, np.uint32)
         native, octets = self.native, as_input(data)
         out = as_output(bounds, "uint32_t[]")

@@ -54,7 +54,7 @@ def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
     """Raise TypeError or ValueError when `out` is no writeable array of this shape, that of `what`."""
     array = given_array(out)
     if array.shape != shape:
-        msg = f"out has shape {array.shape}, {what} has {shape}"
+        msg = f"out has shape {array.shape}, but {what} has {shape}"
         raise ValueError(msg)
     if not array.flags.writeable:
         msg = "out is read-only"

@@ -80,7 +80,7 @@ class Codes:
             self._struct, numbers, first, count, target, out.size, memory, len(scratch), threads
         )
         if bad == -2:
-            raise IndexError(f"rows that do not exist: there are {self.count}")
+            raise IndexError(f"row numbers out of range: there are {self.count} rows")
         return bad
 
     def sums(self, table: NDArray[np.float32], out: NDArray[np.float32], *, first: int = 0, threads: int = 1) -> int:
@@ -92,5 +92,5 @@ class Codes:
         source, target = from_buffer("float[]", table), as_output(out, "float[]")
         bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target, threads)
         if bad == -2:
-            raise IndexError(f"rows that do not exist: there are {self.count}")
+            raise IndexError(f"row numbers out of range: there are {self.count} rows")
         return bad

@@ -23,7 +23,6 @@ from weightmap.model.parts import (
     located,
     not_found,
 )
-from weightmap.model.reading import read
 from weightmap.model.reports import TensorInfo, VerifyReport
 
 if TYPE_CHECKING:
@@ -56,19 +55,19 @@ class TensorFile(Mapping[str, Any]):
     `FileChangedError` when the file is no longer the same. In mode "sealed", as an argument of a process that
     `multiprocessing` starts, it takes its memory along instead, without opening or copying anything there.
 
-    A model in several files is the same class over a `Shards` (see model/sharded.py), which is its source, content and
-    table at once; then `path` is that of the index, `info` counts offsets within a shard, and `metadata` has what the
-    index says and entries on which the shards agree. What the rest of the package asks of a handle, and users do not,
-    are the functions of model/parts.py.
+    For a model in several files the same class has a `Shards` (see model/sharded.py) as its source, content and table;
+    `path` is then that of the index, `info` counts offsets within a shard, and `metadata` has the entries of the index
+    and those on which the shards agree. The functions of model/parts.py give the rest of the package what users do not
+    need.
 
     Attributes
     ----------
     format, layout : str
         Such as "embd" and "spec".
     path : str or None
-        As it was given; None for a descriptor or a buffer.
+        The path as given; None for a descriptor or a buffer.
     nbytes : int
-        Size of the file.
+        Size of the file, in bytes.
 
     Notes
     -----
@@ -76,7 +75,8 @@ class TensorFile(Mapping[str, Any]):
     `FileChangedError` if not. A file truncated in place *after* that faults the process that touches its pages
     (SIGBUS): replace model files by rename, as `save` does, or open with ``mode="copy"`` or, on Linux, "sealed".
 
-    A handle keeps the descriptor of its file, and so that file, when the path gets another one. Arrays need none.
+    A handle holds the descriptor of its file, so it keeps that file when the path gets another one. Arrays need no
+    descriptor.
     """
 
     __slots__ = (
@@ -166,7 +166,7 @@ class TensorFile(Mapping[str, Any]):
     # ----------------------------------------------------------------------------------------------- properties
     @property
     def path(self) -> str | None:
-        """The path as it was given; None for a descriptor or a buffer."""
+        """The path as given; None for a descriptor or a buffer."""
         return self._source.path
 
     @property
@@ -176,7 +176,7 @@ class TensorFile(Mapping[str, Any]):
 
     @property
     def is_stable(self) -> bool:
-        """Whether nothing that happens to the file, or outside this process, can change the tensors or make them fault.
+        """Whether nothing outside this process can change the tensors or make them fault.
 
         True for copies (modes "copy" and "sealed"), descriptors of sealed memory, and `bytes`.
         """
@@ -185,7 +185,7 @@ class TensorFile(Mapping[str, Any]):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The metadata of the file: a read-only mapping, empty where there is none."""
+        """The metadata of the file: a read-only mapping, empty if there is none."""
         metadata = self._metadata
         if metadata is None:
             try:
@@ -201,12 +201,12 @@ class TensorFile(Mapping[str, Any]):
 
     @property
     def has_metadata(self) -> bool:
-        """Whether the file has metadata, be it empty: safetensors and BinTensors tell that from none."""
+        """Whether the file has metadata, which may be empty: safetensors and BinTensors tell that from none."""
         return self._content.has_metadata
 
     @property
     def vocab(self) -> Vocabulary | None:
-        """The vocabulary, where the file has one. Nothing of it is read before it is used."""
+        """The vocabulary of the file, read at its first use, or None."""
         check_open(self)
         return self._content.vocab
 
@@ -222,18 +222,18 @@ class TensorFile(Mapping[str, Any]):
 
     @property
     def embeddings(self) -> Embeddings | None:
-        """Word vectors: of a file with a vocabulary and one matrix that has a row for each of its tokens; else None."""
+        """Word vectors of a file with a vocabulary and one matrix that has a row for each token; else None."""
         check_open(self)
         if self._embeddings is False:
             from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
-            from weightmap.formats import by_name  # noqa: PLC0415 - opening needs none of it
+            from weightmap.formats import by_name  # noqa: PLC0415 - opening does not need it
 
             self._embeddings = Embeddings.of(self, by_name(self.format).embeddings)
         return self._embeddings  # type: ignore[return-value]
 
     # ---------------------------------------------------------------------------------------------- information
     def info(self, name: str) -> TensorInfo:
-        """Return name, dtype, shape, offset and bytes of a tensor, without touching its data.
+        """Return name, dtype, shape, offset and size of a tensor, without touching its data.
 
         Raises
         ------
@@ -251,19 +251,24 @@ class TensorFile(Mapping[str, Any]):
     ) -> NDArray[Any]:
         """Return a tensor as a new dense array of the wanted dtype: widened, decoded or just copied.
 
-        Unlike ``f[name]`` this copies: it reads the file (never through the mapping, so a file that shrinks meanwhile
-        is an exception) and converts, piece by piece. What was written to arrays in mode "cow" does not show here.
-        float16 and bfloat16 become float32 as `weightmap.kernels.f16_to_f32` and `bf16_to_f32` say.
+        Unlike ``f[name]`` this copies: it reads and converts the file piece by piece, never through the mapping, so a
+        file that shrinks meanwhile raises an exception. Changes made to arrays in mode "cow" do not show here. float16
+        and bfloat16 become float32 by `weightmap.kernels.f16_to_f32` and `bf16_to_f32`.
 
         Parameters
         ----------
         name : str
         dtype : dtype_like
-            Of the result; ignored when `out` is given. Values are converted as `numpy.ndarray.astype` converts them.
+            Dtype of the result; ignored when `out` is given. Values convert as with `numpy.ndarray.astype`.
         out : ndarray, optional
             Filled in place and returned; of the tensor's shape, of any dtype and strides.
         threads : int, optional
             At most this many threads share the work of a large tensor; one when not given.
+
+        Returns
+        -------
+        ndarray
+            Of the tensor's shape; or `out`.
 
         Raises
         ------
@@ -273,10 +278,12 @@ class TensorFile(Mapping[str, Any]):
         LimitError
             When the result is larger than `Limits.max_copy_bytes`, or than numpy can count.
         ValueError
-            When `out` has another shape, or cannot be written.
+            When `out` has another shape, or is read-only.
         TypeError
-            When `out` is no array.
+            When `out` is not an array.
         """
+        from weightmap.model.reading import read  # noqa: PLC0415 - views need none of it
+
         detach_index(self)
         place = locate(self, name)
         try:
@@ -287,8 +294,8 @@ class TensorFile(Mapping[str, Any]):
     def prefetch(self, names: str | Sequence[str] | None = None) -> None:
         """Bring the pages of these tensors (default: all) into memory, in the background. Returns at once.
 
-        Touching them is then no page fault, or a cheap one. One thread for the process does it and ends with its work;
-        it stops when the handle is closed and no array is left. No effect on buffers and in mode "copy".
+        Touching them later causes no page fault, or a cheap one. One thread serves the process while there is work, and
+        stops early when the handle is closed and no array is left. No effect on buffers and in mode "copy".
 
         Raises
         ------
@@ -307,10 +314,10 @@ class TensorFile(Mapping[str, Any]):
             source.prefetch(ranges)
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Read the whole file once (by pread, with flat memory); check its structure, and checksums where it has them.
+        """Read the whole file once (by pread, with flat memory); check its structure, and its checksums if it has any.
 
-        Many formats have no checksums: a file of theirs that passes is well-formed, and nothing is known of the values
-        of its tensors. The report says so (`VerifyReport.structure_only`).
+        A file of a format without checksums that passes is well-formed, but the values of its tensors may have changed.
+        The report says so (`VerifyReport.structure_only`).
 
         Parameters
         ----------
@@ -330,21 +337,21 @@ class TensorFile(Mapping[str, Any]):
         FileChangedError
             When the file is no longer the one that was opened.
         """
-        from weightmap.model.verifying import verify  # noqa: PLC0415 - opening needs none of it
+        from weightmap.model.verifying import verify  # noqa: PLC0415 - opening does not need it
 
         return verify(self, progress)
 
     def fileno(self) -> int:
         """Return the descriptor of the sealed memory that the file was copied to, in mode "sealed".
 
-        ``weightmap.open(descriptor, mode="sealed")`` opens the same memory, in this process or another that has it or a
-        duplicate of it: a forked child, a program started with ``pass_fds=``, a process that `socket.send_fds` sends it
-        to. It is closed with this handle; duplicates live on.
+        ``weightmap.open(descriptor, mode="sealed")`` opens the same memory in this process, or in another one that has
+        the descriptor or a duplicate: a forked child, a program started with ``pass_fds=``, a receiver of
+        `socket.send_fds`. It is closed with this handle; duplicates live on.
 
         Raises
         ------
         io.UnsupportedOperation
-            In any other mode, and in a model of so many files that it keeps no descriptors.
+            In any other mode, and for a model of several files.
         ClosedError
         """
         check_open(self)
@@ -352,16 +359,16 @@ class TensorFile(Mapping[str, Any]):
         if number is None:
             from io import UnsupportedOperation  # noqa: PLC0415 - for this message
 
-            msg = 'there is a descriptor to share only of one file that was opened with mode="sealed"'
+            msg = 'only a single file opened with mode="sealed" has a descriptor to share'
             raise UnsupportedOperation(msg)
         return number
 
     # -------------------------------------------------------------------------------------------------- closing
     def close(self) -> None:
-        """Let go of the file. Idempotent; never raises; arrays obtained before remain valid."""
+        """Release the file. Idempotent; never raises; arrays obtained before remain valid."""
         source = self._source
         source.close()
-        # The table and the vocabulary keep the mapping, too.
+        # Table and vocabulary would keep the mapping alive.
         closed: Any = Closed(source, len(self._table))
         self._table = self._content = closed
         self._embeddings = False
@@ -381,7 +388,7 @@ class TensorFile(Mapping[str, Any]):
         count = counted(len(self), "tensor")
         return f"<{state}TensorFile {escape(repr(self._source.name))}: {kind}, {count}, {self.nbytes} bytes>"
 
-    # Mapping defines these by comparing all values, which for arrays means nothing.
+    # Mapping compares all values, which makes no sense for arrays.
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:

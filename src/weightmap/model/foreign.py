@@ -1,4 +1,4 @@
-"""Tensors of torch as arrays. It is not imported for that: whoever has a tensor has done so."""
+"""Turns torch tensors into arrays. Never imports torch: a caller that has a tensor has imported it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PAIRS = "float4_e2m1fn_x2"
 
 
 def is_torch(value: Any) -> bool:
-    """Whether this is a tensor of torch: a parameter is one too."""
+    """Whether this is a torch tensor; parameters are."""
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def look_at_torch(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
-    """Return dtype, shape and bytes of a tensor as files have them, without touching its data.
+    """Return dtype, shape and size in bytes that a tensor has in a file, without touching its data.
 
     Raises
     ------
@@ -51,12 +51,12 @@ def look_at_torch(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
         name, shape = "float4_e2m1fn", (*shape[:-1], 2 * shape[-1])
     dtype = DTYPES.get(name)
     if dtype is None:
-        raise EncodeError("data type", expected="one that files have", actual=str(tensor.dtype))
+        raise EncodeError("data type", expected="one that formats store", actual=str(tensor.dtype))
     return dtype, shape, math.prod(shape) * dtype.bits // 8
 
 
 def octets_of_torch(tensor: Any) -> NDArray[Any]:
-    """Return an array with the elements of a tensor that `look_at_torch` has accepted, copied from its device."""
+    """Return the elements of a tensor that `look_at_torch` has accepted; copied if it is on another device."""
     if _dense(tensor) == PAIRS:
         tensor = tensor.detach().cpu().view(sys.modules["torch"].uint8)
     return from_torch(tensor)
@@ -99,9 +99,9 @@ def from_torch(tensor: Any) -> NDArray[Any]:
 
 
 def _dense(tensor: Any) -> str:
-    """Return the name of the dtype of a tensor. Raises `EncodeError` when it is not dense."""
+    """Return the name of a tensor's dtype. Raises `EncodeError` when the tensor is not dense."""
     try:
-        tensor.shape  # noqa: B018 - nested tensors have none, nor have parameters before their initialisation
+        tensor.shape  # noqa: B018 - nested tensors and uninitialised parameters have none
     except RuntimeError:
         raise EncodeError("a torch tensor that is nested or not initialised cannot be written") from None
     if tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized:

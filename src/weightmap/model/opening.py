@@ -1,4 +1,4 @@
-"""Opening a model file: `open`; `load`, which returns all of it; and pickled handles, which open it again."""
+"""Opens model files: `open`; `load`, which returns all tensors; and unpickling, which opens a file again."""
 
 from __future__ import annotations
 
@@ -35,31 +35,30 @@ def open(
     Parameters
     ----------
     source : str, os.PathLike, int, file object or buffer
-        A path; a file descriptor or a binary file object (not closed, its position not moved); or the content of a
-        file, as `bytes` or any other contiguous bytes-like object. Bytes are never a path: `os.fsdecode` makes one of
-        them. A directory or an ``*.index.json`` opens a sharded model as one.
+        A path; a file descriptor or a binary file object (neither closed nor moved); or the content of a file, as
+        `bytes` or any other contiguous bytes-like object. Bytes are never a path: `os.fsdecode` turns them into one. A
+        directory or an ``*.index.json`` opens a sharded model as one.
     format : str, optional
-        One of `formats()`; by default the content tells.
+        One of `formats()`; by default the content decides.
     mode : {"mmap", "cow", "copy", "sealed"}, optional
-        "mmap": arrays are read-only views of a shared mapping. "cow": of a private copy-on-write mapping, writable; the
-        file never changes. "copy": the file is read into memory. "sealed" (Linux): it is copied once into memory that
-        nobody can write to or shrink any more, and arrays are read-only views of that: whatever becomes of the file,
-        they neither change nor fault, and other processes can have the same memory, see `TensorFile.fileno`; a
-        descriptor of memory sealed so is used as it is, without a copy. Default: the environment variable
-        ``WEIGHTMAP_MODE``, else "mmap"; the default falls back to reading, with a log message, where the file system
-        cannot map.
+        "mmap": arrays are read-only views of a shared mapping. "cow": arrays are writable views of a private
+        copy-on-write mapping; the file never changes. "copy": the file is read into memory. "sealed" (Linux): the file
+        is copied once into memory that nobody can write to or shrink any more, and arrays are read-only views of that;
+        they neither change nor fault, whatever happens to the file, and other processes can share them, see
+        `TensorFile.fileno`. A descriptor of such memory is used without a copy. Default: the environment variable
+        ``WEIGHTMAP_MODE``, else "mmap"; this default reads the file, with a log message, if the file system cannot map.
     verify : {"header", "full", "none"}
-        "header": the index is validated. "full": also what `TensorFile.verify` checks, checksums where the format
-        has them. "none": only what is needed to find the index; each tensor is still checked when it is looked up.
+        "header" validates the index. "full" also does what `TensorFile.verify` does, checksums included. "none" checks
+        only what it needs to find the index; each tensor is still checked when it is looked up.
     strict : bool
-        False lets harmless defects pass (holes, overlaps, trailing bytes, reserved fields); `TensorFile.verify` lists
+        False tolerates harmless defects (holes, overlaps, trailing bytes, reserved fields); `TensorFile.verify` lists
         them.
     limits : Limits, optional
-        Bounds on what the file may ask for. In modes "copy" and "sealed" they hold before the file is copied.
+        Bounds on what the file may ask for. Modes "copy" and "sealed" check them before they copy the file.
     advise : {"random", "sequential", "normal"}, optional
-        How the tensors will be touched, for the read-ahead of the system: "random" where few rows of a large matrix on
-        a disk are wanted, "sequential" for one pass. Default: the system decides. It changes speed and nothing else,
-        and nothing at all with a buffer, in modes "copy" and "sealed", and where the system takes no such advice.
+        How the tensors will be touched, for the system's read-ahead: "random" for few rows of a large matrix on a disk,
+        "sequential" for one pass. Default: the system decides. Changes speed only; no effect on buffers, in modes
+        "copy" and "sealed", and on systems without such advice.
 
     Returns
     -------
@@ -76,7 +75,7 @@ def open(
     FileChangedError
         When the file was changed while it was being copied.
     TypeError, ValueError
-        When an argument is not one of the above, or the mode is "sealed" where the system has no such memory.
+        When an argument is not one of the above, or the mode is "sealed" and the system has no such memory.
 
     Examples
     --------
@@ -100,17 +99,17 @@ def open(
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None) -> TensorFile:
-    """Open a file of which no tensor is handed out: see `Source.private`."""
+    """Open a file for a caller that hands out no tensors: see `Source.private`."""
     return open_with(source, Options(DEFAULT_LIMITS if limits is None else limits, strict=strict, private=True))
 
 
 def open_or_import(source: Any, limits: Limits, *, lossy: bool) -> Any:
-    """Open a file for `convert`: a `TensorFile` as of `open_privately`, or the `Words` that an importer reads."""
+    """Open a file for `convert`: return a `TensorFile` as `open_privately` does, or the `Words` of an importer."""
     return open_with(source, ImportOptions(limits, lossy=lossy))
 
 
 def open_with(source: Any, options: Options) -> TensorFile:
-    """Do what `open` says, with options that are in order."""
+    """Open a source with valid options: see `open`."""
     path = source if type(source) is str else path_of(source)
     if path is not None and path.endswith(INDEX_SUFFIX):
         return _open_sharded(path, options)
@@ -126,7 +125,7 @@ def open_with(source: Any, options: Options) -> TensorFile:
         return _open_sharded(path, options)
     except UnknownFormatError as error:
         if isinstance(source, bytes) and b"\0" not in source:
-            error.add_note("bytes are the content of a file: os.fsdecode makes a path of them")
+            error.add_note("bytes are the content of a file: os.fsdecode turns them into a path")
         raise
 
 
@@ -137,7 +136,7 @@ def _open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
 
 
 def _open_sharded(path: str, options: Options) -> TensorFile:
-    from weightmap.model.sharded import open_sharded  # noqa: PLC0415 - what most programs never open
+    from weightmap.model.sharded import open_sharded  # noqa: PLC0415 - most programs open single files
 
     return open_sharded(path, options)
 
@@ -150,7 +149,7 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
     Parameters
     ----------
     source, **open_options
-        As of `open`.
+        As for `open`.
 
     Examples
     --------
@@ -164,9 +163,9 @@ def load(source: Any, **open_options: Any) -> dict[str, Any]:
 
 
 def reopen(path: str, options: dict[str, Any], expected: dict[str, tuple[int, ...]]) -> TensorFile:
-    """Open a model for a pickled handle. Raises `FileChangedError` when one of its files is another one now."""
+    """Open a model for a pickled handle. Raises `FileChangedError` if one of its files has changed."""
     msg = "the file is no longer the one that the pickled handle was opened on"
-    # Before anything is parsed, for another file may be no model at all; and again once all of them are open.
+    # Checked before parsing, for another file may be no model at all; and again once all files are open.
     for name, identity in expected.items():
         source = from_path(os.path.join(os.path.dirname(path), name), "mmap")
         source.close()
@@ -180,12 +179,12 @@ def reopen(path: str, options: dict[str, Any], expected: dict[str, tuple[int, ..
 
 
 def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
-    """Open sealed memory that the process which started this one has handed over."""
+    """Open sealed memory that the parent process has handed over."""
     return open_opened(take_over(shared, path, identity), Options(**options))
 
 
 def _reduce(file: TensorFile) -> tuple[Any, ...]:
-    """Return what `pickle` keeps of a handle: how to open its files again, or the sealed memory to take over."""
+    """Reduce a handle for `pickle`: to the call that opens its files again or takes over its sealed memory."""
     source, _, options = parts_of(file)
     if source.sealed is not None:
         from weightmap.io.sealed import to_child  # noqa: PLC0415 - few handles need it

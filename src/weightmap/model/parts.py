@@ -1,6 +1,6 @@
-"""What this package asks of a `TensorFile` and users do not: where tensors lie, whether a file changed, which files.
+"""Functions on a `TensorFile` for the rest of the package: places of tensors, checks for changes, the files behind it.
 
-The rooms above call these functions, so that the handle itself has only members that are meant for users.
+They keep the handle itself free of members that users do not need.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
+from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 from weightmap.formats._metadata import equal
-from weightmap.index.spelling import alike
 from weightmap.index.table import Row
 
 if TYPE_CHECKING:
@@ -42,29 +41,29 @@ __all__ = [
     "parts_of",
 ]
 
-# Fewer tensors than this are made one by one.
+# Runs of fewer tensors are made one by one.
 _RUN = 4
 OCTET = np.dtype(np.uint8)
 
 
 def parts_of(file: Any) -> tuple[Any, Any, Any]:
-    """Return source, content and options of a `TensorFile`. Of a sharded model a `Shards` is source and content."""
+    """Return source, content and options of a `TensorFile`; for a sharded model, source and content are a `Shards`."""
     return file._source, file._content, file._options
 
 
 def files_of(file: Any) -> Collection[Any]:
-    """Return the files of a sharded model; for any other, the file itself."""
+    """Return the files of a sharded model, or the single file itself."""
     return file.shards.values() or (file,)
 
 
 def name_of(file: Any) -> str:
-    """Return what messages call a file: its path, or a word in angle brackets such as ``<bytes>``."""
+    """Return the name of a file in messages: its path, or a word in angle brackets such as ``<bytes>``."""
     name: str = file._source.name
     return name
 
 
 def identities(file: Any) -> dict[str, tuple[int, ...]]:
-    """Return the `Source.identity` of each file, by name: of a sharded model those of its index and its shards."""
+    """Return the `Source.identity` of each file by name, of a sharded model including its index."""
     source = file._source
     shards: Mapping[str, Any] = file.shards
     return {os.path.basename(source.absolute): source.identity} | {
@@ -73,20 +72,20 @@ def identities(file: Any) -> dict[str, tuple[int, ...]]:
 
 
 def check_open(file: Any) -> None:
-    """Raise `ClosedError` when the handle was closed."""
+    """Raise `ClosedError` if the handle was closed."""
     if file._source.closed:
         file._source.fail_closed()
 
 
 def check_unchanged(file: Any) -> None:
-    """Raise `FileChangedError` when a file no longer has the size and modification time it was opened with."""
+    """Raise `FileChangedError` if size or modification time of a file have changed since it was opened."""
     check_open(file)
     for part in files_of(file):
         part._source.check_unchanged()
 
 
 def check_index(file: Any) -> None:
-    """Check the file before its index is used: where that is mapped, a file that shrank is then no fault."""
+    """Check the handle before its index is used: a file that shrank would make a mapped index fault."""
     source = file._source
     if source.closed:
         source.fail_closed()
@@ -95,7 +94,7 @@ def check_index(file: Any) -> None:
 
 
 def detach_index(file: Any) -> None:
-    """Copy a mapped index into private memory: what is read from now on touches no mapping."""
+    """Copy a mapped index into private memory, so that later reads of it cannot fault."""
     check_index(file)
     try:
         file._table.detach_index()
@@ -104,7 +103,7 @@ def detach_index(file: Any) -> None:
 
 
 def locate(file: Any, name: str) -> TensorRef:
-    """Return where a tensor lies. Raises `TensorNotFoundError`."""
+    """Return the place of a tensor. Raises `TensorNotFoundError`."""
     check_index(file)
     i = file._table.find(name)
     if i < 0:
@@ -117,7 +116,7 @@ def locate(file: Any, name: str) -> TensorRef:
 
 
 def located(file: Any) -> Iterator[TensorRef]:
-    """Yield `locate` of every tensor, in file order; cheaper than looking each of them up."""
+    """Yield the place of every tensor, in file order; cheaper than `locate` for each."""
     try:
         yield from file._content.refs(file._source)
     except TensorFileError as error:
@@ -125,15 +124,17 @@ def located(file: Any) -> Iterator[TensorRef]:
 
 
 def not_found(file: Any, name: object) -> TensorNotFoundError:
-    """Return the error for a name that no tensor has, with the names that are close to it."""
+    """Return the error for a name that no tensor has; it suggests similar names."""
+    from weightmap.index.spelling import alike  # noqa: PLC0415 - for errors only
+
     close = alike(str(name), file)
-    hint = f"; close: {', '.join(map(quoted, close))}" if close else ""
-    message = f"no tensor is called {quoted(name)} among {len(file)}{hint}"
+    hint = f"; similar names: {', '.join(map(quoted, close))}" if close else ""
+    message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{hint}"
     return TensorNotFoundError(message, path=file._source.name, format=file.format)
 
 
 def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
-    """Return one line for each entry that the `metadata` of a model lack because its shards have several values."""
+    """Return a line for each entry that is missing in a model's `metadata` because its shards disagree on it."""
     found = []
     values: dict[str, list[tuple[str, Any]]] = {}
     for name, shard in file.shards.items():
@@ -161,8 +162,8 @@ def arrays(file: Any) -> Iterator[Any]:
                 continue
             dims, stored = ((nbytes,), OCTET) if dtype.packed else (shape, dtype.numpy or numpy_dtype(dtype))
             if count >= _RUN and dims and nbytes:
-                # Rows of one shape at equal distances are the rows of one strided array: iterating it costs a
-                # fifth. (Not of empty ones: the dimensions of all together may be more than numpy can count.)
+                # Tensors of one shape at equal distances are rows of one strided array, which is five times as fast to
+                # iterate. (Not empty ones: numpy may not be able to count their dimensions together.)
                 yield from source.array_of(count, step, stored, dims, offset, nbytes)
             else:
                 for k in range(count):

@@ -1,4 +1,4 @@
-"""Tensors on their way into a file: any array, of whatever strides and byte order, as row-major little-endian bytes."""
+"""Turns the tensors that a user gives into `Payload`s: row-major little-endian bytes, whatever the array's strides."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
-from weightmap.formats import Payload, PQShape
+from weightmap.formats import Payload
 from weightmap.model.foreign import is_torch, look_at_torch, octets_of_torch
 from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.ref import PQShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
 
 __all__ = ["from_arrays", "from_quantized", "pieces"]
 
-# What is copied at once of an array whose elements do not lie as they are written: it fits into the L2 cache.
+# Bytes copied at once of an array that must be reordered: they fit into the L2 cache.
 PIECE = 1 << 20
-# An array of fewer bytes is copied: making `bytes` of it takes one call, a view of its bytes several.
+# Arrays of at most this size are copied: `tobytes` is one call, a view of the bytes takes several.
 _SMALL = 1 << 14
 _BIG_ENDIAN_HOST = sys.byteorder == "big"
 
 
 def pieces(array: NDArray[Any]) -> Iterable[bytes | memoryview]:
-    """Return an iterable of the elements of `array` in row-major order as little-endian bytes.
+    """Return the elements of `array` in row-major order as pieces of little-endian bytes.
 
-    A large contiguous array is one view and not copied. Any other comes in copies of about `PIECE` bytes, one at a
-    time, so memory stays flat.
+    A large contiguous array is one view. Any other is copied in pieces of about `PIECE` bytes, one at a time, so
+    memory stays flat.
     """
     swapped = _swapped(array.dtype)
     if array.nbytes <= _SMALL and not swapped:
         return (array.tobytes(),)
     if array.flags.c_contiguous and not swapped:
-        # ml_dtypes have no buffer format, and a 0-d array no length: view both as bytes.
+        # The types of ml_dtypes have no buffer format, and a 0-d array has no length: view both as bytes.
         return (memoryview(array.reshape(-1).view(np.uint8)),)
     return _copies(array, PIECE)
 
@@ -70,17 +71,11 @@ def _swapped(dtype: np.dtype[Any]) -> bool:
 
 
 def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
-    """Return what is to be written for each tensor of a mapping.
-
-    Raises
-    ------
-    EncodeError
-        Naming every tensor that is no numeric array.
-    """
+    """Return the payload of each tensor of a mapping. Raises an `EncodeError` that names each one that is no array."""
     payloads, reasons = [], []
     for name, value in tensors.items():
         if not isinstance(name, str):
-            reasons.append(f"tensor {name!r}: its name is no string")
+            reasons.append(f"tensor {name!r}: its name is not a string")
             continue
         if isinstance(value, QuantizedTensor):
             payloads.append(from_quantized(name, value))
@@ -94,18 +89,18 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
         array = value if type(value) is np.ndarray else _asarray(value)
         dtype = None if array is None else dtype_of(array.dtype)
         if array is None or dtype is None:
-            what = type(value).__name__ if array is None else f"dtype {array.dtype}"
-            reasons.append(f"tensor {name!r}: {what} is no type of element that files have")
+            what = f"type {type(value).__name__}" if array is None else f"dtype {array.dtype}"
+            reasons.append(f"tensor {name!r}: no format stores {what}")
         else:
             payloads.append(Payload(name, dtype, array.shape, array.nbytes, pieces, array))
     if reasons:
-        msg = f"these cannot be written: {'; '.join(reasons)}"
+        msg = f"cannot write {'; '.join(reasons)}"
         raise EncodeError(msg)
     return payloads
 
 
 def _from_torch(name: str, tensor: Any) -> Payload:
-    """Return what is to be written for a tensor of torch; from another device it is copied when it is written."""
+    """Return the payload of a torch tensor; one on another device is copied from there when it is written."""
     dtype, shape, nbytes = look_at_torch(tensor)
     if tensor.device.type == "cpu":
         return Payload(name, dtype, shape, nbytes, pieces, octets_of_torch(tensor))
@@ -113,7 +108,7 @@ def _from_torch(name: str, tensor: Any) -> Payload:
 
 
 def from_quantized(name: str, value: QuantizedTensor) -> Payload:
-    """Return what is to be written for a quantised tensor: its bytes as they are."""
+    """Return the payload of a quantised tensor: its bytes as they are."""
     if value.scheme == "pq":
         return _from_product(name, value)
     dtype, block_size, scale_type = SCHEMES[value.scheme], value.block_size, value.scale_type
@@ -123,7 +118,7 @@ def from_quantized(name: str, value: QuantizedTensor) -> Payload:
 
 
 def _from_product(name: str, value: Any) -> Payload:
-    """Return what is to be written for a tensor by product quantisation: projection, codebooks, norms and codes."""
+    """Return the payload of a product-quantised tensor: projection, codebooks, norms and codes."""
     arrays = [part for part in (value.projection, value.codebooks, value.norms, value.codes) if part is not None]
     quantized_len, n_centroids, _ = value.codebooks.shape
     return Payload(
@@ -137,8 +132,8 @@ def _from_product(name: str, value: Any) -> Payload:
 
 
 def _asarray(value: Any) -> NDArray[Any] | None:
-    """Return what numpy makes of a scalar, a list, or an array of another library; None for anything else."""
-    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost without a word
+    """Convert a scalar, a list, or an array of another library; return None where numpy cannot."""
+    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost silently
         return None
     try:
         array = np.asarray(value)

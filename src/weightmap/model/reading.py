@@ -1,4 +1,4 @@
-"""Reading a tensor as a dense array of another type: by pread, never through the mapping."""
+"""Reads a tensor as a dense array of any dtype: by pread, never through the mapping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import dtype_named, numpy_dtype
-from weightmap.errors import LimitError
+from weightmap.errors import LimitError, counted
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -23,18 +23,18 @@ __all__ = ["read"]
 
 _FLOAT32 = np.dtype(np.float32)
 _WIDENED = ("float16", "bfloat16")
-# Elements of float16 read at once: they, and the floats made of them, stay in the L2 cache.
+# Elements of float16 read at once: they and the resulting floats stay in the L2 cache.
 _PIECE = 1 << 18
-# What one thread reads and converts at least, in bytes of the file; starting a thread costs some ten microseconds.
+# The least share of a thread, in bytes of the file; starting a thread costs some ten microseconds.
 _THREAD_LEAST = 4 << 20
-# Parts of threads begin at multiples of this many elements, so that no two write to one line of memory.
+# Shares of threads begin at multiples of this many elements, so that no two write to one cache line.
 _ALIGN = 64
 
 
 def read(
     place: TensorRef, dtype: DTypeLike, out: NDArray[Any] | None, threads: int | None, limits: Limits, what: str
 ) -> NDArray[Any]:
-    """Do what `TensorFile.read` says."""
+    """Read a tensor: see `TensorFile.read`. Errors call it `what`."""
     source, row, _ = place
     source.check_unchanged()
     quantized = row.dtype.quantized
@@ -43,11 +43,11 @@ def read(
         out = _new(row, dtype_named(dtype), limits, what)
     else:
         kernels.check_out(out, row.shape, what)
-    plain = np.asarray(out)  # a matrix stays two-dimensional whatever it is asked for
+    plain = np.asarray(out)  # np.matrix stays two-dimensional however it is reshaped
     if quantized:
         place.decoder().dequantize(out=plain, threads=threads)
         return out
-    flat = plain.reshape(-1) if plain.flags.carray else None  # what the kernels can write
+    flat = plain.reshape(-1) if plain.flags.carray else None  # kernels write to C-contiguous, aligned arrays only
     target = kernels.empty(plain.size, plain.dtype) if flat is None else flat
     _fill(source, row, stored, target, 1 if threads is None else threads)
     if flat is None:
@@ -56,18 +56,18 @@ def read(
 
 
 def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[Any]:
-    """Return the array to be filled, its size within the limits."""
+    """Return a new array for the result, after a check of the limits."""
     limits.check("max_copy_bytes", max(row.nbytes, math.prod(row.shape) * dtype.itemsize), f"size of {what}")
     try:
         return kernels.empty(row.shape, dtype)
     except ValueError:
-        # Of an empty tensor the file may declare dimensions that numpy can count in bytes, but not in larger elements.
-        expected = f"one that numpy can have with elements of {dtype.itemsize} bytes"
+        # An empty tensor may have dimensions that numpy can count in bytes, but not in larger elements.
+        expected = f"one that numpy can count with elements of {counted(dtype.itemsize, 'byte')}"
         raise LimitError(f"shape of {what}", field="shape", actual=row.shape, expected=expected) from None
 
 
 def _fill(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any], threads: int) -> None:
-    """Fill a flat array, the work divided among threads where there is enough of it."""
+    """Fill a flat array; threads share the work if there is enough."""
     count = min(threads, row.nbytes // _THREAD_LEAST, 64)
     if count < 2:
         _fill_part(source, row, stored, target, 0, len(target))
@@ -77,7 +77,7 @@ def _fill(source: Source, row: Row, stored: np.dtype[Any], target: NDArray[Any],
     step = -(-len(target) // count // _ALIGN) * _ALIGN
     starts = range(0, len(target), step)
     with ThreadPoolExecutor(len(starts)) as pool:
-        # The kernels and pread let go of the GIL; what is left in Python is a call or two a piece.
+        # Kernels and pread release the GIL; Python makes only a call or two for each piece.
         parts = [
             pool.submit(_fill_part, source, row, stored, target, start, min(start + step, len(target)))
             for start in starts

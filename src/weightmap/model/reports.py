@@ -1,4 +1,4 @@
-"""What a handle tells about its file, as values."""
+"""`TensorInfo` and `VerifyReport`: facts about a tensor, and the result of `TensorFile.verify`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["TensorInfo", "VerifyReport"]
 
 
 class TensorInfo(NamedTuple):
-    """What a file says about one tensor.
+    """A tensor's entry in the index of its file.
 
     Attributes
     ----------
@@ -17,8 +17,9 @@ class TensorInfo(NamedTuple):
         Canonical name, such as "float32" or "bfloat16".
     shape : tuple of int
     offset : int
-        Of the first byte, from the start of the file.
+        Position of the first byte in the file.
     nbytes : int
+        Size of the data, in bytes.
     """
 
     name: str
@@ -29,21 +30,21 @@ class TensorInfo(NamedTuple):
 
 
 class VerifyReport(NamedTuple):
-    """What `TensorFile.verify` found. A file that fails raises instead.
+    """The result of `TensorFile.verify` for a sound file; a damaged one raises an error instead.
 
     Attributes
     ----------
     path : str or None
     format, layout : str
     checks : tuple of str
-        What was checked, in words.
+        Descriptions of the checks.
     warnings : tuple of str
-        What is odd but legal.
+        Legal oddities, and deviations tolerated by ``strict=False``.
     nbytes : int
         Bytes read.
     structure_only : str or None
-        Why changed tensor data could not be found, such as "safetensors has no checksums"; None where checksums cover
-        all of it. Bytes without a checksum are read, and that is all that can be said of them.
+        Why changes of tensor data would go unnoticed, such as "safetensors has no checksums"; None if checksums cover
+        all data. Bytes without a checksum are only shown to be readable.
     """
 
     path: str | None
@@ -56,5 +57,5 @@ class VerifyReport(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """What was checked, in a few words: "structure and checksums", or "structure only" and why."""
+        """A summary of the checks: "structure and checksums", or "structure only" and why."""
         return "structure and checksums" if self.structure_only is None else f"structure only: {self.structure_only}"

@@ -1,4 +1,4 @@
-"""`save`: which format and layout to write, and what it refuses before a file is created."""
+"""`save`: chooses format and layout, and refuses what they cannot express before it creates a file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
 def choose(path: str, format_: str | None, layout: str | None) -> Format:
-    """Return the format to be written. Raises `EncodeError` or ValueError when there is none, or no such layout."""
+    """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist."""
     found = by_suffix(path) if format_ is None else by_name(format_)
     if found.plan is None:
-        msg = f"format {found.name} can be read and not written"
+        msg = f"format {found.name} can be read but not written"
         raise EncodeError(msg, path=path, format=found.name)
     if layout is not None and layout not in found.layouts:
         msg = f"layout is {layout!r}, expected one of {', '.join(found.layouts)}"
@@ -35,9 +35,9 @@ def choose(path: str, format_: str | None, layout: str | None) -> Format:
 
 
 def choose_layout(found: Format, layout: str | None, metadata: Mapping[str, Any] | None) -> str:
-    """Return the layout to be written: the one that was asked for, else that of the metadata, else the first.
+    """Return the layout to write: the given one, else the one that the metadata names, else the format's first.
 
-    Raises `EncodeError` when the metadata asks for one that does not exist.
+    Raises `EncodeError` when the metadata names one that does not exist.
     """
     if layout is None and found.layout_for is not None:
         layout = found.layout_for(metadata)
@@ -45,7 +45,7 @@ def choose_layout(found: Format, layout: str | None, metadata: Mapping[str, Any]
 
 
 def plan_request(path: str, found: Format, request: Request) -> Plan:
-    """Ask the format for a plan. Raises `EncodeError` with everything that it cannot express."""
+    """Ask the format for a plan. Raises an `EncodeError` that lists everything that the format cannot express."""
     carried = found.carries[request.layout]
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     try:
@@ -62,16 +62,16 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
         if homeless:
             msg = f"{found.title} has no place for the metadata entries {listed(homeless)}"
             raise EncodeError(msg)
-        # No array has such a shape, but an empty tensor may get it when its elements become larger in a conversion.
+        # No array has such a shape, but a conversion to larger elements may give it to an empty tensor.
         endless = [
             f"{t.name[:80]!r} {t.shape}"
             for t in request.tensors
             if not (t.nbytes or t.dtype.quantized) and math.prod(filter(None, t.shape)) * t.dtype.bits >> 3 >= 1 << 63
         ]
         if endless:
-            msg = f"no reader could count the bytes of elements in these shapes: {', '.join(endless[:100])}"
+            msg = f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}"
             raise EncodeError(msg)
-        assert found.plan is not None  # noqa: S101 - `choose` has seen to it
+        assert found.plan is not None  # noqa: S101 - `choose` has checked it
         return found.plan(request)
     except TensorFileError as error:
         if isinstance(error, EncodeError):
@@ -80,7 +80,7 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
 
 
 def _conversion(found: Format, request: Request) -> Remedy | None:
-    """Say to which type tensors could be converted, where some are of one that the format lacks."""
+    """Suggest a data type to convert to, if some tensors have one that the format lacks."""
     known = found.dtypes[request.layout]
     schemes = found.schemes.get(request.layout, frozenset())
     lacking = [
@@ -109,50 +109,50 @@ def save(
     progress: Callable[[int, int], None] | None = None,
     durable: bool = True,
 ) -> None:
-    """Write tensors to a file, atomically: it is there whole or not at all.
+    """Write tensors to a file, atomically: a reader finds the whole new file, or the old one.
 
     Parameters
     ----------
     path : str, bytes or os.PathLike
-        An existing file is replaced and keeps its permissions, but not the setuid, setgid and sticky bits, which were
-        given to the old content; a symbolic link is followed.
+        An existing file is replaced; the new one gets its permissions, without setuid, setgid and sticky bits. A
+        symbolic link is followed.
     tensors : mapping of str to array_like, torch.Tensor, jax.Array or QuantizedTensor
-        Arrays of any strides and byte order; written row-major and little-endian. Tensors of torch on any device, with
-        or without gradient, in bfloat16 and float8 too; those that share memory are written each in full. The same
-        tensors give the same bytes.
+        Arrays of any shape, strides and byte order, written row-major and little-endian. Torch tensors may be on any
+        device, require gradients, and be bfloat16 or float8; tensors that share memory are each written in full. The
+        same tensors always give the same bytes.
     format : str, optional
-        One of `formats()` that can be written; by default the suffix tells: ``.weights``, ``.safetensors``, ...
+        One of `formats()` that can be written; by default the suffix decides: ``.weights``, ``.safetensors``, ...
     layout : str, optional
-        One of the format's layouts (EMBD: "spec", "simple"; CNN v2: "v2", "v1", by default as `metadata` has its
-        ``version``; finalfusion: "upstream", "spec").
+        One of the format's layouts (EMBD: "spec", "simple"; CNN v2: "v2", "v1", by default the ``version`` in
+        `metadata`; finalfusion: "upstream", "spec").
     metadata : mapping, optional
-        What may stand there depends on the format: strings in safetensors and EMBD, which takes integers too and writes
-        them as decimal strings; ``version`` and ``mip_level`` in CNN v2; what TOML has in finalfusion, where metadata
-        that was read keeps its text and new one needs the package tomli_w.
+        safetensors takes strings; EMBD takes strings, and integers, which it writes as decimal strings; CNN v2 takes
+        ``version`` and ``mip_level``; finalfusion takes what TOML can express, and needs the package tomli_w unless
+        the metadata was read from such a file; GGUF takes numbers, strings and lists of them.
     vocab : sequence of str, optional
-        Tokens by id. In finalfusion files, which need one, with an attribute ``subwords`` for a vocabulary that takes
-        apart unknown words: a `Vocabulary` of such a file, or ``Vocabulary.of(words, subwords=Subwords(...))``.
+        Tokens by id. finalfusion files need one; an attribute ``subwords`` makes it a subword vocabulary: a
+        `Vocabulary` of such a file has it, as has ``Vocabulary.of(words, subwords=Subwords(...))``.
     special_ids : mapping of str to int, optional
-        Of pad, unk, cls, sep and mask; by default those of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
+        Ids of pad, unk, cls, sep and mask; by default those of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
     config, tokenizer : optional
-        For formats that have a place for them.
+        Model configuration and tokenizer, for formats that have a place for them.
     checksums : bool
         Write checksums of the data where the format has them.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes.
     durable : bool
-        Flush to the disk before the file takes its place. False is faster, for caches that can be made again.
+        Flush to the disk before the file takes its place. False is faster, for files that can be made again.
 
     Raises
     ------
     EncodeError
         When the format cannot express this; it names every offending tensor, and no file was created.
     MissingDependencyError
-        For new metadata of a finalfusion file without the package tomli_w (``pip install tomli-w``).
+        When new metadata of a finalfusion file need the package tomli_w (``pip install tomli-w``).
     OSError
-        As the system reports it; the old file is intact and nothing is left behind.
+        As the system reports it; the old file is intact and no temporary file remains.
     TypeError
-        When `tensors` or `metadata` is no mapping.
+        When `tensors` or `metadata` is not a mapping.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Models in several files: a Hugging Face ``*.index.json`` or a model directory, opened as one `TensorFile`."""
+"""Opens a model in several files as one `TensorFile`: an ``*.index.json``, a model directory, or numbered parts."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Shards", "find_model", "open_sharded"]
 
-# What Hugging Face calls the file of a model, and its index.
+# Hugging Face's names for an index and a model file.
 _USUAL = ("model.safetensors.index.json", "model.safetensors")
-# Models of more files than this keep no descriptor of any: systems grant a process 256 or 1024 of them.
+# Models of more files keep no descriptors: systems grant a process 256 or 1024.
 _KEPT = 64
-# A row or an offset in a sharded model is its number in the shard, plus this times the number of the shard.
+# A row or an offset in a sharded model is that in the shard, plus the number of the shard times this.
 _SHARD = 1 << 64
-# How the system says that there is no such file: also of a name that none can have, or with a file for a directory.
+# Errors that mean that there is no such file: also for names that no file can have, and with a file for a directory.
 _MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
@@ -57,7 +57,7 @@ def find_model(folder: str) -> str:
     NotRegularFileError
         When there is none.
     UnknownFormatError
-        When there are several and none has the usual name.
+        When there are several and none has a usual name.
     """
     names = sorted(os.listdir(folder))
     for name in _USUAL:
@@ -68,11 +68,10 @@ def find_model(folder: str) -> str:
         name for name in names if name.endswith(suffixes)
     ]
     if not found:
-        looked = f"there is no *{INDEX_SUFFIX} and no file with one of {', '.join(suffixes)}"
-        msg = f"this is a directory without a model file: {looked}"
+        msg = f"this directory has no *{INDEX_SUFFIX} and no model file ({', '.join(suffixes)})"
         raise NotRegularFileError(msg, path=folder)
     if len(found) > 1:
-        msg = f"this directory has several model files, open one of them: {', '.join(map(repr, found[:10]))}"
+        msg = f"this directory has several model files; open one of them: {', '.join(map(repr, found[:10]))}"
         raise UnknownFormatError(msg, path=folder)
     return os.path.join(folder, found[0])
 
@@ -80,15 +79,15 @@ def find_model(folder: str) -> str:
 def open_sharded(path: str, options: Options) -> TensorFile:
     """Open a directory or an index of shards, with the options of `weightmap.open`.
 
-    A shard that is missing, or that lacks a tensor that the index places there, or has one that the index places
-    elsewhere, is a `LayoutError`.
+    Raises a `LayoutError` for a shard that is missing, lacks a tensor that the index places there, or has one that the
+    index places elsewhere.
 
-    Of up to 64 shards each keeps the descriptor of its file, as a single file does. With more of them none does, for a
-    process has few: they are mapped now, and later reads open a shard again by its path and raise `FileChangedError`
-    when another file is there. A look-up then asks the path whether the file is unchanged; a file that was replaced by
-    rename or deleted counts as unchanged, for the mapping keeps the old one.
+    Up to 64 shards each keep the descriptor of their file, as a single file does. With more shards none does, for a
+    process has few descriptors: all are mapped now, and later reads open a shard again by its path and raise
+    `FileChangedError` if another file is there. Look-ups check for changes through the path; a file that was replaced
+    by rename or deleted counts as unchanged, for the mapping keeps the old one.
     """
-    mode_of(options.mode)  # refuses a wrong mode before the index, which is read in any mode
+    mode_of(options.mode)  # refuses a wrong mode before it reads the index
     if os.path.isdir(path):
         path = find_model(path)
         if not path.endswith(INDEX_SUFFIX):
@@ -121,9 +120,10 @@ def open_sharded(path: str, options: Options) -> TensorFile:
 
 
 def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
-    """Open the other parts of a model with the first one, which is open, and return all as one.
+    """Open the other parts of a model whose `first` one is open, and return all as one.
 
-    A part that is missing, or is another part than its name says, and a tensor in two of them are a `LayoutError`.
+    Raises a `LayoutError` for a part that is missing or has another number than its name says, and for a tensor that
+    is in two parts.
     """
     source, content, _ = parts_of(first)
     part, folder = content.part, os.path.dirname(path)
@@ -138,7 +138,7 @@ def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
         options.limits.check("max_tensors", len(where), "number of tensors")
         shards: Any = Shards(source, files, where, {})
         if part.tensors is not None and part.tensors != len(where):
-            what, expected = "number of tensors in all parts", f"{part.tensors}, as the first part says"
+            what, expected = "number of tensors in all parts", f"{part.tensors}, from the first part"
             options.tolerate(LayoutError(what, field="part", actual=len(where), expected=expected), shards.warnings)
         model = TensorFile(shards, first.format, shards, options, files)
         if options.verify == "full":
@@ -153,53 +153,53 @@ def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
 
 
 def _tensors_of_parts(files: Mapping[str, TensorFile], parts: int) -> dict[str, str]:
-    """Return the file of each tensor; refuse files that are not these parts, and a tensor in two of them."""
+    """Return the file name of each tensor; refuse files that are not these parts, and a tensor in two of them."""
     where: dict[str, str] = {}
     for number, (name, file) in enumerate(files.items()):
         own = parts_of(file)[1].part
         if own is None or (own.number, own.parts) != (number, parts):
-            actual = "no part of a model" if own is None else f"part {own.number + 1} of {own.parts}"
-            what, expected = f"{quoted(name)}, by its metadata,", f"part {number + 1} of {parts}"
+            actual = "not a part of a model" if own is None else f"part {own.number + 1} of {own.parts}"
+            what, expected = f"by its metadata, {quoted(name)}", f"part {number + 1} of {parts}"
             raise LayoutError(what, field="part", actual=actual, expected=expected)
         for tensor in file:
             if where.setdefault(tensor, name) != name:
-                msg = f"tensor {quoted(tensor)} lies in two parts, {quoted(where[tensor])} and {quoted(name)}"
+                msg = f"tensor {quoted(tensor)} is in two parts, {quoted(where[tensor])} and {quoted(name)}"
                 raise LayoutError(msg, field="name")
     return where
 
 
 def _read_index(source: Source, options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the shard of each tensor, and the metadata."""
+    """Return the shard name of each tensor, and the metadata."""
     options.limits.check("max_header_bytes", source.size, "size of the index of shards")
     content = strict_json.loads(source.pread(0, source.size), "index of shards")
     where = content.get("weight_map")
     if not isinstance(where, dict):
-        msg = "the index of shards has no weight_map, an object of tensor names and shard names"
+        msg = "the index of shards has no weight_map, an object from tensor names to shard names"
         raise FormatError(msg, field="weight_map")
     options.limits.check("max_tensors", len(where), "number of tensors")
     metadata = content.get("metadata", {})
     if not isinstance(metadata, dict):
-        msg = "metadata of the index of shards is no object"
+        msg = "metadata of the index of shards is not an object"
         raise FormatError(msg, field="metadata")
     return where, metadata
 
 
 class Shards:
-    """The files of a sharded model, one behind another: source, table and content of its `TensorFile`.
+    """The files of a sharded model as one: source, table and content of its `TensorFile`.
 
-    Rows and offsets are those of a shard plus its number times 2**64; `info` and `locate` give them as the shard does.
-    Order: shards by name, tensors as in their shard.
+    Rows and offsets are those of a shard plus its number times 2**64; `info` and `locate` return them as the shard
+    does. Shards are ordered by name, tensors as in their shard.
 
     Parameters
     ----------
     index : Source
-        Of the index of shards.
+        The index of shards.
     shards : mapping of str to TensorFile
-        By name.
+        The shards by name.
     where : mapping of str to str
-        The shard of each tensor, as the index says.
+        The name of each tensor's shard, from the index.
     metadata : mapping
-        That of the index.
+        Metadata of the index.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ class Shards:
         The row of each tensor.
     """
 
-    # What no sharded model has.
+    # No sharded model has these.
     config = tokenizer = sealed = part = None
     is_mapped = False
     layout = "sharded"
@@ -231,7 +231,7 @@ class Shards:
         self._rows = frozenset(self.names.values())
 
     def _rows_by_name(self, where: Mapping[str, str]) -> dict[str, int]:
-        """Return the row of each tensor of the index; refuse one that lies elsewhere or nowhere."""
+        """Return the row of each tensor of the index; refuse one that is in another shard or in none."""
         rows: dict[str, int] = {}
         for number, (shard, file) in enumerate(self.shards.items()):
             for row, name in enumerate(file, number * _SHARD):
@@ -239,11 +239,11 @@ class Shards:
                 if wanted == shard:
                     rows.setdefault(name, row)
                     continue
-                found = f"tensor {quoted(name)} lies in shard {quoted(shard)}"
+                found = f"tensor {quoted(name)} is in shard {quoted(shard)}"
                 if wanted is not None:
-                    msg = f"{found}, and the index places it in {quoted(wanted)}"
+                    msg = f"{found}, but the index places it in {quoted(wanted)}"
                     raise LayoutError(msg, field="weight_map")
-                self.warnings.append(f"{found} and is not in the index")
+                self.warnings.append(f"{found} but not in the index")
         missing = [name for name in where if name not in rows]
         if missing:
             what = f"tensor {quoted(missing[0])} is not in shard {quoted(where[missing[0]])}, where the index places it"
@@ -252,7 +252,7 @@ class Shards:
         return rows
 
     def _at(self, place: int) -> tuple[Any, Any, int]:
-        """Return source and content of the shard of a row or an offset, and where that is in the shard."""
+        """Return source and content of the shard of a row or an offset, and the same row or offset in the shard."""
         number, within = divmod(place, _SHARD)
         try:
             source, content = self._parts[number]
@@ -262,7 +262,7 @@ class Shards:
 
     # ------------------------------------------------------------------------------------------------- as a source
     def check_unchanged(self) -> None:
-        """Do nothing: a look-up asks its own shard, see `place`."""
+        """Do nothing: a look-up checks only its own shard, see `place`."""
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
         """Return an array of a shard: see `Source.array`."""
@@ -277,7 +277,7 @@ class Shards:
         return array
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Bring in these ranges, each by its shard."""
+        """Bring in these ranges: see `Source.prefetch`."""
         wanted: dict[Any, list[tuple[int, int]]] = {}
         for offset, nbytes in ranges:
             source, _, within = self._at(offset)
@@ -303,10 +303,10 @@ class Shards:
 
     def find(self, name: object) -> int:
         """Return the row of the tensor called `name`, or -1."""
-        return self.names.get(name, -1) if isinstance(name, str) else -1  # what is no string may not be hashable
+        return self.names.get(name, -1) if isinstance(name, str) else -1  # anything else may not be hashable
 
     def place(self, i: int) -> Place:
-        """Return dtype, shape, offset and bytes of row i. Raises `FileChangedError` when its shard was changed."""
+        """Return dtype, shape, offset and bytes of row i. Raises `FileChangedError` if its shard has changed."""
         source, content, row = self._at(i)
         source.check_unchanged()
         dtype, shape, offset, nbytes = content.table.place(row)
@@ -345,7 +345,7 @@ class Shards:
         return self
 
     def ref(self, _: Any, i: int) -> TensorRef:
-        """Return where row i lies, in its shard."""
+        """Return the place of row i in its shard."""
         source, content, row = self._at(i)
         if content.table.is_mapped:
             source.check_unchanged()
@@ -371,13 +371,13 @@ class Shards:
         return bool(self._metadata) or any(file.has_metadata for file in self.shards.values())
 
     def load_metadata(self) -> dict[str, Any]:
-        """Return the metadata of the index, and of the shards entries on which those that have them agree."""
+        """Return the metadata of the index, and entries on which all shards that have them agree."""
         said: dict[str, list[Any]] = {}
         for file in self.shards.values():
             for key, value in file.metadata.items():
                 said.setdefault(key, []).append(value)
         agreed = {key: values[0] for key, values in said.items() if all(equal(value, values[0]) for value in values)}
-        # Of the class that the first shard's is, for it may know more than the values, such as their types.
+        # A copy of the first shard's metadata, whose class may know more than the values, such as their types.
         found: dict[str, Any] = next((file.metadata.copy() for file in self.shards.values()), {})  # type: ignore[attr-defined]
         for key in [key for key in found if key not in agreed or key in self._own_keys]:
             del found[key]
@@ -397,11 +397,11 @@ class Shards:
 
 
 def _shard_name(name: object) -> str:
-    """Return the name of a shard when it is a plain relative path that stays within the directory."""
+    """Return the name of a shard if it is a plain relative path that stays within the directory."""
     if not isinstance(name, str):
         msg = f"name of a shard is a {type(name).__name__}, expected a string"
         raise FormatError(msg, field="weight_map")
-    # Lexically: a symbolic link within the directory is the owner's own doing, and how the caches of model hubs work.
+    # Only the name is checked: the owner of the directory may use symbolic links, as the caches of model hubs do.
     parts = name.split("/")
     bad = (
         not name
@@ -423,7 +423,7 @@ def _open_shard(folder: str, name: str, options: Options) -> TensorFile:
     asked = Options(**options.keywords(verify="header" if options.checked else "none"))
     path = os.path.join(folder, name)
     if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
-        # An index that names an index could name itself, and would be opened for ever.
+        # An index could name itself, and opening would never end.
         msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
         raise LayoutError(msg, field="weight_map")
     try:
@@ -431,12 +431,12 @@ def _open_shard(folder: str, name: str, options: Options) -> TensorFile:
     except OSError as error:
         if error.errno not in _MISSING:
             raise
-        msg = f"{quoted(name)}, a file of this model, is missing"
+        msg = f"file {quoted(name)} of this model is missing"
         raise LayoutError(msg, field="weight_map") from None
 
 
 def _check_total(shards: Shards, metadata: Mapping[str, Any], options: Options) -> None:
-    """Compare the size that the index states with that of all tensors."""
+    """Compare the total size in the index with that of all tensors."""
     stated = metadata.get("total_size")
     total = sum(ref.row.nbytes for ref in shards.refs(None))
     if stated is not None and stated != total:

@@ -1,4 +1,4 @@
-"""Opening one file: which mode, which format, and the handle."""
+"""Opens one file: chooses the mode, recognises the format, makes the handle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import TensorFileError
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
-from weightmap.importers import IMPORTERS
 from weightmap.io.opening import open_source
 from weightmap.io.source import MODES
 from weightmap.kernels import is_set
@@ -15,20 +14,27 @@ from weightmap.model.file import TensorFile
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weightmap.io.source import Source
     from weightmap.options import Options
 
 __all__ = ["DEFAULT_LIMITS", "INDEX_SUFFIX", "mode_of", "open_file", "open_opened"]
 
-# How the name of an index of shards ends.
+# File names of indexes of shards end so.
 INDEX_SUFFIX = ".index.json"
 
 DEFAULT_LIMITS = Limits()
-_IMPORTERS = tuple(IMPORTERS.values())
+
+
+def _importers() -> Iterable[Importer]:
+    from weightmap.importers import IMPORTERS  # noqa: PLC0415 - for files that no format recognises
+
+    return IMPORTERS.values()
 
 
 def mode_of(mode: str | None) -> str:
-    """Return the mode to open in: as asked, else as the environment says."""
+    """Return the mode to open in: the given one, else that of the environment, else "mmap"."""
     chosen = mode if mode is not None else os.environ.get("WEIGHTMAP_MODE") or "mmap"
     if chosen not in MODES:
         msg = f"mode is {chosen!r}, expected one of {', '.join(MODES)}"
@@ -37,7 +43,7 @@ def mode_of(mode: str | None) -> str:
         from weightmap.io.sealed import AVAILABLE  # noqa: PLC0415 - few handles need it
 
         if not AVAILABLE:
-            msg = "mode is 'sealed', and this system has no memory that can be sealed: that takes Linux; use 'copy'"
+            msg = "mode is 'sealed', which this system does not support: it needs Linux; use 'copy'"
             raise ValueError(msg)
     return chosen
 
@@ -45,7 +51,7 @@ def mode_of(mode: str | None) -> str:
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
     mode = options.mode
-    # `os.environ` takes 4 us, a quarter of opening, to say that it lacks a name.
+    # `os.environ` takes 4 us, a quarter of opening, for a variable that is not set.
     chosen = "mmap" if mode is None and not is_set("WEIGHTMAP_MODE") else mode_of(mode)
     return open_opened(open_source(source, path, chosen), options)
 
@@ -62,10 +68,10 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(HEAD, source.size))
-        found = identify(source, head, _IMPORTERS) if wanted is None or not head else by_name(wanted)
+        found = identify(source, head, _importers) if wanted is None or not head else by_name(wanted)
         try:
             if options.importing and isinstance(found, Importer):
-                return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, as was asked for
+                return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, for `convert`
             content = found.parse(source, head, options)
         except TensorFileError as error:
             instead = mistaken(found, head) if wanted is None else None

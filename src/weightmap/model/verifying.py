@@ -1,4 +1,4 @@
-"""`TensorFile.verify`: a handle's files read once, and what can be said of them."""
+"""`TensorFile.verify`: reads a handle's files once and reports what was checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["verify"]
 
 
 def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyReport:
-    """Do what `TensorFile.verify` says."""
+    """Verify a handle: see `TensorFile.verify`."""
     check_open(file)
     source, content, options = parts_of(file)
     table = content.table
@@ -25,7 +25,7 @@ def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyRepo
         source.check_unchanged()
         table.detach_index()
         run = Verification(source, options, progress)
-        if not options.checked:  # opening has not
+        if not options.checked:  # opening has not checked it
             table.check()
         content.verify(run)
         disorder = table.disorder()
@@ -41,7 +41,7 @@ def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyRepo
 
 
 def _in_common(reasons: list[str | None]) -> str | None:
-    """Say why the files of a model were checked for their structure alone; where only some were, how many."""
+    """Say why only the structure of a model's files was checked, and of how many if not of all."""
     counts = Counter(reason for reason in reasons if reason is not None)
     if len(counts) == 1 and None not in reasons:
         return next(iter(counts))

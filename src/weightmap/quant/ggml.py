@@ -1,14 +1,13 @@
 """Quantised tensors of GGUF files: the block types of ggml.
 
-A type cuts every row of a tensor into blocks of 32, 64 or 256 elements, and each block holds what decodes it. So any
-rows, and any experts of a three-dimensional tensor, are a piece of the tensor's bytes. Schemes are named like the
-types, in lower case: "q4_k".
+A type cuts every row of a tensor into blocks of 32, 64 or 256 elements that decode by themselves. So rows, and experts
+of a three-dimensional tensor, are contiguous bytes. Schemes have the names of the types in lower case: "q4_k".
 
 ==============================  ===========================================================================
 schemes                         value of an element with code q
 ==============================  ===========================================================================
 ``q4_0 q5_0 q8_0``              d * q, q signed; d is the block's scale, a float16
-``q4_1 q5_1``                   d * q + m, q from 0 on; m is the block's minimum, a float16
+``q4_1 q5_1``                   d * q + m, q unsigned; m is the block's minimum, a float16
 ``q2_k q4_k q5_k``              (d * s) * q - (m * t); s and t are small integers for 16 or 32 elements
 ``q3_k q6_k``                   (d * s) * q, q and s signed
 ``iq4_nl iq4_xs mxfp4 nvfp4``   d * table[q], or (d * s) * table[q]; a table of 16 integers for all blocks
@@ -16,7 +15,7 @@ schemes                         value of an element with code q
 ``tq1_0 tq2_0``                 d * q, q of -1, 0 and 1
 ==============================  ===========================================================================
 
-Each operation is one of float32; values are those of gguf-py, to the bit.
+All arithmetic is in float32; values equal those of gguf-py to the bit.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTERPARTS", "GGML_BLOCK", "GgmlTensor", "check_counterpart", "quantize_ggml", "regroup"]
 
-# Where the float16 scale of a block lies; the float16 for its minimum, where there is one, lies behind it.
+# Position in a block of its float16 scale, if not 0; the float16 minimum, if any, follows it.
 _SCALE_AT = {"q2_k": 80, "q3_k": 108, "q6_k": 208, "tq1_0": 52, "tq2_0": 64}
 _WITH_MINIMUM = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
-# Schemes whose scales are something else: what they are, how many, and where.
+# Schemes with other scales: their name, dtype, number and position in a block.
 _OTHER_SCALES: dict[str, tuple[str, str, int, int]] = {
     "mxfp4": ("e8m0", "u1", 1, 0),
     "nvfp4": ("ue4m3", "u1", 4, 0),
@@ -56,7 +55,7 @@ class GgmlTensor(QuantizedTensor):
     scheme : str
         One of `GGML_SCHEMES`.
     shape : tuple of int
-        As numpy has it, the fastest dimension last; that one is a multiple of the block size.
+        The last dimension is a multiple of the block size.
     payload : ndarray of uint8, or bytes-like
         The blocks of all rows, one after another, at any alignment.
 
@@ -65,7 +64,6 @@ class GgmlTensor(QuantizedTensor):
     shape, ndim, size
         Of the tensor.
     scheme : str
-        As given.
     block_size : int
         Elements of a block.
     scale_type : str
@@ -76,7 +74,7 @@ class GgmlTensor(QuantizedTensor):
     Raises
     ------
     QuantError
-        When the payload is not as large as scheme and shape need, or the shape does not consist of whole blocks.
+        When scheme and shape need a payload of another size, or rows do not consist of whole blocks.
 
     Examples
     --------
@@ -117,7 +115,7 @@ class GgmlTensor(QuantizedTensor):
         return self._octets.reshape(-1, kernels.GGML_TYPES[self.scheme].block_bytes)
 
     def _part(self, at: int, dtype: str) -> NDArray[Any]:
-        """Return the number at this byte of every block: a strided view."""
+        """Return the number at byte `at` of every block: a strided view."""
         blocks, kind = self.blocks, np.dtype(dtype)
         if not len(blocks):
             return np.empty(0, kind)
@@ -127,8 +125,8 @@ class GgmlTensor(QuantizedTensor):
     def scales(self) -> NDArray[Any]:
         """The scales of the blocks, float16, shape (n_blocks,): a strided view.
 
-        Those of mxfp4 are uint8 exponents; those of nvfp4 uint8, shape (n_blocks, 4); of iq1_m the four numbers of 16
-        bits, shape (n_blocks, 4), of which each holds a quarter of the scale in its upper bits.
+        mxfp4 has uint8 exponents; nvfp4 has uint8 of shape (n_blocks, 4); iq1_m has uint16 of shape (n_blocks, 4),
+        each of which holds a quarter of the scale in its upper four bits.
         """
         if self.scheme not in _OTHER_SCALES:
             return self._part(_SCALE_AT.get(self.scheme, 0), "<f2")
@@ -140,7 +138,7 @@ class GgmlTensor(QuantizedTensor):
 
     @property
     def minimums(self) -> NDArray[np.float16] | None:
-        """The float16 numbers that offsets are made of, shape (n_blocks,): a strided view. None without offsets."""
+        """The minimums of the blocks, float16, shape (n_blocks,): a strided view. None for schemes without them."""
         if self.scheme not in _WITH_MINIMUM:
             return None
         return self._part(_SCALE_AT.get(self.scheme, 0) + 2, "<f2")
@@ -149,7 +147,7 @@ class GgmlTensor(QuantizedTensor):
     def codes(self) -> NDArray[Any]:
         """The blocks without `scales` and `minimums`, shape (n_blocks, bytes): a strided view.
 
-        uint8; of q8_0 int8, the codes themselves. Of iq1_m the whole blocks, since scales are among the codes.
+        uint8; for q8_0 the codes themselves, as int8; for iq1_m whole blocks, since its scales lie among the codes.
         """
         blocks = self.blocks
         if self.scheme == "iq1_m":
@@ -180,8 +178,8 @@ class GgmlTensor(QuantizedTensor):
     def __getitem__(self, key: Any) -> Any:
         """Return what numpy returns for the decoded tensor, as float32; decode only the blocks needed.
 
-        An integer, a slice, or a list or array of integers or truth values on the first axis selects rows; behind an
-        integer, which selects an expert, so does the next axis. Any other key decodes the whole tensor.
+        An integer, a slice, or a list or array of integers or truth values on the first axis selects rows. Behind an
+        integer (an expert) the next axis does so too. Any other key decodes the whole tensor.
         """
         if isinstance(key, tuple) and len(key) > 1 and self.ndim > 2 and isinstance(key[0], (int, np.integer)):
             inner = self.nbytes // self.shape[0] if self.shape[0] else 0
@@ -204,16 +202,20 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
     array : array_like
         Real numbers, taken as float32; the last dimension is a multiple of the block size.
     scheme : str
-        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0": byte by byte what gguf-py makes. "q4_k", "q6_k": scales of least
-        squared error, found by a search.
+        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" give the bytes of gguf-py; "q4_k", "q6_k" search for scales of least
+        squared error.
     threads : int
         At most this many threads share the work. The result does not depend on it.
+
+    Returns
+    -------
+    GgmlTensor
 
     Raises
     ------
     QuantError
-        For a scheme that nothing is quantised to, a shape that does not consist of whole blocks, an element that is NaN
-        or infinite, and what is no array of real numbers.
+        For any other scheme, rows that do not consist of whole blocks, elements that are NaN or infinite, and input
+        that is not an array of real numbers.
 
     Examples
     --------
@@ -230,7 +232,7 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
 
 
 def _check_rows(scheme: str, shape: tuple[int, ...]) -> None:
-    """Raise `QuantError` when rows of this shape are no whole blocks."""
+    """Raise `QuantError` unless rows of this shape consist of whole blocks."""
     block_size = kernels.GGML_TYPES[scheme].block_size
     if not shape or shape[-1] % block_size:
         expected = f"a last dimension that is a multiple of {block_size}"
@@ -238,9 +240,8 @@ def _check_rows(scheme: str, shape: tuple[int, ...]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ conversion
-# Integers of 4, 5 and 8 bits with a float16 scale for 32 of them are the same numbers in ggml's blocks, in other
-# places: ggml adds half of the range to codes of 4 and 5 bits, pairs element i with element i + 16 in a byte, and keeps
-# fifth bits apart.
+# Integers of 4, 5 and 8 bits with a float16 scale for each 32 can be rearranged into ggml's blocks without loss: ggml
+# adds half of the range to codes of 4 and 5 bits, puts elements i and i + 16 into a byte, and stores fifth bits apart.
 COUNTERPARTS = {
     "int4": "q4_0",
     "int4_block": "q4_0",
@@ -299,7 +300,8 @@ def _as_ggml(tensor: QuantizedTensor, first: int) -> GgmlTensor:
     lost = np.flatnonzero((scales != tensor.scales) & ~np.isnan(scales))
     if len(lost):
         block = int(lost[0])
-        raise QuantError(f"scale of block {first + block}", actual=tensor.scales[block].item(), expected="a float16")
+        actual = tensor.scales[block].item()
+        raise QuantError(f"scale of block {first + block}", actual=actual, expected="a value of float16")
     blocks = np.empty((count, kernels.GGML_TYPES[scheme].block_bytes), np.uint8)
     each = tensor.block_size // GGML_BLOCK if tensor.block_size else count
     blocks[:, :2] = np.repeat(scales, each)[:count, None].view(np.uint8)
@@ -320,7 +322,7 @@ def _as_int8(tensor: GgmlTensor, first: int, scale: NDArray[np.float16] | None) 
     different = np.flatnonzero(scales.view(np.uint16) != only.view(np.uint16))
     if len(different):
         block = int(different[0])
-        expected = f"{only[0].item()}, as of block 0: int8 has one scale"
+        expected = f"{only[0].item()}, the scale of block 0: int8 has a single scale"
         raise QuantError(f"scale of block {first + block} of q8_0", actual=scales[block].item(), expected=expected)
     octets = np.concatenate([only.view(np.uint8), tensor.blocks[:, 2:].reshape(-1)])
     return QuantizedTensor("int8", tensor.shape, octets)
@@ -339,7 +341,7 @@ def _as_blocks(tensor: GgmlTensor) -> QuantizedTensor:
 
 
 def _unpacked(codes: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """Return packed codes one in a byte, a row for each block."""
+    """Unpack codes: one per byte, one row per block."""
     if bits == 4:
         return np.stack([codes & 15, codes >> 4], axis=-1).reshape(count, GGML_BLOCK)
     apart = np.unpackbits(codes, bitorder="little").reshape(-1, bits)
@@ -347,7 +349,7 @@ def _unpacked(codes: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uin
 
 
 def _packed(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return codes, one in a byte and a row for each block, packed."""
+    """Pack codes that come one per byte, one row per block."""
     if bits == 4:
         pairs: NDArray[np.uint8] = q[:, ::2] | q[:, 1::2] << np.uint8(4)
         return pairs

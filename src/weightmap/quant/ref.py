@@ -1,4 +1,4 @@
-"""Where a tensor lies in its file, and how a quantised one is decoded from there, piece by piece."""
+"""`TensorRef`, a tensor's place in its file, and `in_pieces`, which reads a quantised tensor from there in pieces."""
 
 from __future__ import annotations
 
@@ -21,21 +21,30 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.quant.blocks import QuantizedTensor
 
-__all__ = ["TensorRef", "in_pieces"]
+__all__ = ["PQShape", "TensorRef", "in_pieces"]
 
-# Elements decoded at once: they, and what they were decoded from, stay in the L2 cache.
+# Elements decoded at once: codes and results together fit into the L2 cache.
 _PIECE = 1 << 18
 
 
+class PQShape(NamedTuple):
+    """The parts of a product-quantised tensor, besides its shape (rows, length)."""
+
+    quantized_len: int  # codes of a row
+    n_centroids: int  # of each codebook
+    projection: bool  # whether it has one
+    norms: bool  # whether it has them
+
+
 class TensorRef(NamedTuple):
-    """Where a tensor lies: for what copies or converts bytes and makes no array of the mapping.
+    """The place of a tensor in its file, for callers that copy or convert bytes without making an array.
 
     Attributes
     ----------
     source : Source
     row : Row
     quantized : callable or None
-        Of a quantised tensor: ``quantized(row, octets)``, as a format gives it in its `Content`.
+        The format's `Content.quantized`, which makes a tensor of ``(row, octets)``; None if it has no schemes.
     """
 
     source: Source
@@ -43,7 +52,7 @@ class TensorRef(NamedTuple):
     quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield the bytes of a dense tensor, little-endian, in pieces that are valid until the next one."""
+        """Yield the bytes of a dense tensor, little-endian, in pieces; each is valid until the next one."""
         row = self.row
         pieces = self.source.chunks(row.offset, row.nbytes)
         if not row.dtype.swapped:
@@ -52,8 +61,8 @@ class TensorRef(NamedTuple):
         return (memoryview(np.frombuffer(piece, words).byteswap().view(np.uint8)) for piece in pieces)
 
     def decoder(self) -> QuantizedTensor:
-        """Return a quantised tensor whose bytes are private, read from the file."""
-        assert self.quantized is not None  # noqa: S101 - the dtype of the row has told
+        """Read a quantised tensor into private memory."""
+        assert self.quantized is not None  # noqa: S101 - a row with a scheme comes from a format with schemes
         row = self.row
         try:
             return self.quantized(row, np.frombuffer(self.source.pread(row.offset, row.nbytes), np.uint8))
@@ -61,9 +70,9 @@ class TensorRef(NamedTuple):
             raise error.located(path=self.source.name) from None
 
     def layout(self) -> tuple[int, int, str] | None:
-        """Return where the payload of a quantised tensor begins in its data, its block size and type of scales.
+        """Return the offset of a quantised tensor's payload in its data, its block size and its type of scales.
 
-        None for a tensor that is not of integers and scales.
+        None for schemes other than integers with scales.
         """
         find = getattr(self.quantized, "layout", None)
         if find is None:
@@ -75,9 +84,9 @@ class TensorRef(NamedTuple):
         return start, block_size, scale_type
 
     def storage(self) -> tuple[str, int, str, int]:
-        """Return how a quantised tensor is stored: its scheme, block size, type of scales, and bytes of its payload.
+        """Return scheme, block size, type of scales and payload bytes of a quantised tensor.
 
-        What tells whether it is sound, a header or a mask, is read from the file. Raises `QuantError` when it is not.
+        Reads and checks its header or mask; raises `QuantError` when that is malformed.
         """
         row, glance = self.row, getattr(self.quantized, "glance", None)
         if glance is None:
@@ -90,9 +99,9 @@ class TensorRef(NamedTuple):
 
 
 def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
-    """Yield a quantised tensor as one-dimensional ones, one after another, so that memory stays flat.
+    """Yield a quantised tensor as a sequence of one-dimensional tensors, so that memory stays flat.
 
-    What has one scale, or one for each block, comes in pieces of about 2**18 elements; anything else at once.
+    Integers with scales, and ggml's blocks, come in pieces of about 2**18 elements; other schemes in one piece.
     """
     from weightmap.quant.blocks import QuantizedTensor  # noqa: PLC0415 - opening a file needs none of it
     from weightmap.quant.schemes import BITS  # noqa: PLC0415 - as above
@@ -108,7 +117,7 @@ def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
     start, block_size, scale_type = layout
     bytes_of = functools.partial(kernels.blocks_size, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
     size, at = math.prod(row.shape), row.offset + start
-    # The one scale goes before the codes of each piece; of blocks each has its own.
+    # A single scale is repeated before the codes of each piece; blocks carry their own.
     scale = b"" if block_size else source.pread(at, bytes_of(0))
     at += len(scale)
     step = max(_PIECE // block_size, 1) * block_size if block_size else _PIECE
@@ -120,7 +129,7 @@ def in_pieces(place: TensorRef) -> Iterator[QuantizedTensor]:
 
 
 def _in_blocks(place: TensorRef) -> Iterator[QuantizedTensor]:
-    """Yield a tensor of ggml's blocks, of which any are a tensor by themselves."""
+    """Yield a tensor of ggml's blocks; any run of blocks is a tensor by itself."""
     from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - opening a file needs none of it
 
     source, row, _ = place

@@ -257,7 +257,7 @@ def test_converting_twice_gives_the_same_bytes(folder: Folder, tmp_path: Path) -
 def test_merges_that_are_no_list(folder: Folder, merges: Any) -> None:
     """Merges that are no list of pairs are a FormatError that names the file."""
     model = {"type": "BPE", "vocab": VOCAB, "merges": merges}
-    with pytest.raises(wm.FormatError, match=r"tokenizer\.json.*a merge is no pair"):
+    with pytest.raises(wm.FormatError, match=r"tokenizer\.json.*a merge is not a pair"):
         converted(folder({"tokenizer.json": {"model": model}}))
 
 

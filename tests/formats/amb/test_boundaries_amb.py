@@ -136,7 +136,7 @@ def test_blocks_without_a_header(code):
 def test_block_sizes_that_a_configuration_may_have(block, odd):
     """A block size up to 65,535 makes sense in a configuration; a larger one is odd."""
     found = warnings_of(amb.build([], config=amb.text({"quant": {"block_size": block, "scale_type": "fp16"}})))
-    assert any("'quant' is no object" in text for text in found) == odd
+    assert any("'quant' is not an object" in text for text in found) == odd
 
 
 def row(scheme: str, n: int, nbytes: int) -> Row:

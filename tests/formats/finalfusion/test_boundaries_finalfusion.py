@@ -47,7 +47,7 @@ def test_chunks_that_the_header_may_list(count):
     struct.pack_into("<I", data, 8, count)
     error = refused(bytes(data))
     assert (error.field == "n_chunks") == (count > 3)
-    assert count <= 3 or (error.actual, error.expected) == (count, "at most 3, by the size of the file")
+    assert count <= 3 or (error.actual, error.expected) == (count, "at most 3, given the size of the file")
 
 
 @pytest.mark.parametrize("count", [63, 64, 65])
@@ -100,7 +100,7 @@ def test_stepping_over_an_unknown_chunk(difference):
         assert type(error) is wm.TruncatedError
         # Of one that is too short, a byte is left over, which begins another one.
         assert error.field == ("chunk_len" if difference > 0 else "chunk")
-        assert difference < 0 or (error.actual, error.expected) == (6, "at most 5, the bytes that are left")
+        assert difference < 0 or (error.actual, error.expected) == (6, "at most 5, the bytes left")
 
 
 @pytest.mark.parametrize("difference", [-1, 0, 1])
@@ -162,7 +162,7 @@ def test_words_that_there_is_room_for(kind):
         error = refused(ff.build([vocabulary(kind, n=n)[0]]))
         assert type(error) is wm.TruncatedError
         assert (error.field == "vocab_len") == (n > left // 4)
-        assert n <= left // 4 or error.expected == f"at most {left // 4}, by the bytes that follow"
+        assert n <= left // 4 or error.expected == f"at most {left // 4}, given the bytes that follow"
 
 
 def test_ngrams_that_there_is_room_for():
@@ -596,7 +596,7 @@ def test_norms_that_are_odd(value, odd):
     """A norm is 0 or more, and finite."""
     norms = Tensor("float32", (N,), np.array([1, value, 2], "<f4").tobytes())
     found = warnings_of(ff.build([ff.simple(WORDS), matrix(N), ff.norms(norms)]))
-    assert any("1 norms are NaN, infinite or negative" in text for text in found) == odd
+    assert any("norms that are NaN, infinite or negative: 1" in text for text in found) == odd
 
 
 @pytest.mark.parametrize(
@@ -623,4 +623,4 @@ def test_ngrams_of_other_lengths(text, odd):
     """An n-gram of fewer than min_n characters, or of more than max_n, is odd."""
     vocab = ff.explicit(WORDS, [(text, 0)], 2, 3)
     found = warnings_of(ff.build([vocab, matrix(N + 1)]))
-    assert any("1 n-grams are shorter than 2 or longer than 3" in words for words in found) == odd
+    assert any("n-grams shorter than 2 or longer than 3 characters: 1" in words for words in found) == odd

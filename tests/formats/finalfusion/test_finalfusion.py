@@ -310,7 +310,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "three dimensions": ({"embeddings": FINE[None]}, {}, "3 dimensions"),
     "too few rows": ({"embeddings": FINE[:1]}, {}, "1 row "),
     "rows of subwords": ({"embeddings": FINE}, {"vocab": Words("ab", Parts("bucket", 3, 6, 4))}, "2 rows"),
-    "a word twice": ({"embeddings": FINE}, {"vocab": ["a", "a"]}, "'a' stands"),
+    "a word twice": ({"embeddings": FINE}, {"vocab": ["a", "a"]}, "has the word 'a' twice"),
     "no text": ({"embeddings": FINE}, {"vocab": ["a", "\ud800"]}, "word 1"),
     "a number for a word": ({"embeddings": FINE}, {"vocab": ["a", 5]}, "word 1 is 5"),
     "norms of two dimensions": ({"embeddings": FINE, "norms": FINE}, {}, "'norms': 2 dimensions"),

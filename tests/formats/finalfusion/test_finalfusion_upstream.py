@@ -141,7 +141,7 @@ LENIENT = {
     r"(projection|norms) of the quantised matrix": "the reference takes any number but 0 for true",
     r"number of norms": "the reference has norms for more rows than there are words",
     r"padding before the data is not zero": "the reference does not look at padding",
-    r"is no TOML": "the reference reads TOML that is none, such as with control characters",
+    r"is not valid TOML": "the reference reads TOML that is none, such as with control characters",
     r"is a second": "the reference leaves a chunk that comes twice",
     r"length of the|the file ends within": "the reference believes no length of a chunk",
 }

@@ -69,7 +69,7 @@ def read_header(source: Source, head: bytes, options: Options, warnings: list[st
         starts.append(starts[-1] + size)
     header = Header(*starts)
     if header.end > source.size:
-        what, expected = "the file ends before its sections do: its size", f"{header.end} by the sizes of the sections"
+        what, expected = "the file ends before its sections do: its size", f"{header.end}, by the sizes in its header"
         raise TruncatedError(what, field="weights_size", offset=source.size, actual=source.size, expected=expected)
     trailing(source, header.end, options, warnings)
     for name, size, offset in (("metadata_size", metadata, 8), ("config_size", config, 12)):

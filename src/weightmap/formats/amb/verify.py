@@ -38,7 +38,7 @@ def verify(run: Verification, header: Header, crc: int, records: Records, bare: 
     config = read_json(start, "config", header.config, header.tokenizer)
     run.checked("header, metadata and config")
     if "quant" in config and bare_blocks(config) is None:
-        run.warn("config: 'quant' is no object with a block_size up to 65535 and a scale_type fp16 or fp32")
+        run.warn("config: 'quant' is not an object with a block_size up to 65535 and a scale_type fp16 or fp32")
     tokenizer = read_tokenizer(source, b"", header.tokenizer, header.weights, options.limits)
     lines = 0
     for chunk in run.chunks(header.tokenizer, header.weights - header.tokenizer):

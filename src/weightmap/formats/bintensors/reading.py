@@ -106,8 +106,9 @@ class _Reading:
         if fault.kind == "BIN_END":
             return TruncatedError(f"the header ends within {where}", field=field, offset=offset)
         if fault.kind == "BIN_COUNT":
-            what, wanted = _COUNTS[self._found.part].format(row=fault.row), f"at most {expected}, by the bytes left"
-            return TruncatedError(what, field=field, offset=offset, actual=actual, expected=f"{wanted} in the header")
+            what, wanted = _COUNTS[self._found.part].format(row=fault.row), f"at most {expected}"
+            wanted += ", given the bytes left in the header"
+            return TruncatedError(what, field=field, offset=offset, actual=actual, expected=wanted)
         if fault.kind == "BIN_DTYPE":
             known = ", ".join(f"{code} {name}" for code, name in enumerate(DTYPE_NAMES))
             return UnsupportedError(where, field=field, offset=offset, actual=actual, expected=f"one of {known}")
@@ -133,7 +134,7 @@ class _Reading:
             error = LayoutError(what, field="padding", offset=at, actual=actual, expected=wanted)
             self._options.tolerate(error, warnings)
         if len(header) % 8:
-            warnings.append(f"the header has {len(header)} bytes, no multiple of 8: data is not aligned")
+            warnings.append(f"the header has {len(header)} bytes, not a multiple of 8: data is not aligned")
         if found.wide < found.end:
             at = LENGTH.size + found.wide
             warnings.append(f"an integer of the header takes more bytes than it needs (at byte {at})")

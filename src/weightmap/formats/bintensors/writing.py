@@ -6,8 +6,8 @@ import struct
 
 from weightmap import kernels
 from weightmap.formats._base import MAX_HEADER
-from weightmap.formats._framed import LENGTH, writer
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, refuse
+from weightmap.formats._framed import LENGTH
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, refuse
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
@@ -52,7 +52,7 @@ def plan(request: Request) -> Plan:
     if current and _reads_as_specification(header, offset):
         ambiguous = "a file that reads as the specification's layout too: rename a tensor"
         refuse("BinTensors, layout 'current',", [ambiguous])
-    return Plan(LENGTH.size + len(header) + offset, writer(header, [tensor for _, _, tensor in tensors]))
+    return Plan(LENGTH.size + len(header) + offset, framed(header, [tensor for _, _, tensor in tensors]))
 
 
 def _reads_as_specification(header: bytes, data_size: int) -> bool:

@@ -15,7 +15,7 @@ from weightmap.formats._base import Content, trailing
 from weightmap.formats._cursor import Cursor
 from weightmap.formats.embd import MAGIC
 from weightmap.formats.embd.layout import DTYPE_LIST, MAX_NDIM
-from weightmap.formats.embd.vocabulary import string_table, verify_vocabulary
+from weightmap.formats.embd.vocabulary import string_table
 from weightmap.index.columns import ColumnTable
 from weightmap.index.rules import ANY_GAP, Rules
 
@@ -84,7 +84,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     def verify(run: Verification) -> None:
         run.rest()
         if vocab is not None:
-            verify_vocabulary(run, vocab)
+            run.vocabulary(vocab)
 
     content = Content("simple", table, dict, verify, warnings)
     content.vocab = vocab

@@ -160,7 +160,7 @@ def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options,
 def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoReturn:
     """Raise the error for a section that should begin at `end` or just behind it, and end by `limit`."""
     if start < end:
-        expected = f"at least {end}, the end of what lies before it"
+        expected = f"at least {end}, the end of the section before it"
         raise field_error(LayoutError, field, start, expected, f"two sections overlap: {field}")
     if field != "tensor_data_offset":
         check_gap(field, end, start)

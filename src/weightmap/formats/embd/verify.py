@@ -17,7 +17,7 @@ from weightmap.formats.embd.layout import (
     Header,
 )
 from weightmap.formats.embd.metadata import load_metadata
-from weightmap.formats.embd.vocabulary import verify_vocabulary, vocabulary
+from weightmap.formats.embd.vocabulary import vocabulary
 from weightmap.index.records import RecordTable
 from weightmap.io.opening import from_buffer
 
@@ -52,7 +52,7 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
         run.warn("a tensor has an empty name")
     run.checked("tensor index: ranges, names and their hashes")
     if header.flags & VOCAB_EMBEDDED:
-        verify_vocabulary(run, vocabulary(from_buffer(prefix, "mmap"), prefix, header))
+        run.vocabulary(vocabulary(from_buffer(prefix, "mmap"), prefix, header))
     _verify_section_padding(run, prefix, header, table)
     _verify_data(run, kernels.crc32(prefix), header, footer, table)
 
@@ -82,7 +82,7 @@ def _verify_data(
         ("CRC-32 of the file", "file_checksum", end - 12, footer[1], file_crc),
     ):
         if stored != computed:
-            expected = f"{computed:#010x}, as computed: the bytes are not those that were written"
+            expected = f"{computed:#010x}, computed from its bytes: they have changed since they were written"
             actual = f"{stored:#010x}"
             raise ChecksumError(f"stored {what}", field=field, offset=offset, actual=actual, expected=expected)
         run.checked(what)

@@ -16,7 +16,6 @@ from weightmap.index.strings import StringTable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
     from weightmap.io.source import Source
 
 
@@ -32,7 +31,7 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Vocabulary:
         raise TruncatedError(what, field="token_count", offset=start, actual=count, expected=expected)
     if total != size - least:
         cls = TruncatedError if total > size - least else LayoutError
-        what, expected = "vocabulary total_size", f"{size - least}, by vocab_size"
+        what, expected = "vocabulary total_size", f"{size - least}, from vocab_size"
         raise cls(what, field="total_size", offset=start + 4, actual=total, expected=expected)
     # Absolute when that lies within the vocabulary, else relative to it.
     behind, before = start + size - SPECIAL.size, start + VOCAB_HEADER.size
@@ -64,19 +63,3 @@ def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: in
     table = StringTable(data, bounds, width, "token")
     table.end = at + len(data)
     return table
-
-
-def verify_vocabulary(run: Verification, vocab: Vocabulary) -> None:
-    """Check that tokens are UTF-8, and warn of repeated ones and of special ids beyond the last."""
-    table = vocab.table
-    bad = table.not_utf8()
-    if bad >= 0:
-        table[bad]  # raises the error for this token
-    repeated, duplicate, original = table.duplicates()
-    if repeated:
-        first = f"the first of them {table[duplicate]!r} (ids {original} and {duplicate})"
-        run.warn(f"tokens that stand in the vocabulary twice: {repeated}, {first}")
-    beyond = [f"{name} {i}" for name, i in vocab.special_ids.items() if i >= len(vocab)]
-    if beyond:
-        run.warn(f"special ids are not below the number of tokens, {len(vocab)}: {', '.join(beyond)}")
-    run.checked("vocabulary")

@@ -68,7 +68,7 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
 def check_count(count: int, least: int, left: int, what: str, at: int) -> None:
     """Bound a number of words or n-grams by the `left` bytes that follow it; each takes at least `least`."""
     if count > left // least:
-        expected = f"at most {left // least}, by the bytes that follow"
+        expected = f"at most {left // least}, given the bytes that follow"
         field = "vocab_len" if what == "words" else "n_ngrams"
         raise TruncatedError(f"number of {what}", field=field, offset=at, actual=count, expected=expected)
 

@@ -10,7 +10,7 @@ from weightmap.formats.finalfusion import TYPES
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType
-    from weightmap.formats._writing import PQShape
+    from weightmap.quant.ref import PQShape
 
 VERSION = 0
 HEADER = struct.Struct("<4sII")

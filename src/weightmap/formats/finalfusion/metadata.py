@@ -47,7 +47,7 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
     """
 
     def fail(reason: str, at: int = 0) -> FormatError:
-        return FormatError(f"the metadata is no TOML: {reason}", field="metadata", offset=offset + at)
+        return FormatError(f"the metadata is not valid TOML: {reason}", field="metadata", offset=offset + at)
 
     try:
         text = raw.decode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
-from weightmap.formats._writing import PQShape
 from weightmap.formats.finalfusion import TYPES
 from weightmap.formats.finalfusion.layout import (
     BITS,
@@ -24,6 +23,7 @@ from weightmap.formats.finalfusion.layout import (
     U8_CODE,
     Block,
 )
+from weightmap.quant.ref import PQShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -85,12 +85,12 @@ def _verify_strings(run: Verification, table: UniqueStrings) -> None:
 
 
 def _verify_numbering(run: Verification, vocab: VocabChunk, table: UniqueStrings, indices: NDArray[np.uint64]) -> None:
-    """Warn of indices that other readers take otherwise: one numbers them by first appearance, whatever they are."""
+    """Warn of indices that some readers ignore: these number n-grams by first appearance instead."""
     if not numbered(indices):
         run.warn("indices of n-grams are not numbered by first appearance, as some readers number them")
     wrong = sum(not vocab.min_n <= len(ngram) <= vocab.max_n for ngram in table)
     if wrong:
-        run.warn(f"{wrong} n-grams are shorter than {vocab.min_n} or longer than {vocab.max_n} characters")
+        run.warn(f"n-grams shorter than {vocab.min_n} or longer than {vocab.max_n} characters: {wrong}")
 
 
 def numbered(indices: NDArray[np.uint64]) -> bool:
@@ -120,7 +120,7 @@ def _verify_codes(run: Verification, block: Block) -> None:
     if norms:
         bad = _count_bad(run, start, norms)
         if bad:
-            run.warn(f"{bad} norms of quantised rows are NaN, infinite or negative")
+            run.warn(f"norms of quantised rows that are NaN, infinite or negative: {bad}")
     start += norms
     if product.n_centroids == 256:  # every value of a byte is valid
         run.until(start + size)
@@ -142,7 +142,7 @@ def _verify_codes(run: Verification, block: Block) -> None:
 def _verify_norms(run: Verification, block: Block) -> None:
     bad = _count_bad(run, block.data, block.end - block.data)
     if bad:
-        run.warn(f"{bad} norms are NaN, infinite or negative")
+        run.warn(f"norms that are NaN, infinite or negative: {bad}")
     run.checked("norms")
 
 

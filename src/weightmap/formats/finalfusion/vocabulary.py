@@ -125,7 +125,7 @@ class Strings:
         named[indices.astype(np.intp)[indices < len(named)]] = True
         if len(named) != self._distinct or not named.all():
             rows = self._vocab.n_words + self._distinct
-            expected = f"{self._vocab.n_words + len(np.unique(indices))}: words, and indices of n-grams that differ"
+            expected = f"{self._vocab.n_words + len(np.unique(indices))}, one for each word and distinct n-gram index"
             raise LayoutError("number of rows", field="rows", offset=self._vocab.end, actual=rows, expected=expected)
 
     def _section(self, begin: int) -> Any:
@@ -155,7 +155,7 @@ class Strings:
 
     def _fail(self, how: str) -> NoReturn:
         vocab = self._vocab
-        msg = f"the {TITLES[vocab.id]} ends at byte {vocab.end}, by the chunk that follows it, and {how}"
+        msg = f"the {TITLES[vocab.id]} ends at byte {vocab.end}, where the next chunk begins, but {how}"
         raise LayoutError(msg, field="vocabulary", offset=vocab.offset - CHUNK.size)
 
 

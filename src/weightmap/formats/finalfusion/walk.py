@@ -98,7 +98,7 @@ class _Walk:
             raise UnsupportedError("version", field="version", offset=4, actual=version, expected=VERSION)
         most = (self._size - HEADER.size) // 4
         if count > most:
-            what, expected = "number of chunks", f"at most {most}, by the size of the file"
+            what, expected = "number of chunks", f"at most {most}, given the size of the file"
             raise TruncatedError(what, field="n_chunks", offset=8, actual=count, expected=expected)
         first = HEADER.size + 4 * count
         if count > _LISTED_MOST:
@@ -126,7 +126,7 @@ class _Walk:
     def _check_length(self, what: str, length: int, position: int) -> None:
         left = self._size - position - CHUNK.size
         if length > left:
-            what, expected = f"length of the {what}", f"at most {left}, the bytes that are left"
+            what, expected = f"length of the {what}", f"at most {left}, the bytes left"
             raise TruncatedError(what, field="chunk_len", offset=position + 4, actual=length, expected=expected)
 
     def _check_order(self, id_: int, stage: int, position: int) -> None:
@@ -134,13 +134,13 @@ class _Walk:
         mine, title = STAGES[id_], TITLES[id_]
         if mine <= stage:
             repeated = (self._metadata, self._vocab, self._storage, self._norms)[mine] is not None
-            second, late = f"is a second {STAGE_TITLES[mine]} chunk", f"stands behind the {STAGE_TITLES[stage]}"
+            second, late = f"is a second {STAGE_TITLES[mine]} chunk", f"comes after the {STAGE_TITLES[stage]}"
             msg = f"the {title} chunk {second if repeated else late}"
             raise LayoutError(msg, field="chunk_id", offset=position)
         missing = [STAGE_TITLES[k] for k, part in ((1, self._vocab), (2, self._storage)) if k < mine and part is None]
         alone = id_ == NORMS and stage == -1  # as finalfusion-python writes norms
         if missing and not alone:
-            error = LayoutError(f"the {title} chunk stands before any {missing[0]}", field="chunk_id", offset=position)
+            error = LayoutError(f"the {title} chunk comes before any {missing[0]}", field="chunk_id", offset=position)
             self._options.tolerate(error, self._warnings)
 
     def _chunk(self, id_: int, length: int, position: int, fields: bytes) -> int:

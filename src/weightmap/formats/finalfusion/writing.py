@@ -246,7 +246,7 @@ def _encode_words(words: Sequence[str], reasons: list[Reason]) -> list[bytes]:
     if len(set(raws)) != len(raws):
         seen: set[bytes] = set()
         twice = next(raw for raw in raws if raw in seen or seen.add(raw))  # type: ignore[func-returns-value]
-        reasons.append(f"the word {twice[:80].decode(errors='replace')!r} stands in the vocabulary twice")
+        reasons.append(f"the vocabulary has the word {twice[:80].decode(errors='replace')!r} twice")
     return raws
 
 
@@ -258,7 +258,7 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
     table, given = subwords.ngrams()
     indices = np.asarray(given, np.uint64)
     if len(indices) != len(table) or table.duplicates()[0]:
-        reasons.append("n-grams that are repeated, or of another number than their indices")
+        reasons.append("repeated n-grams, or not one index for each n-gram")
         return None
     distinct = np.unique(indices)
     if len(distinct) and int(distinct[-1]) != len(distinct) - 1:

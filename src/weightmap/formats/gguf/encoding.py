@@ -1,4 +1,4 @@
-"""Metadata as key-values of version 3: what was read as it was, new values by the types of Python and numpy."""
+"""Encodes metadata as key-values of version 3: unchanged ones as they were read, new ones by their Python types."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from weightmap.formats._writing import Reason, Request
 
 _CODES = {spelling: code for code, spelling in NUMBERS.items()}
-# Types that new integers may have, the first that holds them all; and bounds of them.
+# Types for new integers, with their ranges: the first that holds all of them is used.
 _INTEGERS = [("i4", -(2**31), 2**31 - 1), ("i8", -(2**63), 2**63 - 1), ("u8", 0, 2**64 - 1)]
-# As deep as readers go: arrays, and one of values within the innermost.
+# The scan allows so many arrays of arrays, and an array of values within the innermost.
 _DEEPEST = kernels.GGUF_DEEPEST + 1
 
 
-class _Misfit(Exception):  # noqa: N818 - a verdict on a value, with the reason
-    """A value that no type holds."""
+class _Misfit(Exception):  # noqa: N818 - a verdict on a value, not an error of ours
+    """Says why no type holds a value."""
 
 
 def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], int]:
-    """Return the key-values of a request, encoded, and the alignment; what cannot be expressed goes to `reasons`."""
+    """Return the encoded key-values of a request, and the alignment; add what has no encoding to `reasons`."""
     metadata = request.metadata or {}
     stored = KeyValues.of(metadata)
     merged = dict(metadata)
@@ -61,7 +61,7 @@ def _bad_alignment(value: Any) -> bool:
 
 
 def _add_vocabulary(request: Request, metadata: dict[str, Any], reasons: list[Reason]) -> None:
-    """Put tokens and special ids among the metadata, where those have others or none."""
+    """Add tokens and special ids to the metadata, unless these have the same ones already."""
     vocab, ids = request.vocab, request.special_ids
     if vocab is not None and not _same_tokens(metadata.get(TOKENS), vocab):
         bad = next((i for i, token in enumerate(vocab) if not isinstance(token, str) or not encodable(token)), None)
@@ -80,17 +80,17 @@ def _add_vocabulary(request: Request, metadata: dict[str, Any], reasons: list[Re
 
 
 def _same_tokens(stored: Any, vocab: Sequence[str]) -> bool:
-    """Whether the metadata have these tokens already: an array of strings, and no other sequence."""
+    """Whether the metadata hold exactly these tokens already."""
     if not isinstance(stored, (Strings, list, tuple)) or len(stored) != len(vocab):
         return False
     return all(a == b for a, b in zip(stored, vocab, strict=True))
 
 
 def _new(key: str, value: Any) -> bytes:
-    """Return type and value of a new value."""
-    if key == ALIGNMENT:  # readers want this type and no other
+    """Encode a new value: its type, and itself."""
+    if key == ALIGNMENT:  # readers accept no other type
         if _bad_alignment(value):
-            raise _Misfit(f"it is a multiple of {ALIGNMENT_UNIT} below 2**32")
+            raise _Misfit(f"it must be a multiple of {ALIGNMENT_UNIT} below 2**32")
         return struct.pack("<2I", U32, int(value))
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
@@ -110,7 +110,7 @@ def _text(text: str) -> bytes:
 
 
 def _spelling(value: Any) -> str | None:
-    """Return the type of a number or truth value; None for anything else."""
+    """Return numpy's code for the type of a number or truth value; None for anything else."""
     if isinstance(value, np.generic):
         return _of_dtype(value.dtype)
     if isinstance(value, bool):
@@ -144,7 +144,7 @@ def _of_floats(values: NDArray[np.float64]) -> str:
 
 
 def _array(value: Any, depth: int) -> bytes:
-    """Return an array: type and number of its items, and them."""
+    """Encode an array: the type of its items, their number, and the items."""
     if depth > _DEEPEST:
         raise _Misfit(f"lists nested more than {_DEEPEST} deep")
     if isinstance(value, Strings):
@@ -155,13 +155,13 @@ def _array(value: Any, depth: int) -> bytes:
         return _numbers(value, _of_dtype(value.dtype))
     if isinstance(value, (bytes, bytearray, memoryview, Mapping)) or not isinstance(value, (Sequence, np.ndarray)):
         raise _Misfit(
-            f"a value of type {type(value).__name__}: it takes numbers, texts, truth values and lists of one of them"
+            f"a value of type {type(value).__name__}; values are numbers, strings, truth values and lists of one kind"
         )
     return _items(list(value), depth)
 
 
 def _items(items: list[Any], depth: int) -> bytes:
-    """Return a list, the items of which are all of one type."""
+    """Encode a list; raise `_Misfit` unless its items all have one type."""
     kinds = {_kind(item) for item in items} or {int}
     if len(kinds) > 1:
         raise _Misfit("a list of several types")
@@ -178,7 +178,7 @@ def _items(items: list[Any], depth: int) -> bytes:
 
 
 def _kind(item: Any) -> Any:
-    """Return what all items of a list have to have in common."""
+    """Return the kind of an item; all items of a list must have the same."""
     if isinstance(item, np.generic) and not isinstance(item, (np.str_, np.float64)):
         return _of_dtype(item.dtype)
     return next((kind for kind in (str, bool, int, float) if isinstance(item, kind)), list)

@@ -1,4 +1,4 @@
-"""The words for what the scan of a GGUF header found wrong."""
+"""Turns faults of the GGUF scan into errors with a message."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-# By the kind of a fault: class, what is wrong, field where it has one of its own, and what was expected instead.
+# For each kind of fault: the class of the error, what is wrong, its field (if any), and what was expected.
 _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
-    "GGUF_COUNT": (TruncatedError, "a count or length", "", "at most {}, by the bytes that follow it"),
+    "GGUF_COUNT": (TruncatedError, "a count or length", "", "at most {}, given the bytes that follow"),
     "GGUF_KEY": (FormatError, "length of its key", "key", "at most {}"),
     "GGUF_KEY_UTF8": (FormatError, "its key is not UTF-8", "key", ""),
     "GGUF_TYPE": (UnsupportedError, "type of a value", "value_type", "less than {}"),
     "GGUF_BOOL": (FormatError, "a bool", "value", "0 or 1"),
     "GGUF_UTF8": (FormatError, "its value is not UTF-8", "value", ""),
-    "GGUF_DEPTH": (LimitError, "arrays of arrays, one within the other", "value", "at most {}"),
+    "GGUF_DEPTH": (LimitError, "depth of nested arrays", "value", "at most {}"),
     "GGUF_BLOCK": (LayoutError, "its first dimension", "dimensions", "a multiple of {}, the elements of a block"),
     "TABLE_NDIM": (FormatError, "n_dimensions", "n_dimensions", "0 to {}"),
     "TABLE_DTYPE": (
@@ -30,7 +30,7 @@ _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
         f"one of {', '.join(f'{code} {name}' for code, name in TYPES.items())}",
     ),
     "TABLE_OVERFLOW": (LayoutError, "the product of its shape exceeds 2**63 - 1 bytes", "dimensions", ""),
-    "TABLE_RANGE": (LayoutError, "offset, with the bytes of the tensor,", "offset", "at most {}"),
+    "TABLE_RANGE": (LayoutError, "offset", "offset", "at most {}, or the end of the tensor overflows"),
 }
 
 
@@ -43,7 +43,7 @@ def check(
     *,
     of_tensors: bool,
 ) -> None:
-    """Raise the error that a fault of the scan deserves; keys whose hashes collide are compared first."""
+    """Raise the error for a fault of the scan. Keys whose hashes collide are compared first: they may all differ."""
     kind, at, actual, expected = fault.kind, fault.at, fault.actual, fault.expected
     if kind == "NAME_FLOOD":
         first, second = _repeated(data, scan)
@@ -55,11 +55,11 @@ def check(
     if kind in ("GGUF_END", "GGUF_COUNT"):
         wanted = at + (expected if kind == "GGUF_END" else actual)
         if scan.limit < source.size and wanted <= source.size:
-            # Of a count, only the fewest bytes of what it counts are known: one byte too many is what is sure.
+            # A count tells only the least size of the items: the header needs at least one byte more than the limit.
             most = max(wanted, scan.limit + 1)
             options.limits.check("max_header_bytes", most, "size of the header (or more)", offset=at)
             raise LimitError(
-                "size of the header", offset=at, actual=most, expected=f"at most {scan.limit}: no reader goes on"
+                "size of the header", offset=at, actual=most, expected=f"at most {scan.limit}, for 32-bit positions"
             )
     label = f"tensor info {fault.row}" if of_tensors else _label(data, scan, fault)
     raise _error(fault, label, source.size, field="tensor_infos" if of_tensors else "metadata_kv")
@@ -77,7 +77,7 @@ def _error(fault: kernels.Fault, label: str, size: int, field: str) -> FormatErr
 
 
 def _label(data: bytes | bytearray, scan: kernels.GGUFHeader, fault: kernels.Fault) -> str:
-    """Call a key-value by its key, where that can be read."""
+    """Name a key-value by its number, and by its key if that can be read."""
     label = f"key-value {fault.row}"
     width = 4 if scan.version == 1 else 8
     begin = scan.pos + width
@@ -88,7 +88,7 @@ def _label(data: bytes | bytearray, scan: kernels.GGUFHeader, fault: kernels.Fau
 
 
 def _repeated(data: bytes | bytearray, scan: kernels.GGUFHeader) -> tuple[int, int]:
-    """Return the numbers of the first two equal keys, (-1, -1) where there are none: Python's dict is not flooded."""
+    """Return the numbers of the first two equal keys, or (-1, -1); Python's hashes cannot be forced to collide."""
     seen: dict[bytes, int] = {}
     for row, (first, last) in enumerate(scan.keys().tolist()):
         other = seen.setdefault(bytes(data[first:last]), row)

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: how much of the file it is, found by one scan in C, and its key-values one by one."""
+"""Reads the header of a GGUF file, whose end only a scan (in C) can find, and finds its key-values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from weightmap import kernels
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
 from weightmap.formats.gguf import ALIGNMENT, ALIGNMENT_UNIT, BLOCKS, DEFAULT_ALIGNMENT, TYPES, aligned
-from weightmap.formats.gguf.faults import check
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 U32, STRING, ARRAY = 4, 8, 9
 VERSIONS = (1, 2, 3)
-# Bytes that are read at once where the first page does not hold the header; and then twice as many each time.
+# Bytes to read if the first page does not hold the header; each further read doubles what is there.
 _FIRST = 1 << 16
 _POSITIONS = kernels.U32_MAX - 1
 _NATIVE = kernels.gguf_types(
@@ -33,21 +32,21 @@ _NATIVE = kernels.gguf_types(
 
 
 class Header:
-    """A header, in private bytes.
+    """A header in private bytes.
 
     Attributes
     ----------
     path : str
-        Of the file, for messages.
+        Name of the file, for messages.
     data : bytes or bytearray
-        The file from its beginning; at least to the end of the header.
+        The file from its beginning, at least to the end of the header.
     scan : GGUFHeader
-        What the scan found.
+        Result of the scan.
     order : str
-        Of its numbers, as `struct` has it.
+        Byte order of numbers, as `struct` spells it: "<" or ">".
     alignment : int
     end, base : int
-        Where the header ends and where the data section begins.
+        End of the header, and beginning of the data section.
     """
 
     __slots__ = ("_octets", "alignment", "base", "data", "end", "order", "path", "scan", "version")
@@ -78,19 +77,19 @@ class Header:
         return 4 if self.version == 1 else 8
 
     def find(self, key: str) -> int:
-        """Return where the type of the value of this key stands; -1 where there is none."""
+        """Return the position of the value (its type) of a key, or -1."""
         return self.scan.find(self.data, key.encode())
 
     def u32(self, at: int) -> int:
-        """Return the u32 at `at`, such as a type."""
+        """Return the u32 at position `at`, such as a type."""
         return int(struct.unpack_from(f"{self.order}I", self.data, at)[0])
 
     def count(self, at: int) -> int:
-        """Return the length or count at `at`."""
+        """Return the length or count at position `at`."""
         return int(struct.unpack_from(f"{self.order}{'I' if self.version == 1 else 'Q'}", self.data, at)[0])
 
     def array(self, at: int) -> tuple[int, int, int]:
-        """Return type and number of the items of an array, the type of which stands at `at`, and where they begin."""
+        """Return type, number and first position of the items of the array whose item type is at `at`."""
         return self.u32(at), self.count(at + 4), at + 4 + self.width
 
     def _find_alignment(self) -> int:
@@ -110,7 +109,7 @@ class Header:
 
 
 def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, kernels.Columns]:
-    """Read as much of a file as its header takes; return it, and the columns of its tensor infos."""
+    """Read the header of a file; return it, and the columns of its tensor infos."""
     version, big, n_tensors, n_values, at = _beginning(source, head, options)
     limit = min(source.size, options.limits.max_header_bytes, _POSITIONS)
     scan = kernels.GGUFHeader(limit, at, n_values, n_tensors, version, big=big)
@@ -118,12 +117,16 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     while not (found := scan.values(data)):
         data = _extended(source, data, scan.wanted, limit)
     if found is not True:
+        from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
+
         check(found, scan, data, source, options, of_tensors=False)
     columns, found = scan.tensors(data, _NATIVE, n_tensors)
     while not found:
         data = _extended(source, data, scan.wanted, limit)
         columns, found = scan.tensors(data, _NATIVE, n_tensors)
     if found is not True:
+        from weightmap.formats.gguf.faults import check  # noqa: PLC0415 - for damaged files
+
         check(found, scan, data, source, options, of_tensors=True)
     if type(data) is bytearray:
         del data[scan.end :]
@@ -131,7 +134,7 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
 
 
 def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool, int, int, int]:
-    """Return version, byte order, numbers of tensors and of key-values, and where the first key-value begins."""
+    """Return version, whether big-endian, counts of tensors and key-values, and position of the first key-value."""
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
     version, big = int.from_bytes(head[4:8], "little"), False
@@ -142,7 +145,7 @@ def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool
     counts = struct.Struct(f"{'>' if big else '<'}{'II' if version == 1 else 'QQ'}")
     at = 8 + counts.size
     if len(head) < at:
-        msg = "the file ends within the counts of its tensors and key-values: its size"
+        msg = "the file ends within tensor_count and metadata_kv_count: its size"
         raise TruncatedError(msg, offset=source.size, actual=source.size, expected=f"at least {at}")
     n_tensors, n_values = counts.unpack_from(head, 8)
     options.limits.check("max_tensors", n_tensors, "tensor_count", offset=8)
@@ -152,13 +155,13 @@ def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool
     ):
         most = (source.size - at) // least
         if count > most:
-            expected = f"at most {most}, by the bytes that follow it"
+            expected = f"at most {most}, given the bytes that follow"
             raise TruncatedError(field, field=field, offset=offset, actual=count, expected=expected)
     return version, big, n_tensors, n_values, at
 
 
 def _extended(source: Source, data: bytes | bytearray, wanted: int, limit: int) -> bytearray:
-    """Return more of the file: what is wanted at least, and twice as much as before."""
+    """Read more of the file: at least up to `wanted`, and at least twice as much as before."""
     size = min(limit, max(wanted, 2 * len(data), _FIRST))
     grown = data if type(data) is bytearray else bytearray(data)
     grown += source.pread(len(grown), size - len(grown))
@@ -166,6 +169,6 @@ def _extended(source: Source, data: bytes | bytearray, wanted: int, limit: int) 
 
 
 def locate(header: Header, row: int) -> int | None:
-    """Return where a tensor info begins, for messages: by scanning once more."""
+    """Return the position of a tensor info, for messages, by scanning again."""
     found = header.scan.tensors(header.data, _NATIVE, row)[1]
     return found.at if isinstance(found, kernels.Fault) else None

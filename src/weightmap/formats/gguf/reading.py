@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
-# How the first of several files is called; a model of one part is whole.
+# Name of the first of several files. A model of one part is whole.
 _FIRST_PART = re.compile(r"(.*)-00001-of-([0-9]{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
 _FEWEST = 2
 _verify = later("weightmap.formats.gguf.verify", "verify")
@@ -54,7 +54,7 @@ def _dtype(name: str, *, big: bool) -> DType:
         return SCHEMES[name]
     if not big or dense.bits == 8:
         return dense
-    # numpy has no big-endian bfloat16: a row of it is refused where one of blocks is.
+    # numpy has no big-endian bfloat16: look-ups refuse it as they refuse blocks.
     return DType(
         name, dense.bits, None if dense.numpy is None else dense.numpy.newbyteorder(">"), quantized=dense.numpy is None
     )
@@ -81,12 +81,12 @@ def _rules(alignment: int, *, big: bool) -> type[Rules]:
 
 
 class GGUFContent(Content):
-    """What a GGUF file holds.
+    """The content of a GGUF file.
 
     Attributes
     ----------
     header : Header
-        For `weightmap.compat.gguf` and the command line, which show it as it is.
+        For `weightmap.compat.gguf` and the command line, which show its raw values.
     """
 
     header: Header
@@ -123,7 +123,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 
 def _check_end(source: Source, header: Header, options: Options, warnings: list[str]) -> None:
-    """Check that the file ends with its last tensor, or with the padding of that."""
+    """Check that the file ends with its last tensor, or with the padding of that tensor."""
     end = header.base + header.scan.data_end if header.scan.data_end else header.end
     padded = aligned(end, header.alignment)
     if end < source.size < padded:
@@ -178,12 +178,12 @@ class _Blocks:
         return GgmlTensor(row.dtype.name, row.shape, octets)
 
     def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
-        """Return where the payload begins, elements of a block, and the type of scales."""
+        """Return offset of the payload, elements of a block, and type of scales."""
         del head
         return 0, BLOCKS[row.dtype.name][0], _scale_type(row.dtype.name)
 
     def glance(self, row: Row, source: Source) -> tuple[int, int, str]:
-        """Return the same; there is nothing that tells whether blocks are sound."""
+        """Return the same: blocks have no header to check."""
         del source
         return self.layout(row, b"")
 
@@ -201,4 +201,4 @@ _BLOCKS = _Blocks()
 def _swapped(row: Row, octets: NDArray[np.uint8]) -> NoReturn:
     del octets
     what = f"big-endian data of type {row.dtype.name}"
-    raise UnsupportedError(what, field="type", offset=row.offset, expected="a little-endian file, or types of numbers")
+    raise UnsupportedError(what, field="type", offset=row.offset, expected="a little-endian file for this type")

@@ -1,4 +1,4 @@
-"""The key-values of a GGUF file as metadata: plain values, arrays, and strings that are decoded when they are used."""
+"""Turns the key-values of a GGUF file into metadata: plain values, arrays, and strings that are decoded on use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weightmap.index.strings import StringTable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# By the codes of types: how numpy spells them. Of bool one byte, which the scan has found to be 0 or 1.
+# numpy's codes by those of GGUF. A bool is a byte, which the scan has found to be 0 or 1.
 NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
 _TYPE_NAMES = (
     *("UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"),
@@ -27,7 +27,7 @@ _INTEGERS = frozenset("BbHhIiQq")
 
 
 class Strings(Sequence[str]):
-    """An array of strings: a sequence that decodes one when it is asked for.
+    """An array of strings: a sequence that decodes each item on access.
 
     It equals every sequence of the same strings. `tolist` decodes all of them.
 
@@ -40,7 +40,7 @@ class Strings(Sequence[str]):
 
     __slots__ = ("_count", "_load", "_table")
 
-    # What metadata of other formats has to hold, to hold this: see `weightmap.formats._metadata`.
+    # The kinds that the metadata of another format must allow to take this: see `weightmap.formats._metadata`.
     kinds: ClassVar[frozenset[str]] = frozenset({"list", "text"})
 
     def __init__(self, load: Callable[[], StringTable], count: int) -> None:
@@ -102,10 +102,10 @@ _SHOWN = 6
 
 
 class KeyValues(dict[str, Any]):
-    """The metadata of a file, and with what types it was read.
+    """The metadata of a file, which remember the types that they were read with.
 
-    ``TensorFile.metadata`` is a read-only view of one. Its ``copy()`` and ``f.metadata | {...}`` keep the types of what
-    is unchanged; any other mapping holds new values.
+    ``TensorFile.metadata`` is a read-only view of one. Its ``copy()`` and ``f.metadata | {...}`` keep the types of
+    unchanged values; any other mapping holds new values.
     """
 
     __slots__ = ("_header", "_read")
@@ -117,22 +117,22 @@ class KeyValues(dict[str, Any]):
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> KeyValues | None:
-        """Return the metadata of a file behind a mapping; None where it is something else."""
+        """Return the `KeyValues` behind a mapping, or None."""
         own = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
         return own if isinstance(own, cls) else None
 
     @property
     def types(self) -> dict[str, str]:
-        """The types of the values that were read, as gguf-dump spells them: "UINT32", "[STRING]"."""
+        """The types of unchanged values, as gguf-dump spells them: "UINT32", "[STRING]"."""
         return {key: _type_name(self._header, at) for key, (value, at) in self._read.items() if self.get(key) is value}
 
     def stored(self, key: str) -> bytes | None:
-        """Return type and value of a key as version 3 has them, little-endian; None where the value is a new one."""
+        """Return an unchanged value encoded for version 3, little-endian, behind its type; None for a new value."""
         value, at = self._read.get(key, (None, -1))
         return None if at < 0 or self[key] is not value else native(self._header, at)
 
     def copy(self) -> KeyValues:
-        """Return metadata of the same content and types."""
+        """Return a copy that remembers the same types."""
         return KeyValues(self, self._header, self._read)
 
     def __or__(self, other: Any) -> Any:
@@ -145,13 +145,13 @@ class KeyValues(dict[str, Any]):
 
 
 def _type_name(header: Header, at: int) -> str:
-    """Return the type that stands at `at`; of an array that of its items, in brackets."""
+    """Return the name of the type at `at`; of an array that of its items, in brackets."""
     kind = header.u32(at)
     return _array_name(header, at + 4) if kind == ARRAY else _TYPE_NAMES[kind]
 
 
 def _array_name(header: Header, at: int) -> str:
-    """Return the type of an array the type of whose items stands at `at`; arrays in it are like its first one."""
+    """Return the name of an array's type, its item type being at `at`; of nested arrays the first one counts."""
     inner, count, begin = header.array(at)
     return f"[{_array_name(header, begin) if inner == ARRAY and count else _TYPE_NAMES[inner]}]"
 
@@ -166,7 +166,7 @@ def metadata(header: Header) -> KeyValues:
 
 
 def integer(header: Header, keys: Sequence[str]) -> int | None:
-    """Return the integer that the first of these keys which is there has as its value; None for any other value."""
+    """Return the value of the first of these keys that exists; None if none does or the value is not an integer."""
     for key in keys:
         at = header.find(key)
         if at >= 0:
@@ -176,7 +176,7 @@ def integer(header: Header, keys: Sequence[str]) -> int | None:
 
 
 def string_table(header: Header, at: int, what: str) -> StringTable:
-    """Return the strings of an array whose own type stands at `at`."""
+    """Return the strings of the array value at `at`."""
     _, count, begin = header.array(at + 4)
     return _table(header, count, begin, what)
 
@@ -191,7 +191,7 @@ def _table(header: Header, count: int, begin: int, what: str) -> StringTable:
 
 
 def _value(header: Header, at: int) -> Any:
-    """Return the value whose type stands at `at`."""
+    """Return the value whose type is at `at`."""
     kind = header.u32(at)
     unpack = _UNPACK[header.order].get(kind)
     if unpack is not None:
@@ -202,13 +202,13 @@ def _value(header: Header, at: int) -> Any:
 
 
 def _octets(header: Header, at: int) -> bytes:
-    """Return the bytes of the string whose length stands at `at`."""
+    """Return the bytes of the string whose length is at `at`."""
     begin = at + header.width
     return bytes(header.data[begin : begin + header.count(at)])
 
 
 def array_at(header: Header, at: int) -> Any:
-    """Return the array the type of whose items stands at `at`."""
+    """Return the array whose item type is at `at`."""
     kind, count, begin = header.array(at)
     if kind == STRING:
         return Strings(lambda: _table(header, count, begin, "string"), count)
@@ -225,14 +225,14 @@ def _numbers(header: Header, kind: int, count: int, begin: int) -> NDArray[Any]:
 
 
 def _inner(header: Header, count: int, begin: int) -> Iterator[int]:
-    """Yield where each of the arrays in an array begins."""
+    """Yield the position of each array in an array."""
     for _ in range(count):
         yield begin
         begin = header.scan.skip(header.data, begin)
 
 
 def native(header: Header, at: int) -> bytes:
-    """Return type and value, where the type stands at `at`, as version 3 has them, little-endian."""
+    """Return the value whose type is at `at`, encoded for version 3, little-endian, behind its type."""
     kind = header.u32(at)
     tag = struct.pack("<I", kind)
     if kind == ARRAY:
@@ -243,7 +243,7 @@ def native(header: Header, at: int) -> bytes:
 
 
 def _native_array(header: Header, at: int) -> bytes:
-    """Return the array the type of whose items stands at `at`."""
+    """Return the array whose item type is at `at`, encoded for version 3."""
     kind, count, begin = header.array(at)
     parts = [struct.pack("<IQ", kind, count)]
     if kind == STRING:
@@ -260,5 +260,5 @@ def _native_array(header: Header, at: int) -> bytes:
 
 
 def encode_string(octets: bytes) -> bytes:
-    """Return a string as version 3 has it."""
+    """Encode a string for version 3."""
     return struct.pack("<Q", len(octets)) + octets

@@ -1,4 +1,4 @@
-"""What `TensorFile.verify` checks in a GGUF file: all that opening leaves unread."""
+"""Checks of `TensorFile.verify` for GGUF: the parts of a file that opening leaves unread."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def verify(header: Header, table: Table, vocab: Vocabulary | None, run: Verifica
     if "" in table.names:
         run.warn("a tensor has an empty name")
     if vocab is not None:
-        _check_vocabulary(run, vocab)
+        run.vocabulary(vocab)
     run.checked("key-values")
     end = header.end
     for row in (*table.rows(), None):
-        # What follows the last tensor is padding too; tensors out of order, which only the lax mode has, have none.
+        # The end of the file may be padding too. Overlapping tensors, which strict=False allows, have none.
         begin = run.source.size if row is None else row.offset
         if end < begin:
             run.until(end)
@@ -43,7 +43,7 @@ def verify(header: Header, table: Table, vocab: Vocabulary | None, run: Verifica
 
 
 def _check_texts(key: str, value: Any) -> None:
-    """Raise the `FormatError` of the first text of an array that is not UTF-8."""
+    """Raise a `FormatError` for the first string in an array that is not UTF-8."""
     for inner in value if isinstance(value, list) else (value,):
         if isinstance(inner, list):
             _check_texts(key, inner)
@@ -51,17 +51,3 @@ def _check_texts(key: str, value: Any) -> None:
             bad = inner.table.not_utf8()
             if bad >= 0:
                 inner[bad]  # raises, saying which
-
-
-def _check_vocabulary(run: Verification, vocab: Vocabulary) -> None:
-    table = vocab.table
-    repeated, duplicate, original = table.duplicates()
-    if repeated:
-        run.warn(
-            f"tokens that stand in the vocabulary twice: {repeated}, "
-            f"the first of them {table[duplicate]!r} (ids {original} and {duplicate})"
-        )
-    beyond = [f"{name} {i}" for name, i in vocab.special_ids.items() if not 0 <= i < len(vocab)]
-    if beyond:
-        run.warn(f"special ids are not below the number of tokens, {len(vocab)}: {', '.join(beyond)}")
-    run.checked("vocabulary")

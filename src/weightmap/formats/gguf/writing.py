@@ -39,7 +39,7 @@ def plan(request: Request) -> Plan:
     counts = struct.pack("<4sI2Q", MAGIC, _VERSION, len(infos), len(values))
     header = b"".join((counts, *values, *infos))
     if len(header) >= kernels.U32_MAX - 1:
-        refuse("GGUF", [f"a header of {len(header)} bytes, more than readers address"])
+        refuse("GGUF", [f"a header of {len(header)} bytes, more than positions of 32 bits"])
     base = aligned(len(header), alignment)
 
     def write(sink: Sink) -> None:
@@ -54,13 +54,13 @@ def plan(request: Request) -> Plan:
 
 
 def _problems(tensor: Payload) -> list[str]:
-    """Return what of a tensor the format has no place for."""
+    """Return the properties of a tensor that the format cannot express."""
     name, shape = tensor.dtype.name, tensor.shape
     problems = []
     if name not in (BLOCKS if tensor.dtype.declared else DENSE):
         problems.append(f"dtype {name}")
     elif name in BLOCKS and (not shape or shape[-1] % BLOCKS[name][0]):
-        problems.append(f"shape {shape} (rows of {name} are multiples of {BLOCKS[name][0]})")
+        problems.append(f"shape {shape} (rows of {name} have a multiple of {BLOCKS[name][0]} elements)")
     if len(shape) > _MAX_NDIM:
         problems.append(f"{counted(len(shape), 'dimension')} (it has 0 to {_MAX_NDIM})")
     if not encodable(tensor.name):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from weightmap.formats._base import MAX_HEADER
-from weightmap.formats._framed import LENGTH, writer
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, refuse
+from weightmap.formats._framed import LENGTH
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, refuse
 from weightmap.formats.safetensors import DTYPE_NAMES
 
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
@@ -43,4 +43,4 @@ def plan(request: Request) -> Plan:
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
         refuse("safetensors", [f"a header of {len(text)} bytes, more than {MAX_HEADER}"])
-    return Plan(LENGTH.size + len(text) + offset, writer(text, ordered))
+    return Plan(LENGTH.size + len(text) + offset, framed(text, ordered))

@@ -79,7 +79,7 @@ def _header(head: bytes, size: int) -> tuple[dict[str, Any], int]:
             raise FormatError(name, field=name, offset=_AT[name], actual=options[name], expected=f"{least} or more")
     most = (size - HEAD.size) // (1 + ENTRY.size)
     if not 0 <= entries <= most:
-        expected, at = f"0 to {most}, by the bytes that follow", _AT["entries"]
+        expected, at = f"0 to {most}, given the bytes that follow", _AT["entries"]
         raise TruncatedError("number of words", field="entries", offset=at, actual=entries, expected=expected)
     return options, entries
 
@@ -132,7 +132,7 @@ def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
         raise LayoutError("number of columns", field="cols", offset=at + 9, actual=cols, expected=expected)
     data = at + MATRIX.size
     if not 0 <= rows <= (source.size - data) // (4 * dims):
-        expected = f"0 to {(source.size - data) // (4 * dims)}, by the bytes that follow"
+        expected = f"0 to {(source.size - data) // (4 * dims)}, given the bytes that follow"
         raise TruncatedError("number of rows", field="rows", offset=at + 1, actual=rows, expected=expected)
     return rows, data
 

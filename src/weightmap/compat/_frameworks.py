@@ -1,0 +1,120 @@
+"""The libraries whose tensors `safe_open` hands out: how an array becomes a tensor of each."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.errors import MissingDependencyError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Framework", "framework_named", "imported"]
+
+
+def imported(module: str, package: str) -> Any:
+    """Import an optional library. Raises `MissingDependencyError` without it."""
+    found = sys.modules.get(module)
+    if found is not None:
+        return found
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingDependencyError(f"{package} is needed for this: pip install {package}") from None
+
+
+class Framework(NamedTuple):
+    """One library.
+
+    Attributes
+    ----------
+    name : str
+        As messages name it.
+    devices : bool
+        Whether tensors can be asked for on a device.
+    writable : bool
+        Whether its tensors can be written to, so that they may not lie on a read-only mapping.
+    deliver : callable or None
+        ``deliver(array)`` returns a tensor on the CPU, without a copy where the library allows it. None for numpy.
+    check : callable
+        ``check()`` raises `MissingDependencyError` when the library is not installed.
+    """
+
+    name: str
+    devices: bool
+    writable: bool
+    deliver: Callable[[Any], Any] | None
+    check: Callable[[], Any]
+
+    def mode(self) -> str | None:
+        """Return the mode to open files in; None for the default."""
+        if not self.writable:
+            return None
+        from weightmap.torch import writable_mode
+
+        return writable_mode()
+
+
+def _to_torch(array: Any) -> Any:
+    from weightmap.torch import to_torch
+
+    return to_torch(array)
+
+
+def _to_jax(array: Any) -> Any:
+    from weightmap.jax import to_jax
+
+    return to_jax(array)
+
+
+def _to_tensorflow(array: Any) -> Any:
+    return imported("tensorflow", "tensorflow").convert_to_tensor(array)
+
+
+def _to_mlx(array: Any) -> Any:
+    return imported("mlx.core", "mlx").array(array)
+
+
+_NUMPY = Framework("numpy", devices=False, writable=False, deliver=None, check=lambda: None)
+_TORCH = Framework("PyTorch", devices=True, writable=True, deliver=_to_torch, check=lambda: imported("torch", "torch"))
+_JAX = Framework("jax", devices=False, writable=False, deliver=_to_jax, check=lambda: imported("jax", "jax"))
+_TENSORFLOW = Framework(
+    "TensorFlow",
+    devices=False,
+    writable=False,
+    deliver=_to_tensorflow,
+    check=lambda: imported("tensorflow", "tensorflow"),
+)
+_MLX = Framework("mlx", devices=False, writable=False, deliver=_to_mlx, check=lambda: imported("mlx.core", "mlx"))
+
+_NAMED = {
+    "np": _NUMPY,
+    "numpy": _NUMPY,
+    "pt": _TORCH,
+    "torch": _TORCH,
+    "pytorch": _TORCH,
+    "flax": _JAX,
+    "jax": _JAX,
+    "tf": _TENSORFLOW,
+    "tensorflow": _TENSORFLOW,
+    "mlx": _MLX,
+}
+
+
+def framework_named(name: str) -> Framework:
+    """Return a framework by one of the names that safetensors has for it.
+
+    Raises
+    ------
+    UnsupportedError
+        There is no such framework.
+    MissingDependencyError
+        It is not installed.
+    """
+    found = _NAMED.get(name)
+    if found is None:
+        raise UnsupportedError("framework", expected="np, pt, flax, jax, tf or mlx", actual=repr(name))
+    found.check()
+    return found

@@ -1,0 +1,268 @@
+"""Reading as safetensors does: `safe_open`, its slices, and `load_file`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+import weightmap as wm
+from weightmap.compat._errors import MissingFileError, SliceError
+from weightmap.compat._frameworks import framework_named
+from weightmap.compat._parts import read_part, read_whole
+from weightmap.dtypes import DTYPES
+from weightmap.errors import ClosedError, UnsupportedError
+from weightmap.formats.safetensors import DTYPE_NAMES
+from weightmap.model.opening import open_privately
+from weightmap.model.parts import locate
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from weightmap.compat._frameworks import Framework
+
+__all__ = ["SafeSlice", "code_of", "load_file", "open_handle", "safe_open"]
+
+# As safetensors spells the data types, by our names.
+_CODES = {name: code for code, name in DTYPE_NAMES.items()}
+
+
+def code_of(dtype: str) -> str:
+    """Return a data type as safetensors spells it; "F32" for quantised tensors, which are decoded to that."""
+    return _CODES.get(dtype, "F32")
+
+
+class Reader:
+    """A file whose tensors are read for one framework: what a `safe_open` and its slices share.
+
+    It closes the file when the last of them is gone.
+    """
+
+    def __init__(self, filename: Any, framework: Framework, device: Any, *, pread: bool) -> None:
+        self.device: Any = None
+        mode = framework.mode()
+        if framework.devices:
+            from weightmap.torch import torch_device
+
+            self.device = torch_device("cpu" if device is None else device)
+            if self.device.type != "cpu":  # what is copied there is never written to here
+                mode = None
+        elif device not in {None, "cpu"}:
+            raise UnsupportedError("device", expected=f"cpu, for {framework.name}", actual=repr(device))
+        try:
+            self.file = open_privately(filename) if pread else wm.open(filename, mode=mode)
+        except FileNotFoundError as error:
+            raise MissingFileError(error.errno, error.strerror, error.filename) from None
+        self.pread = pread
+        self._convert = framework.deliver
+
+    def whole(self, name: str) -> Any:
+        """Return a tensor."""
+        file = self.file
+        value = read_whole(file, name) if self.pread else file[name] if self.device is None else None
+        if self.device is not None:
+            from weightmap.torch import read_tensor
+
+            return read_tensor(file, name, self.device, value)
+        array = value if isinstance(value, np.ndarray) else file.read(name, np.float32)
+        return array if self._convert is None else self._convert(array)
+
+    def part(self, name: str, index: Any) -> Any:
+        """Return part of a tensor: an array of no dimension for one element."""
+        if not any(part is Ellipsis for part in index):
+            index = (*index, Ellipsis)  # keeps a single element an array, a view, instead of a scalar
+        file = self.file
+        try:
+            if self.pread:
+                return self.deliver(read_part(file, name, index))
+            value = file[name]
+            # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
+            array = value if isinstance(value, np.ndarray) else locate(file, name).decoder()
+            return self.deliver(array[index])
+        except IndexError as error:
+            raise SliceError.of(index, file.info(name).shape, error) from None
+
+    def deliver(self, array: NDArray[Any]) -> Any:
+        """Return an array as it is, or as a tensor on the device."""
+        if self.device is None or self.device.type == "cpu":
+            return array if self._convert is None else self._convert(array)
+        from weightmap.torch import to_device
+
+        return to_device(array, self.device)
+
+
+class safe_open:  # noqa: N801 - the name that safetensors gave it
+    """A file whose tensors are arrays, or tensors of another library.
+
+    Parameters
+    ----------
+    filename : str or os.PathLike
+        A file of any format, a directory of shards, or anything else that `weightmap.open` takes. Bytes are content.
+    framework : str
+        ``"np"`` or ``"numpy"``; ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"jax"`` or ``"flax"``; ``"tf"`` or
+        ``"tensorflow"``; ``"mlx"``.
+    device : str or int, default "cpu"
+        Where the tensors of torch go. Those of other libraries go where the library puts them.
+    backend : str, default "mmap"
+        ``"mmap"`` maps the file; ``"pread"`` reads each tensor or slice when it is asked for.
+
+    Raises
+    ------
+    UnsupportedError
+        For an unknown framework or device, or an unsupported file.
+    FormatError, OSError
+        As `weightmap.open`.
+    MissingDependencyError
+        The library is not installed.
+    """
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str],
+        framework: str,
+        device: str | int | None = "cpu",
+        *,
+        backend: str = "mmap",
+    ) -> None:
+        wanted = framework_named(framework)
+        if backend not in {"mmap", "pread"}:
+            raise UnsupportedError("backend", expected="mmap or pread", actual=repr(backend))
+        self._reader: Reader | None = Reader(filename, wanted, device, pread=backend == "pread")
+        self._path = self._reader.file.path
+
+    def __enter__(self) -> Self:
+        """Return the handle itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Let go of the file. Tensors and slices obtained before stay valid, as they do in safetensors."""
+        self._reader = None
+
+    def _open(self) -> Reader:
+        if self._reader is None:
+            raise ClosedError("file is closed", path=self._path)
+        return self._reader
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors, sorted, as safetensors does."""
+        return sorted(self._open().file)
+
+    def offset_keys(self) -> list[str]:
+        """Return the names of the tensors in the order of their data, shard after shard where there are several."""
+        file = self._open().file
+        if file.shards:  # offsets count within the shard
+            return list(file)
+        infos = sorted(file.infos(), key=lambda info: (info.offset, info.offset + info.nbytes))
+        return [info.name for info in infos]
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the metadata as strings, values of other types as JSON; None when the file has none."""
+        file = self._open().file
+        metadata = {
+            str(key): value if isinstance(value, str) else json.dumps(value, default=str)
+            for key, value in file.metadata.items()
+        }
+        return metadata if metadata or file.has_metadata else None
+
+    def get_tensor(self, name: str) -> Any:
+        """Return a tensor, as a view of the file where its type and the device allow it.
+
+        Raises
+        ------
+        TensorNotFoundError
+            The file has no such tensor.
+        """
+        return self._open().whole(name)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Return every tensor, in the order of `offset_keys`."""
+        reader = self._open()
+        return {name: reader.whole(name) for name in self.offset_keys()}
+
+    def get_slice(self, name: str) -> SafeSlice:
+        """Return an object that gives the shape and the type of a tensor, and parts of it by indexing.
+
+        Raises
+        ------
+        TensorNotFoundError
+            The file has no such tensor.
+        """
+        reader = self._open()
+        info = reader.file.info(name)
+        return SafeSlice(reader, name, info.dtype, info.shape)
+
+
+class SafeSlice:
+    """Part of a tensor on demand: ``handle.get_slice(name)[2:5, ::-1]``. It keeps the file open."""
+
+    def __init__(self, reader: Reader, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self._reader = reader
+        self._name = name
+        self._dtype = dtype
+        self._shape = shape
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the whole tensor."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Return the type as safetensors spells it: ``"F32"``, ``"BF16"`` … (``"F32"`` for quantised tensors)."""
+        return code_of(self._dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return what numpy gives for this index, always as an array (of no dimension for one element).
+
+        Raises
+        ------
+        SliceError
+            As numpy's IndexError, which it is too: too many indices, or an integer out of bounds.
+        UnsupportedError
+            For a part of a tensor whose elements are packed below the byte.
+        """
+        parts = index if isinstance(index, tuple) else (index,)
+        stored = DTYPES.get(self._dtype)
+        if stored is None or not stored.packed:
+            return self._reader.part(self._name, parts)
+        if all(part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in parts):
+            return self._reader.whole(self._name)
+        what = f"tensor {self._name!r} packs elements of {stored.bits} bits, which cannot be sliced"
+        raise UnsupportedError(f"{what}: get_tensor gives their bytes")
+
+
+def open_handle(f: Any, framework: str, device: str | int | None = "cpu", *, backend: str = "mmap") -> safe_open:
+    """Return a `safe_open` over an open file object, binary or text, which stays open and where it is.
+
+    It is ``safetensors._safe_open_handle``.
+    """
+    try:
+        source = f.fileno()
+    except (AttributeError, OSError):  # not a file of the system
+        source = f
+    return safe_open(source, framework, device, backend=backend)
+
+
+def load_file(
+    filename: str | os.PathLike[str], device: str | int = "cpu", *, framework: str = "np", backend: str = "mmap"
+) -> dict[str, Any]:
+    """Return every tensor of a file.
+
+    Parameters
+    ----------
+    filename, device, backend
+        As for `safe_open`.
+    framework : str, default "np"
+        ``"pt"`` for what ``safetensors.torch.load_file`` gives.
+
+    Returns
+    -------
+    dict[str, np.ndarray] or dict[str, torch.Tensor]
+        In the order of the data in the file. The tensors keep the mapping alive.
+    """
+    with safe_open(filename, framework, device, backend=backend) as file:
+        return file.get_tensors()

@@ -1,0 +1,82 @@
+"""`patched`: libraries that import safetensors use this package instead, for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["patched"]
+
+# Names of the package itself, and of its modules, which are patched when their library is there.
+_PACKAGE = (
+    "SafetensorError", "TensorSpec", "_safe_open_handle", "deserialize", "safe_open", "serialize", "serialize_file",
+)  # fmt: skip
+_BOTH = ("load", "load_file", "save", "save_file")
+_MODULES = {
+    "flax": _BOTH,
+    "mlx": _BOTH,
+    "numpy": _BOTH,
+    "tensorflow": _BOTH,
+    "torch": (*_BOTH, "load_model", "save_model"),
+}
+
+
+@contextlib.contextmanager
+def patched() -> Iterator[None]:
+    """Make libraries that import safetensors use `weightmap.compat`, within a ``with`` block.
+
+    Every module that has imported a name of safetensors gets ours in its place, whatever it calls it, and so does every
+    module that is imported within the block. At its end all of them have again what they had.
+
+    Notes
+    -----
+    It holds for the whole process, other threads included. A module that is imported within the block keeps no name
+    of ours, either. What a library has stored elsewhere, as a default of a function for instance, is not found.
+
+    Examples
+    --------
+    >>> import safetensors.numpy, weightmap.compat
+    >>> with weightmap.compat.patched():
+    ...     print(safetensors.numpy.load_file.__module__)
+    weightmap.compat.numpy
+    """
+    pairs: list[tuple[ModuleType, ModuleType, tuple[str, ...]]] = [
+        (import_module("safetensors"), import_module("weightmap.compat"), _PACKAGE)
+    ]
+    for name, names in _MODULES.items():
+        with contextlib.suppress(ImportError):  # of a library that is not installed
+            pairs.append((import_module(f"safetensors.{name}"), import_module(f"weightmap.compat.{name}"), names))
+    theirs_to_ours = {
+        id(getattr(theirs, name)): (getattr(theirs, name), getattr(ours, name))
+        for theirs, ours, names in pairs
+        for name in names
+        if hasattr(theirs, name)
+    }
+    _replace(theirs_to_ours)
+    try:
+        yield
+    finally:
+        _replace({id(ours): (ours, theirs) for theirs, ours in theirs_to_ours.values()})
+
+
+def _replace(pairs: dict[int, tuple[Any, Any]]) -> None:
+    """Replace globals of all modules but ours: the first of each pair by the second."""
+    for module in list(sys.modules.values()):
+        if not _foreign(module):
+            continue
+        for name, value in list(vars(module).items()):
+            old, new = pairs.get(id(value), (None, None))
+            if old is value and new is not None:
+                setattr(module, name, new)
+
+
+def _foreign(module: Any) -> bool:
+    """Whether a value of `sys.modules` is a module of another package."""
+    name = getattr(module, "__name__", None)
+    return isinstance(module, ModuleType) and isinstance(name, str) and name.partition(".")[0] != "weightmap"

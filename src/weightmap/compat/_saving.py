@@ -1,0 +1,279 @@
+"""Writing as safetensors does: `save_file`, `serialize` of memory by its address, and the way back, `deserialize`."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import weightmap as wm
+from weightmap.compat._errors import TorchEncodeError
+from weightmap.compat._opening import code_of, safe_open
+from weightmap.dtypes import DTYPES
+from weightmap.errors import EncodeError, quoted
+from weightmap.formats import Payload, Request, by_name
+from weightmap.formats.safetensors import DTYPE_NAMES
+from weightmap.io.atomic import write_plan
+from weightmap.io.sink import to_bytes
+from weightmap.model.foreign import PAIRS, is_torch
+from weightmap.model.payload import from_arrays
+from weightmap.model.saving import plan_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from weightmap.formats import Plan
+
+__all__ = ["TensorSpec", "check_torch", "deserialize", "save", "save_file", "serialize", "serialize_file", "shared"]
+
+_FORMAT = by_name("safetensors")
+# What `TensorSpec` takes: names of numpy and torch.
+_KNOWN = {name: DTYPES[name] for name in DTYPE_NAMES.values() if not DTYPES[name].packed}
+_KNOWN[PAIRS] = DTYPES["float4_e2m1fn"]
+_CODES = {name: code for code, name in DTYPE_NAMES.items()}
+
+
+# ------------------------------------------------------------------------------------------------- arrays and tensors
+
+
+def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return arrays or tensors as the content of a safetensors file."""
+    return to_bytes(_planned("<bytes>", _checked(tensors), metadata))
+
+
+def save_file(
+    tensor_dict: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors to a safetensors file, atomically.
+
+    Parameters
+    ----------
+    tensor_dict : mapping of str to np.ndarray, torch.Tensor or jax.Array
+        Any strides and byte order.
+    filename : str or os.PathLike
+        Of any suffix.
+    metadata : mapping of str to str, optional
+        Free text to keep in the file.
+
+    Raises
+    ------
+    EncodeError
+        safetensors cannot express some of the tensors; nothing is written. Where tensors of torch share memory or have
+        none, it is a RuntimeError too: `weightmap.save` writes those that share memory each in full.
+    OSError
+        The file cannot be written.
+    """
+    wm.save(filename, _checked(tensor_dict), format="safetensors", metadata=metadata)
+
+
+def _checked(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse what safetensors refuses."""
+    if not hasattr(tensors, "items"):
+        raise EncodeError(f"Expected a dict of [str, tensor] but received {type(tensors)}")
+    for name, value in tensors.items():
+        if not is_torch(value) and not (hasattr(value, "dtype") and hasattr(value, "shape")):
+            actual = f"a {type(value).__name__}"
+            raise EncodeError(f"tensor {quoted(name)}", expected="an array or a tensor", actual=actual)
+    check_torch({name: value for name, value in tensors.items() if is_torch(value)})
+    return tensors
+
+
+def check_torch(tensors: Mapping[str, Any]) -> None:
+    """Refuse tensors of torch that have no data, or that share memory: they would be written more than once."""
+    if not tensors:
+        return
+    without = [name for name, tensor in tensors.items() if tensor.device.type == "meta"]
+    if without:
+        raise TorchEncodeError(f"Cannot copy out of meta tensor: {', '.join(map(quoted, without))} have no data")
+    failing = [names for names in shared(tensors) if len(names) > 1]
+    if failing:
+        what = f"Some tensors share memory, and each of them would be written in full: {failing}"
+        raise TorchEncodeError(f"{what}; save_model writes one of each, weightmap.save all")
+
+
+def shared(tensors: Mapping[str, Any]) -> list[set[str]]:
+    """Return the names of tensors of torch in groups that share memory.
+
+    Tensors without data are left out, and those that lie apart in one storage are in groups of their own.
+    """
+    storages: dict[tuple[Any, int, int], list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        storage, size = storage_of(tensor)
+        if tensor.device.type != "meta" and storage and size:
+            storages.setdefault((tensor.device, storage, size), []).append((*extent(tensor), name))
+    groups: list[set[str]] = []
+    for places in storages.values():
+        reach = -1
+        for start, stop, name in sorted(places):
+            if start >= reach:
+                groups.append(set())
+            groups[-1].add(name)
+            reach = max(reach, stop)
+    return groups
+
+
+def storage_of(tensor: Any) -> tuple[int, int]:
+    """Return address and bytes of the memory that a tensor of torch is a view of; 0 as the address of none."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (AttributeError, NotImplementedError, RuntimeError):  # sparse, or a subclass without memory of its own
+        return 0, 0
+
+
+def extent(tensor: Any) -> tuple[int, int]:
+    """Return the addresses of the first byte of a tensor of torch and of that after its last."""
+    start: int = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (steps + 1) * tensor.element_size()
+
+
+# --------------------------------------------------------------------------------------------- memory by its address
+
+
+class TensorSpec:
+    """A tensor by the address of its memory, for `serialize` and `serialize_file`.
+
+    Parameters
+    ----------
+    dtype : str
+        The name of numpy or torch: "float32", "bfloat16", "float4_e2m1fn_x2".
+    shape : sequence of int
+        As that library has it: of "float4_e2m1fn_x2", whose elements are pairs, the last dimension is doubled.
+    data_ptr : int
+        The address of contiguous memory, little-endian, which has to stay until the tensor is written.
+    data_len : int
+        Its size in bytes.
+
+    Raises
+    ------
+    EncodeError
+        There is no such type.
+    """
+
+    __slots__ = ("_dtype", "data_len", "data_ptr", "shape")
+
+    def __init__(self, *, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int) -> None:
+        found = _KNOWN.get(dtype)
+        if found is None:
+            raise EncodeError(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_KNOWN)}")
+        dims = [int(size) for size in shape]
+        if min(dims, default=0) < 0 or data_ptr < 0 or data_len < 0:
+            raise EncodeError("shape, address and size of a tensor cannot be negative")
+        if found.packed and dims:
+            dims[-1] *= 2
+        self._dtype = found
+        self.shape = dims
+        self.data_ptr = data_ptr
+        self.data_len = data_len
+
+    @property
+    def dtype(self) -> str:
+        """The type as safetensors spells it, such as "F32"."""
+        return _CODES[self._dtype.name]
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorSpec(dtype='{self.dtype}', shape={self.shape}, data_ptr={self.data_ptr}, data_len={self.data_len})"
+        )
+
+    def payload(self, name: str) -> Payload:
+        """Return what is to be written."""
+        dtype, shape = self._dtype, tuple(self.shape)
+        nbytes = math.prod(shape) * dtype.bits // 8
+        if nbytes != self.data_len or (nbytes and not self.data_ptr):
+            what = f"tensor {quoted(name)} of {self.data_len} bytes at address {self.data_ptr}"
+            raise EncodeError(what, expected=f"{nbytes} bytes for {self.dtype} of shape {self.shape}")
+        return Payload(name, dtype, shape, nbytes, self._octets)
+
+    def _octets(self) -> Iterable[memoryview]:
+        if self.data_len:
+            yield memoryview((ctypes.c_ubyte * self.data_len).from_address(self.data_ptr)).cast("B")
+
+
+def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return tensors in memory as the content of a safetensors file.
+
+    Raises
+    ------
+    EncodeError
+        A tensor has other bytes than its shape takes, or safetensors cannot express something.
+    TypeError
+        A value is no `TensorSpec`.
+    """
+    return to_bytes(_plan("<bytes>", _payloads(tensor_dict), metadata))
+
+
+def serialize_file(
+    tensor_dict: Mapping[str, TensorSpec],
+    filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors in memory to a safetensors file, atomically.
+
+    Raises
+    ------
+    EncodeError, TypeError
+        As `serialize`; nothing is written.
+    OSError
+        The file cannot be written.
+    """
+    path = os.fsdecode(os.fspath(filename))
+    write_plan(path, _plan(path, _payloads(tensor_dict), metadata))
+
+
+def deserialize(data: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the tensors of a file's content: name, and "shape", "dtype" and "data" as a bytearray.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The content of a file of any format that `weightmap.open` reads.
+
+    Raises
+    ------
+    FormatError
+        As `weightmap.open`.
+    """
+    with wm.open(memoryview(data)) as file:
+        found = []
+        for info in file.infos():
+            array = file[info.name]
+            octets = array if hasattr(array, "nbytes") and hasattr(array, "tobytes") else file.read(info.name)
+            shape, dtype = list(info.shape), code_of(info.dtype)
+            found.append((info.name, {"shape": shape, "dtype": dtype, "data": bytearray(octets.tobytes())}))
+        return found
+
+
+def load(data: Any, framework: str) -> dict[str, Any]:
+    """Return the tensors of a file's content.
+
+    Raises
+    ------
+    TypeError
+        `data` is no content but a path, perhaps.
+    """
+    with safe_open(memoryview(data), framework) as file:  # type: ignore[arg-type]
+        return file.get_tensors()
+
+
+def _payloads(tensor_dict: Mapping[str, TensorSpec]) -> list[Payload]:
+    for name, spec in tensor_dict.items():
+        if not isinstance(spec, TensorSpec):
+            raise TypeError(f"tensor {quoted(name)} is a {type(spec).__name__}, expected a TensorSpec")
+    return [spec.payload(name) for name, spec in tensor_dict.items()]
+
+
+def _planned(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> Plan:
+    try:
+        payloads = from_arrays(tensors)
+    except EncodeError as error:
+        raise error.located(path=path) from None
+    return _plan(path, payloads, metadata)
+
+
+def _plan(path: str, payloads: list[Payload], metadata: Mapping[str, str] | None) -> Plan:
+    return plan_request(path, _FORMAT, Request(payloads, _FORMAT.layouts[0], metadata, None, None, None, None))

@@ -1,0 +1,187 @@
+"""Tensors of PyTorch under the names of ``safetensors.torch``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weightmap.compat import _opening, _saving
+from weightmap.compat._errors import TorchEncodeError
+from weightmap.errors import EncodeError, quoted
+from weightmap.torch import load_state
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"]
+
+
+def load(data: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file's content, in new memory.
+
+    Parameters
+    ----------
+    data : bytes-like
+    """
+    return _saving.load(data, "pt")
+
+
+def load_file(
+    filename: str | os.PathLike[str], device: str | int = "cpu", *, backend: str = "mmap"
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file; on the CPU they share its pages, may be written to, and leave it as it was."""
+    return _opening.load_file(filename, device, framework="pt", backend=backend)
+
+
+def save(tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return tensors as the content of a safetensors file. Raises as `save_file`."""
+    _check(tensors)
+    return _saving.save(tensors, metadata)
+
+
+def save_file(
+    tensors: dict[str, torch.Tensor], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors of any strides, on any device, to a safetensors file, atomically.
+
+    Raises
+    ------
+    EncodeError
+        A value is no dense tensor, or safetensors lacks its type. Where tensors share memory or have no data, it is a
+        RuntimeError too, as in safetensors: `save_model` writes one of those that share.
+    OSError
+        The file cannot be written.
+    """
+    _check(tensors)
+    _saving.save_file(tensors, filename, metadata)
+
+
+def save_model(
+    model: torch.nn.Module,
+    filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+    force_contiguous: bool = True,  # noqa: ARG001, FBT001, FBT002 - the signature of safetensors
+) -> None:
+    """Write the parameters and buffers of a module to a safetensors file, those that share memory once.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    filename : str or os.PathLike
+    metadata : mapping of str to str, optional
+        To it come the names that are left out, each with the name that stands for it.
+    force_contiguous : bool
+        Without effect: tensors of any strides are written right.
+
+    Raises
+    ------
+    EncodeError
+        As `save_file`, and where none of the tensors that share memory covers all of it (a RuntimeError too).
+    """
+    state = model.state_dict()
+    told = dict(metadata or {})
+    for kept, others in _remove_duplicate_names(state).items():
+        for name in others:
+            told.setdefault(name, kept)
+            del state[name]
+    save_file(state, filename, told or metadata)
+
+
+def load_model(
+    model: torch.nn.Module,
+    filename: str | os.PathLike[str],
+    strict: bool = True,  # noqa: FBT001, FBT002 - the signature of safetensors
+    device: str | int = "cpu",
+    *,
+    backend: str = "mmap",
+) -> tuple[set[str], list[str]]:
+    """Copy the tensors of a file into a module.
+
+    Of parameters that share memory the file has one, as `save_model` writes them.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    filename : str or os.PathLike
+    strict : bool
+        Whether missing and unexpected names are errors.
+    device, backend
+        As of `load_file`: where tensors are put on their way into the module.
+
+    Returns
+    -------
+    missing, unexpected : set of str, list of str
+
+    Raises
+    ------
+    StateError
+        Names or shapes do not fit: a RuntimeError, as in safetensors. The module is as it was.
+    """
+    state = load_file(filename, device, backend=backend)
+    removed = _remove_duplicate_names(model.state_dict(), preferred_names=state)
+    duplicates = {name for names in removed.values() for name in names}
+    return load_state(model, state, strict=strict, duplicates=duplicates)
+
+
+def storage_ptr(tensor: torch.Tensor) -> int:
+    """Return the address of the memory that a tensor is a view of; 0 where it has none."""
+    return _saving.storage_of(tensor)[0]
+
+
+def storage_size(tensor: torch.Tensor) -> int:
+    """Return the size of the memory that a tensor is a view of, in bytes."""
+    return _saving.storage_of(tensor)[1]
+
+
+def _end_ptr(tensor: torch.Tensor) -> int:
+    """Return the address after the last byte of a tensor."""
+    return _saving.extent(tensor)[1]
+
+
+def _find_shared_tensors(state_dict: Mapping[str, torch.Tensor]) -> list[set[str]]:
+    """Return the names of tensors in groups that share memory."""
+    return _saving.shared(state_dict)
+
+
+def _is_complete(tensor: torch.Tensor) -> bool:
+    """Whether a tensor covers all of the memory that it is a view of."""
+    return (tensor.data_ptr(), tensor.nbytes) == _saving.storage_of(tensor)
+
+
+def _remove_duplicate_names(
+    state_dict: Mapping[str, torch.Tensor],
+    *,
+    preferred_names: Iterable[str] | None = None,
+    discard_names: Iterable[str] | None = None,
+) -> dict[str, list[str]]:
+    """Return the names to keep, where several tensors share memory, each with those that it stands for."""
+    preferred, discarded = set(preferred_names or ()), set(discard_names or ())
+    found: dict[str, list[str]] = {}
+    for names in _saving.shared(state_dict):
+        complete = {name for name in names if _is_complete(state_dict[name])}
+        if not complete:
+            what = f"none of the tensors {', '.join(map(quoted, sorted(names)))} covers the memory that they share"
+            raise TorchEncodeError(f"{what}: found no suitable name to keep for saving")
+        kept = min(preferred & complete or complete - discarded or complete)
+        others = sorted(names - {kept})
+        if others:
+            found[kept] = others
+    return found
+
+
+def _check(tensors: Any) -> None:
+    """Refuse what is no dictionary of dense tensors, in the words of safetensors."""
+    if not isinstance(tensors, dict):
+        raise EncodeError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            raise EncodeError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(value)}")
+    sparse = [name for name, value in tensors.items() if value.layout is not torch.strided]
+    if sparse:
+        raise EncodeError(
+            f"You are trying to save a sparse tensors: `{sparse}` which this library does not support. You can make it"
+            " a dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than"
+            " needed."
+        )

@@ -1,0 +1,164 @@
+"""Which elements an index selects of a tensor, as runs that lie together in the file; tensor-parallel slices."""
+
+from __future__ import annotations
+
+import math
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.errors import PlanError, quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Axis", "Shard", "axes_of", "runs_of", "shard"]
+
+# Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
+_MOST_RUNS = 1 << 24
+
+
+class Axis(NamedTuple):
+    """The part of one axis that an index selects: as of ``range(start, start + step * size, step)``."""
+
+    start: int
+    step: int
+    size: int
+    kept: bool  # whether the result has this axis; an integer removes it
+
+
+class Shard(NamedTuple):
+    """The slice of one rank, of a tensor whose shape is not known yet: an index for `weightmap.plan`.
+
+    Attributes
+    ----------
+    dim, rank, world : int
+        As of `shard`.
+    """
+
+    dim: int
+    rank: int
+    world: int
+
+    def of(self, shape: tuple[int, ...], what: str = "the tensor") -> tuple[slice, ...]:
+        """Return the index for a tensor of this shape. Raises `PlanError` when it has no such dimension."""
+        if not -len(shape) <= self.dim < len(shape):
+            raise PlanError(f"dim of a shard of {what}", actual=self.dim, expected=f"one of {len(shape)} dimensions")
+        dim = self.dim % len(shape)
+        size = shape[dim]
+        step = -(-size // self.world)
+        start = min(self.rank * step, size)
+        return (*(slice(None),) * dim, slice(start, min(start + step, size)))
+
+
+def shard(name_or_info: Any, dim: int, rank: int, world: int) -> Any:
+    """Return the index of one rank's slice of a tensor: tensor parallelism, sizes as `torch.chunk` has them.
+
+    Along `dim`, each rank gets ``ceil(size / world)`` elements; the last ones get what is left, perhaps nothing.
+
+    Parameters
+    ----------
+    name_or_info : TensorInfo, or anything with a shape, or str
+        The tensor. For a name, the index is one that `weightmap.plan` completes once it knows the shape.
+    dim : int
+        The dimension that is divided; negative numbers count from the last one.
+    rank, world : int
+        This rank, and how many there are.
+
+    Returns
+    -------
+    tuple of slice, or Shard
+
+    Raises
+    ------
+    PlanError
+        When the rank is not below `world`, or the tensor has no such dimension.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> shard(np.zeros((10, 4)), 0, 3, 4)
+    (slice(9, 10, None),)
+    >>> shard("weight", 1, 0, 2)
+    Shard(dim=1, rank=0, world=2)
+    """
+    part = Shard(index(dim), *checked_rank(rank, world))
+    if isinstance(name_or_info, str):
+        return part
+    name = getattr(name_or_info, "name", None)
+    return part.of(tuple(name_or_info.shape), f"tensor {quoted(name)}" if isinstance(name, str) else "the tensor")
+
+
+def checked_rank(rank: int, world: int, words: tuple[str, str] = ("rank", "world")) -> tuple[int, int]:
+    """Return a rank and the number of ranks as integers. Raises `PlanError` when there is no such rank."""
+    number, count = index(rank), index(world)
+    if count < 1:
+        raise PlanError(words[1], field=words[1], actual=count, expected="at least 1")
+    if not 0 <= number < count:
+        raise PlanError(words[0], field=words[0], actual=number, expected=f"0 to {count - 1}, as {words[1]} is {count}")
+    return number, count
+
+
+def axes_of(key: Any, shape: tuple[int, ...], what: str) -> list[Axis]:
+    """Return the part of each axis that an index selects: integers, slices and an ellipsis, as numpy takes them.
+
+    Raises `PlanError` for an integer out of range, more entries than dimensions, and anything else.
+    """
+    if isinstance(key, Shard):
+        key = key.of(shape, what)
+    parts = list(key) if type(key) is tuple else [key]
+    ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
+    missing = len(shape) - len(parts) + len(ellipses)
+    if missing < 0 or len(ellipses) > 1:
+        raise PlanError(f"index of {what}", actual=repr(key), expected=f"one for {len(shape)} dimensions")
+    at = ellipses[0] if ellipses else len(parts)
+    parts[at : at + 1] = [slice(None)] * missing
+    return [_axis(part, size, number, what) for number, (part, size) in enumerate(zip(parts, shape, strict=True))]
+
+
+def _axis(part: Any, size: int, number: int, what: str) -> Axis:
+    if isinstance(part, slice):
+        try:
+            chosen = range(*part.indices(size))
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"index of {what}: {part!r} on axis {number}: {error}") from None
+        return Axis(chosen.start, chosen.step, len(chosen), kept=True)
+    try:
+        at = None if isinstance(part, (bool, np.bool_)) else index(part)
+    except TypeError:
+        at = None
+    if at is None:
+        raise PlanError(f"index of {what}", actual=repr(part)[:80], expected="integers, slices and an ellipsis")
+    if not -size <= at < size:
+        raise PlanError(f"index of {what} on axis {number}", actual=at, expected=f"{-size} to {size - 1}")
+    return Axis(at % size, 1, 1, kept=False)
+
+
+def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArray[np.int64], int]:
+    """Return where the runs of selected elements begin, in the flattened tensor and in order, and the length of each.
+
+    Raises `PlanError` for more runs than anybody would read one by one.
+    """
+    if any(not axis.size for axis in axes):
+        return np.empty(0, np.int64), 0
+    steps = [math.prod(shape[number + 1 :]) for number in range(len(shape))]
+    length, begin, outer = 1, 0, list(range(len(axes)))
+    while outer:
+        axis, step = axes[outer[-1]], steps[outer[-1]]
+        if axis.size > 1 and (length != step or abs(axis.step) != 1):
+            break
+        # One element of this axis, or neighbours of which everything is selected: they are one run.
+        begin += min(axis.start, axis.start + axis.step * (axis.size - 1)) * step
+        length *= axis.size
+        outer.pop()
+    if math.prod(axes[number].size for number in outer) > _MOST_RUNS:
+        expected = f"at most {_MOST_RUNS} runs of elements that lie together"
+        raise PlanError(f"index of {what}", actual="one of too many parts", expected=expected)
+    starts = np.array([begin], np.int64)
+    for number in reversed(outer):
+        axis = axes[number]
+        first = min(axis.start, axis.start + axis.step * (axis.size - 1))
+        places = (first + abs(axis.step) * np.arange(axis.size, dtype=np.int64)) * steps[number]
+        starts = (places[:, None] + starts).reshape(-1)
+    return starts, length

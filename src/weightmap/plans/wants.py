@@ -1,0 +1,112 @@
+"""What is wanted of a model: tensors by number, of some a part; and which whole tensors a rank is dealt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.errors import quoted
+from weightmap.model.reports import TensorInfo
+from weightmap.plans.indices import Shard, axes_of, runs_of
+from weightmap.quant.places import places_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from weightmap.model.spans import Spans
+    from weightmap.quant.ref import TensorRef
+
+    Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+__all__ = ["dealt", "ranges_of", "wanted"]
+
+
+def wanted(model: Any, spans: Spans, wants: Any) -> tuple[NDArray[np.int64], dict[int, Any]]:
+    """Return the numbers of the wanted tensors, in file order, and by number the index of those wanted in part.
+
+    Raises
+    ------
+    TensorNotFoundError
+    TypeError
+        When `wants` is nothing that `weightmap.plan` takes.
+    """
+    if isinstance(wants, Shard):
+        return np.arange(len(spans), dtype=np.int64), _of_all(spans, wants)
+    if isinstance(wants, Mapping):
+        found = {spans.find(model, _name(name)): key for name, key in wants.items()}
+        numbers: Iterable[int] = found
+        indices = {number: key for number, key in found.items() if key is not None and key is not Ellipsis}
+    elif callable(wants):
+        numbers, indices = _chosen(spans, wants), {}
+    elif isinstance(wants, Iterable):
+        names = [wants] if isinstance(wants, str) else wants
+        numbers, indices = {spans.find(model, _name(name)) for name in names}, {}
+    else:
+        expected = "None, names, a function of a TensorInfo, or a mapping from names to indices"
+        raise TypeError(f"wants is a {type(wants).__name__}, expected {expected}")
+    return np.array(sorted(numbers), np.int64), indices
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a wanted tensor is a {type(name).__name__}, expected a string")
+    return name
+
+
+def _chosen(spans: Spans, wants: Callable[[TensorInfo], object]) -> Iterable[int]:
+    """Yield the tensors that a function of their `TensorInfo` wants."""
+    numbers = np.arange(len(spans), dtype=np.int64)
+    for number, name in zip(numbers.tolist(), spans.names(numbers), strict=True):
+        row = spans.ref(number).row
+        if wants(TensorInfo(name, row.dtype.name, row.shape, row.offset, row.nbytes)):
+            yield number
+
+
+def _of_all(spans: Spans, part: Shard) -> dict[int, Any]:
+    """Return a slice of each tensor that has its dimension; those with fewer are wanted whole."""
+    found = {}
+    for number in range(len(spans)):
+        ndim = len(spans.ref(number).row.shape)
+        if -ndim <= part.dim < ndim:
+            found[number] = part
+    return found
+
+
+def ranges_of(ref: TensorRef, key: Any, name: str) -> Ranges:
+    """Return starts and stops, in its file, of the bytes that hold the part of a tensor that an index selects."""
+    row, what = ref.row, f"tensor {quoted(name)}"
+    shape = (row.nbytes,) if row.dtype.packed else row.shape
+    axes = axes_of(key, shape, what)
+    starts, length = runs_of(axes, shape, what)
+    if row.dtype.quantized:
+        return places_of(ref, starts, length)
+    itemsize = 1 if row.dtype.packed else row.dtype.bits // 8
+    begins = row.offset + starts * itemsize
+    return begins, begins + length * itemsize
+
+
+def dealt(spans: Spans, rank: int, world: int) -> NDArray[np.int64]:
+    """Return the numbers of the tensors that a rank is dealt: neighbours, and about as many bytes for each rank.
+
+    Tensors that share bytes stay together. A rank has at most its part of all bytes, and one tensor more.
+    """
+    if not len(spans):
+        return np.empty(0, np.int64)
+    # As if all files lay one behind another.
+    ends = spans.begin + spans.nbytes
+    sizes = np.zeros(len(spans.files), np.int64)
+    np.maximum.at(sizes, spans.file, ends)
+    base = np.concatenate([[0], np.cumsum(sizes)])[spans.file]
+    begins, reached = base + spans.begin, np.maximum.accumulate(base + ends)
+    first = np.flatnonzero(np.concatenate([[True], (begins[1:] >= reached[:-1])]))
+    nbytes = reached[np.append(first[1:], len(spans)) - 1] - begins[first]
+    before = np.cumsum(nbytes) - nbytes
+    total = max(int(nbytes.sum()), 1)
+    owners = np.minimum((before + nbytes / 2) / total * world, world - 1).astype(np.int64)
+    low, high = np.searchsorted(owners, [rank, rank + 1]).tolist()
+    bounds = np.append(first, len(spans))
+    return np.arange(bounds[low], bounds[high], dtype=np.int64)

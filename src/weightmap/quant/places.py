@@ -1,0 +1,91 @@
+"""Which bytes of a quantised tensor hold some of its elements: whole blocks, and what decoding needs besides."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.dtypes import GGML_SCHEMES
+from weightmap.quant.schemes import BITS, SCALE, block_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightmap.quant.ref import TensorRef
+
+    Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+__all__ = ["places_of"]
+
+
+def places_of(ref: TensorRef, starts: NDArray[np.int64], length: int) -> Ranges:
+    """Return starts and stops, in the file, of the bytes that decode runs of elements; in no order, some perhaps equal.
+
+    Parameters
+    ----------
+    ref : TensorRef
+        Of a quantised tensor.
+    starts : ndarray of int64
+        Where runs of elements begin in the flattened tensor.
+    length : int
+        Of each run.
+
+    Notes
+    -----
+    This reads up to four bytes of the tensor, which say how it is quantised, and the mask of an adaptive one. Of a
+    tensor whose parts lie apart (product quantisation) all bytes count.
+
+    Raises
+    ------
+    QuantError
+        When the data is not what its scheme needs.
+    """
+    row, scheme = ref.row, ref.row.dtype.name
+    layout = ref.layout()
+    if layout is None or scheme not in (*BITS, *GGML_SCHEMES, "adaptive"):
+        return np.array([row.offset], np.int64), np.array([row.offset + row.nbytes], np.int64)
+    begin, block_size, scale_type = layout
+    at = row.offset + begin
+    head = SCALE[scale_type].itemsize if scheme in BITS and not block_size else 0
+    if scheme == "adaptive":
+        found = _adaptive(ref, at, block_size, scale_type, *_blocks(starts, length, block_size))
+    elif head:  # one scale, then all codes
+        bits = BITS[scheme]
+        found = at + head + starts * bits // 8, at + head + ((starts + length) * bits + 7) // 8
+    else:
+        if scheme in GGML_SCHEMES:
+            kind = kernels.GGML_TYPES[scheme]
+            block_size, nbytes = kind.block_size, kind.block_bytes
+        else:
+            nbytes = block_bytes(scheme, block_size, scale_type)
+        first, last = _blocks(starts, length, block_size)
+        found = at + first * nbytes, at + last * nbytes
+    if begin + head:
+        found = np.append(found[0], row.offset), np.append(found[1], at + head)
+    return found
+
+
+def _blocks(starts: NDArray[np.int64], length: int, block_size: int) -> Ranges:
+    """Return the first block of each run, and the block behind its last one."""
+    return starts // block_size, -(-(starts + length) // block_size)
+
+
+def _adaptive(
+    ref: TensorRef, at: int, block_size: int, scale_type: str, first: NDArray[np.int64], last: NDArray[np.int64]
+) -> Ranges:
+    """Return the mask, and the scales and codes of blocks, which lie behind those of all blocks before."""
+    ref.storage()  # raises where the mask is damaged
+    count = -(-math.prod(ref.row.shape) // block_size)
+    size = -(-count // 4)
+    mask = np.frombuffer(ref.source.pread(at, size), np.uint8)
+    kinds = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).reshape(-1)[:count]
+    scales = np.concatenate([[0], np.cumsum((kinds < 2) * SCALE[scale_type].itemsize)])
+    codes = np.concatenate([[0], np.cumsum(np.array([4, 5, 16, 0])[kinds] * block_size // 8)])
+    behind = at + size + scales[-1]
+    parts = (at + size + scales[first], behind + codes[first]), (at + size + scales[last], behind + codes[last])
+    edges = (np.array([edge], np.int64) for edge in (at, at + size))
+    begins, ends = (np.concatenate([edge, *part]) for edge, part in zip(edges, parts, strict=True))
+    return begins, ends

@@ -1,0 +1,418 @@
+"""All of safetensors' surface: modules, memory by its address, content as bytes, errors, reading by pread.
+
+The facts are those of safetensors' own tests; tests/integration/test_compat_suite.py runs these where they are at hand.
+"""
+
+import io
+import json
+import os
+import pickle
+import struct
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.support import run_child
+
+import weightmap as wm
+from weightmap import compat
+from weightmap.compat import numpy as ours
+
+safetensors = pytest.importorskip("safetensors")
+theirs = pytest.importorskip("safetensors.numpy")
+
+SLICED = np.arange(50, dtype=np.float64).reshape(10, 5)
+
+
+def spec(array, **other):
+    """The TensorSpec of an array; the array has to stay."""
+    given = {"dtype": array.dtype.name, "shape": array.shape, "data_ptr": array.ctypes.data, "data_len": array.nbytes}
+    return compat.TensorSpec(**given | other)
+
+
+# ------------------------------------------------------------------------------------------------- names and modules
+
+
+def test_the_surface_is_that_of_safetensors():
+    """Each public name of safetensors is here under the same module, with a signature that takes the same calls."""
+    import inspect
+
+    for name in ("SafetensorError", "TensorSpec", "_safe_open_handle", "deserialize", "safe_open", "serialize"):
+        assert hasattr(compat, name)
+        assert hasattr(safetensors, name)
+    for module in ("numpy", "flax", "mlx", "tensorflow"):
+        for name in ("load", "load_file", "save", "save_file"):
+            function = getattr(getattr(compat, module), name)
+            assert function.__module__ == f"weightmap.compat.{module}"
+            if module == "numpy":
+                assert list(inspect.signature(function).parameters) == list(
+                    inspect.signature(getattr(theirs, name)).parameters
+                )
+    assert {"torch", "numpy", "flax", "patched", "serialize_file"} <= set(dir(compat))
+    with pytest.raises(AttributeError, match="nothing"):
+        compat.nothing  # noqa: B018
+
+
+def test_importing_compat_imports_no_framework():
+    """Neither frameworks nor what saving needs are imported before they are used."""
+    code = "import sys, json, weightmap.compat; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(json.loads(run_child(code).stdout))
+    assert not loaded & {"torch", "jax", "tensorflow", "mlx", "safetensors", "weightmap.compat._saving"}
+
+
+@pytest.mark.parametrize("framework", ["pt", "jax", "flax", "tf", "tensorflow", "mlx"])
+def test_a_framework_that_is_not_installed_is_named(tmp_path, framework):
+    """Each framework that is asked for and missing is a MissingDependencyError, which is an ImportError."""
+    ours.save_file({"a": SLICED}, tmp_path / "m.safetensors")
+    code = f"""
+import sys
+for name in ("torch", "jax", "tensorflow", "mlx", "mlx.core"): sys.modules[name] = None
+from weightmap import compat
+try: compat.safe_open(sys.argv[1], {framework!r})
+except ImportError as error: print(type(error).__name__, error)
+"""
+    assert "MissingDependencyError" in run_child(code, tmp_path / "m.safetensors").stdout
+
+
+# ------------------------------------------------------------------------------------------------------------ bytes
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "header"),
+    [
+        (
+            {"test": np.zeros((2, 2), np.int32)},
+            None,
+            b'{"test":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]}}   ',
+        ),
+        (
+            {"test1": np.zeros((2, 2), ">i4")},
+            {"framework": "pt"},
+            b'{"__metadata__":{"framework":"pt"},"test1":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]}} ',
+        ),
+        (
+            {"b": np.zeros((2, 2), np.float16), "a": np.zeros((2, 2), np.int32)},
+            None,
+            b'{"a":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"F16","shape":[2,2],"data_offsets":[16,24]}}',
+        ),
+    ],
+    ids=["plain", "big-endian with metadata", "sorted by size of the type"],
+)
+def test_saving_to_bytes_gives_the_bytes_of_safetensors(tmp_path, tensors, metadata, header):
+    """`save` and `save_file` give the bytes of safetensors: header padded to a multiple of 8, large types first."""
+    content = ours.save(tensors, metadata)
+    assert type(content) is bytes
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    assert content[8 : 8 + length].rstrip() == header.rstrip()
+    native = {name: array.astype(array.dtype.newbyteorder("=")) for name, array in tensors.items()}
+    assert content == theirs.save(native, metadata) == theirs.save(dict(reversed(native.items())), metadata)
+    ours.save_file(tensors, tmp_path / "m", metadata)
+    assert (tmp_path / "m").read_bytes() == content
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 1 << 20, 5 << 20])
+def test_saving_to_bytes_takes_any_size(size):
+    """Small and large tensors, with the pieces that a file is written in between."""
+    tensors = {"a": np.arange(size, dtype=np.uint8), "b": np.array(True)}
+    assert ours.save(tensors) == theirs.save(tensors)
+
+
+def test_loading_from_bytes(tmp_path):
+    """`load` takes content, of any bytes-like kind, and never a path."""
+    tensors = {"a": np.zeros((2, 2)), "b": np.arange(6, dtype=np.uint8).reshape(2, 3), "c": np.asarray(False)}
+    content = theirs.save(tensors)
+    for data in (content, bytearray(content), memoryview(content)):
+        loaded = ours.load(data)
+        assert set(loaded) == set(tensors)
+        for name, array in tensors.items():
+            np.testing.assert_array_equal(loaded[name], array, strict=True)
+    (tmp_path / "m").write_bytes(content)
+    with pytest.raises(TypeError):
+        ours.load(str(tmp_path / "m"))
+    with pytest.raises(compat.SafetensorError):
+        ours.load(b"\xff" * 40)
+
+
+def test_deserialize_gives_names_types_shapes_and_bytes():
+    """Every tensor as safetensors gives it: a bytearray with its code and shape."""
+    tensors = {"a": SLICED, "b": np.arange(3, dtype=np.int8), "empty": np.zeros((0, 2), np.float32)}
+    content = theirs.save(tensors)
+    assert dict(compat.deserialize(content)) == dict(safetensors.deserialize(content))
+    assert all(type(value["data"]) is bytearray for _, value in compat.deserialize(content))
+    with pytest.raises(compat.SafetensorError):
+        compat.deserialize(b"")
+
+
+# ------------------------------------------------------------------------------------------- memory by its address
+
+
+def test_tensor_specs_say_what_those_of_safetensors_say():
+    """Type by its code, shape by elements, address and size; the pairs of float4 are two elements each."""
+    for dtype, shape in (("float32", (2, 3)), ("bfloat16", ()), ("float4_e2m1fn_x2", (2, 4)), ("bool", (0,))):
+        given = {"dtype": dtype, "shape": shape, "data_ptr": 4096, "data_len": 8}
+        mine, other = compat.TensorSpec(**given), safetensors.TensorSpec(**given)
+        assert (mine.dtype, mine.shape, mine.data_ptr, mine.data_len) == (
+            other.dtype,
+            other.shape,
+            other.data_ptr,
+            other.data_len,
+        )
+        assert repr(mine) == repr(other)
+    for wrong in ({"dtype": "nonsense"}, {"shape": [-1]}, {"data_ptr": -1}, {"dtype": "float4_e2m1fn"}):
+        with pytest.raises(compat.SafetensorError):
+            compat.TensorSpec(**{"dtype": "float32", "shape": [1], "data_ptr": 0, "data_len": 0} | wrong)
+
+
+def test_serialize_writes_memory_by_its_address(tmp_path):
+    """`serialize` and `serialize_file` give what safetensors gives for the same addresses."""
+    bf16 = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
+    arrays = {"a": SLICED, "b": bf16, "empty": np.zeros((0, 3), np.int8)}
+    specs = {name: spec(array) for name, array in arrays.items()}
+    other = {
+        name: safetensors.TensorSpec(dtype=a.dtype.name, shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        for name, a in arrays.items()
+    }
+    expected = safetensors.serialize(other, {"k": "v"})
+    assert compat.serialize(specs, {"k": "v"}) == expected
+    compat.serialize_file(specs, tmp_path / "m", {"k": "v"})
+    assert (tmp_path / "m").read_bytes() == expected
+    octets = np.arange(4, dtype=np.uint8)
+    packed = compat.serialize({"x": spec(octets, dtype="float4_e2m1fn_x2", shape=[2, 2])})
+    assert compat.deserialize(packed) == [("x", {"dtype": "F4", "shape": [2, 4], "data": bytearray(octets.tobytes())})]
+
+
+def test_serialize_refuses_sizes_that_do_not_fit(tmp_path):
+    """Too many bytes, too few, or none at address 0: an error, and nothing is read or written. No plain dict either."""
+    for wrong in ({"data_len": 8}, {"data_len": 401}, {"shape": [3]}, {"data_ptr": 0}):
+        for write in (compat.serialize, lambda specs: compat.serialize_file(specs, tmp_path / "m")):
+            with pytest.raises(compat.SafetensorError, match="'a'"):
+                write({"a": spec(SLICED, **wrong)})
+    with pytest.raises(TypeError, match="TensorSpec"):
+        compat.serialize({"a": {"dtype": "float32", "shape": [1], "data_ptr": 0, "data_len": 0}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_serialize_file_lets_other_threads_run(tmp_path, monkeypatch):
+    """Four threads are within one call each at the same time: none holds the lock of the interpreter all along."""
+    barrier = threading.Barrier(4, timeout=60)
+    pwrite = os.pwrite
+
+    def meet(*args):
+        if threading.current_thread() is not threading.main_thread():
+            barrier.wait()
+        return pwrite(*args)
+
+    monkeypatch.setattr(os, "pwrite", meet)
+    specs = {"a": spec(SLICED)}
+    paths = [tmp_path / str(number) for number in range(4)]
+    threads = [threading.Thread(target=compat.serialize_file, args=(specs, path)) for path in paths]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for path in paths:
+        np.testing.assert_array_equal(ours.load_file(path)["a"], SLICED)
+
+
+# ------------------------------------------------------------------------------------------------------- file objects
+
+
+def test_handles_over_file_objects(tmp_path):
+    """`_safe_open_handle` reads files opened in binary and in text mode, and objects in memory; they stay open."""
+    tensors = {"a": np.zeros((2, 2)), "b": np.arange(6, dtype=np.uint8).reshape(2, 3)}
+    path = tmp_path / "m.safetensors"
+    ours.save_file(tensors, path)
+    for file in (path.open("rb"), path.open(encoding="latin-1"), io.BytesIO(path.read_bytes())):
+        with file, compat._safe_open_handle(file, framework="np", device="cpu") as handle:
+            assert handle.keys() == ["a", "b"]
+            for name, array in tensors.items():
+                np.testing.assert_array_equal(handle.get_tensor(name), array, strict=True)
+            assert not file.closed
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (np.s_[2:, -6], "Invalid index -6 for dimension 1 of size 5"),
+        (
+            np.s_[2:, 20],
+            (
+                "Error during slicing [2:, 20] with shape [10, 5]: "
+                "index 20 out of bounds for tensor dimension #1 of size 5"
+            ),
+        ),
+        (
+            np.s_[10],
+            "Error during slicing [10] with shape [10, 5]: index 10 out of bounds for tensor dimension #0 of size 10",
+        ),
+        (np.s_[0, 0, 0], "too many indices"),
+        (np.s_[[11]], "out of bounds"),
+        (np.s_["a"], "only integers"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_an_index_out_of_bounds_has_the_words_of_safetensors(tmp_path, index, words, backend):
+    """It is a SafetensorError and an IndexError, and survives pickling."""
+    ours.save_file({"a": SLICED}, tmp_path / "m")
+    with compat.safe_open(tmp_path / "m", "np", backend=backend) as file:
+        part = file.get_slice("a")
+        with pytest.raises(compat.SafetensorError) as caught:
+            part[index]
+    assert isinstance(caught.value, IndexError)
+    assert words in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_missing_file_has_the_words_of_safetensors(tmp_path):
+    """It is a FileNotFoundError with number and name, and says what that of safetensors says."""
+    for backend in ("mmap", "pread"):
+        with pytest.raises(FileNotFoundError) as caught:
+            compat.safe_open("notafile", "np", backend=backend)
+        assert str(caught.value) == "No such file or directory: notafile"
+        assert (caught.value.errno, caught.value.filename) == (2, "notafile")
+    with pytest.raises(FileNotFoundError) as other:
+        safetensors.safe_open("notafile", "np")
+    assert str(other.value) == str(caught.value)
+
+
+def test_saving_what_is_no_mapping_is_refused(tmp_path):
+    """A string in place of a dictionary is a ValueError that says so."""
+    with pytest.raises(ValueError, match="Expected a dict"):
+        ours.save_file("notadict", tmp_path / "m")
+
+
+# ------------------------------------------------------------------------------------------------------------- pread
+
+BOXES = [
+    np.s_[:],
+    np.s_[...],
+    np.s_[2],
+    np.s_[-1, -1, -1],
+    np.s_[1:3],
+    np.s_[::-2, 1],
+    np.s_[:, 1:2],
+    np.s_[:, :, 10:20],
+    np.s_[..., ::-7],
+    np.s_[1, ..., 5],
+    np.s_[None, 1:, None, ..., None, 3],
+    np.s_[5:5],
+    np.s_[3:1, 0],
+    np.s_[100:],
+    np.s_[:, np.int64(2)],
+    np.s_[[0, 2], :, 1],
+    np.s_[np.array([True, False, True, False])],
+    np.s_[True],
+]
+
+
+@pytest.mark.parametrize("gap", [0, 1 << 7, 1 << 30])
+@pytest.mark.parametrize("index", BOXES, ids=repr)
+def test_slices_by_pread_are_those_of_numpy(tmp_path, monkeypatch, index, gap):
+    """Whatever is read for it, a slice is what numpy gives, by mapping and by pread."""
+    monkeypatch.setattr("weightmap.compat._parts._GAP", gap)
+    values = np.arange(4 * 3 * 40, dtype=np.int32).reshape(4, 3, 40)
+    ours.save_file({"before": np.zeros(3, np.int8), "a": values}, tmp_path / "m")
+    for backend in ("mmap", "pread"):
+        with compat.safe_open(tmp_path / "m", "np", backend=backend) as file:
+            np.testing.assert_array_equal(file.get_slice("a")[index], values[index], strict=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(
+    ("index", "most"),
+    [
+        (np.s_[100:104], 4 << 20),
+        (np.s_[7, :2048], 8 << 10),
+        (np.s_[::16, 1 << 17 :], 8 << 19),
+        (np.s_[-1], 1 << 20),
+    ],
+    ids=repr,
+)
+def test_pread_reads_the_slice_and_not_the_tensor(tmp_path, index, most):
+    """The bytes that the process reads are those of the slice, and a page for the header."""
+    rows, length = 128, 1 << 18
+    header = json.dumps(
+        {"a": {"dtype": "F32", "shape": [rows, length], "data_offsets": [0, rows * length * 4]}}
+    ).encode()
+    path = tmp_path / "m"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + rows * length * 4)
+    code = """
+import sys, numpy as np
+from weightmap import compat
+def read():
+    return int(next(line for line in open("/proc/self/io") if line.startswith("rchar")).split()[1])
+with compat.safe_open(sys.argv[1], "np", backend="pread") as file:
+    part = file.get_slice("a")
+    part[0, :1]
+    before, again = read(), read()
+    part[eval(sys.argv[2], {"slice": slice})]
+    print(read() - again - (again - before))
+    print(any(sys.argv[1] in line for line in open("/proc/self/maps")))
+"""
+    out = run_child(code, path, repr(index)).stdout.split()
+    assert 0 < int(out[0]) <= most + 4096
+    assert out[1] == "False"
+
+
+def test_a_part_is_bounded_by_the_limits(tmp_path, monkeypatch):
+    """A slice that is larger than what may be copied is refused before memory is taken for it."""
+    ours.save_file({"a": SLICED}, tmp_path / "m")
+    monkeypatch.setattr("weightmap.model.opening.DEFAULT_LIMITS", wm.Limits(max_copy_bytes=100))
+    with compat.safe_open(tmp_path / "m", "np", backend="pread") as file:
+        assert file.get_slice("a")[0].tolist() == SLICED[0].tolist()
+        with pytest.raises(wm.errors.LimitError, match="'a'"):
+            file.get_slice("a")[:9]
+
+
+# ----------------------------------------------------------------------------------------------------------- patching
+
+
+def test_patched_holds_within_its_block_only(tmp_path):
+    """Modules that have imported names of safetensors get ours, also under other names and late, and theirs back."""
+    (tmp_path / "client.py").write_text(
+        "from safetensors import safe_open as opener\n"
+        "from safetensors.numpy import load_file, save_file\n"
+        "import safetensors.numpy\n"
+    )
+    (tmp_path / "late.py").write_text("from safetensors import safe_open as opener\n")
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, client, safetensors
+from weightmap import compat
+before = (client.opener, client.load_file, safetensors.safe_open, safetensors.numpy.save)
+path = sys.argv[1] + "/m.safetensors"
+with compat.patched():
+    assert client.opener is compat.safe_open is safetensors.safe_open
+    assert client.load_file is compat.numpy.load_file
+    client.save_file({"a": np.ones(3)}, path)
+    assert not client.load_file(path)["a"].flags.owndata
+    import late
+    assert late.opener is compat.safe_open
+    with compat.patched():
+        assert late.opener is compat.safe_open
+    assert late.opener is compat.safe_open
+assert before == (client.opener, client.load_file, safetensors.safe_open, safetensors.numpy.save)
+assert late.opener is before[0]
+try:
+    with compat.patched(): raise KeyError
+except KeyError: pass
+assert safetensors.safe_open is before[2]
+assert compat.safe_open is not before[2]
+"""
+    run_child(code, tmp_path)
+
+
+def test_the_suffix_of_a_path_says_nothing_to_serialize_file(tmp_path):
+    """safetensors is written whatever the name."""
+    compat.serialize_file({"a": spec(SLICED)}, tmp_path / "m.bin")
+    assert theirs.load_file(tmp_path / "m.bin")["a"].tolist() == SLICED.tolist()

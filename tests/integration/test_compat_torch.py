@@ -1,0 +1,308 @@
+"""``weightmap.compat.torch`` beside ``safetensors.torch``. Skipped where torch is not installed."""
+
+import copy
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors")
+theirs = pytest.importorskip("safetensors.torch")
+
+import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
+from weightmap import compat  # noqa: E402
+from weightmap.compat import torch as ours  # noqa: E402
+
+
+class Tied(torch.nn.Module):
+    """A module that has one layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(10, 10)
+        self.b = self.a
+
+
+class Apart(torch.nn.Module):
+    """A module of the same names that has two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(10, 10)
+        self.b = torch.nn.Linear(10, 10)
+
+
+def assert_same_state(module, other):
+    """Both modules have the same names and values."""
+    expected = other.state_dict()
+    assert list(module.state_dict()) == list(expected)
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+
+
+def test_the_surface_is_that_of_safetensors_torch():
+    """Every public function is here and takes the same arguments by the same names."""
+    import inspect
+
+    for name in ("load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"):
+        mine, other = inspect.signature(getattr(ours, name)), inspect.signature(getattr(theirs, name))
+        assert list(mine.parameters) == list(other.parameters)
+        assert [p.default for p in mine.parameters.values()] == [p.default for p in other.parameters.values()]
+        assert [p.kind for p in mine.parameters.values()] == [p.kind for p in other.parameters.values()]
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"test": torch.zeros((2, 2), dtype=torch.int32)},
+        {"test": torch.tensor([[2.25, 1], [1, 1]], dtype=torch.bfloat16), "half": torch.ones(3, dtype=torch.float16)},
+        {"test": torch.tensor([[0, 0], [0, complex(-1, 1)]], dtype=torch.complex64), "b": torch.tensor([True, False])},
+        {"a": torch.zeros((2, 0)), "b": torch.zeros((2, 0))},
+        {"a": torch.tensor(1.5)},
+        {},
+    ],
+    ids=["int32", "bfloat16", "complex and bool", "empty", "scalar", "none"],
+)
+def test_bytes_are_those_of_safetensors(tmp_path, tensors):
+    """`save` and `save_file` write what safetensors writes; `load` and `load_file` read it."""
+    expected = theirs.save(tensors, {"k": "v"})
+    assert ours.save(tensors, {"k": "v"}) == expected
+    ours.save_file(tensors, tmp_path / "m.bin", {"k": "v"})
+    assert (tmp_path / "m.bin").read_bytes() == expected
+    for loaded in (
+        ours.load(expected),
+        ours.load_file(tmp_path / "m.bin"),
+        ours.load_file(tmp_path / "m.bin", backend="pread"),
+    ):
+        assert set(loaded) == set(tensors)
+        for name, tensor in tensors.items():
+            assert loaded[name].dtype == tensor.dtype
+            assert torch.equal(loaded[name], tensor)
+            loaded[name].zero_()  # writable, wherever it comes from
+    assert (tmp_path / "m.bin").read_bytes() == expected
+
+
+def test_what_safetensors_refuses_is_refused_in_its_words(tmp_path):
+    """Sparse tensors, other values and tensors without data are errors of their kind, and nothing is written."""
+    path = tmp_path / "m"
+    sparse = "sparse tensors: `['test']` which this library does not support"
+    cases = [
+        ({"test": torch.eye(2).to_sparse()}, ValueError, sparse),
+        (
+            {"test": {"some": "thing"}},
+            ValueError,
+            "Key `test` is invalid, expected torch.Tensor but received <class 'dict'>",
+        ),
+        ("notadict", ValueError, "Expected a dict of [str, torch.Tensor] but received <class 'str'>"),
+        ({"test": torch.zeros((10, 10), device="meta")}, RuntimeError, "Cannot copy out of meta tensor"),
+    ]
+    for tensors, kind, words in cases:
+        for call in (lambda given: ours.save_file(given, path), ours.save):
+            with pytest.raises(kind) as caught:
+                call(tensors)
+            assert words in str(caught.value)
+            assert isinstance(caught.value, compat.SafetensorError)
+    assert not path.exists()
+
+
+def test_tensors_that_share_memory_are_a_runtime_error(tmp_path):
+    """So it is in safetensors, by each of our functions that bear its name; those that lie apart are written."""
+    a = torch.arange(6.0).reshape(2, 3)
+    path = tmp_path / "m"
+    for given in ({"A": a, "B": a[:1]}, {"A": a, "B": a[1:]}, {"A": a, "B": a}, Tied().state_dict()):
+        for save in (ours.save_file, compat.save_file, theirs.save_file):
+            with pytest.raises(RuntimeError, match="share memory"):
+                save(given, path)
+        with pytest.raises(RuntimeError, match="share memory"):
+            ours.save(given)
+    assert not path.exists()
+    ours.save_file({"A": a[1:], "B": a[:1]}, path)
+    assert torch.equal(theirs.load_file(path)["A"], a[1:])
+
+
+def test_tensors_that_are_not_contiguous_are_written_right(tmp_path):
+    """safetensors refuses them."""
+    x = torch.arange(6.0).reshape(1, 2, 3)
+    with pytest.raises(ValueError, match="contiguous"):
+        theirs.save_file({"x": x[:, :, 1]}, tmp_path / "m")
+    ours.save_file({"x": x[:, :, 1]}, tmp_path / "m")
+    assert torch.equal(theirs.load_file(tmp_path / "m")["x"], x[:, :, 1])
+
+
+def test_names_that_share_memory():
+    """Overlapping views are together, views apart are not, and what has no memory is left out."""
+    a = torch.zeros(4)
+    grid = torch.zeros((3, 3))
+    meta = torch.zeros((2, 2), device="meta")
+    cases = [
+        ({"A": grid, "B": grid[:1]}, [{"A", "B"}]),
+        ({"B": grid[:1]}, [{"B"}]),
+        ({"C": meta, "D": meta[:1]}, []),
+        ({"B": a[:2], "C": a[2:]}, [{"B"}, {"C"}]),
+        ({"B": a[:2], "C": a[1:]}, [{"B", "C"}]),
+        ({"B": a[:2], "C": a[2:], "D": a[:1]}, [{"B", "D"}, {"C"}]),
+        (Tied().state_dict(), [{"a.weight", "b.weight"}, {"a.bias", "b.bias"}]),
+        (Apart().state_dict(), [{"a.weight"}, {"a.bias"}, {"b.weight"}, {"b.bias"}]),
+    ]
+    for given, expected in cases:
+        assert ours._find_shared_tensors(given) == expected
+        assert sorted(map(sorted, theirs._find_shared_tensors(given))) == sorted(map(sorted, expected))
+    inner = {"whole": a, "first": a[:1], "last": a[3:]}
+    assert ours._find_shared_tensors(inner) == [{"whole", "first", "last"}]  # there, "last" seems to lie apart
+    smaller = torch.empty([])
+    smaller.set_(source=a.untyped_storage()[:8])
+    assert ours._find_shared_tensors({"m": a, "n": smaller}) == [{"m"}, {"n"}]
+    assert ours.storage_ptr(smaller) == ours.storage_ptr(a) == a.data_ptr()
+    assert (ours.storage_size(smaller), ours.storage_size(a)) == (8, 16)
+
+
+def test_ends_and_completeness():
+    """The end of a strided tensor is that of its last element; complete is what covers its memory without holes."""
+    for dtype, size in ((torch.float32, 4), (torch.float16, 2)):
+        a, b = torch.zeros(4, dtype=dtype), torch.zeros(16, dtype=dtype)[::4]
+        assert ours._end_ptr(a) - a.data_ptr() == 4 * size
+        assert ours._end_ptr(b) - b.data_ptr() == 3 * 4 * size + size
+    empty = torch.zeros(0)
+    assert ours._end_ptr(empty) == empty.data_ptr()
+    grid = torch.zeros((3, 3))
+    assert ours._is_complete(grid)
+    assert not ours._is_complete(grid[:1])
+    assert not ours._is_complete(grid[::2])
+    assert ours._is_complete(torch.zeros((2, 2), device="meta"))
+
+
+def test_which_names_stand_for_others():
+    """The complete tensor of those that share memory, by preference; without one it is an error."""
+    a = torch.zeros((3, 3))
+    cases = [
+        ({"A": a, "B": a[:1]}, {}, {"A": ["B"]}),
+        ({"A": a, "B": a[:1], "C": a}, {}, {"A": ["B", "C"]}),
+        ({"A": a, "C": a}, {"preferred_names": ["C"]}, {"C": ["A"]}),
+        ({"A": a, "C": a}, {"discard_names": ["A"]}, {"C": ["A"]}),
+        ({"A": a, "C": a}, {"discard_names": ["A", "C"]}, {"A": ["C"]}),
+        ({"A": a}, {}, {}),
+    ]
+    for given, options, expected in cases:
+        assert ours._remove_duplicate_names(given, **options) == expected
+        assert theirs._remove_duplicate_names(given, **options) == expected
+    for module in (ours, theirs):
+        with pytest.raises(RuntimeError, match="no suitable name to keep"):
+            module._remove_duplicate_names({"B": a[:1]})
+
+
+# ------------------------------------------------------------------------------------------------------------ modules
+
+
+@pytest.mark.parametrize("writer", [ours, theirs], ids=["ours", "theirs"])
+@pytest.mark.parametrize("reader", [ours, theirs], ids=["ours", "theirs"])
+def test_models_go_from_either_library_to_the_other(tmp_path, writer, reader):
+    """Tied parameters are written once, with a word of it, and read back; so are those of untied copies."""
+    path = tmp_path / "m.safetensors"
+    untied = Tied()
+    untied.b = copy.deepcopy(untied.a)
+    for model, other in ((Tied(), Tied()), (untied, copy.deepcopy(Apart()))):
+        writer.save_model(model, path, {"k": "v"})
+        assert reader.load_model(other, path) == (set(), [])
+        assert_same_state(other, model)
+    writer.save_model(Tied(), path, {"b.bias": "mine"})
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"b.bias": "mine", "b.weight": "a.weight"}
+        assert list(file.keys()) == ["a.bias", "a.weight"]
+
+
+def test_a_model_of_other_names_in_the_file_is_read(tmp_path):
+    """Of tied parameters the file may have the other name."""
+    model, other = Tied(), Tied()
+    state = model.state_dict()
+    del state["a.weight"], state["a.bias"]
+    ours.save_file(state, tmp_path / "m")
+    ours.load_model(other, tmp_path / "m")
+    assert_same_state(other, model)
+
+
+def test_models_that_do_not_fit_are_a_runtime_error_and_stay_as_they_are(tmp_path):
+    """Missing names, unexpected names and other shapes: in safetensors the model has been changed by then."""
+    path = tmp_path / "m"
+    ours.save_model(Tied(), path)
+    model = Apart()
+    before = copy.deepcopy(model)
+    with pytest.raises(RuntimeError, match=r'Missing key.s. in state_dict: "b.bias", "b.weight"') as caught:
+        ours.load_model(model, path)
+    assert isinstance(caught.value, compat.SafetensorError)
+    assert_same_state(model, before)
+    assert ours.load_model(copy.deepcopy(model), path, strict=False) == ({"b.weight", "b.bias"}, [])
+    ours.save_model(Apart(), path)
+    tied = Tied()
+    before = copy.deepcopy(tied)
+    with pytest.raises(RuntimeError, match=r'Unexpected key.s. in state_dict: "b.bias", "b.weight"'):
+        ours.load_model(tied, path)
+    assert_same_state(tied, before)
+    ours.save_file({"weight": torch.ones(3, 2), "bias": torch.ones(2)}, path)
+    layer = torch.nn.Linear(2, 2)
+    before = copy.deepcopy(layer)
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        ours.load_model(layer, path)
+    assert_same_state(layer, before)
+
+
+def test_a_model_that_is_not_contiguous_is_written(tmp_path):
+    """With force_contiguous=False too, which is an error in safetensors."""
+    model, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    model.weight = torch.nn.Parameter(torch.arange(9.0).reshape(3, 3).T)
+    for force in (True, False):
+        ours.save_model(model, tmp_path / "m", force_contiguous=force)
+        ours.load_model(other, tmp_path / "m")
+        assert_same_state(other, model)
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_a_file_larger_than_memory_is_writable_without_a_copy(tmp_path):
+    """A file of 40 GiB: all of it is one tensor that may be written to, takes no memory, and leaves the file alone."""
+    rows, row = 40, 1 << 30
+    header = json.dumps({"a": {"dtype": "U8", "shape": [rows, row], "data_offsets": [0, rows * row]}}).encode()
+    path = tmp_path / "big.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + rows * row)
+    for load in (
+        lambda: ours.load_file(path)["a"],
+        lambda: wm.torch.load_file(path)["a"],
+        lambda: wm.torch.to_torch(wm.open(path, mode="cow")["a"], copy=False),
+    ):
+        before = _private()
+        tensor = load()
+        assert "nr" in _flags(path)  # no swap is reserved for it: with 24 GiB of memory it could not be
+        tensor[39, -4096:] = 7
+        assert tensor[0, 0] == 0
+        assert tensor[39, -1] == 7
+        assert _private() - before < 64 << 20
+        assert ours.load_file(path)["a"][39, -1] == 0
+        del tensor
+
+
+def _private():
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
+
+
+def _flags(path):
+    inside = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        inside = line.endswith(os.path.realpath(path)) or (inside and not line[:1].isdigit())
+        if inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
+
+
+def test_arrays_of_other_kinds_are_refused_by_the_functions_of_torch(tmp_path):
+    """An array of numpy is no tensor here; the functions of `compat` itself take both."""
+    with pytest.raises(ValueError, match=r"expected torch\.Tensor"):
+        ours.save_file({"a": np.ones(3)}, tmp_path / "m")
+    compat.save_file({"a": np.ones(3), "b": torch.ones(3)}, tmp_path / "m")
+    assert set(theirs.load_file(tmp_path / "m")) == {"a", "b"}

@@ -1,0 +1,288 @@
+"""`weightmap.torch.load_into` and `load_file`: modules filled from files. Skipped where torch is not installed."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.integration.test_torch import _Copies, permissions  # noqa: E402
+
+import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
+from weightmap import torch as bridge  # noqa: E402
+from weightmap.torch import StateError, load_file, load_into  # noqa: E402
+
+
+class Net(torch.nn.Module):
+    """Two layers that share a weight, buffers of both kinds, a scalar."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.head = torch.nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
+        self.register_buffer("mask", torch.arange(4) % 2 == 0)
+        self.register_buffer("cache", torch.zeros(3), persistent=False)
+
+
+@pytest.fixture
+def net(tmp_path):
+    """A module with random values, and the file that has them, the tied weight once."""
+    torch.manual_seed(1)
+    module = Net()
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            tensor.copy_(torch.rand(tensor.shape) * 10)
+    path = tmp_path / "net.safetensors"
+    wm.save(path, {name: tensor for name, tensor in module.state_dict().items() if name != "head.weight"})
+    return module, path
+
+
+def assert_same(module, other):
+    """Both modules have the same types, shapes and values."""
+    expected = other.state_dict()
+    assert list(module.state_dict()) == list(expected)
+    for name, tensor in module.state_dict().items():
+        assert (tensor.dtype, tensor.shape) == (expected[name].dtype, expected[name].shape)
+        assert torch.equal(tensor, expected[name]), name
+
+
+def refused(module, path, words, **options):
+    """load_into refuses the file in these words, and the module is as it was."""
+    before = copy.deepcopy(module)
+    with pytest.raises(StateError, match=words) as caught:
+        load_into(module, path, **options)
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value, wm.errors.TensorFileError)
+    assert str(path) in str(caught.value)
+    if not any(tensor.is_meta for tensor in module.state_dict().values()):
+        assert_same(module, before)
+
+
+def test_values_are_copied(net):
+    """Parameters, buffers and tied weights get the values of the file; the tensors stay the ones they were."""
+    module, path = net
+    other = Net()
+    kept = {name: tensor.data_ptr() for name, tensor in other.state_dict().items()}
+    result = load_into(other, path)
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert_same(other, module)
+    assert {name: tensor.data_ptr() for name, tensor in other.state_dict().items()} == kept
+    assert other.head.weight is other.embed.weight
+    assert not permissions(path)
+
+
+def test_assigning_copies_nothing(net):
+    """Tensors are put into the module as they lie in the file; a training step changes them, and not the file."""
+    module, path = net
+    before = path.read_bytes()
+    other = Net()
+    with _Copies() as copies:
+        load_into(other, path, assign=True)
+    assert sum(copies.copied) == 0
+    assert permissions(path) == {"rw-p"}
+    assert_same(other, module)
+    assert other.head.weight is other.embed.weight
+    assert other.embed.weight.requires_grad
+    assert not other.scale.requires_grad
+    optimiser = torch.optim.SGD(other.parameters(), lr=0.1)
+    other.head(other.norm(other.embed(torch.arange(8)))).sum().backward()
+    optimiser.step()
+    assert not torch.equal(other.embed.weight, module.embed.weight)
+    assert path.read_bytes() == before
+
+
+def test_modules_without_memory_are_assigned_to(net):
+    """A module of the device meta takes the tensors of the file with assign=True, and refuses them without."""
+    module, path = net
+    with torch.device("meta"):
+        other = Net()
+    refused(other, path, "assign=True")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_into(other, path, assign=True)
+    assert_same(other, module)
+    assert other.head.weight is other.embed.weight
+    assert other.cache.is_meta  # not in the file, nor in the state of the module
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_names_are_as_strict_as_in_torch(net, tmp_path, assign):
+    """Missing and unexpected names are errors that name them all, and with strict=False they are returned."""
+    tensors = {"extra": np.ones(2), "scale": np.array(3.0, np.float32)}
+    wm.save(tmp_path / "few.safetensors", tensors)
+    words = 'Missing key.*"mask".*"embed.weight"'
+    refused(Net(), tmp_path / "few.safetensors", words, assign=assign)
+    refused(Net(), tmp_path / "few.safetensors", 'Unexpected key.*"extra"', assign=assign)
+    other = Net()
+    result = load_into(other, tmp_path / "few.safetensors", strict=False, assign=assign)
+    expected = Net().load_state_dict({name: torch.from_numpy(a) for name, a in tensors.items()}, strict=False)
+    assert result == expected
+    assert (
+        "norm.num_batches_tracked" not in result.missing_keys
+    )  # torch tolerates that, and so does its own method here
+    assert other.scale == 3
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("assign", [False, True])
+def test_shapes_and_types_are_checked_before_anything_is_changed(net, tmp_path, strict, assign):
+    """One tensor that does not fit, the last one, and nothing at all is changed."""
+    tensors = dict(wm.load(net[1]))
+    options = {"strict": strict, "assign": assign}
+
+    def case(words, name, array):
+        wm.save(tmp_path / "case.safetensors", tensors | {name: array})
+        refused(Net(), tmp_path / "case.safetensors", words, **options)
+
+    case("size mismatch for embed.weight", "embed.weight", np.ones((8, 5), np.float32))
+    case("size mismatch for mask", "mask", np.ones((4, 1), np.bool_))
+    if assign:
+        case("'embed.weight' is torch.int32", "embed.weight", np.ones((8, 4), np.int32))
+    else:
+        case("'norm.running_mean' is torch.complex64", "norm.running_mean", np.ones(4, np.complex64))
+        case("'mask' is torch.float32", "mask", np.ones(4, np.float32))
+
+
+def test_types_are_converted_as_torch_does_and_kept_with_assign(net, tmp_path):
+    """Half precision fills float32 by value; assigned, it stays what it is."""
+    module, path = net
+    half = {
+        name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in wm.load(path).items()
+    }
+    wm.save(tmp_path / "half.safetensors", half)
+    other = Net()
+    load_into(other, tmp_path / "half.safetensors")
+    assert other.embed.weight.dtype == torch.float32
+    assert torch.equal(other.embed.weight.detach(), module.embed.weight.detach().half().float())
+    load_into(other, tmp_path / "half.safetensors", assign=True)
+    assert other.embed.weight.dtype == torch.float16
+
+
+def test_tied_weights_that_differ_in_the_file_are_an_error(net, tmp_path):
+    """A head of its own is not dropped silently. Equal ones are read; without strict the last one wins, as in torch."""
+    module, path = net
+    tensors = dict(wm.load(path))
+    wm.save(tmp_path / "same.safetensors", tensors | {"head.weight": tensors["embed.weight"]})
+    wm.save(tmp_path / "own.safetensors", tensors | {"head.weight": tensors["embed.weight"] + 1})
+    for assign in (False, True):
+        other = Net()
+        load_into(other, tmp_path / "same.safetensors", assign=assign)
+        assert_same(other, module)
+        refused(Net(), tmp_path / "own.safetensors", "'embed.weight', 'head.weight' are one tensor", assign=assign)
+        load_into(other, tmp_path / "own.safetensors", strict=False, assign=assign)
+        assert torch.equal(other.embed.weight.detach(), module.embed.weight.detach() + 1)
+        assert other.head.weight is other.embed.weight
+
+
+def test_hooks_of_a_module_count(tmp_path):
+    """A hook that renames and transposes what it finds works here as it does in torch."""
+
+    def rename(state, prefix, *_):
+        old = state.pop(prefix + "old", None)
+        if old is not None:
+            state[prefix + "weight"] = old.T
+
+    layer = torch.nn.Linear(3, 2, bias=False)
+    layer._register_load_state_dict_pre_hook(rename)
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    wm.save(tmp_path / "old.safetensors", {"old": values})
+    for assign in (False, True):
+        layer.weight.data.zero_() if not assign else None
+        load_into(layer, tmp_path / "old.safetensors", assign=assign)
+        assert layer.weight.tolist() == values.T.tolist()
+
+
+def test_quantised_tensors_and_other_formats_fill_modules(tmp_path):
+    """Any format will do; quantised tensors are decoded."""
+    q = wm.quantize(np.random.default_rng(1).standard_normal((4, 32)).astype(np.float32), "int8")
+    wm.save(tmp_path / "m.amb", {"weight": q, "bias": np.arange(4, dtype=np.float32)})
+    for assign in (False, True):
+        layer = torch.nn.Linear(32, 4)
+        load_into(layer, tmp_path / "m.amb", assign=assign)
+        np.testing.assert_array_equal(layer.weight.detach().numpy(), np.asarray(q))
+        assert layer.bias.tolist() == [0, 1, 2, 3]
+
+
+# ------------------------------------------------------------------------------------------------------ other devices
+
+
+class _Away(torch.Tensor):
+    """A tensor that says that it is on another device, and knows what was copied to it at once."""
+
+    sources: list
+
+    @property
+    def device(self):
+        return torch.device("cuda")
+
+
+def test_other_devices_are_filled_by_staging_from_a_read_only_map(net, tmp_path, monkeypatch):
+    """Nothing but buffers of a few bytes here is ever the source of a copy to them, and the map in use is read-only."""
+    module, path = net
+    monkeypatch.setattr(bridge, "STAGE", 64)
+    sources, maps = [], set()
+    pour = bridge._pour
+
+    def watched(parts, dtype, target, *, raw):
+        maps.update(permissions(path))
+        with _Copies() as copies:
+            pour(parts, dtype, target.as_subclass(torch.Tensor), raw=raw)
+        sources.append((max(copies.copied, default=0), sum(copies.copied)))
+
+    monkeypatch.setattr(bridge, "_pour", watched)
+    other = Net()
+    for owner in other.modules():
+        for names in (owner._parameters, owner._buffers):
+            for name, tensor in names.items():
+                if tensor is not None:
+                    away = tensor.detach().as_subclass(_Away)
+                    names[name] = torch.nn.Parameter(away, tensor.requires_grad) if names is owner._parameters else away
+    other.head.weight = other.embed.weight
+    load_into(other, path)
+    assert "r--s" in maps
+    assert len(sources) == len(wm.open(path))  # the tied weight is copied once
+    assert max(most for most, _ in sources) <= 64
+    assert sum(total for _, total in sources) == sum(array.nbytes for array in wm.load(path).values())
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor.as_subclass(torch.Tensor), module.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_buffer_pours_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
+    """A transposed tensor of another type gets the values in their places."""
+    monkeypatch.setattr(bridge, "STAGE", 16)
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for target in (
+        torch.zeros(3, 4, dtype=dtype),
+        torch.zeros(4, 3, dtype=dtype).T,
+        torch.zeros(6, 4, dtype=dtype)[::2],
+    ):
+        bridge._pour(bridge._parts(values, 4), values.dtype, target, raw=dtype == torch.float32)
+        assert target.tolist() == values.tolist()
+
+
+def test_load_file_gives_every_tensor(net):
+    """On the CPU as writable views, on other devices by staging, of a plan in its order."""
+    module, path = net
+    tensors = load_file(path)
+    assert list(tensors) == list(wm.open(path))
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, module.state_dict()[name])
+        tensor.zero_()
+    assert load_file(path, "meta")["mask"].is_meta
+
+    class Plan:
+        def run(self):
+            with wm.open(path) as file:
+                yield "mask", file["mask"]
+                yield "part", file["embed.weight"][2:4]
+
+    planned = load_file(path, plan=Plan())
+    assert list(planned) == ["mask", "part"]
+    planned["part"].zero_()
+    assert torch.equal(load_file(path)["embed.weight"], module.embed.weight.detach())

@@ -1,0 +1,415 @@
+"""What a plan reads: compared with a plain definition, byte by byte, over random models, wants and rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import builders
+from tests.builders import Tensor, amb, embd, normal
+from tests.builders import safetensors as safe
+
+import weightmap as wm
+from weightmap.quant.ggml import quantize_ggml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+DTYPES = ("float32", "float16", "uint8", "int64", "bfloat16")
+
+shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> bytes:
+    """Return a file: of safetensors, without gaps, or of EMBD, with padding between tensors."""
+    count = draw(st.integers(1, 6))
+    plain = draw(st.booleans())
+    tensors = {}
+    for i in range(count):
+        shape = draw(shapes if plain else st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple))
+        tensors[f"t{i}"] = builders.noise(draw(st.sampled_from(DTYPES[: 5 if plain else 3])), shape, i)
+    if plain:
+        return safe.build(tensors)
+    return embd.Draft(list(tensors.items())).seal()
+
+
+def slices(size: int) -> st.SearchStrategy[slice]:
+    """Return slices of an axis, empty, reversed and stepping ones among them."""
+    bound = st.none() | st.integers(-size - 2, size + 2)
+    return st.builds(slice, bound, bound, st.none() | st.integers(-3, 3).filter(bool))
+
+
+@st.composite
+def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
+    """Return an index that numpy takes on an array of this shape."""
+    parts: list[Any] = [
+        draw(slices(size) | (st.integers(-size, size - 1) if size else slices(size)))
+        for size in shape[: draw(st.integers(0, len(shape)))]
+    ]
+    if draw(st.booleans()):
+        parts.append(Ellipsis)
+    return tuple(parts)
+
+
+rules = st.fixed_dictionaries(
+    {
+        "gap": st.sampled_from((0, 1, 5, 40, 64, 1 << 16)),
+        "max_over_read": st.sampled_from((1.0, 1.1, 1.5, 4.0, 1e9)),
+    }
+)
+
+
+# ------------------------------------------------------------------------------------------- the plain definition
+
+
+def bytes_of(info: wm.TensorInfo, width: int, key: Any) -> Iterable[int]:
+    """Return the numbers of the bytes of the file that hold the part of a dense tensor."""
+    places = np.arange(math.prod(info.shape) * width).reshape(*info.shape, width)
+    chosen = places[key] if isinstance(key, tuple) and Ellipsis in key else places[(*key, ...)]
+    return (info.offset + chosen.reshape(-1)).tolist()
+
+
+def runs(places: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the runs of these numbers, in order."""
+    ordered = sorted(places)
+    for _, group in itertools.groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
+        run = [place for _, place in group]
+        yield run[0], run[-1] + 1
+
+
+def reads_of(places: set[int], gap: int, most: float) -> list[tuple[int, int]]:
+    """Return offset and bytes of each read that `places` take."""
+    found: list[list[int]] = []
+    for begin, end in runs(places):
+        if found:
+            first, last, count = found[-1]
+            if begin - last < gap and end - first <= most * (count + end - begin):
+                found[-1] = [first, end, count + end - begin]
+                continue
+        found.append([begin, end, end - begin])
+    return [(first, last - first) for first, last, _ in found]
+
+
+def check(plan: wm.ReadPlan, places: set[int], gap: int, max_over_read: float) -> None:
+    """Compare a plan with the definition."""
+    assert [read[1:] for read in plan.reads] == reads_of(places, gap, max_over_read)
+    assert plan.wanted_nbytes == len(places)
+    assert plan.nbytes == sum(nbytes for _, _, nbytes in plan.reads)
+    assert plan.nbytes <= max_over_read * plan.wanted_nbytes
+    ends = [0]
+    for _, offset, nbytes in plan.reads:
+        assert ends[-1] <= offset
+        assert nbytes > 0
+        ends.append(offset + nbytes)
+    assert ends[-1] <= plan.file.nbytes
+
+
+# ----------------------------------------------------------------------------------------------------- properties
+
+
+@given(models(), rules, st.data())
+def test_reads_are_those_of_the_definition(data: bytes, how: dict[str, Any], draw: Any) -> None:
+    """Reads cover the wanted bytes and the gaps that the rules allow: disjoint, in order, within the file."""
+    with wm.open(memoryview(data)) as f:
+        infos = {info.name: info for info in f.infos()}
+        widths = {name: f[name].itemsize for name in f}
+        names = draw.draw(st.lists(st.sampled_from(sorted(infos)), unique=True))
+        wants = {name: draw.draw(indices(infos[name].shape)) for name in names}
+        places = {place for name, key in wants.items() for place in bytes_of(infos[name], widths[name], key)}
+        check(wm.plan(f, wants, **how), places, **how)
+        whole = {place for name in names for place in bytes_of(infos[name], widths[name], ())}
+        check(wm.plan(f, names, **how), whole, **how)
+        check(wm.plan(f, lambda info: info.name in names, **how), whole, **how)
+        assert sorted(wm.plan(f, names).names) == sorted(wm.plan(f, wants).names) == sorted(names)
+
+
+@given(models(), rules, st.data())
+def test_the_planned_bytes_are_enough(data: bytes, how: dict[str, Any], draw: Any) -> None:
+    """With every byte of the wanted tensors spoilt that a plan does not read, the wanted parts are what they were."""
+    with wm.open(memoryview(data)) as f:
+        names = draw.draw(st.lists(st.sampled_from(sorted(f)), unique=True))
+        wants = {name: draw.draw(indices(f.info(name).shape)) for name in names}
+        spoilt = spoil(f, data, wm.plan(f, wants, **how))
+        with wm.open(memoryview(spoilt)) as other:
+            for name, key in wants.items():
+                assert other[name][key].tobytes() == f[name][key].tobytes()
+
+
+def spoil(f: wm.TensorFile, data: bytes, plan: wm.ReadPlan) -> bytes:
+    """Return a file with all bytes of the planned tensors turned over but those that the plan reads."""
+    octets = np.frombuffer(data, np.uint8).copy()
+    kept = [(offset, octets[offset : offset + nbytes].copy()) for _, offset, nbytes in plan.reads]
+    for info in map(f.info, plan.names):
+        octets[info.offset : info.offset + info.nbytes] ^= 0xFF
+    for offset, part in kept:
+        octets[offset : offset + len(part)] = part
+    return octets.tobytes()
+
+
+@given(models(), st.integers(1, 9), rules)
+def test_ranks_share_the_work(data: bytes, world: int, how: dict[str, Any]) -> None:
+    """Every tensor is dealt to one rank, every byte once, and no rank gets more than its part and one tensor."""
+    with wm.open(memoryview(data)) as f:
+        plans = [wm.plan(f, rank=rank, world=world, **how) for rank in range(world)]
+        assert sum((plan.names for plan in plans), ()) == wm.plan(f).names
+        total = wm.plan(f).wanted_nbytes
+        assert sum(plan.wanted_nbytes for plan in plans) == total
+        largest = max((info.nbytes for info in f.infos()), default=0)
+        assert all(plan.wanted_nbytes <= total / world + largest for plan in plans)
+        covered = [place for plan in plans for _, start, n in plan.reads for place in range(start, start + n)]
+        if how["gap"] == 0:
+            assert len(covered) == len(set(covered)) == total
+
+
+def test_tensors_that_share_bytes_are_dealt_together(tmp_path: Path) -> None:
+    """Of tensors over the same bytes, which lax reading allows, no two ranks read the same ones."""
+    header = (
+        b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[12],"data_offsets":[4,16]},'
+    )
+    header += b'"c":{"dtype":"U8","shape":[8],"data_offsets":[16,24]}}'
+    with wm.open(memoryview(safe.raw(header.ljust(256), bytes(24))), strict=False) as f:
+        assert [wm.plan(f, rank=rank, world=2).names for rank in range(2)] == [("a", "b"), ("c",)]
+        assert wm.plan(f).wanted_nbytes == 24
+
+
+def test_reads_never_join_files(tmp_path: Path) -> None:
+    """The end of one shard and the beginning of the next are two reads; paths are those of the shards."""
+    index = safe.shard(tmp_path, {f"{i}.safetensors": {f"t{i}": normal((4, 4), i)} for i in range(3)})
+    with wm.plan(index, gap=1 << 40, max_over_read=1e9) as plan:
+        assert [path for path, _, _ in plan.reads] == [str(tmp_path / f"{i}.safetensors") for i in range(3)]
+        assert plan.nbytes == plan.wanted_nbytes == 3 * 64
+        assert wm.plan(plan.file, rank=1, world=3).names == ("t1",)
+
+
+# ----------------------------------------------------------------------------------------------- quantised tensors
+
+QUANTISED = [(scheme, block) for scheme in ("int4_block", "int5_block", "adaptive") for block in (8, 32)]
+QUANTISED += [("int8", 32), ("int4", 32), ("int5", 32)]
+# Elements in a row that are no whole number of blocks, and some that are.
+ROWS = ((7, 24), (5, 64), (40, 3), (3, 4, 20), (17,))
+
+
+def quantised(path: Path, scheme: str, block: int, shape: tuple[int, ...]) -> Path:
+    """Write a model of two tensors in a scheme of AMB."""
+    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    options: dict[str, Any] = {"block_size": block} if scheme not in ("int8", "int4", "int5") else {}
+    if scheme == "adaptive":
+        options["bits"] = 9.0
+    wm.save(path, {name: wm.quantize(values * k, scheme, **options) for k, name in enumerate("ab", 1)}, format="amb")
+    return path
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize(("scheme", "block"), QUANTISED)
+def test_rows_of_quantised_tensors_are_whole_blocks(
+    scheme: str, block: int, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The planned bytes decode the rows, whatever the other ones are; and they are no more than the blocks of them."""
+    path = quantised(tmp_path / "m.amb", scheme, block, shape)
+    data, width = path.read_bytes(), math.prod(shape[1:])
+    with wm.open(path) as f:
+        for key in (
+            0,
+            -1,
+            slice(1, 3),
+            slice(2, 2),
+            slice(None, None, 3),
+            ...,
+            (slice(0, 2), ...),
+            slice(None, None, -2),
+        ):
+            plan = wm.plan(f, {"b": key}, gap=0)
+            with wm.open(memoryview(spoil(f, data, plan))) as other:
+                assert np.array_equal(other["b"][key], f["b"][key], equal_nan=True), key
+        row = wm.plan(f, {"b": 1}, gap=0).nbytes
+        q = f["b"]
+        blocks = -(-width // q.block_size) + 1 if q.block_size else 1
+        each = 4 + 2 * q.block_size if q.block_size else 4 + width + 1
+        assert row <= 4 + 4 + -(-q.n_blocks // 4) + blocks * each
+        assert wm.plan(f, {"b": None}).nbytes == wm.plan(f, ["b"]).nbytes == f.info("b").nbytes
+
+
+def test_headers_of_every_scheme_are_planned(tmp_path: Path) -> None:
+    """Files that others wrote, with bare blocks and either type of scales: the planned bytes decode each row."""
+    data = amb.every_scheme()
+    with wm.open(memoryview(data)) as f:
+        for name in f:
+            for row in range(f[name].shape[0]):
+                with wm.open(memoryview(spoil(f, data, wm.plan(f, {name: row}, gap=0)))) as other:
+                    assert np.array_equal(other[name][row], f[name][row], equal_nan=True), (name, row)
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q5_1", "q8_0", "q4_k", "q6_k"])
+def test_rows_of_ggml_blocks(scheme: str, tmp_path: Path) -> None:
+    """Of GGUF exactly the blocks of a row are planned, of an expert's row too."""
+    values = np.random.default_rng(1).standard_normal((3, 5, 512)).astype(np.float32)
+    path = tmp_path / "m.gguf"
+    wm.save(path, {"w": quantize_ggml(values, scheme)})
+    data = path.read_bytes()
+    with wm.open(path) as f:
+        size = f.info("w").nbytes
+        for key, part in ((1, 1 / 3), ((2, 4), 1 / 15), (np.s_[:, 1], 3 / 15), (np.s_[..., 256:], 1 / 2)):
+            plan = wm.plan(f, {"w": key}, gap=0)
+            assert plan.nbytes == plan.wanted_nbytes == round(size * part)
+            with wm.open(memoryview(spoil(f, data, plan))) as other:
+                assert np.array_equal(other["w"][key], f["w"][key])
+
+
+def test_a_damaged_mask_is_an_error_of_the_plan(tmp_path: Path) -> None:
+    """Rows of an adaptive tensor lie where its mask says; one that cannot be is refused."""
+    path = quantised(tmp_path / "m.amb", "adaptive", 8, (7, 24))
+    with wm.open(path) as f:
+        at = f.info("b").offset
+    data = bytearray(path.read_bytes())
+    data[at + 4] = 0xFF
+    path.write_bytes(data)
+    with pytest.raises(wm.QuantError, match=r"m\.amb.*adaptive"):
+        wm.plan(path, {"b": 1})
+    assert wm.plan(path, ["b"]).nbytes > 0
+
+
+# -------------------------------------------------------------------------------------------------------- slices
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_shards_are_those_of_torch_chunk(dim: int, world: int) -> None:
+    """Along a dimension every rank has ceil(size / world) elements, the last ones the rest, and all have all."""
+    array = np.arange(10 * 7).reshape(10, 7)
+    parts = [array[wm.shard(array, dim, rank, world)] for rank in range(world)]
+    assert np.array_equal(np.concatenate(parts, dim), array)
+    step = -(-array.shape[dim] // world)
+    assert [part.shape[dim] for part in parts] == [
+        max(min(step, array.shape[dim] - step * rank), 0) for rank in range(world)
+    ]
+
+
+def test_a_shard_by_name_is_completed_by_the_plan(tmp_path: Path) -> None:
+    """Of a name, of an info and of an array it is the same slice; without a tensor it is one of every tensor."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safe.build({"a": normal((8, 6)), "b": normal((4,), 1), "c": normal((), 2)}))
+    with wm.open(path) as f:
+        by_name = wm.plan(f, {"a": wm.shard("a", 1, 1, 2)}).reads
+        assert (
+            by_name == wm.plan(f, {"a": wm.shard(f.info("a"), 1, 1, 2)}).reads == wm.plan(f, {"a": np.s_[:, 3:]}).reads
+        )
+        every = wm.plan(f, wm.shard("", 0, 1, 2), gap=0)
+        assert every.names == ("a", "b", "c")
+        assert every.wanted_nbytes == 4 * (4 * 6 + 2 + 1)
+
+
+# --------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a model of a matrix and of three numbers."""
+    target = tmp_path / "m.safetensors"
+    target.write_bytes(safe.build({"a": normal((8, 6)), "b": normal((3,), 1)}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("wants", "error", "message"),
+    [
+        (["a", "absent"], wm.TensorNotFoundError, "no tensor is called 'absent'"),
+        ({"absent": 0}, wm.TensorNotFoundError, "no tensor is called 'absent'"),
+        ({"a": 8}, wm.PlanError, "index of tensor 'a' on axis 0 is 8, expected -8 to 7"),
+        ({"a": (0, -7)}, wm.PlanError, "on axis 1 is -7, expected -6 to 5"),
+        ({"a": (0, 0, 0)}, wm.PlanError, "expected one for 2 dimensions"),
+        ({"a": (..., ...)}, wm.PlanError, "expected one for 2 dimensions"),
+        ({"a": [1, 2]}, wm.PlanError, "expected integers, slices and an ellipsis"),
+        ({"a": np.arange(2)}, wm.PlanError, "expected integers, slices and an ellipsis"),
+        ({"a": True}, wm.PlanError, "expected integers, slices and an ellipsis"),
+        ({"a": np.s_[::0]}, wm.PlanError, "slice step cannot be zero"),
+        ({"a": slice("x", None)}, wm.PlanError, "on axis 0"),
+        (
+            {"b": wm.shard("b", 1, 0, 2)},
+            wm.PlanError,
+            "dim of a shard of tensor 'b' is 1, expected one of 1 dimensions",
+        ),
+        (3, TypeError, "wants is a int, expected None, names"),
+        ([3], TypeError, "the name of a wanted tensor is a int"),
+    ],
+)
+def test_wrong_wants_are_one_clear_error(path: Path, wants: Any, error: type[Exception], message: str) -> None:
+    """Names that are not there and indices that do not fit are an error of the package; the handle stays usable."""
+    with wm.open(path) as f:
+        with pytest.raises(error, match=message) as caught:
+            wm.plan(f, wants)
+        assert not isinstance(caught.value, wm.TensorFileError) or caught.value.path == str(path)
+        assert f["b"].shape == (3,)
+    with pytest.raises(error, match=message):
+        wm.plan(path, wants)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 2, "world": 2}, "rank is 2, expected 0 to 1, as world is 2"),
+        ({"rank": -1, "world": 2}, "rank is -1"),
+        ({"world": 0}, "world is 0, expected at least 1"),
+        ({"local_rank": 1}, "local_rank is 1, expected 0 to 0, as local_world is 1"),
+        ({"gap": -1}, "gap is -1"),
+        ({"chunk": 0}, "chunk is 0, expected at least 1"),
+        ({"budget": 0}, "budget is 0, expected at least 1"),
+        ({"max_over_read": 0.9}, "max_over_read is 0.9"),
+        ({"max_over_read": math.nan}, "max_over_read is nan"),
+        ({"max_over_read": math.inf}, "max_over_read is inf"),
+    ],
+)
+def test_wrong_numbers_are_one_clear_error(path: Path, options: dict[str, Any], message: str) -> None:
+    """A rank that there is not, and sizes that make no sense."""
+    with pytest.raises(wm.PlanError, match=message):
+        wm.plan(path, **options)
+
+
+def test_runs_without_number_are_refused(tmp_path: Path) -> None:
+    """An index of more than 2**24 parts is refused before memory is taken for them."""
+    path = tmp_path / "m.safetensors"
+    header = b'{"a":{"dtype":"U8","shape":[1099511627776,2],"data_offsets":[0,2199023255552]}}'
+    with path.open("wb") as file:
+        file.write(safe.raw(header))
+        file.truncate(8 + len(header) + (1 << 41))
+    with pytest.raises(wm.PlanError, match="one of too many parts"):
+        wm.plan(path, {"a": np.s_[:, 1]})
+    assert wm.plan(path, {"a": np.s_[5:8]}).nbytes == 6
+
+
+def test_a_plan_owns_what_it_opened(path: Path) -> None:
+    """A handle that was given stays open; one that the plan opened closes with it, also where planning fails."""
+    with wm.open(path) as f:
+        with wm.plan(f) as plan:
+            assert plan.file is f
+        assert f["b"].shape == (3,)
+    with pytest.raises(wm.ClosedError):
+        wm.plan(f)
+    with wm.plan(path) as plan:
+        assert repr(plan) == f"<ReadPlan {str(path)!r}: 2 tensors, 1 read, 204 bytes>"
+        assert len(plan) == 2
+    with pytest.raises(wm.ClosedError):
+        plan.file["b"]
+
+
+def test_a_file_that_changed_is_not_planned(path: Path) -> None:
+    """A model that became shorter after it was opened is an error of the plan."""
+    with wm.open(path) as f:
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(wm.FileChangedError):
+            wm.plan(f)
+
+
+def test_an_empty_model_has_an_empty_plan() -> None:
+    """No tensors, or none with elements: nothing is read, by any rank."""
+    for tensors in ({}, {"a": Tensor("float32", (0, 3), b"")}):
+        with wm.open(memoryview(safe.build(tensors))) as f:
+            for rank in range(3):
+                assert wm.plan(f, rank=rank, world=3).reads == ()
+            assert sum((wm.plan(f, rank=rank, world=3).names for rank in range(3)), ()) == tuple(tensors)

@@ -1,0 +1,75 @@
+"""The columns that plans are made of hold what the handles say of each tensor."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests import builders
+from tests.builders import normal
+from tests.builders import safetensors as st
+
+import weightmap as wm
+from weightmap.model.parts import located, parts_of
+from weightmap.model.spans import spans_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXAMPLES = builders.examples()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.format}-{e.name}")
+def test_the_columns_of_a_table_are_its_rows(example: builders.Example) -> None:
+    """Begin and bytes of every tensor of every example are those of its row."""
+    with wm.open(memoryview(example.data)) as f:
+        begins, sizes = parts_of(f)[1].table.spans()
+        rows = [ref.row for ref in located(f)]
+        assert begins.tolist() == [row.offset for row in rows]
+        assert sizes.tolist() == [row.nbytes for row in rows]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.format}-{e.name}")
+def test_numbers_are_in_file_order(example: builders.Example) -> None:
+    """Numbers of tensors go by offset; name, place and look-up agree."""
+    with wm.open(memoryview(example.data)) as f:
+        spans = spans_of(f)
+        assert len(spans) == len(f)
+        assert sorted(spans.begin.tolist()) == spans.begin.tolist()
+        names = list(spans.names(np.arange(len(spans))))
+        assert sorted(names) == sorted(f)
+        for number, name in enumerate(names):
+            assert spans.name(number) == name
+            assert spans.find(f, name) == number
+            assert spans.ref(number).row.offset == spans.begin[number] == f.info(name).offset
+        assert spans_of(f) is spans
+
+
+def test_rows_in_another_order_than_the_data() -> None:
+    """Where the index lists tensors in another order than their data lies, plans go by the data."""
+    data = bytes(range(24))
+    header = {
+        name: {"dtype": "U8", "shape": [8], "data_offsets": [8 * at, 8 * at + 8]}
+        for name, at in (("last", 2), ("first", 0), ("middle", 1))
+    }
+    with wm.open(memoryview(st.raw(json.dumps(header).encode().ljust(256), data))) as f:
+        assert wm.plan(f).names == ("first", "middle", "last")
+        assert [spans_of(f).find(f, name) for name in ("first", "middle", "last")] == [0, 1, 2]
+        assert wm.plan(f, ["last", "first"]).names == ("first", "last")
+
+
+def test_tensors_that_the_index_of_shards_leaves_out_are_not_planned(tmp_path: Path) -> None:
+    """A shard may hold tensors that the index does not list: they have no number."""
+    one, two = {"a": normal((4,)), "hidden": normal((4,), 1), "b": normal((4,), 2)}, {"c": normal((4,), 3)}
+    index = st.shard(tmp_path, {"1.safetensors": one, "2.safetensors": two})
+    content = json.loads(index.read_text("utf-8"))
+    del content["weight_map"]["hidden"]
+    content.pop("metadata", None)
+    index.write_text(json.dumps(content), "utf-8")
+    with wm.open(index) as f:
+        plan = wm.plan(f)
+        assert plan.names == tuple(f)
+        assert plan.wanted_nbytes == 3 * 16
+        assert [spans_of(f).find(f, name) for name in plan.names] == [0, 1, 2]
