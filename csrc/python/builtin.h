@@ -22,7 +22,7 @@ enum { KEEP_GIL_BELOW = 8192 };
 /* C casts a pointer to a function safely only by way of void (*)(void). */
 #define WM_FUNCTION(function) ((PyCFunction)(void (*)(void))(function))
 
-/* How many threads C may use; a number that no int holds becomes INT_MAX or 0. -1 with an exception when it is no number. */
+/* How many threads C may use; a number that no int holds becomes INT_MAX or 0. -1 with an exception when it is not a number. */
 static inline int take_threads(PyObject *threads) {
     int overflow;
     const long n = PyLong_AsLongAndOverflow(threads, &overflow);

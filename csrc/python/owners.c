@@ -254,7 +254,7 @@ static PyObject *temporary_create(PyObject *self, PyObject *const *args, Py_ssiz
     enum { NAME, FOLDER, FUNCTION, LEAST };
     if (too_few("create", n_args, LEAST)) return NULL;
     if (t->name || (args[FOLDER] != Py_None && !PyLong_Check(args[FOLDER]))) {
-        PyErr_SetString(PyExc_ValueError, t->name ? "it has a name already" : "folder is no descriptor");
+        PyErr_SetString(PyExc_ValueError, t->name ? "it has a name already" : "folder is not a descriptor");
         return NULL;
     }
     if (args[NAME] != Py_None && !(name = copy_name(args[NAME]))) return NULL;

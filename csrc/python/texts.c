@@ -4,11 +4,11 @@
 enum { WORDS_AHEAD = 8 };
 
 /* The UTF-8 of a str, a lone surrogate encoded like a character. The caller releases *owner, which holds it unless NULL. NULL
- * with an exception when `text` is no str. */
+ * with an exception when `text` is not a str. */
 static const char *utf8_of(PyObject *text, Py_ssize_t *len, PyObject **owner) {
     *owner = NULL;
     if (!PyUnicode_Check(text)) {
-        PyErr_Format(PyExc_TypeError, "%R is no str", text);
+        PyErr_Format(PyExc_TypeError, "%R is not a str", text);
         return NULL;
     }
     const char *utf8 = PyUnicode_AsUTF8AndSize(text, len);

@@ -3,7 +3,7 @@
 >>> import numpy as np, weightmap as wm
 >>> wm.save("model.weights", {"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
 >>> with wm.open("model.weights") as f:
-...     w = f["w"]  # a view: no copy, no parsing of what nobody asked for
+...     w = f["w"]  # a view: no copy, and nothing else is parsed
 >>> w
 array([[0., 1., 2.],
        [3., 4., 5.]], dtype=float32)
@@ -92,7 +92,7 @@ __all__ = [
     "shard",
 ]
 
-# Not needed to open a file, and so imported when first asked for: opening is what import time is for.
+# Imported at first use: opening a file does not need these.
 _ON_DEMAND = {
     "ConvertReport": "conversion.reports",
     "DiffReport": "conversion.compare",

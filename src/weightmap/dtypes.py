@@ -152,7 +152,7 @@ def dtype_of(dtype: DTypeLike) -> DType | None:
     except KeyError:
         # Cached, because numpy builds the name at each access, which takes longer than all else for a small array.
         found = DTYPES.get(key.name)
-        if len(_known) < _KNOWN_MOST:  # there is no end of structured dtypes
+        if len(_known) < _KNOWN_MOST:  # there are endlessly many structured dtypes
             _known[key] = found
         return found
 

@@ -1,7 +1,7 @@
 """A fork hook that keeps a child from waiting for an import of another thread.
 
 Much of this package is imported at its first use. A thread that imports a module holds its lock. A child forked at that
-moment inherits the lock without the thread, and would wait for ever at the same import. So before a process with
+moment inherits the lock without the thread, and would wait forever at the same import. So before a process with
 several threads forks, this module imports everything that reading may need. That takes about ten milliseconds, once.
 """
 

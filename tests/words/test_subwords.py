@@ -47,7 +47,7 @@ def test_texts_are_packed_back_to_back(words, around, kind):
 @pytest.mark.parametrize("words", [[b"bytes"], ["word", None], ["word", 1], [["list"]]])
 def test_only_texts_are_packed(words):
     """What is no str among the words is a TypeError that shows it."""
-    with pytest.raises(TypeError, match=re.escape(f"{words[-1]!r} is no str")):
+    with pytest.raises(TypeError, match=re.escape(f"{words[-1]!r} is not a str")):
         kernels.pack_texts(words)
 
 

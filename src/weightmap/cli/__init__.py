@@ -74,7 +74,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _tell_in_json(argv: list[str], error: BaseException) -> None:
-    """Print the document of a command that failed, which has printed none: commands print theirs last."""
+    """Print the document of a command that failed: commands print theirs last, so it has printed none."""
     command = next((argument for argument in argv if not argument.startswith("-")), None)
     try:
         show.emit_json({"command": command, "error": error_document(error)})

@@ -39,7 +39,7 @@ exit status:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser; each command's function stands in ``args.run``."""
+    """Return the parser; ``args.run`` is the function of the command."""
     parser = _Parser(
         prog="weightmap",
         description="Look into, check, convert and compare files of tensors, opened in place.",
@@ -67,14 +67,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_readers(command: _Command) -> None:
     """Add the commands that read models and write none."""
-    sub = command("inspect", reading.inspect, "show what a file holds", "No tensor data is read.")
+    sub = command("inspect", reading.inspect, "show the contents of a file", "No tensor data is read.")
     sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
     _add_json(sub)
     _add_lenient(sub)
 
     sub = command("verify", reading.verify, "check the structure of files, and their checksums", _VERIFY)
     sub.add_argument("files", metavar="FILE", nargs="+")
-    sub.add_argument("-v", "--verbose", action="store_true", help="list what was checked")
+    sub.add_argument("-v", "--verbose", action="store_true", help="list the checks")
     _add_json(sub)
     _add_lenient(sub)
 
@@ -187,7 +187,7 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
     schemes = (*SCHEMES, "pq")
     parser.add_argument("--quantize", metavar="SCHEME", choices=schemes, help=f"one of {', '.join(schemes)}")
     group = parser.add_argument_group("word embeddings")
-    group.add_argument("--lossy", action="store_true", help="replace what is not UTF-8 in words")
+    group.add_argument("--lossy", action="store_true", help="replace bytes of words that are not UTF-8")
     group.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, help="make unit vectors and store norms, or undo that"
     )
@@ -206,7 +206,7 @@ def _add_lenient(parser: argparse.ArgumentParser) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises an error where argparse would end the process. Commands have parsers of this class, too."""
+    """A parser that raises an error where argparse would end the process. Commands use this class too."""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and raise the message as UsageError; printing it will clean the arguments that it quotes."""
@@ -215,7 +215,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Print the version; looked up only when asked for."""
+    """Print the version, which is looked up only now."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_unused: Any, **_unused_options: Any) -> None:
         """Print and leave, as ``--help`` does."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def inspect(args: argparse.Namespace) -> int:
-    """Print what a file holds."""
+    """Print the contents of a file."""
     with open_privately(args.file, strict=not args.lenient) as file:
         if args.json:
             show.emit_json(_inspect_document(args.file, file))

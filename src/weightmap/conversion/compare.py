@@ -97,7 +97,7 @@ def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
     """Compare two model files tensor by tensor, bit by bit, with flat memory.
 
     A file and its conversion are equal, unless something was changed on request, renamed or left behind, as the report
-    of `convert` says. What `convert` adds by itself is no difference: see `DiffReport.notes`.
+    of `convert` says. Additions of `convert` are not differences: see `DiffReport.notes`.
 
     Parameters
     ----------

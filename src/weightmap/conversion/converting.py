@@ -113,7 +113,7 @@ def convert(
     quantize_include, quantize_exclude : glob or sequence of globs, optional
         Quantise only floating-point tensors whose name matches, of any shape; never those that match the second.
     lossy : bool
-        Replace what is not UTF-8 in the words of other programs' files.
+        Replace bytes that are not UTF-8 in words of other programs' files.
     normalize : bool, optional
         Divide rows of words by their norms, and store these; False multiplies rows by stored norms. By default rows
         are divided on the way from other programs to finalfusion, multiplied on the way back, and else left alone.

@@ -34,7 +34,7 @@ def file_metadata(file: TensorFile) -> dict[str, Any]:
     """Return the metadata of a file as it goes along with its tensors."""
     metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     if file.layout == "sharded":
-        metadata.pop("total_size", None)  # of the shards, not of what is written
+        metadata.pop("total_size", None)  # the size of the shards, not of the new file
     return metadata
 
 
@@ -101,7 +101,7 @@ def extras_of(
 
 
 def spared(name: str, place: TensorRef, format_: Format, layout: str) -> str | None:
-    """Say why files of a layout that cannot hold a tensor go without it, and miss nothing; None for other tensors."""
+    """Say why a layout that cannot hold a tensor can do without it; None if it cannot."""
     row = place.row
     buffer = name.rpartition(".")[2] == "position_ids" and row.dtype.name == "int64" and len(row.shape) > 0
     if not buffer or "int64" in format_.dtypes[layout] or not _counts(place.source, row):

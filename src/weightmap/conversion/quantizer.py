@@ -62,7 +62,7 @@ class Quantizer:
         At most this many share the work; by default one for each CPU that this process may use.
     include, exclude : glob or sequence of globs, optional
         Quantise floating-point tensors whose name matches an `include`, by default those with two dimensions or more
-        that are no embeddings (by their names), and no `exclude`.
+        that are not embeddings (by their names), and no `exclude`.
 
     Attributes
     ----------

@@ -52,7 +52,7 @@ class ConvertReport(NamedTuple):
     src, dst : str
         As messages call them: the paths, or a word such as ``<bytes>`` for a source without a path.
     format, layout : str
-        What was written.
+        Tensors written.
     tensors : int
         Number of tensors written.
     nbytes : int

@@ -51,7 +51,7 @@ def quantize(
     threads : int
         At most this many threads share the work, except for "pq". The result does not depend on it.
     **training
-        For "pq": as of `weightmap.words.train_pq`.
+        For "pq": see `weightmap.words.train_pq`.
 
     Returns
     -------

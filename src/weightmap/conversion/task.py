@@ -1,4 +1,4 @@
-"""One conversion, as `weightmap.convert` is asked for it."""
+"""`Task`: the arguments of one conversion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WordOptions(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Where a conversion goes, and how; `source` and `target` as messages call them, the rest as of `convert`."""
+    """A conversion: `source` and `target` are names for messages, the rest are arguments of `weightmap.convert`."""
 
     source: str
     target: str

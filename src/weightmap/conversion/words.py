@@ -72,7 +72,7 @@ def from_file(file: TensorFile, vocab: Vocabulary | Sequence[str] | None, task: 
     Raises
     ------
     EncodeError
-        When there is no vocabulary, no such matrix, or several: `include` chooses.
+        When there is no vocabulary, or not exactly one such matrix; `include` can choose one.
     """
     path = name_of(file)
     if vocab is None:

@@ -171,8 +171,8 @@ class BertEncoder:
     KeyError
         When a tensor or a metadata key is missing (a weightmap file raises TensorNotFoundError for a tensor).
     ValueError
-        When a tensor has another type or a shape that does not fit the others, a metadata value is no number, the width
-        is no multiple of the number of heads, or the activation is not gelu.
+        When a tensor has another type or a shape that does not fit the others, a metadata value is not a number, the
+        width is not a multiple of the number of heads, or the activation is not gelu.
     """
 
     def __init__(self, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:

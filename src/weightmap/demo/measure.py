@@ -144,7 +144,7 @@ def measure(route: str, path: str, checkpoint: str, sentence: str) -> Measuremen
     Measurement
     """
     loader = _Weightmap(path) if route == "weightmap" else _Safetensors(path, Path(checkpoint))
-    # Imports and the buffers of BLAS, which its first product makes, are no cost of opening.
+    # Imports and the buffers of BLAS, which its first product makes, do not count as opening.
     np.ones((64, 384), np.float32) @ np.ones((384, 1536), np.float32)
     build_tokenizer(list(_WORDS), {word: number for number, word in enumerate(_WORDS)}, max_length=8)
     before = anonymous_memory()

@@ -36,7 +36,7 @@ class Parts(NamedTuple):
 
 
 def model_parts(model: Any) -> Parts:
-    """Return the parts of the model in an open file; a mapping that is no file has none.
+    """Return the parts of the model in an open file; a mapping that is not a file has none.
 
     Raises
     ------

@@ -175,7 +175,7 @@ class Embeddings:
         Raises
         ------
         TypeError, ValueError
-            When `out` is no array, or the vector cannot be assigned to it.
+            When `out` is not an array, or the vector cannot be assigned to it.
         """
         vector = self.get(word)
         if vector is None or out is None:

@@ -193,7 +193,7 @@ class Subwords:
         if len(numbers) != len(table):
             raise LayoutError("number of indices of n-grams", actual=len(numbers), expected=len(table))
         index = table.index
-        if index is None:  # somebody made the hashes collide
+        if index is None:  # too many hashes collide
             rows: dict[str, int] = {}
             for ngram, number in zip(table, numbers.tolist(), strict=True):
                 rows.setdefault(ngram, number + self.n_words)

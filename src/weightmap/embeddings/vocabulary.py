@@ -144,7 +144,7 @@ class Vocabulary(Sequence[str]):
         return default if found < 0 else found
 
     def count(self, value: str) -> int:
-        """Return how often `value` stands in the vocabulary."""
+        """Return how often `value` occurs in the vocabulary."""
         return sum(token == value for token in self) if value in self else 0
 
     def ngram_indices(self, word: str) -> list[int]:

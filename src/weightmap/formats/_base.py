@@ -1,4 +1,4 @@
-"""What a format is: one file in this folder that defines one `Format` record called `FORMAT`.
+"""Defines `Format`: each format is a file in this folder with one such record, called `FORMAT`.
 
 To read, `parse` checks the header and returns a `Content`, which holds a table of tensors and no tensor data. To write
 (see `_writing`), `plan` checks everything that could go wrong and returns the exact size of the file and a function
@@ -91,7 +91,7 @@ class Content:
         bytes, and ``glance(row, source)``, which returns the same, checks the data by reading as little as possible,
         and touches no mapping. None in formats without quantised tensors.
     part : Part or None
-        Of a file that is one of several which make a model: which one.
+        For a file that is one of several that make up a model: which one.
     warnings : list of str
         Deviations tolerated by ``strict=False``.
     """
@@ -172,7 +172,7 @@ class Format:
         ``layout_for(metadata)``: the layout that the metadata calls for when the caller asks for none; None for the
         first. Raises `EncodeError` for one that does not exist.
     embeddings : tuple of (str, str), optional
-        In formats of word embeddings: its names of the matrix, and of the norms that the rows had.
+        For formats of word embeddings: the names of the matrix, and of the former norms of its rows.
     checksums : frozenset of str
         The layouts whose files have checksums of their tensors. Verification of other layouts finds damaged structure
         only, and says so.

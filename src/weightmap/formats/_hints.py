@@ -1,4 +1,4 @@
-"""Names for files that are no models, by their beginning, for error messages."""
+"""Names the kind of a file that is not a model, by its first bytes, for error messages."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _KEYS = {
     "intermediate_size": "intermediate_size",
     "max_position_emb": "max_position_embeddings",
 }
-# Ours: programs need these, too, to run the model.
+# Our addition: programs need these to run the model.
 _EXTRA = ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size")
 # The names of AMB's specification, and those of configurations, which differed between models in the first years.
 _AMB_KEYS = {
@@ -37,7 +37,7 @@ _AMB_KEYS = {
     "max_seq_len": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
     "activation_fn": ("hidden_act", "activation_function", "hidden_activation", "activation"),
 }
-# Ours: programs need these, too, under the names of the configuration.
+# Our addition: programs need these, under the names of the configuration.
 _AMB_EXTRA = (
     "intermediate_size",
     "layer_norm_eps",
@@ -151,7 +151,7 @@ def _about(config: dict[str, Any], metadata: dict[str, str]) -> dict[str, str]:
     known = {
         "name": metadata["model_name"],
         "family": config.get("model_type"),
-        # "owner/name" is a model of the hub; a longer path is somebody's folder.
+        # "owner/name" is a model of the hub; a longer path is a local folder.
         "creator": owner if slash and owner and "/" not in owner and owner[0] not in ".~" else None,
         "version": metadata.get("model_version"),
         "created": metadata["created_at"],
@@ -199,7 +199,7 @@ def _scaling(scaling: Any) -> float | dict[str, Any]:
 def _created(model: str) -> str:
     """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    # Some file systems have times beyond the years 1 to 9999, which are no dates in Python.
+    # Some file systems have times beyond the years 1 to 9999, which Python's dates lack.
     seconds = min(max(int(os.stat(model).st_mtime), -(10**10)), 10**11)
     # Eleven digits reach the year 5138; a longer number is a mistake.
     if epoch.isascii() and epoch.isdecimal() and len(epoch) <= 11:

@@ -46,7 +46,7 @@ def read_declared(source: Source, head: bytes, options: ImportOptions) -> Words:
 
 
 def _read(source: Source, shape: tuple[int, int] | None, start: int, *, lossy: bool) -> Words:
-    """Find the words from `start` on, and check how many numbers stand in each line."""
+    """Find the words from `start` on, and check how many numbers each line has."""
     number = 1 if shape is None else 2
     raws: list[bytes] = []
     offsets = array("q")

@@ -108,7 +108,7 @@ def _sentencepiece(folder: str, read: Read) -> tuple[int, bytes] | None:
 
 
 def _wordpiece(vocab: Sequence[str] | None, full: dict[str, Any], ids: dict[str, int]) -> tuple[int, bytes] | None:
-    """Return the tokens in the order of their ids; nothing where ids have gaps or a token cannot stand on a line."""
+    """Return the tokens in the order of their ids; nothing if ids have gaps or a token contains a line break."""
     if vocab is None:
         model = _model(full, "WordPiece")
         if model is None:
@@ -161,7 +161,7 @@ def _model(full: dict[str, Any], kind: str) -> dict[str, int] | None:
 
 
 def _added(full: dict[str, Any], settings: dict[str, Any]) -> dict[str, int]:
-    """Return tokens that stand beside the vocabulary, with their ids."""
+    """Return tokens outside the vocabulary, with their ids."""
     ids: dict[str, int] = {}
     decoder = settings.get("added_tokens_decoder")
     for key, entry in decoder.items() if isinstance(decoder, dict) else ():

@@ -72,7 +72,7 @@ def _scan(source: Source, start: int, rows: int, width: int) -> tuple[list[bytes
         raws.append(raw)
         starts.append(vector)
         position = at + 1 + width
-        if position > len(window):  # skip what is left of the vector without reading it
+        if position > len(window):  # skip the rest of the vector without reading it
             base, window, position = base + position, b"", 0
     end = base + position
     tail = source.pread(end, min(source.size - end, 3))

@@ -128,7 +128,7 @@ def table_of(raws: Sequence[bytes], offsets: Sequence[int], *, lossy: bool, what
     offsets : sequence of int
         Of each word in the file.
     lossy : bool
-        Replace what is not UTF-8 by U+FFFD.
+        Replace bytes that are not UTF-8 by U+FFFD.
     what : str
         "word" or "the word of line": messages put its number behind it.
     """

@@ -1,7 +1,7 @@
 """word2vec's binary files.
 
 A line ``rows dims`` in ASCII, then for each word its bytes, a space, and `dims` little-endian float32. Some programs
-write a line feed behind each vector, some do not: one in front of a word is no part of it.
+write a line feed behind each vector, some do not: one in front of a word is not part of it.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class StringTable:
             self._slots = slots
             self._find = kernels.index_finder(self._data, self._bounds, self._gap, slots)
             return found
-        # Somebody made the hashes collide. A dict is bounded for any names: a secret keys its hash.
+        # Too many hashes collide, as in an attack. A dict is safe: its hash has a secret key.
         rows: dict[str, int] = {}
         repeated = 0
         first = (0, 0)
@@ -176,5 +176,5 @@ class StringTable:
         return self._build()
 
     def not_utf8(self) -> int:
-        """Return the number of the first string that is no strict UTF-8, or -1."""
+        """Return the number of the first string that is not strict UTF-8, or -1."""
         return kernels.utf8_strings(self._data, self._bounds, self._gap)

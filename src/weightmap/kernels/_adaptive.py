@@ -202,7 +202,7 @@ def decode_adaptive(
     if done == -1:
         raise QuantError("size of the data", actual=len(buffer), expected="the size at the check")
     if done:
-        raise ValueError("out overlaps what is decoded")
+        raise ValueError("out overlaps the data")
     return values
 
 

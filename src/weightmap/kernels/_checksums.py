@@ -126,7 +126,7 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
     ValueError
         When a length is negative, or 2**32 or more; when the lengths exceed `blob`, or `out` does not fit.
     TypeError
-        When `blob` has no contiguous buffer, or `out` is no array.
+        When `blob` has no contiguous buffer, or `out` is not an array.
 
     Examples
     --------

@@ -139,7 +139,7 @@ def decode_ggml(
     target = as_output(values, "uint8_t[]")
     count, most = stop - start, thread_count(threads)
     if lib.wm_ggml_decode(buffer, expected, kind.number, n, start, target, count, half, most):
-        raise ValueError("out overlaps what is decoded")
+        raise ValueError("out overlaps the data")
     return values
 
 

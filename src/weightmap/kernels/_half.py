@@ -52,7 +52,7 @@ def f16_to_f32(
     ValueError
         When `a` is an array of another dtype or a buffer of an odd number of bytes, or `out` does not fit.
     TypeError
-        When `a` has no contiguous buffer, or `out` is no array.
+        When `a` has no contiguous buffer, or `out` is not an array.
 
     Examples
     --------
@@ -106,9 +106,9 @@ def unpack_f16_pairs(
     Raises
     ------
     ValueError
-        When `u32_array` is an array of another dtype or a buffer whose size is no multiple of 4, or `out` does not fit.
+        When `u32_array` has another dtype, or is a buffer whose size is not a multiple of 4, or `out` does not fit.
     TypeError
-        When `u32_array` has no contiguous buffer, or `out` is no array.
+        When `u32_array` has no contiguous buffer, or `out` is not an array.
 
     Examples
     --------

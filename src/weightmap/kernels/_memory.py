@@ -43,7 +43,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def given_array(out: object) -> NDArray[Any]:
-    """Return the caller's `out`. Raises TypeError when it is no array."""
+    """Return the caller's `out`. Raises TypeError when it is not an array."""
     if not isinstance(out, np.ndarray):
         msg = f"out must be an array, not {type(out).__name__}"
         raise TypeError(msg)
@@ -51,7 +51,7 @@ def given_array(out: object) -> NDArray[Any]:
 
 
 def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
-    """Raise TypeError or ValueError when `out` is no writeable array of this shape, that of `what`."""
+    """Raise TypeError or ValueError unless `out` is a writeable array with the shape of `what`."""
     array = given_array(out)
     if array.shape != shape:
         msg = f"out has shape {array.shape}, but {what} has {shape}"

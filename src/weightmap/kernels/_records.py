@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 # Valid data allocates no wm_fault, which is a good part of a call's time. A failed check is repeated with one. If it
-# then succeeds, because somebody writes to the file, the data counts as valid.
+# then succeeds, because the file is being written to, the data counts as valid.
 def pairs_check(data: bytes, count: int) -> Fault | None:
     """Check pairs of strings after their two u16 lengths: structure, UTF-8, unique keys; return a fault or None."""
     if lib.wm_pairs_check(data, len(data), count, NULL) == 0:

@@ -65,7 +65,7 @@ def scan_section(section: Section, *, relative: bool, lax: bool) -> tuple[Column
         columns, found, fault = _walk(section, room, relative=relative, lax=lax)
         needed = (found.names_len, found.n_tensors, found.n_dims)
         if fault is None and any(need > have for need, have in zip(needed, room, strict=True)):
-            # Somebody is writing to the file.
+            # The file is being written to.
             fault = Fault(lib.WM_FAULT_AMB_READ, found.n_tensors, section.end, 0, 0)
     columns.names_len, columns.count, columns.n_dims = needed
     return columns, found, fault

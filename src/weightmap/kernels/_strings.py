@@ -59,7 +59,7 @@ def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDA
 
 
 def utf8_strings(data: Buffer, bounds: NDArray[np.uint32], gap: int) -> int:
-    """Return -1, or the number of the first string within `bounds` that is no strict UTF-8."""
+    """Return -1, or the number of the first string within `bounds` that is not strict UTF-8."""
     buffer = as_input(data)
     bad: int = lib.wm_utf8_strings(buffer, len(buffer), from_buffer("uint32_t[]", bounds), len(bounds) - 1, gap)
     return bad
@@ -69,7 +69,7 @@ def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArr
     """Fill `slots` (a power of two of entries, at least 4/3 of the strings) with a hash index over the strings.
 
     Returns how many strings equal an earlier one, and the numbers of the first such string and of its original; a count
-    of -2 when somebody made the hashes collide.
+    of -2 when too many hashes collide, as in an attack.
     """
     buffer, starts, table = as_input(data), from_buffer("uint32_t[]", bounds), as_output(slots, "uint32_t[]")
     pair = ffi.new("uint64_t[2]")

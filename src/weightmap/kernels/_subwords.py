@@ -33,7 +33,7 @@ def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple
     """Return the UTF-8 of texts back to back, each between `before` and `after` (ASCII), and their bounds.
 
     Lone surrogates are encoded like characters, which no valid UTF-8 contains. Returns None for 4 GiB or more in all.
-    Raises TypeError for an item that is no str.
+    Raises TypeError for an item that is not a str.
     """
     bounds = np.empty(len(texts) + 1, np.uint32)
     packed = module.pack_texts(texts, before, after, bounds)

@@ -209,7 +209,7 @@ class QuantizedTensor:
 
     # -------------------------------------------------------------------------------------------------- decoding
     def _check_scales(self) -> None:
-        """Raise `QuantError` for a scale that is no number."""
+        """Raise `QuantError` for a scale that is not finite."""
         bad = np.flatnonzero(~np.isfinite(self.scales))
         if len(bad):
             block = int(bad[0])
@@ -274,9 +274,9 @@ class QuantizedTensor:
         Raises
         ------
         QuantError
-            With ``strict``, for a scale that is no number: it names the block.
+            With ``strict``, for a scale that is not finite: it names the block.
         ValueError, TypeError
-            When `out` has another shape or cannot be written, or is no array.
+            When `out` is not an array, is read-only, or has another shape.
         """
         if strict:
             self._check_scales()
@@ -285,7 +285,7 @@ class QuantizedTensor:
         else:
             kernels.check_out(out, self.shape, "the tensor")
             target = out
-        # Not through a matrix, which stays two-dimensional whatever it is asked for.
+        # np.matrix stays two-dimensional however it is reshaped.
         self._decode(0, self.size, np.asarray(target), 1 if threads is None else threads)
         return target
 

@@ -254,7 +254,7 @@ class ProductQuantized(QuantizedTensor):
     def row_norms(self, start: int, stop: int, *, threads: int = 1) -> NDArray[np.float32]:
         """Return the L2 norms of rows `start` to `stop`, float32, shape (stop - start,).
 
-        They come from a table, or from decoded rows if the projection is no rotation.
+        They come from a table, or from decoded rows if the projection is not a rotation.
         """
         projection = self._projection
         if projection is not None:

@@ -45,7 +45,7 @@ def block_bytes(scheme: str, block_size: int, scale_type: str) -> int:
 
 
 def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape as integers. Raises `QuantError` when no array of any dtype has it, be it empty."""
+    """Return the shape as integers. Raises `QuantError` when no array, even an empty one, can have it."""
     dims = tuple(map(index, shape))
     if min(dims, default=0) < 0 or len(dims) > _MOST_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MOST:
         expected = f"up to {_MOST_DIMENSIONS} dimensions, none negative, with a product of those but 0 up to 2**56"

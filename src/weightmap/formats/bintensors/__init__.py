@@ -25,7 +25,7 @@ Ours, where the specification is silent or its implementations differ
 * Both layouts are tried, strictly, whatever ``verify=`` says; a file that fits both has the specification's layout.
   (bintensors 0.2.0 knows only the current one, and misreads some older files.)
 * The map of names has each tensor once; metadata has each key once.
-* `verify` warns of integers that take more bytes than they need, and of a header whose length is no multiple of 8.
+* `verify` warns of integers that take more bytes than they need, and of a header whose length is not a multiple of 8.
 * ``strict=False`` reads with a warning what bintensors reads: padding of any bytes and length (0.2.0 and 0.0.5); a
   repeated metadata key, whose last value counts (both); a map that names one tensor twice and another not at all
   (0.0.5). It also tolerates bytes after the end of the data (neither does). An index past the list of tensors, which

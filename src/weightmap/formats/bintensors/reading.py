@@ -164,7 +164,7 @@ class _Reading:
         return locate
 
     def _read_aliases(self, fault: kernels.Fault) -> None:
-        """Make a row of each name in a map that is no bijection, as bintensors 0.0.5 does."""
+        """Make a row of each name in a map that is not a bijection, as bintensors 0.0.5 does."""
         columns, found, count = self._columns, self._found, self._columns.count
         position = found.map_begin
         entries, position = _integer(self._header, position)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import ImportOptions, Limits
 
-# Where the fields stand that messages name.
+# Positions of the fields that messages name.
 _AT = {"version": 4, "dims": 8, "buckets": 40, "min_n": 44, "max_n": 48, "entries": 64, "labels": 72, "pruned": 84}
 # Words whose n-grams, some dozens each, are summed at once; blocks of their rows gathered at once.
 WORDS = 256
@@ -37,7 +37,7 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     UnsupportedError
         For another version, supervised models (with labels), pruned and quantised ones.
     FormatError
-        For what is damaged, and for more words than the limits allow.
+        For a damaged file, and for more words than the limits allow.
     """
     values, entries = _header(head, source.size)
     dims, buckets, min_n, max_n = (values[name] for name in ("dims", "buckets", "min_n", "max_n"))
@@ -89,7 +89,7 @@ def _named(names: tuple[str, ...], code: int) -> str | int:
 
 
 def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[bytes], array[int], int]:
-    """Return the words, where each one stands, and where the matrix begins."""
+    """Return the words, the position of each, and the position of the matrix."""
     raws: list[bytes] = []
     offsets = array("q")
     base, window, position = HEAD.size, b"", 0
@@ -98,7 +98,7 @@ def _dictionary(source: Source, entries: int, limits: Limits) -> tuple[list[byte
         if at < 0 or len(window) - at - 1 < ENTRY.size:
             base += position
             position = 0
-            # Entries of holes in a file are words, too, and cost their author nothing.
+            # A sparse file can hold endless entries at no cost to its author.
             limits.check("max_header_bytes", base - HEAD.size, "size of the dictionary (or more)", offset=HEAD.size)
             window = source.pread(base, min(BLOCK, source.size - base))
             at = window.find(b"\0")

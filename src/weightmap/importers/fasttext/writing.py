@@ -75,7 +75,7 @@ def _code(names: tuple[str, ...], name: object, default: int) -> int:
 def _undo(words: Words, subwords: Subwords, block: NDArray[np.float32], at: int) -> None:
     """Replace the means of words, in a block of rows from `at` on, by their own rows."""
     count = min(len(block), len(words.table) - at)
-    assert words.gather is not None  # noqa: S101 - what has subwords has it
+    assert words.gather is not None  # noqa: S101 - words with subwords have it
     for first in range(0, max(count, 0), WORDS):
         stop = min(first + WORDS, count)
         names = [words.table[at + i] for i in range(first, stop)]
