@@ -24,7 +24,7 @@ enum { CHUNK = 2048, ELEMENTS_A_THREAD = 1 << 20 };
 
 static const int bits_of_kind[KINDS] = {4, 5, 16, 0};
 
-/* How many bits of x are set, where every other bit is 0. */
+/* Counts the set bits of x, in which every other bit is 0. */
 static uint64_t count_pairs(uint64_t x) {
     x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
     x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0Fu;
@@ -118,7 +118,7 @@ static void put_halves(wm_sink *sink, const uint8_t *halves, uint64_t n) {
     }
 }
 
-/* Where block `block` begins, by the plan. Returns 0 for a plan whose counts contradict each other. */
+/* Finds the beginning of a block by the plan. Returns 0 for a plan whose counts contradict each other. */
 static int find_block(const work *w, uint64_t block, const uint8_t **scales, const uint8_t **codes) {
     const uint64_t step = block / STEP, five = w->pairs[2 * step], halves = w->pairs[2 * step + 1];
     uint64_t counts[KINDS] = {[INT4] = step * STEP - five - halves, [INT5] = five, [HALF] = halves};

@@ -46,7 +46,7 @@
 static const uint32_t slices[16][256] = {CRC32_SLICES(TABLE)};
 static const uint32_t powers[8][16] = {CRC32_POWERS};
 
-/* What four bytes leave that `after` more bytes follow. */
+/* The CRC of four bytes that `after` more bytes follow. */
 static inline uint32_t slice4(uint32_t four, int after) {
     return (slices[after + 3][four & 255] ^ slices[after + 2][four >> 8 & 255]) ^
            (slices[after + 1][four >> 16 & 255] ^ slices[after][four >> 24]);

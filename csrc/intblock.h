@@ -44,7 +44,7 @@ static inline float load_scale(const uint8_t *p, int scale_type) {
 static inline int scale_is_finite(const uint8_t *p, int scale_type) {
     return scale_type == WM_SCALE_FP16 ? (load_le16(p) & 0x7C00) != 0x7C00 : (load_le32(p) & 0x7F800000) != 0x7F800000;
 }
-/* How many of the runs have `load` bytes of data behind their codes. */
+/* Counts the runs that have `load` bytes of data behind their codes. */
 static inline uint64_t wm_runs_within(const wm_runs *w, uint64_t load) {
     const uint64_t room = (uint64_t)(w->end - w->codes), need = code_bytes(w->bits, w->len) + load;
     if (room < need) return 0;

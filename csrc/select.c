@@ -1,4 +1,4 @@
-/* Which variant of each kernel is in use.
+/* Chooses the variant of each kernel.
  *
  * choose() is the one place that says which features a variant needs, best first. It runs for every tier when the module is
  * loaded, with the features that both the tier and the CPU have: so it never chooses a variant that would fault.

@@ -28,7 +28,7 @@ class DType:
     name : str
         Canonical name.
     bits : int
-        Of one element in a file; `DECLARED` for a scheme, since the file declares the bytes of such a tensor.
+        Bits of an element in a file; `DECLARED` for a scheme, since the file declares the bytes of such a tensor.
     numpy : dtype or None
         The numpy dtype, if numpy itself has it.
     quantized : bool

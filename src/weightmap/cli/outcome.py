@@ -1,4 +1,4 @@
-"""How a command ended: exit statuses, and errors as lines of text."""
+"""Exit statuses, and errors as lines of text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line prints: escaped text, tables, JSON and progress bars.
+"""Prints for the command line: escaped text, tables, JSON and progress bars.
 
 Commands print through `emit`, and everything that comes from a file passes `clean` first: a tensor name printed raw
 could move the cursor, retitle the window, write to the clipboard or reverse the reading order of the line. rich gets

@@ -46,8 +46,8 @@ class TensorDiff(NamedTuple):
     a, b : str
         Dtype and shape in each file.
     n_different : int or None
-        Number of elements whose bytes differ. Where dtypes do, elements whose values differ: known for tensors of one
-        shape that are of floating point or quantised, however each file stores them, and None for others.
+        Number of elements whose bytes differ. If the dtypes differ, number of elements whose values do: for
+        floating-point and quantised tensors of one shape, however each file stores them; None for others.
     max_abs : float or None
         Largest absolute difference of two elements; NaN when one of them is not finite.
     """
@@ -61,7 +61,7 @@ class TensorDiff(NamedTuple):
 
 
 class DiffReport(NamedTuple):
-    """What `diff` found.
+    """The result of `diff`.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class DiffReport(NamedTuple):
     vocab : str or None
         How the vocabularies differ; None when they do not.
     notes : tuple of str
-        What only one file has, but does not count as a difference: `convert` adds it or leaves it out by itself.
+        Parts of one file alone that do not count as differences: `convert` adds them or leaves them out by itself.
     """
 
     a: str
@@ -102,8 +102,8 @@ def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
-        Bytes are content, never a path. Of a model directory, tensor files are compared, and what `convert` would take
-        along of configuration and vocabulary, if the other side has it.
+        Bytes are content, never a path. A model directory counts with its tensor files, and with the configuration and
+        vocabulary that `convert` would take along, if the other side has them.
     tensors_only : bool
         Compare names, dtypes, shapes and values of tensors, and neither metadata nor vocabulary.
 
@@ -128,7 +128,7 @@ def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
 
 
 class _Side:
-    """One of the two models: its file, and the directory that it was found in."""
+    """One of the two models: its file, and its directory if it has one."""
 
     def __init__(self, file: TensorFile, folder: str | None) -> None:
         self.file = file
@@ -290,7 +290,7 @@ def _has_values(row: Row) -> bool:
 
 
 def _compare_values(a: TensorRef, b: TensorRef) -> tuple[int, float]:
-    """Return how many values differ of two tensors of one shape, whatever their types, and the largest difference."""
+    """Compare values of two tensors of one shape, of any types; return how many differ, and the largest difference."""
     different, largest, left_over = 0, 0.0, math.prod(a.row.shape)
     left = right = np.empty(0)
     lefts, rights = _values(a), _values(b)

@@ -78,7 +78,7 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     limits: Limits | None = None,
 ) -> ConvertReport:
-    """Write the tensors of one file to another, of any format. Memory stays flat however large the file is.
+    """Write the tensors of one file to another, of any format, in flat memory.
 
     Parameters
     ----------
@@ -88,35 +88,35 @@ def convert(
         content. Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
         (GloVe), a dense fastText model. See `weightmap.words`.
     dst : str, bytes or os.PathLike
-        Always a path, written whole or not at all, as by `save`.
+        Always a path, written atomically, as by `save`.
     format, layout : str, optional
-        Of the target; the suffix decides by default. "word2vec", "text", "textdims" and "fasttext" take a vocabulary
-        and the matrix of its rows; the other formats are those of `weightmap.open`.
+        Format and layout of the target; by default its suffix decides. "word2vec", "text", "textdims" and "fasttext"
+        take a vocabulary and the matrix of its rows; the other formats are those of `weightmap.open`.
     include, exclude : glob or sequence of globs, optional
         Convert tensors whose name matches an `include` (default: all) and no `exclude`.
     dtype : dtype_like, optional
         Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
-        out of range become infinite. With `quantize`, tensors that are quantised before or after stay out of this.
-        Without it, between AMB and GGUF int4_block becomes q4_0, int5_block q5_0, int8 q8_0, and the other way round:
-        the same integers and scales, which are not decoded. The report says so, and the error where blocks or scales
-        do not allow it.
+        out of range become infinite. With `quantize`, this does not apply to tensors that are quantised before or
+        after. Without `dtype`, a conversion between AMB and GGUF turns int4_block into q4_0, int5_block into q5_0, int8
+        into q8_0, and back: the same integers and scales, without decoding. The report says so; if blocks or scales do
+        not allow it, so does the error.
     quantize : str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB, GGUF): see `weightmap.quantize`. Tensors that
-        are one-dimensional, embeddings (by their names) or quantised already stay as they are. Where rows are no whole
-        blocks of 256, q5_0 takes the place of q4_k and q8_0 that of q6_k, as in llama.cpp; where they are no whole
-        blocks of 32, a tensor stays as it is. The report's warnings list both. Or "pq", for word embeddings in
-        finalfusion: see `weightmap.words.train_pq`.
+        are one-dimensional, embeddings (by their names) or quantised already stay as they are. If rows are not whole
+        blocks of 256, q5_0 replaces q4_k and q8_0 replaces q6_k, as in llama.cpp; if they are not whole blocks of 32,
+        the tensor stays as it is. The report's warnings list both. Or "pq", for word embeddings in finalfusion: see
+        `weightmap.words.train_pq`.
     block_size : int, optional
         Elements of a block, for int4_block, int5_block and adaptive; 32 by default.
     scale_type, bits : str, float
-        As of `weightmap.quantize`.
+        As for `weightmap.quantize`.
     quantize_include, quantize_exclude : glob or sequence of globs, optional
         Quantise only floating-point tensors whose name matches, of any shape; never those that match the second.
     lossy : bool
         Replace bytes that are not UTF-8 in words of other programs' files.
     normalize : bool, optional
-        Divide rows of words by their norms, and store these; False multiplies rows by stored norms. By default rows
-        are divided on the way from other programs to finalfusion, multiplied on the way back, and else left alone.
+        True divides rows of words by their norms and stores these; False multiplies rows by stored norms. By default
+        rows are divided on the way from other programs to finalfusion, multiplied on the way back, and else unchanged.
     subwords : str, optional
         "explicit": list the n-grams of the words of a bucket or fastText vocabulary.
     n_subquantizers, n_bits, projection, pq_norms, seed
@@ -138,7 +138,7 @@ def convert(
         where the target has no int64, a buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported,
         since every program that reads such a model knows these numbers.
     FormatError, MissingDependencyError, OSError
-        As of `open` and `save`.
+        As from `open` and `save`.
     """
     path, target = path_of(src), os.fsdecode(os.fspath(dst))
     limits = Limits() if limits is None else limits
@@ -183,7 +183,7 @@ def convert(
 
 
 def _convert_tensors(file: TensorFile, directory: ModelDirectory | None, task: Task) -> ConvertReport:
-    """Convert a model, and what its directory has beside it."""
+    """Convert a model, with configuration and vocabulary of its directory."""
     found: Format = task.format
     target = task.target
     metadata = metadata_of(file, directory, found)
@@ -221,7 +221,7 @@ def _convert_tensors(file: TensorFile, directory: ModelDirectory | None, task: T
 def _payloads(
     file: TensorFile, layout: str, task: Task, regrouper: Regrouper
 ) -> tuple[list[Payload], list[tuple[str, str]]]:
-    """Return the tensors to be written, and the name of each one that is left out, with the reason."""
+    """Return the payloads of tensors, and name and reason for each tensor that is left out."""
     found, quantizer, wanted = task.format, task.quantizer, task.dtype
     all_taken = not (task.include or task.exclude)
     payloads, dropped = [], []
@@ -241,7 +241,7 @@ def _payloads(
 
 
 def _as_embeddings(payloads: list[Payload], matrix: str, norms: str) -> list[str]:
-    """Rename the only matrix of a model as the format of embeddings calls it; return a line that says so."""
+    """Give the only matrix of a model the name that the format of embeddings requires; return a line that says so."""
     others = [payload for payload in payloads if payload.name != norms]
     if len(others) != 1 or others[0].name == matrix or len(others[0].shape) != 2:
         return []
@@ -261,7 +261,7 @@ def _floating(dtype: DTypeLike | str) -> DType:
 
 
 def _payload(name: str, place: TensorRef, wanted: DType | None, regrouper: Regrouper) -> Payload:
-    """Return a tensor to be written, of another floating-point type where it is `wanted` and the tensor has one."""
+    """Return the payload of a tensor, converted to the floating-point type `wanted` if it has one."""
     source, row, _ = place
     if row.dtype.quantized:
         if wanted is None:

@@ -1,4 +1,4 @@
-"""What goes along with the tensors of a model, and what a target goes without."""
+"""Configuration, vocabulary and metadata that accompany a model's tensors, and what a target has no place for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def entries(number: int) -> str:
 
 
 def file_metadata(file: TensorFile) -> dict[str, Any]:
-    """Return the metadata of a file as it goes along with its tensors."""
+    """Return the metadata of a file that a conversion takes along."""
     metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     if file.layout == "sharded":
         metadata.pop("total_size", None)  # the size of the shards, not of the new file
@@ -56,7 +56,7 @@ def metadata_of(file: TensorFile, directory: ModelDirectory | None, found: Forma
 def extras_of(
     file: TensorFile, directory: ModelDirectory | None, metadata: dict[str, Any], found: Format, layout: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what goes along with the tensors, by its name in a `Request`, and lines about what stays behind."""
+    """Return the accompanying parts by their names in a `Request`, and lines about those that stay behind."""
     carried = found.carries[layout]
     homeless: list[str] = []
     if "metadata" in carried:

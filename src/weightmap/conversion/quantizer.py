@@ -1,4 +1,4 @@
-"""Quantisation of tensors on their way from one file to another: which of them, how, and at which cost."""
+"""Quantises tensors in a conversion: chooses them, encodes them, and measures the error."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _PIECE = 1 << 18
 # Bytes of adaptive tensors that are kept after their sizes were found. Those beyond are quantised a second time when
 # they are written, so that memory stays flat.
 _KEEP = 64 << 20
-# What names of embeddings contain: those of Hugging Face's models, and of llama.cpp's.
+# Parts of the names of embeddings in models of Hugging Face and of llama.cpp.
 _EMBEDDINGS = ("embed", "embd")
-# What llama.cpp makes of tensors whose rows are no whole blocks of 256.
+# llama.cpp's replacements for tensors whose rows are not whole blocks of 256.
 _INSTEAD = {"q4_k": "q5_0", "q6_k": "q8_0"}
 
 
@@ -52,12 +52,12 @@ class _Blocks(NamedTuple):
 
 
 class Quantizer:
-    """The quantiser of a conversion, and what it reports of each tensor.
+    """The quantiser of a conversion, which records the error of each tensor.
 
     Parameters
     ----------
     scheme, block_size, scale_type, bits
-        As of `weightmap.quantize`.
+        As for `weightmap.quantize`.
     threads : int, optional
         At most this many share the work; by default one for each CPU that this process may use.
     include, exclude : glob or sequence of globs, optional
@@ -98,7 +98,7 @@ class Quantizer:
         self.block_size = trial.block_size
 
     def wants(self, name: str, place: TensorRef) -> bool:
-        """Whether this tensor is to be quantised."""
+        """Whether to quantise this tensor."""
         row = place.row
         if row.dtype.quantized or row.dtype.name not in FLOATING or (self._exclude and matches(name, self._exclude)):
             return False
@@ -114,7 +114,7 @@ class Quantizer:
         return scheme is not None
 
     def _scheme_of(self, shape: tuple[int, ...]) -> str | None:
-        """Return the scheme for a tensor of this shape; None where its rows are no whole blocks of any."""
+        """Return the scheme for a tensor of this shape; None if its rows are not whole blocks of any."""
         scheme: str | None = self.scheme
         while scheme in GGML_SCHEMES and (not shape or shape[-1] % kernels.GGML_TYPES[scheme].block_size):
             scheme = _INSTEAD.get(scheme)
@@ -122,7 +122,7 @@ class Quantizer:
 
     @property
     def notes(self) -> list[str]:
-        """Lines about tensors that did not get the scheme that was asked for."""
+        """Lines about tensors that did not get the requested scheme."""
         rows = f"rows are not a multiple of {self.block_size} elements"
         return [
             f"{counted(len(names), 'tensor')} {'stayed dense' if scheme is None else f'became {scheme}'} instead of "
@@ -131,7 +131,7 @@ class Quantizer:
         ]
 
     def payload(self, name: str, place: TensorRef, held: Collection[str]) -> Payload:
-        """Return a tensor to be written to a format that holds these schemes. It is read when it is written."""
+        """Return the payload of a tensor for a format that holds these schemes. It is read when it is written."""
         row, scale_type = place.row, self._options["scale_type"]
         size = math.prod(row.shape)
         scheme = self._scheme_of(row.shape) or self.scheme
@@ -227,7 +227,7 @@ def _sum_of_squares(values: NDArray[np.float32]) -> float:
 
 
 def _named(error: QuantError, name: str, start: int, values: NDArray[np.float32]) -> QuantError:
-    """Return the error with the name of the tensor and the index, in all of it, of the element that is not finite."""
+    """Return an error that names the tensor and the index, in the whole of it, of the element that is not finite."""
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad):
         error.what = f"tensor {name!r}: {error.what}"

@@ -1,4 +1,4 @@
-"""Quantised tensors on their way to a format with other blocks: the same integers and scales, nothing is decoded."""
+"""Regroups quantised tensors for a format with other blocks: the same integers and scales, without decoding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Regrouper"]
 
 
 class Regrouper:
-    """What puts quantised tensors into the blocks of a target, and what it reports of them.
+    """Regroups quantised tensors into the blocks of a target, and reports them.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ class Regrouper:
         return scheme not in self._held and COUNTERPARTS.get(scheme) in self._held
 
     def payload(self, name: str, place: TensorRef, block_size: int, scale_type: str) -> Payload:
-        """Return a tensor to be written in the target's scheme.
+        """Return the payload of a tensor in the target's scheme.
 
-        Where its blocks or scales do not allow this, it keeps its scheme, which the writer refuses with the reason.
+        If its blocks or scales do not allow this, it keeps its scheme, which the writer refuses with the reason.
         """
         row = place.row
         scheme, size = COUNTERPARTS[row.dtype.name], math.prod(row.shape)
@@ -65,7 +65,7 @@ class Regrouper:
 
     @property
     def notes(self) -> list[str]:
-        """Lines about the tensors that have another scheme now."""
+        """Lines about the tensors that got another scheme."""
         return [
             f"{counted(count, 'tensor')} of {scheme} became {COUNTERPARTS[scheme]}: "
             "the same integers and scales, nothing was decoded"

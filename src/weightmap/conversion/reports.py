@@ -1,4 +1,4 @@
-"""What conversions report."""
+"""Reports of conversions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ConvertReport", "QuantizedInfo"]
 
 
 class QuantizedInfo(NamedTuple):
-    """What became of one tensor.
+    """The outcome of quantising one tensor.
 
     Attributes
     ----------
@@ -17,7 +17,7 @@ class QuantizedInfo(NamedTuple):
     scheme : str
     shape : tuple of int
     nbytes_before, nbytes : int
-        Of its data, in the source and quantised.
+        Bytes of its data in the source, and quantised.
     bits_per_weight : float
     rmse : float
         Root of the mean squared error.
@@ -45,14 +45,14 @@ class QuantizedInfo(NamedTuple):
 
 
 class ConvertReport(NamedTuple):
-    """What `convert` did.
+    """The result of `convert`.
 
     Attributes
     ----------
     src, dst : str
-        As messages call them: the paths, or a word such as ``<bytes>`` for a source without a path.
+        Their names in messages: the paths, or a word such as ``<bytes>`` for a source without a path.
     format, layout : str
-        Tensors written.
+        Format and layout of the new file.
     tensors : int
         Number of tensors written.
     nbytes : int
@@ -60,10 +60,10 @@ class ConvertReport(NamedTuple):
     dropped : tuple of (str, str)
         Name of each tensor that was left out, and the reason.
     warnings : tuple of str
-        What else did not go along. Numbers and truth values of the metadata become texts where the target has only
+        Other losses. Numbers and truth values of the metadata become texts where the target has only
         texts; other values that it cannot hold, such as lists, stay behind and are listed here.
     quantized : tuple of QuantizedInfo
-        What became of each tensor that was quantised.
+        Every tensor that was quantised.
     """
 
     src: str

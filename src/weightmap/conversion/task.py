@@ -20,7 +20,7 @@ __all__ = ["Task", "WordOptions"]
 
 
 class WordOptions(NamedTuple):
-    """What `convert` does with words alone: `normalize` and `subwords` as it takes them, and how to quantise."""
+    """The arguments of `convert` for words alone: `normalize`, `subwords`, and options of product quantisation."""
 
     normalize: bool | None
     subwords: str | None

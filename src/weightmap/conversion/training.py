@@ -45,7 +45,7 @@ _ROWS = 4096
 
 
 class Options(NamedTuple):
-    """How to quantise: see `train_pq`."""
+    """The options of product quantisation: see `train_pq`."""
 
     n_subquantizers: int | None = None
     n_bits: int = 8
@@ -84,7 +84,7 @@ def train_pq(
     sample : int
         Train on at most this many rows, chosen at random.
     iterations : int
-        Of k-means.
+        Iterations of k-means.
     seed : int
         The same seed gives the same result on the same machine.
 

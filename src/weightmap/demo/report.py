@@ -48,7 +48,7 @@ def measurement_lines(
     Parameters
     ----------
     ours, theirs : Measurement
-        Of weightmap and of safetensors; `theirs` is None if it could not be measured.
+        Results of weightmap and of safetensors; `theirs` is None if it could not be measured.
     why_not : str
         The reason for that, printed instead of the second column.
     exact : bool

@@ -53,7 +53,7 @@ class Embeddings:
     Parameters
     ----------
     vocab : Vocabulary
-        Of n words.
+        A vocabulary of n words.
     matrix : ndarray or QuantizedTensor, shape (m, d)
         A view of the file, m >= n: the rows of the words, then those of n-grams.
     norms : ndarray of float32, shape (n,), optional

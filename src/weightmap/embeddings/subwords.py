@@ -52,7 +52,7 @@ class Subwords:
     size : int
         Rows of n-grams: buckets, or distinct indices.
     ngrams : callable, optional
-        Of an explicit vocabulary; called at the first use. Returns the table of its n-grams and their indices, uint64.
+        For an explicit vocabulary: returns the table of its n-grams and their indices, uint64; called at first use.
         A repeated n-gram counts at its first place.
 
     Attributes

@@ -57,7 +57,7 @@ class Vocabulary(Sequence[str]):
         self._load_special_ids = special_ids
         self._special_ids: dict[str, int] | None = None
         self._table: StringTable | None = None
-        # Of the file, for messages; set by opening.
+        # The file, for messages; set by opening.
         self.path: str | None = None
         self.format: str | None = None
 
@@ -120,7 +120,7 @@ class Vocabulary(Sequence[str]):
         token : str
             The token, with its prefix if it has one, such as ``##``.
         start, stop : int
-            As of `list.index`.
+            As for `list.index`.
 
         Raises
         ------

@@ -44,18 +44,18 @@ _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Part(NamedTuple):
-    """Which part of a model a file is, where its format divides models into several files.
+    """The place of a file among the numbered parts of a model.
 
     Attributes
     ----------
     number, parts : int
-        From 0 on, and how many there are.
+        The number of this part, from 0 on, and the number of parts.
     tensors : int or None
-        Tensors of the whole model, where the file says so.
+        Number of tensors of the whole model, if the file has it.
     names : tuple of str
-        The names of the other files, in their order; empty but in the first one, with which a model is opened.
+        The names of the other files, in order, for the first part, which opens the model; empty for others.
     keys : frozenset of str
-        The metadata keys that say all this: the whole model has none of them.
+        The metadata keys with these numbers, which do not apply to the whole model.
     """
 
     number: int
@@ -66,12 +66,12 @@ class Part(NamedTuple):
 
 
 class Content:
-    """What a format found in a file.
+    """The result of parsing a file.
 
     Attributes
     ----------
     layout : str
-        Which layout of the format the file has.
+        The layout of the file, one of the format's.
     table : Table
     load_metadata : callable
         Returns the metadata; called once, when it is first used.
@@ -83,7 +83,7 @@ class Content:
     verify : callable
         Checks everything that opening did not: see `Verification`.
     checksums : bool
-        False where a file leaves out the checksums that its layout has a place for: see `Format.checksums`.
+        False if the file leaves out the checksums of its layout: see `Format.checksums`.
     quantized : callable or None
         ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
         bytes, perhaps a view of the mapping. For tensors of integers and scales it has the methods
@@ -260,7 +260,7 @@ class Importer(NamedTuple):
     name : str
         As in ``weightmap.convert(..., format=name)``.
     hint : str
-        What such a file is, and how to convert it: the error of `open`.
+        Message of the error from `open`: the kind of the file, and how to convert it.
     claims : callable
         ``claims(head, size)``: does a file of `size` bytes that begins with `head`, up to `LOOK` bytes, look like
         one? For files that no format recognises.

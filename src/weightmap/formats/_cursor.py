@@ -44,7 +44,7 @@ class Cursor:
     start : int
         Offset of `data` in the file.
     whole : str
-        What ends, in messages: "header" or "file".
+        Name of the data in messages: "header" or "file".
 
     Attributes
     ----------

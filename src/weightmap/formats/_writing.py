@@ -1,4 +1,4 @@
-"""What formats write: the request, tensor by tensor, and the plan they make of it."""
+"""The request to write a file, its tensors as payloads, and helpers for a format's `plan`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Payload:
     shape : tuple of int
     nbytes : int
     block_size, scale_type
-        Of a quantised tensor: its dtype is a scheme, its bytes are the payload of a `QuantizedTensor`.
+        For a quantised tensor, whose dtype is a scheme and whose bytes are the payload of a `QuantizedTensor`.
     parts : PQShape or None
-        Of a tensor of scheme "pq": its bytes are projection, codebooks, norms and codes.
+        For a tensor of scheme "pq", whose bytes are projection, codebooks, norms and codes.
     refused : str
         Why a quantised tensor could not be given a scheme that the format holds; mostly empty.
     """
@@ -56,7 +56,7 @@ class Payload:
         self.shape = shape
         self.nbytes = nbytes
         self._make = chunks
-        # Apart from the function, so that each of thousands of tensors is one object to the garbage collector.
+        # The garbage collector sees one object for each of thousands of tensors, beside its function.
         self._args = args
         self.block_size = block_size
         self.scale_type = scale_type

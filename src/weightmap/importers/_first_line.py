@@ -1,4 +1,4 @@
-"""How word embeddings of other programs begin."""
+"""Recognises word embeddings of other programs by their beginning."""
 
 from __future__ import annotations
 

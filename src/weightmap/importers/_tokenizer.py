@@ -66,9 +66,9 @@ def read_tokenizer(
     read : callable
         Returns the content of a file by its path, or None when there is none.
     config : mapping
-        Of ``config.json``.
+        The content of ``config.json``.
     vocab : sequence of str or None
-        Of ``vocab.txt``.
+        The lines of ``vocab.txt``.
 
     Raises
     ------

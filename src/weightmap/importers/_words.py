@@ -49,19 +49,19 @@ class Words(NamedTuple):
     Attributes
     ----------
     path : str
-        The file that they are read from, as messages call it.
+        Name of the file for messages.
     format : str
         Its format, or importer.
     table : StringTable
         The words, checked: UTF-8, each one once.
     rows, dims : int
-        Of the matrix; the words have its first rows.
+        Shape of the matrix; the words have its first rows.
     make : callable
         Returns an iterator over all rows in order, as arrays of float32, shape (some, dims), finite and writable.
     gather : callable or None
         ``gather(rows)`` returns rows by number. Only those with subwords have it.
     norms : ndarray of float32, shape (words,), or None
-        What the rows of the words were divided by.
+        The numbers that the rows of the words were divided by.
     subwords : Subwords or None
     metadata : mapping
     """
@@ -126,7 +126,7 @@ def table_of(raws: Sequence[bytes], offsets: Sequence[int], *, lossy: bool, what
     ----------
     raws : sequence of bytes
     offsets : sequence of int
-        Of each word in the file.
+        The position of each word in the file.
     lossy : bool
         Replace bytes that are not UTF-8 by U+FFFD.
     what : str

@@ -29,7 +29,7 @@ class Rules:
     Parameters
     ----------
     base : int
-        Where the data begins in the file; offsets in rows count from there.
+        Position of the data in the file; offsets in rows count from there.
     file_size : int
     declared : int, optional
         Size of the data section, where the format declares one.

@@ -109,7 +109,7 @@ class StringTable:
 
     @property
     def bounds(self) -> NDArray[np.uint32]:
-        """Where the strings lie: see the module."""
+        """The bounds of the strings: see the module."""
         return self._bounds
 
     @property

@@ -43,7 +43,7 @@ class Row(NamedTuple):
     dtype : DType
     shape : tuple of int
     offset, nbytes : int
-        Of the data, in the file.
+        Position in the file and size of the data, in bytes.
     """
 
     dtype: DType
@@ -79,7 +79,7 @@ class Table:
         Number of tensors.
     rules : Rules
     path, format : str or None
-        Of the file, for messages, once known.
+        Name and format of the file, for messages, once known.
     is_mapped : bool
         Whether the table looks into the mapping of the file; False after `detach_index`.
     """

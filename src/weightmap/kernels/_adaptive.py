@@ -132,7 +132,7 @@ def adaptive_plan(
     Parameters
     ----------
     data, n, block_size, scale_type
-        As of `decode_adaptive`; only the mask is read.
+        As for `decode_adaptive`; only the mask is read.
     size : int, optional
         Bytes of all data, if `data` holds only the first of them, at least the mask.
 

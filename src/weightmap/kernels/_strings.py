@@ -48,7 +48,7 @@ def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDA
     walked : int
         Bytes walked, or -1 - i if entry i does not fit.
     bounds : ndarray of uint32, shape (count + 1,)
-        As of `weightmap.index.strings.StringTable`, gap 12.
+        As for `weightmap.index.strings.StringTable`, with gap 12.
     indices : ndarray of uint64, shape (count,)
     """
     buffer = as_input(data)

@@ -268,7 +268,7 @@ class TensorFile(Mapping[str, Any]):
         Returns
         -------
         ndarray
-            Of the tensor's shape; or `out`.
+            A new array of the tensor's shape; or `out`.
 
         Raises
         ------

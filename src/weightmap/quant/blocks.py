@@ -67,7 +67,7 @@ class QuantizedTensor:
     Raises
     ------
     QuantError
-        When the payload is not what scheme, shape and block size need, or the shape is one that no array has.
+        When scheme, shape and block size need another payload, or no array can have the shape.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class QuantizedTensor:
     size: int
     block_size: int
     _octets: NDArray[np.uint8]
-    # Of an adaptive tensor: a copy of its mask with an index of its blocks. See `kernels.adaptive_plan`.
+    # For an adaptive tensor: a copy of its mask with an index of its blocks. See `kernels.adaptive_plan`.
     _plan: NDArray[np.uint64]
 
     def __init__(
@@ -195,7 +195,7 @@ class QuantizedTensor:
 
     @property
     def kinds(self) -> NDArray[np.uint8] | None:
-        """Of an adaptive tensor, what each block is: 0 INT4, 1 INT5, 2 FP16, shape (n_blocks,). None elsewhere."""
+        """The kind of each block of an adaptive tensor: 0 INT4, 1 INT5, 2 FP16; shape (n_blocks,). None elsewhere."""
         if self.scheme != "adaptive":
             return None
         mask = kernels.adaptive_mask(self._plan, self.n_blocks)
@@ -258,8 +258,8 @@ class QuantizedTensor:
         Parameters
         ----------
         dtype : dtype_like
-            Of the result; ignored when `out` is given. float32 holds the values exactly; for other types they are then
-            converted as `numpy.ndarray.astype` converts them.
+            Dtype of the result; ignored when `out` is given. float32 holds the values exactly; other types get them
+            as `numpy.ndarray.astype` converts them.
         out : ndarray, optional
             Filled in place and returned; of the tensor's shape, of any dtype and strides.
         threads : int, optional

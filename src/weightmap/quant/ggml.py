@@ -256,7 +256,7 @@ GGML_BLOCK = 32
 
 
 def check_counterpart(scheme: str, shape: tuple[int, ...], block_size: int) -> None:
-    """Raise `QuantError` where no tensor of ggml's blocks, or none of integers and scales, has the same numbers."""
+    """Raise `QuantError` unless the other kind, ggml's blocks or integers and scales, can hold the same numbers."""
     same = COUNTERPARTS.get(scheme)
     if same is None:
         raise QuantError("scheme", actual=scheme, expected=f"one of {', '.join(COUNTERPARTS)}")

@@ -35,7 +35,7 @@ __all__ = ["BITS", "BLOCKED", "SCALE", "block_bytes", "checked_shape", "no_schem
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 BLOCKED = ("int4_block", "int5_block")
 SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
-# Numpy's limit, and more elements than any memory holds.
+# numpy's limit of dimensions; the limit of elements exceeds any memory.
 _MOST_DIMENSIONS, _MOST = 64, 1 << 56
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a quantised tensor an index selects, and which of them are decoded together."""
+"""Finds the rows of a quantised tensor that an index selects, and those to decode together."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ TYPES: tuple[DType, ...] = (
 )
 DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
 
-# Of quantised data: codes of the schemes; types of the scales, and their bytes.
+# For quantised data: codes of the schemes; types of scales, and their bytes.
 QUANT_TYPES = {name: code - 2 for name, code in SCHEME_CODES.items()}
 SCALE_TYPES = ("fp32", "fp16")
 SCALE_SIZES = {"fp32": 4, "fp16": 2}
 BY_BLOCKS = ("int4_block", "int5_block")
-# Of blocks without a header, if the configuration sets nothing else.
+# Defaults for blocks without a header.
 BARE_DEFAULTS = {"block_size": 32, "scale_type": "fp16"}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Quantization(NamedTuple):
-    """How a tensor is quantised."""
+    """The parameters of a quantised tensor."""
 
     start: int  # of the payload within the data: 4 behind a header, else 0
     block_size: int  # 0 for the schemes of a whole tensor
