@@ -358,13 +358,40 @@ def test_the_demo_runs_on_a_quantised_file(quantised, checkpoint):
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_an_amb_file_is_made_where_one_is_asked_for(tmp_path):
-    """A model file that does not exist and is called .amb is made as AMB, and gives the same embedding bit for bit."""
-    out = io.StringIO()
-    assert demo.run(str(tmp_path / "new.amb"), ["One.", "Two."], out=out) == 0
-    assert "amb, 103 tensors" in out.getvalue()
-    assert (tmp_path / "new.amb").read_bytes()[:5] == b"AMBEE"
+@pytest.mark.parametrize(("suffix", "tensors", "magic"), [("amb", 103, b"AMBEE"), ("gguf", 104, b"GGUF")])
+def test_the_suffix_says_what_is_made(tmp_path, suffix, tensors, magic):
+    """A model that does not exist is made in the format of its suffix, and gives the same embedding bit for bit."""
+    out, path = io.StringIO(), tmp_path / f"new.{suffix}"
+    assert demo.run(str(path), ["One.", "Two."], out=out) == 0
+    assert f"{suffix}, {tensors} tensors" in out.getvalue()
+    assert path.read_bytes().startswith(magic)
     assert "the same embedding, bit for bit" in out.getvalue()
+    assert "int64, each" not in out.getvalue()
+
+
+def test_gguf_py_reads_the_model(checkpoint, minilm, tmp_path):
+    """gguf-py finds every tensor, token and special id of the model that is written as GGUF."""
+    gguf = pytest.importorskip("gguf")
+    weightmap.convert(checkpoint, tmp_path / "m.gguf")
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    found = {tensor.name: tensor.data for tensor in reader.tensors}
+    assert set(minilm) == set(found) - {"embeddings.position_ids"}
+    for name, value in minilm.items():
+        assert found[name].tobytes() == value.tobytes()
+        assert found[name].shape == value.shape
+    assert reader.get_field("tokenizer.ggml.tokens").contents() == list(minilm.vocab)
+    assert reader.get_field("tokenizer.ggml.cls_token_id").contents() == minilm.vocab.special_ids["cls"]
+
+
+@pytest.mark.parametrize(("scheme", "least"), [("q8_0", 0.999), ("q5_1", 0.99), ("q4_k", 0.98), ("q6_k", 0.999)])
+def test_the_model_quantised_to_gguf(checkpoint, encoder, tmp_path, scheme, least):
+    """Quantised to a type of GGUF, the model's embeddings stay close to those of float32."""
+    weightmap.convert(checkpoint, tmp_path / "q.gguf", quantize=scheme)
+    found, exact = (
+        x / np.linalg.norm(x, axis=1, keepdims=True)
+        for x in (embeddings_of(tmp_path / "q.gguf", demo.DEFAULT_SENTENCES), encoder.embed(demo.DEFAULT_SENTENCES))
+    )
+    assert (found * exact).sum(1).min() > least
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path):

