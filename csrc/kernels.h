@@ -51,6 +51,8 @@ int wm_python_texts(void);
 int wm_python_arrays(void);
 /* Descriptor, own, map_file, new_memory and with_temporary: see python/owners.c. */
 int wm_python_owners(void);
+/* dlpack: see python/dlpack.c. */
+int wm_python_dlpack(void);
 
 /* --------------------------------------------------------------------------------------------------- FNV-1a */
 uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len);

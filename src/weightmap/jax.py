@@ -1,26 +1,130 @@
-"""Arrays of jax over the memory of arrays and files; ``jax`` is imported at the first call."""
+"""Arrays of jax over the memory of arrays and files; the first call imports ``jax``.
+
+Arrays of jax are immutable, so they may lie on a read-only mapping, which is the default mode::
+
+    with weightmap.open("model.safetensors") as f:
+        weight = weightmap.jax.to_jax(f["weight"])
+
+On the CPU, jax shares memory that begins at a multiple of 64 bytes and copies any other. ``weightmap convert SRC DST
+--align 64`` writes files whose tensors begin there.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.errors import MissingDependencyError
+from weightmap.model.opening import open as open_model
+from weightmap.quant.blocks import QuantizedTensor
 
-__all__ = ["to_jax"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from weightmap.model.file import TensorFile
+
+__all__ = ["load_file", "read_sharded", "to_jax"]
 
 
-def to_jax(array: Any) -> Any:
-    """Return an array of jax with the values of `array`; a quantised tensor is decoded to float32.
+def to_jax(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any = None) -> Any:
+    """Return an array of jax with the values of `array`.
+
+    Parameters
+    ----------
+    array : np.ndarray or QuantizedTensor
+        Any type that jax has, bfloat16 and float8 of ml_dtypes included; those of 64 bits become types of 32 unless
+        jax is set up for them. A quantised tensor is decoded to float32.
+    device : jax.Device or jax.sharding.Sharding, optional
+        Where the array goes; by default where jax puts arrays.
+
+    Returns
+    -------
+    jax.Array
+        On the CPU it shares contiguous memory that begins at a multiple of 64 bytes, and keeps that memory, and so the
+        mapping, alive. Do not write to an array that was shared.
 
     Raises
     ------
     MissingDependencyError
         jax is not installed.
     """
+    jax = _jax()
+    dense = array.dequantize() if isinstance(array, QuantizedTensor) else array
+    return jax.device_put(dense if dense.dtype.isnative else dense.astype(dense.dtype.newbyteorder("=")), device)
+
+
+def load_file(path: Any, sharding: Any = None) -> dict[str, Any]:
+    """Return the tensors of a file as arrays of jax.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        Anything that `weightmap.open` takes.
+    sharding : jax.sharding.Sharding, or mapping or function of names to one, optional
+        Where the parts of each array go; each device's part is read alone. None, and for a name that the mapping
+        lacks, is the device where jax puts arrays.
+
+    Returns
+    -------
+    dict of str to jax.Array
+        In the order of the file. Quantised tensors are decoded to float32.
+
+    Raises
+    ------
+    FormatError, OSError
+        As `weightmap.open`.
+    MissingDependencyError
+        jax is not installed.
+    """
+    _jax()
+    choose = _chooser(sharding)
+    with open_model(path) as file:
+        return {
+            name: to_jax(file[name]) if wanted is None else read_sharded(file, name, wanted)
+            for name, wanted in ((name, choose(name)) for name in file)
+        }
+
+
+def read_sharded(file: TensorFile, name: str, sharding: Any) -> Any:
+    """Return a tensor as an array whose parts lie where a sharding says.
+
+    Parameters
+    ----------
+    file : TensorFile
+    name : str
+    sharding : jax.sharding.Sharding
+
+    Returns
+    -------
+    jax.Array
+        Of the part of each device that belongs to this process, only the bytes of that part are read.
+
+    Raises
+    ------
+    TensorNotFoundError
+    """
+    jax = _jax()
+    tensor = file[name]
+
+    stored = np.dtype(np.float32) if isinstance(tensor, QuantizedTensor) else tensor.dtype.newbyteorder("=")
+
+    def part(index: tuple[slice, ...]) -> Any:
+        return np.asarray(tensor[index or ...], stored)
+
+    return jax.make_array_from_callback(tensor.shape, sharding, part)
+
+
+def _chooser(sharding: Any) -> Callable[[str], Any]:
+    if sharding is None or hasattr(sharding, "devices_indices_map"):
+        return lambda _: sharding
+    chosen: Mapping[str, Any] = sharding
+    return chosen.get if hasattr(sharding, "get") else sharding
+
+
+def _jax() -> Any:
     try:
-        import jax.numpy as jnp
+        import jax
     except ImportError:
         raise MissingDependencyError("jax is needed for this: pip install jax") from None
-    return jnp.asarray(np.asarray(array))
+    return jax

@@ -31,7 +31,7 @@ LAYERS = [
     {"conversion"},
     {"words"},
     {""},  # weightmap/__init__.py, the public names
-    {"compat", "jax", "torch"},
+    {"compat", "dlpack", "jax", "torch"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -39,7 +39,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
-INTEGRATIONS = {"__main__", "cli", "compat", "demo", "jax", "torch"}
+INTEGRATIONS = {"__main__", "cli", "compat", "demo", "dlpack", "jax", "torch"}
 
 
 def dotted(path):

@@ -1,15 +1,29 @@
-"""Arrays of jax on their way into files. Skipped where jax is not installed."""
+"""Arrays of jax over files and on their way into them. Skipped where jax is not installed."""
+
+import importlib.util
+import json
 
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.support import address, run_child
 
+jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without jax
+from weightmap import compat  # noqa: E402
+from weightmap.jax import load_file, read_sharded, to_jax  # noqa: E402
+
+NAMES = ["bfloat16", "float16", "float32", "int8", "bool", "float8_e4m3fn"]
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "int8", "bool", "float8_e4m3fn"])
+def typed(name, count=64):
+    """A few values of a type of numpy or ml_dtypes."""
+    return (np.arange(count) % 2 if name == "bool" else np.arange(count)).astype(getattr(ml_dtypes, name, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_save_takes_arrays_of_jax(tmp_path, name):
     """They are written as what they are, bfloat16 and float8 too."""
     expected = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name, name))
@@ -18,3 +32,156 @@ def test_save_takes_arrays_of_jax(tmp_path, name):
         assert file["w"].dtype == expected.dtype
         assert file["w"].tobytes() == expected.tobytes()
         assert file["t"].tobytes() == expected.T.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "int8", "bool"])
+def test_aligned_tensors_are_shared(tmp_path, name, mode):
+    """On the CPU an array of jax is the memory of the file, in every mode, and outlives the handle."""
+    expected = typed(name)
+    wm.save(tmp_path / "m.weights", {"pad": np.zeros(3, np.int8), "w": expected.view(np.uint8)})
+    with wm.open(tmp_path / "m.weights", mode=mode) as file:
+        array = file["w"].view(expected.dtype)
+        shared = to_jax(array)
+    assert address(array) % 64 == 0
+    assert shared.unsafe_buffer_pointer() == address(array)
+    del array, file
+    assert shared.dtype == expected.dtype
+    assert np.asarray(shared).tobytes() == expected.tobytes()
+
+
+def test_other_tensors_are_copied(tmp_path):
+    """Misaligned, strided, byte-swapped and quantised ones: their values arrive."""
+    base = np.arange(200, dtype=np.uint8)
+    q = wm.quantize(np.ones((2, 32), np.float32), "int8")
+    for array in (base[1:129].view(np.float32), base[::-2], np.arange(6, dtype=">i4"), np.array(3.5, np.float32)):
+        assert np.asarray(to_jax(array)).tolist() == array.tolist()
+    np.testing.assert_array_equal(np.asarray(to_jax(q)), np.asarray(q))
+
+
+def test_files_are_loaded_whole(tmp_path):
+    """load_file gives every tensor, in the order of the file; what is quantised as float32."""
+    q = wm.quantize(np.ones((2, 32), np.float32), "int8")
+    wm.save(tmp_path / "m.amb", {"d": np.arange(6, dtype=np.float32).reshape(2, 3), "q": q})
+    tensors = load_file(tmp_path / "m.amb")
+    assert list(tensors) == ["d", "q"]
+    assert tensors["d"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    np.testing.assert_array_equal(np.asarray(tensors["q"]), np.asarray(q))
+
+
+# Eight devices need a process of their own, which is told so before jax is there.
+_SHARDED = """
+import sys, json, numpy as np, jax, ml_dtypes
+import weightmap as wm
+from weightmap.jax import load_file, read_sharded
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+assert len(jax.devices()) == 8
+mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+expected = {name: np.asarray(value) for name, value in wm.load(sys.argv[1]).items()}
+asked = []
+class Watched(np.ndarray):
+    def __getitem__(self, index):
+        part = super().__getitem__(index)
+        asked.append(part.nbytes)
+        return np.asarray(part)
+class File:
+    def __init__(self, file): self.file = file
+    def __getitem__(self, name):
+        value = self.file[name]
+        return value.view(Watched) if isinstance(value, np.ndarray) else value
+report = {}
+with wm.open(sys.argv[1]) as file:
+    for spec in (P(), P("x"), P(None, "y"), P("x", "y"), P(("x", "y")), P("y", None)):
+        sharding = NamedSharding(mesh, spec)
+        for name, values in expected.items():
+            asked.clear()
+            array = read_sharded(File(file), name, sharding)
+            assert array.sharding == sharding and array.dtype == values.dtype
+            assert np.asarray(array).tobytes() == values.tobytes()
+            for shard in array.addressable_shards:
+                assert np.asarray(shard.data).tobytes() == values[shard.index].tobytes()
+            if asked:
+                parts = [shard.data.nbytes for shard in array.addressable_shards]
+                assert max(asked) == max(parts), (spec, asked)
+                assert values.nbytes <= sum(asked) <= sum(parts)
+one = NamedSharding(mesh, P("x"))
+for given in (one, {"w": one}, lambda name: one if name == "w" else None):
+    tensors = load_file(sys.argv[1], given)
+    assert list(tensors) == list(expected)
+    assert tensors["w"].sharding == one
+    assert (tensors["b"].sharding == one) == (given is one)
+print("done")
+"""
+
+
+def test_each_device_gets_its_slice_and_no_more_is_read(tmp_path):
+    """Over eight devices, each has the right part of an array, and what is asked of the file are these parts."""
+    wm.save(
+        tmp_path / "m.amb",
+        {
+            "w": np.arange(64 * 32, dtype=np.float32).reshape(64, 32),
+            "b": np.arange(16 * 8).reshape(16, 8).astype(np.float16),
+            "q": wm.quantize(np.random.default_rng(1).standard_normal((16, 64)).astype(np.float32), "int8"),
+        },
+    )
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    assert run_child(_SHARDED, tmp_path / "m.amb", env=env).stdout == "done\n"
+
+
+def test_scalars_have_shardings_too(tmp_path):
+    """A tensor of no dimension is whole on each device."""
+    wm.save(tmp_path / "m.safetensors", {"s": np.array(2.5, np.float32), "e": np.zeros((0, 3), np.float32)})
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with wm.open(tmp_path / "m.safetensors") as file:
+        assert read_sharded(file, "s", sharding) == 2.5
+        assert read_sharded(file, "e", sharding).shape == (0, 3)
+
+
+@pytest.mark.parametrize("framework", ["jax", "flax"])
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_compat_gives_arrays_of_jax(tmp_path, framework, backend):
+    """`safe_open` and ``compat.flax`` have the surface of safetensors, and agree with it."""
+    theirs = pytest.importorskip("safetensors.flax")
+    arrays = {name: jnp.asarray(typed(name, 8)).reshape(2, 4) for name in NAMES[:5]} | {"empty": jnp.zeros((2, 0))}
+    path = tmp_path / "m.safetensors"
+    compat.flax.save_file(arrays, path, {"k": "v"})
+    assert path.read_bytes() == theirs.save(dict(arrays), {"k": "v"}) == compat.flax.save(arrays, {"k": "v"})
+    for loaded in (compat.flax.load_file(path, backend=backend), compat.flax.load(path.read_bytes())):
+        assert set(loaded) == set(arrays)
+        for name, array in arrays.items():
+            assert isinstance(loaded[name], jax.Array)
+            assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape)
+            assert np.asarray(loaded[name]).tobytes() == np.asarray(array).tobytes()
+    with compat.safe_open(path, framework, backend=backend) as file:
+        part = file.get_slice("float32")[:, ::-2]
+        assert isinstance(part, jax.Array)
+        assert part.tolist() == arrays["float32"][:, ::-2].tolist()
+        with pytest.raises(compat.SafetensorError):
+            compat.safe_open(path, framework, device="cuda")
+
+
+@pytest.mark.parametrize("libraries", ["jax", "torch", "jax, torch", "torch, jax"])
+def test_processes_end_without_noise(tmp_path, libraries):
+    """With files, arrays and exports alive at the end of the interpreter, nothing is printed and the status is 0."""
+    if any(importlib.util.find_spec(name) is None for name in libraries.split(", ")):
+        pytest.skip("needs both")
+    wm.save(tmp_path / "m.weights", {"w": np.arange(64, dtype=np.float32)})
+    code = f"""
+import sys, {libraries}, numpy
+import weightmap as wm, weightmap.dlpack, weightmap.jax, weightmap.torch
+from weightmap import compat
+kept = [wm.open(sys.argv[1], mode=mode) for mode in ("mmap", "cow", "copy", "sealed")]
+arrays = [file["w"] for file in kept]
+exports = [weightmap.dlpack.export(array) for array in arrays]
+capsules = [one.__dlpack__(max_version=version) for one in exports for version in (None, (1, 0))]
+views = [numpy.from_dlpack(one) for one in exports]
+opened = compat.safe_open(sys.argv[1], "np")
+part = opened.get_slice("w")
+if "jax" in {json.dumps(libraries)}:
+    shared = [jax.dlpack.from_dlpack(one) for one in exports] + [weightmap.jax.to_jax(array) for array in arrays]
+if "torch" in {json.dumps(libraries)}:
+    tensors = [torch.from_dlpack(one) for one in exports] + [weightmap.torch.load_file(sys.argv[1])]
+cycle = [kept]; cycle.append(cycle)
+"""
+    result = run_child(code, tmp_path / "m.weights")
+    assert result.stderr == ""
