@@ -11,6 +11,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#endif
 #endif
 
 #include "internal.h"
@@ -23,6 +27,13 @@ void wm_unmap(uint8_t *map, uint64_t size) {}
 int wm_advise(uint8_t *map, uint64_t map_size, int advice) { return 40; }
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) { return 0; }
 int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) { return 0; }
+int wm_drop(uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int kind) { return 40; }
+int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, uint8_t *pages, uint64_t n) {
+    return 40;
+}
+int64_t wm_cached(int fd, uint64_t offset, uint64_t size) { return -40; }
+int64_t wm_file_system(int fd) { return -40; }
+uint64_t wm_page_size(void) { return 4096; }
 int wm_fstat(int fd, wm_file *file) { return 40; }
 int wm_unchanged(const wm_file *file) { return 1; }
 
@@ -82,6 +93,45 @@ int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 #endif
     return wm_will_need(map, map_size, offset, size);
 }
+
+uint64_t wm_page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
+
+#if defined(__linux__)
+/* Headers older than the kernel lack these. */
+enum { ADVICE_PAGEOUT = 21, CALL_CACHESTAT = 451 };
+
+int wm_drop(uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int kind) {
+    if (kind < 0 || kind > 1) return EINVAL;
+    return advise_pages(map, map_size, offset, size, kind ? ADVICE_PAGEOUT : MADV_DONTNEED);
+}
+
+int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, uint8_t *pages, uint64_t n) {
+    if (!map || size == 0 || offset > map_size || size > map_size - offset) return EINVAL;
+    uintptr_t page = (uintptr_t)wm_page_size(), begin = (uintptr_t)map + (uintptr_t)offset, start = begin - begin % page;
+    if (n != (begin - start + size + page - 1) / page) return EINVAL;
+    if (mincore((void *)start, (size_t)(begin - start + size), pages) != 0) return errno;
+    for (uint64_t i = 0; i < n; i++) pages[i] &= 1; /* the other bits are reserved */
+    return 0;
+}
+
+int64_t wm_cached(int fd, uint64_t offset, uint64_t size) {
+    uint64_t range[2] = {offset, size}, counts[5] = {0}; /* cached, dirty, being written, evicted, evicted recently */
+    if (size == 0) return 0;                             /* to the kernel, all of the file */
+    return syscall(CALL_CACHESTAT, fd, range, counts, 0) == 0 ? (int64_t)counts[0] : -errno;
+}
+
+int64_t wm_file_system(int fd) {
+    struct statfs found;
+    return fstatfs(fd, &found) == 0 ? (int64_t)(uint32_t)found.f_type : -errno;
+}
+#else
+int wm_drop(uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int kind) { return ENOSYS; }
+int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, uint8_t *pages, uint64_t n) {
+    return ENOSYS;
+}
+int64_t wm_cached(int fd, uint64_t offset, uint64_t size) { return -ENOSYS; }
+int64_t wm_file_system(int fd) { return -ENOSYS; }
+#endif
 
 /* A file may claim any year. The nanoseconds then wrap around, but equal times still compare equal. */
 static int64_t modified(const struct stat *st) {

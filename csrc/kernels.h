@@ -275,6 +275,21 @@ int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_
  * shorter. */
 int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered);
 
+/* Unmaps the pages that hold size bytes from `offset` on of a mapping, without a change to what it shows. `kind` 0: of a shared
+ * mapping, for posix_fadvise drops no page that is mapped; 1: of a private one, whose changed pages stay: the kernel takes the
+ * others back itself (Linux from 5.4 on, where the file is ours or may be written). Returns 0 or an errno. */
+int wm_drop(uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int kind);
+/* Writes for each page that holds one of size bytes from `offset` on of a mapping whether it is in memory: 1 or 0. n is the
+ * number of these pages. Returns 0 or an errno (ENOSYS on systems other than Linux). */
+int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, uint8_t *pages, uint64_t n);
+/* How many pages that hold one of size bytes from `offset` on of a file are in the page cache; or -errno: ENOSYS on systems
+ * other than Linux, and before 6.5. */
+int64_t wm_cached(int fd, uint64_t offset, uint64_t size);
+/* The number of the kind of file system that a file lies on, as statfs has it; or -errno (ENOSYS on systems other than Linux). */
+int64_t wm_file_system(int fd);
+/* Bytes of a page of memory. */
+uint64_t wm_page_size(void);
+
 /* The state of a file when it was opened. */
 typedef struct {
     int fd;

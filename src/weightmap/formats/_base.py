@@ -18,13 +18,13 @@ from weightmap.formats._metadata import TEXT
 from weightmap.quant.ref import TensorRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verifying import Sum, Verification
     from weightmap.formats._writing import Plan, Request
     from weightmap.index.table import Row, Table
     from weightmap.io.source import Source
@@ -92,6 +92,8 @@ class Content:
         and touches no mapping. None in formats without quantised tensors.
     part : Part or None
         For a file that is one of several that make up a model: which one.
+    sums : callable
+        Returns the checksums of tensor data that can be checked without the rest of the file, a list of `Sum`.
     warnings : list of str
         Deviations tolerated by ``strict=False``.
     """
@@ -103,6 +105,7 @@ class Content:
     config: Mapping[str, Any] | None = None
     tokenizer: Any = None
     part: Part | None = None
+    sums: Callable[[], Sequence[Sum]] = staticmethod(tuple)
     quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None = None
 
     def __init__(

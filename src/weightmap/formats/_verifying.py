@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap import kernels
-from weightmap.errors import LayoutError, counted
+from weightmap.errors import ChecksumError, LayoutError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,7 +15,37 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-__all__ = ["Verification"]
+__all__ = ["Sum", "Verification"]
+
+
+class Sum(NamedTuple):
+    """A checksum that a file has of some of its bytes: a CRC-32.
+
+    Attributes
+    ----------
+    offset, nbytes : int
+        The bytes that it covers.
+    crc : int
+        As the file has it.
+    what, field : str
+        What messages call it, such as "CRC-32 of the tensor data", and the field of the format.
+    at : int
+        Where the file has it.
+    """
+
+    offset: int
+    nbytes: int
+    crc: int
+    what: str
+    field: str
+    at: int
+
+    def check(self, crc: int) -> None:
+        """Raise `ChecksumError` unless the bytes have the checksum that is stored."""
+        if self.crc != crc:
+            what, actual = f"stored {self.what}", f"{self.crc:#010x}"
+            expected = f"{crc:#010x}, computed from its bytes: they have changed since they were written"
+            raise ChecksumError(what, field=self.field, offset=self.at, actual=actual, expected=expected)
 
 
 class Verification:

@@ -185,6 +185,18 @@ class Source:
                 self._short(start + got, end)
             yield piece.toreadonly()
 
+    def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
+        """Fill a contiguous array with the bytes from `offset` on. Raises `TruncatedError` when the file has fewer."""
+        file = self._opened()
+        if file is None:
+            held = self._held()[offset : offset + len(target)]
+            got = len(held)
+            target[:got] = held
+        else:
+            got = read_into(file, memoryview(target), offset, self.name)
+        if got < len(target):
+            self._short(offset + got, offset + len(target))
+
     def _named(self, error: OSError) -> OSError:
         """Add the file name to the error of a call that takes a descriptor."""
         error.filename = self.name
@@ -200,6 +212,11 @@ class Source:
         """The bytes as a uint8 array, shape (size,); mapped or read at the first use."""
         octets = self._octets
         return self._load() if octets is None else octets
+
+    @property
+    def mapped(self) -> NDArray[np.uint8] | None:
+        """The bytes where they are mapped by now, else None."""
+        return None if self.in_memory else self._octets
 
     def section(self, begin: int, end: int) -> NDArray[np.uint8]:
         """Return the bytes from `begin` to `end`: a view of the mapping, or a copy if the source is `private`."""

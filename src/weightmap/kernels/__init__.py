@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from weightmap.kernels._ggml import *
     from weightmap.kernels._half import *
     from weightmap.kernels._isa import *
+    from weightmap.kernels._pages import *
     from weightmap.kernels._pq import *
     from weightmap.kernels._quantize import *
     from weightmap.kernels._ranges import *
@@ -90,6 +91,7 @@ _ON_DEMAND = {
     "_ggml": "GGML_ENCODED GGML_TYPES GgmlType decode_ggml encode_ggml ggml_size",
     "_half": "bf16_to_f32 f16_to_f32 unpack_f16_pairs widen",
     "_isa": "available_isas isa use_isa variant",
+    "_pages": "cached_pages drop_pages file_system page_size resident_pages",
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers",
     "_ranges": "join_ranges",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from weightmap.formats import Content
     from weightmap.index.table import Table
     from weightmap.io.source import Source
+    from weightmap.model.residency import Residency
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 
@@ -312,6 +313,38 @@ class TensorFile(Mapping[str, Any]):
             wanted.setdefault(source, []).append((row.offset, row.nbytes))
         for source, ranges in wanted.items():
             source.prefetch(ranges)
+
+    def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Residency]:
+        """Return how many bytes of these tensors (default: all) are in memory, and how many there are, by name.
+
+        Pages are counted by the part of them that a tensor has. This touches no tensor. Bytes in memory of this process
+        (mode "copy", buffers) count as resident.
+
+        Raises
+        ------
+        TensorNotFoundError
+        OSError
+            Where the system does not say: on others than Linux, and to those who neither own the file nor may write to
+            it.
+        """
+        from weightmap.model.residency import residency  # noqa: PLC0415 - opening needs none of it
+
+        return residency(self, names)
+
+    def release(self, names: str | Sequence[str] | None = None) -> int:
+        """Give the pages of these tensors (default: all) back to the system; return how many bytes left memory.
+
+        Arrays stay valid: touching them reads the file again. Pages that another process has mapped stay, those of file
+        systems in memory (tmpfs) too, and what was written to arrays in mode "cow". The system keeps pages in units of
+        up to 2 MiB, and a unit that other tensors share. No effect in modes "copy" and "sealed".
+
+        Raises
+        ------
+        TensorNotFoundError
+        """
+        from weightmap.model.residency import release  # noqa: PLC0415 - opening needs none of it
+
+        return release(self, names)
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Read the whole file once (by pread, with flat memory); check its structure, and its checksums if it has any.

@@ -96,6 +96,16 @@ class Spans:
             raise error.located(path=source.name, format=file.format) from None
         return ref
 
+    def outwards(self, file: int, begin: int, end: int) -> tuple[int, int]:
+        """Return a range of a file with what lies before its first tensor, or behind its last one, where it has that.
+
+        The system keeps headers and footers in one unit with the tensors beside them.
+        """
+        low, high = np.searchsorted(self.file, [file, file + 1]).tolist()
+        begin = 0 if begin <= self.begin[low] else begin
+        last = int((self.begin[low:high] + self.nbytes[low:high]).max())
+        return begin, parts_of(self.files[file])[0].size if end >= last else end
+
     def find(self, model: Any, name: str) -> int:
         """Return the number of the tensor called `name`. Raises `TensorNotFoundError`."""
         check_index(model)

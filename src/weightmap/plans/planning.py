@@ -9,23 +9,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import PlanError, TensorFileError, counted, escape
+from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
+from weightmap.io.filesystem import file_system_of
+from weightmap.io.memory import headroom
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open as open_model
-from weightmap.model.parts import check_open, name_of, parts_of
+from weightmap.model.parts import check_open, check_unchanged, name_of, parts_of
 from weightmap.model.spans import spans_of
 from weightmap.plans.indices import checked_rank
+from weightmap.plans.running import Run
 from weightmap.plans.wants import dealt, ranges_of, wanted
+from weightmap.plans.warming import share, warm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
     from numpy.typing import NDArray
 
+    from weightmap.io.source import Source
     from weightmap.model.spans import Spans
 
 __all__ = ["ReadPlan", "plan"]
+
+_WAYS = ("auto", "map", "read")
+# Bytes of a mapping asked for ahead.
+_WINDOW = 64 << 20
 
 
 class ReadPlan:
@@ -48,7 +58,7 @@ class ReadPlan:
         self.local_rank, self.local_world = options["local_rank"], options["local_world"]
         self.gap, self.max_over_read = options["gap"], options["max_over_read"]
         self.chunk, self.budget = options["chunk"], options["budget"]
-        self._owned = options["owned"]
+        self._owned, self._dealt = options["owned"], options["dealt"]
         self._spans: Spans = spans_of(file)
         self._numbers = numbers
         self._indices = indices
@@ -104,6 +114,127 @@ class ReadPlan:
     def wanted_nbytes(self) -> int:
         """Bytes that hold what is wanted; those that several tensors share count once."""
         return int(self._wanted.sum())
+
+    # ------------------------------------------------------------------------------------------------------- using it
+    @property
+    def _sources(self) -> list[Source]:
+        return [parts_of(file)[0] for file in self._spans.files]
+
+    def _bound(self) -> int | None:
+        """Return the bytes of memory that may be filled; None where nobody knows."""
+        return headroom().left if self.budget is None else self.budget
+
+    def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Bring the bytes of all reads into the page cache, and wait for them.
+
+        Of several local ranks with the same plan each reads a share of its own. (Whole tensors that were dealt out by
+        `rank` and `world` are such a share already.) No more than the budget is brought in: of a plan that needs more,
+        what comes first; `run` asks for the rest as it goes on.
+
+        Parameters
+        ----------
+        threads : int, optional
+            At most this many read at once; 8 when not given.
+        progress : callable, optional
+            Called as ``progress(done, total)``, in bytes.
+
+        Returns
+        -------
+        int
+            How many bytes were cold, and are in memory now. Where the system does not say, all count.
+
+        Raises
+        ------
+        TruncatedError, FileChangedError
+            When a file changed.
+        """
+        check_unchanged(self.file)
+        reads = (self._files, self._starts, self._stops)
+        if not self._dealt:
+            reads = share(reads, self.local_rank, self.local_world)
+        return warm(self._sources, reads, self.chunk, self._bound(), threads, progress)
+
+    def run(self, how: str = "auto", *, release: bool = False, verify: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yield name and tensor, or the wanted part of it, in file order: what ``file[name][index]`` gives.
+
+        Memory stays flat: what is read at once is at most a chunk, or one tensor where that is larger; what is asked
+        for ahead stays within the budget. A plan that needs more than the budget gives pages back as with `release`.
+
+        Parameters
+        ----------
+        how : {"auto", "map", "read"}
+            "map": arrays are views of the mapping. "read": they are read into memory of their own; tensors that are
+            read together share one piece of it. "auto" reads on network and FUSE file systems, where touching a
+            mapping may fail or crawl, and maps elsewhere.
+        release : bool
+            Give the pages of a tensor back to the system when the next one is asked for. Views stay valid: touching
+            them reads the file again.
+        verify : bool
+            Check the checksums that cover a tensor before it is handed out, where the file has any: those of EMBD
+            cover all tensors at once, and so everything is read before the first one.
+
+        Raises
+        ------
+        PlanError
+            When a tensor that has to be read is larger than the budget.
+        ChecksumError
+            With `verify`, for bytes that are not those that were written.
+        TruncatedError, FileChangedError
+            When a file changed.
+        """
+        if how not in _WAYS:
+            raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
+        check_unchanged(self.file)
+        bound = self._bound()
+        ways = [self._way(file, how) for file in range(len(self._spans.files))]
+        if bound is not None:
+            self._check_bound(bound, ways)
+            release = release or self.nbytes > bound
+        return self._run(ways, bound, release=release, verify=verify)
+
+    def _way(self, file: int, how: str) -> str:
+        """Return how a file is used: "map" or "read"."""
+        if how != "auto":
+            return how
+        return "read" if file_system_of(self._sources[file]).is_remote else "map"
+
+    def _check_bound(self, bound: int, ways: Sequence[str]) -> None:
+        """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
+        spans, numbers = self._spans, self._numbers
+        sizes = spans.nbytes[numbers]
+        for place in np.flatnonzero((sizes > bound) & np.array([way == "read" for way in ways])[spans.file[numbers]]):
+            number = int(numbers[place])
+            starts, stops = self._ranges.get(number, (spans.begin[[number]], spans.begin[[number]] + sizes[[place]]))
+            nbytes = int((stops - starts).sum())
+            if nbytes > bound:
+                expected = f"at least {nbytes}, the bytes to be read of tensor {quoted(spans.name(number))}"
+                raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
+
+    def _run(self, ways: Sequence[str], bound: int | None, *, release: bool, verify: bool) -> Iterator[tuple[str, Any]]:
+        spans, numbers = self._spans, self._numbers
+        most = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
+        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.files) + 1)).tolist()
+        for file, way in enumerate(ways):
+            of_file = numbers[bounds[file] : bounds[file + 1]]
+            if not len(of_file):
+                continue
+            run = Run(
+                spans,
+                file,
+                self._indices,
+                chunk=self.chunk if bound is None else min(self.chunk, max(bound, 1)),
+                window=most,
+                gap=self.gap,
+                most=self.max_over_read,
+                release=release,
+                sums=parts_of(spans.files[file])[1].sums() if verify else (),
+            )
+            try:
+                yield from run.mapped(of_file) if way == "map" else run.read(of_file)
+            except TensorFileError as error:
+                raise error.located(path=name_of(spans.files[file]), format=spans.files[file].format) from None
+            finally:
+                run.finish()
 
     # ------------------------------------------------------------------------------------------------- as an object
     def close(self) -> None:
@@ -197,7 +328,8 @@ def plan(
     try:
         spans = spans_of(file)
         numbers, indices = (dealt(spans, number, count), {}) if wants is None else wanted(file, spans, wants)
-        return ReadPlan(file, numbers, indices, max_over_read=most, owned=owned, **options)
+        whose = {"owned": owned, "dealt": wants is None and count > 1}
+        return ReadPlan(file, numbers, indices, max_over_read=most, **whose, **options)
     except BaseException as error:
         if owned:
             file.close()

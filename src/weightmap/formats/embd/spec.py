@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verifying import Sum, Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -76,12 +76,19 @@ def parse_spec(
 
         verify_spec(run, Header._make(fields), footer)
 
+    def sums() -> list[Sum]:
+        from weightmap.formats.embd.verify import data_sum  # noqa: PLC0415 - not needed to open
+
+        return [data_sum(Header._make(fields), footer, source.size)]
+
     def load() -> dict[str, Any]:
         return load_metadata(metadata, metadata_offset)
 
     content = Content("spec", table, load, verify, warnings)
     content.vocab = vocab
-    if not flags & CHECKSUM_ENABLED:
+    if flags & CHECKSUM_ENABLED:
+        content.sums = sums
+    else:
         content.checksums = False
     return content
 

@@ -1,0 +1,132 @@
+"""How much memory this process may still fill: what the machine has left, and what its control groups leave."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Group", "Headroom", "headroom"]
+
+# Version 1 says "no limit" by a number that no machine has.
+_NO_LIMIT = 1 << 60
+
+
+class Group(NamedTuple):
+    """A control group that bounds the memory of this process.
+
+    Attributes
+    ----------
+    path : str
+        Where the system has its files.
+    version : int
+        1 or 2.
+    limit, used : int
+        In bytes.
+    files : int
+        Bytes of `used` that are pages of files, which the kernel takes back when others are needed.
+    """
+
+    path: str
+    version: int
+    limit: int
+    used: int
+    files: int
+
+    @property
+    def left(self) -> int:
+        """Bytes that may still be filled, pages of files taken back."""
+        return max(0, self.limit - max(0, self.used - self.files))
+
+
+class Headroom(NamedTuple):
+    """How much memory is left.
+
+    Attributes
+    ----------
+    available : int or None
+        What the machine has for new uses; None where the system does not say.
+    groups : tuple of Group
+        The control groups with a limit that this process is in, from its own one outwards.
+    """
+
+    available: int | None
+    groups: tuple[Group, ...]
+
+    @property
+    def left(self) -> int | None:
+        """The least of all that bounds this process; None where nothing is known."""
+        bounds = [group.left for group in self.groups]
+        return min(bounds if self.available is None else [*bounds, self.available], default=None)
+
+
+def headroom(root: str = "/") -> Headroom:
+    """Return how much memory is left, by the files of Linux under `root`; on other systems nothing is known."""
+    available = None
+    for line in _lines(root, "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            available = _number(line.split()[1]) * 1024
+    return Headroom(available, tuple(_groups(root)))
+
+
+def _groups(root: str) -> Iterator[Group]:
+    """Yield the groups of this process with a limit, of both versions."""
+    mounts = {version: (point, top) for version, point, top in _mounts(root)}
+    for line in _lines(root, "proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        version = 2 if number == "0" and not controllers else 1 if "memory" in controllers.split(",") else 0
+        if version not in mounts:
+            continue
+        point, top = mounts[version]
+        # The path counts from the root of the hierarchy, of which a container sees a part: there it may lie outside.
+        inner = path.removeprefix(top.rstrip("/")) if path == top or path.startswith(f"{top.rstrip('/')}/") else ""
+        parts = [part for part in inner.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            folder = "/".join([point, *parts[:depth]])
+            group = _group(root, folder, version)
+            if group is not None:
+                yield group
+
+
+def _mounts(root: str) -> Iterator[tuple[int, str, str]]:
+    """Yield version, mount point, and which part of its hierarchy is mounted there, of control groups with memory."""
+    for line in _lines(root, "proc/self/mountinfo"):
+        fields, _, tail = line.partition(" - ")
+        kind, _, options = tail.partition(" ")
+        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split()[-1].split(",")):
+            _, _, _, top, point, *_ = fields.split()
+            yield 2 if kind == "cgroup2" else 1, _unescaped(point), _unescaped(top)
+
+
+def _unescaped(text: str) -> str:
+    r"""Return a path of mountinfo, which has spaces as ``\040`` and the like."""
+    return text if "\\" not in text else text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+
+
+def _group(root: str, folder: str, version: int) -> Group | None:
+    """Return a control group, or None where it has no limit."""
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    limit, used = (next(iter(_lines(root, f"{folder}/{name}")), "") for name in names)
+    if not limit.isdigit() or _number(limit) >= _NO_LIMIT:
+        return None
+    # "file" would include tmpfs, which is no cache. Version 1 has the groups below under other names.
+    wanted = ("active_file", "inactive_file") if version == 2 else ("total_active_file", "total_inactive_file")
+    pages = (line.split() for line in _lines(root, f"{folder}/memory.stat"))
+    files = sum(_number(pair[1]) for pair in pages if pair[0] in wanted)
+    return Group(folder, version, _number(limit), _number(used), files)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _lines(root: str, path: str) -> list[str]:
+    """Return the lines of a file of the system; none where there is no such file."""
+    try:
+        with open(os.path.join(root, path.lstrip("/")), encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().split("\n")[:-1]
+    except OSError:
+        return []

@@ -1,0 +1,147 @@
+"""Pages of files in memory: how many of them there are, bringing them in, and giving them back.
+
+The page cache belongs to the system: what is counted here may be another number a moment later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.io.filesystem import file_system_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from weightmap.io.source import Source
+
+__all__ = ["ask_for", "bring_in", "give_back", "resident_in"]
+
+# Bytes asked about at once: where all pages or none are there, one call says so.
+_WINDOW = 64 << 20
+
+
+def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many bytes of each range of a source are in memory; ranges may overlap.
+
+    Raises
+    ------
+    OSError
+        Where the system does not say: on others than Linux, and to those who neither own the file nor may write to it.
+    """
+    if source.in_memory or not source.size:
+        return sizes.copy()
+    stops = starts + sizes
+    edges = np.unique(np.concatenate([starts, stops]))
+    order = np.argsort(starts, kind="stable")
+    nowhere = np.zeros(len(starts), np.uint32)
+    _, begins, ends, _ = kernels.join_ranges(nowhere, starts[order], stops[order], gap=1, most=1.0)
+    counted = np.zeros(len(edges), np.int64)  # resident bytes before each edge
+    total, ask = 0, _Pages(source)
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        for first in range(begin, end, _WINDOW):
+            last = min(first + _WINDOW, end)
+            low, high = np.searchsorted(edges, [first, last + 1]).tolist()
+            within = ask.before(first, last, edges[low:high])
+            counted[low:high] = total + within
+            total += ask.before(first, last, np.array([last])).item()
+    places = np.searchsorted(edges, np.concatenate([starts, stops]))
+    return counted[places[len(starts) :]] - counted[places[: len(starts)]]
+
+
+class _Pages:
+    """Asks about the pages of one source."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._file = source.descriptor  # held, so that it stays open
+        # The layers of an overlay have the pages, and not the file that is seen.
+        self._counts = self._file >= 0 and file_system_of(source).kind != "overlay"
+        self._allowed = False
+        self._seen: tuple[int, int, NDArray[np.int64] | int] | None = None
+
+    def before(self, first: int, last: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many bytes from `first` to each of these places are in memory; all are within `last`."""
+        page = kernels.page_size()
+        if self._seen is None or self._seen[:2] != (first, last):
+            self._seen = (first, last, self._look(first, last, page))
+        found = self._seen[2]
+        if isinstance(found, int):
+            return (places - first) * found
+        start = first - first % page
+        inner = places - start
+        # Of the page that a place lies in, its bytes up to there; less what lies before `first`.
+        number = np.minimum(inner // page, len(found) - 2)
+        there = found[number + 1] - found[number]
+        skipped = (first - start) * int(found[1] - found[0])
+        counted: NDArray[np.int64] = found[number] * page + there * (inner - number * page) - skipped
+        return counted
+
+    def _look(self, first: int, last: int, page: int) -> NDArray[np.int64] | int:
+        """Return 0 or 1 where none or all pages are in memory, else how many there are before each page."""
+        pages = -(-last // page) - first // page
+        if self._counts:
+            count = kernels.cached_pages(self._file, first, last - first)
+            if count in (0, pages):
+                return int(count > 0)
+            self._counts = count >= 0
+        found = kernels.resident_pages(self._source.octets, first, last - first)
+        if isinstance(found, int):
+            self._fail(found)
+        if not self._allowed:
+            self._check_allowed()
+        return np.concatenate([[0], np.cumsum(found, dtype=np.int64)])
+
+    def _check_allowed(self) -> None:
+        """Raise `PermissionError` where the system calls every page resident, since it is no business of ours."""
+        self._allowed = True
+        if self._file < 0 or os.geteuid() in (0, os.fstat(self._file).st_uid):
+            return
+        if not os.access(f"/proc/self/fd/{int(self._file)}", os.W_OK):
+            self._fail(errno.EPERM)
+
+    def _fail(self, error: int) -> NoReturn:
+        raise OSError(error, os.strerror(error), self._source.name)
+
+
+def bring_in(source: Source, offset: int, nbytes: int) -> None:
+    """Read bytes of a file into the page cache, and wait for them. Raises what `Source.chunks` raises."""
+    if source.in_memory:
+        return
+    file = source.descriptor
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
+    for _ in source.chunks(offset, nbytes):
+        pass
+
+
+def ask_for(source: Source, offset: int, nbytes: int) -> None:
+    """Ask the system for bytes of a file that it will take from the page cache soon; returns at once."""
+    if nbytes <= 0 or source.in_memory or not hasattr(os, "posix_fadvise"):
+        return
+    file, page = source.descriptor, kernels.page_size()
+    if kernels.cached_pages(file, offset, nbytes) != -(-(offset + nbytes) // page) - offset // page:
+        os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def give_back(source: Source, ranges: Iterable[tuple[int, int]]) -> None:
+    """Give the pages of ranges (begin, end) of a file back to the system. Arrays over them stay valid.
+
+    Touching such an array reads the file again. Pages that other processes have mapped stay, and so do changed pages in
+    mode "cow"; a range that ends within a page, or within a larger unit that the system keeps pages in, keeps that.
+    Without effect on copies and on file systems in memory.
+    """
+    if source.in_memory:
+        return
+    file, octets = source.descriptor, source.mapped
+    for begin, end in ranges:
+        if end > begin and octets is not None:
+            kernels.drop_pages(octets, begin, end - begin, private=source.mode == "cow")
+        if end > begin and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,48 @@
+"""Pages of files in memory: which there are, giving them back, and on what kind of file system they lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.kernels._native import as_input, as_output, ffi, lib
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["cached_pages", "drop_pages", "file_system", "page_size", "resident_pages"]
+
+
+def page_size() -> int:
+    """Return the bytes of a page of memory."""
+    size: int = lib.wm_page_size()
+    return size
+
+
+def drop_pages(memory: Any, offset: int, size: int, *, private: bool) -> int:
+    """Unmap pages of a mapping, which touching brings back; of a `private` one changed pages stay. 0, or an errno."""
+    buffer = as_input(memory)
+    error: int = lib.wm_drop(buffer, len(buffer), offset, size, private)
+    return error
+
+
+def resident_pages(memory: Any, offset: int, size: int) -> NDArray[np.uint8] | int:
+    """Return for each page that holds one of these bytes of a mapping whether it is in memory; or an errno."""
+    buffer, page = as_input(memory), page_size()
+    skipped = (int(ffi.cast("uintptr_t", buffer)) + offset) % page
+    pages = np.empty(-(-(skipped + size) // page), np.uint8)
+    error: int = lib.wm_resident(buffer, len(buffer), offset, size, as_output(pages, "uint8_t[]"), len(pages))
+    return error or pages
+
+
+def cached_pages(fd: int, offset: int, size: int) -> int:
+    """Return how many pages of a file that hold one of these bytes are in the page cache; or a negative errno."""
+    count: int = lib.wm_cached(fd, offset, size)
+    return count
+
+
+def file_system(fd: int) -> int:
+    """Return the number of the kind of file system of a file, as statfs has it; or a negative errno."""
+    number: int = lib.wm_file_system(fd)
+    return number

@@ -1,0 +1,96 @@
+"""Which tensors are in memory, and giving their pages back: `TensorFile.residency` and `TensorFile.release`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.errors import TensorFileError
+from weightmap.io.pages import give_back, resident_in
+from weightmap.model.parts import check_unchanged, parts_of
+from weightmap.model.spans import Spans, spans_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Residency", "release", "residency"]
+
+
+class Residency(NamedTuple):
+    """How much of a tensor is in memory.
+
+    Attributes
+    ----------
+    resident, nbytes : int
+        Bytes in memory, and in all.
+    """
+
+    resident: int
+    nbytes: int
+
+
+def residency(model: Any, names: str | Sequence[str] | None) -> dict[str, Residency]:
+    """Do what `TensorFile.residency` says."""
+    check_unchanged(model)
+    spans = spans_of(model)
+    numbers = _numbers(model, spans, names)
+    resident = resident_bytes(spans, numbers)
+    columns = (spans.names(numbers), resident.tolist(), spans.nbytes[numbers].tolist())
+    return {name: Residency(there, nbytes) for name, there, nbytes in zip(*columns, strict=True)}
+
+
+def resident_bytes(spans: Spans, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many bytes of each of these tensors are in memory."""
+    found = np.zeros(len(numbers), np.int64)
+    for file, places in _by_file(spans, numbers):
+        source = parts_of(spans.files[file])[0]
+        found[places] = resident_in(source, spans.begin[numbers[places]], spans.nbytes[numbers[places]])
+    return found
+
+
+def release(model: Any, names: str | Sequence[str] | None) -> int:
+    """Do what `TensorFile.release` says."""
+    check_unchanged(model)
+    spans = spans_of(model)
+    numbers = _numbers(model, spans, names)
+    before = _resident_or_none(spans, numbers)
+    for file, places in _by_file(spans, numbers):
+        begins, sizes = spans.begin[numbers[places]], spans.nbytes[numbers[places]]
+        cuts = np.flatnonzero(begins[1:] > begins[:-1] + sizes[:-1] + _NEAR) + 1
+        runs = zip(np.split(begins, cuts), np.split(begins + sizes, cuts), strict=True)
+        ranges = [spans.outwards(file, int(starts[0]), int(stops.max())) for starts, stops in runs]
+        give_back(parts_of(spans.files[file])[0], ranges)
+    after = _resident_or_none(spans, numbers)
+    return 0 if before is None or after is None else max(0, before - after)
+
+
+# Padding between tensors, which goes with them.
+_NEAR = 4096
+
+
+def _numbers(model: Any, spans: Spans, names: str | Sequence[str] | None) -> NDArray[np.int64]:
+    if names is None:
+        return np.arange(len(spans), dtype=np.int64)
+    listed = [names] if isinstance(names, str) else names
+    return np.array(sorted({spans.find(model, name) for name in listed}), np.int64)
+
+
+def _by_file(spans: Spans, numbers: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+    """Yield each file, and which of these tensors lie in it."""
+    files = spans.file[numbers]
+    for file in np.unique(files).tolist():
+        low, high = np.searchsorted(files, [file, file + 1]).tolist()
+        yield file, slice(low, high)
+
+
+def _resident_or_none(spans: Spans, numbers: NDArray[np.int64]) -> int | None:
+    """Return the bytes of these tensors that are in memory; None where the system does not say."""
+    try:
+        return int(resident_bytes(spans, numbers).sum())
+    except TensorFileError:
+        raise
+    except OSError:
+        return None

@@ -1,0 +1,291 @@
+"""`ReadPlan.run`: the wanted tensors one after another, as views of a mapping or read into memory of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.dtypes import numpy_dtype
+from weightmap.errors import TensorFileError, quoted
+from weightmap.io.mapping import aligned
+from weightmap.io.pages import ask_for, give_back
+from weightmap.model.parts import check_unchanged, parts_of
+from weightmap.plans.indices import Shard, axes_of, runs_of
+from weightmap.plans.wants import ranges_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.formats._verifying import Sum
+    from weightmap.io.source import Source
+    from weightmap.model.spans import Spans
+    from weightmap.quant.ref import TensorRef
+
+__all__ = ["Part", "Run"]
+
+_OCTET = np.dtype(np.uint8)
+# The system may keep pages in units of so many bytes, and gives back none of a unit that is left in part.
+_UNIT = 2 << 20
+
+
+class Run:
+    """How the tensors of one file are handed out.
+
+    Parameters
+    ----------
+    spans : Spans
+    file : int
+        The number of the file.
+    keys : mapping of int to index
+        Of the tensors wanted in part.
+    chunk : int
+        Bytes read at once; small tensors that lie together are read together up to that.
+    window : int
+        Bytes of a mapping asked for ahead.
+    gap, most
+        Which ranges of a part are one read: see `kernels.join_ranges`.
+    release : bool
+        Whether pages of what was consumed are given back.
+    sums : sequence of Sum
+        Checksums to be checked before a tensor that they cover is handed out.
+    """
+
+    def __init__(
+        self,
+        spans: Spans,
+        file: int,
+        keys: dict[int, Any],
+        *,
+        chunk: int,
+        window: int,
+        gap: int,
+        most: float,
+        release: bool,
+        sums: Sequence[Sum] = (),
+    ) -> None:
+        self.spans = spans
+        self.number, self.file = file, spans.files[file]
+        self.source: Source = parts_of(self.file)[0]
+        self.keys = keys
+        self.chunk, self.window, self.gap, self.most = chunk, window, gap, most
+        self._release = release
+        self._from = self._to = 0  # consumed, and not given back yet
+        self._consumed: list[tuple[int, int]] = []
+        self._sums = sorted(sums, reverse=True)
+
+    # ------------------------------------------------------------------------------------------------- giving back
+    def consumed(self, begin: int, end: int) -> None:
+        """Note that bytes were consumed; give pages back when there are enough of them."""
+        if not self._release or end <= begin:
+            return
+        if not self._from <= begin <= self._to + self.gap:
+            self._flush()
+            self._from = self._to = begin
+        self._to = max(self._to, end)
+        if self._to - self._from >= self.chunk + 2 * _UNIT:
+            self._give_back([(self._from, self._to)])
+            # The last unit is consumed in part, and the one before it perhaps not given back for that reason.
+            self._from = (self._to // _UNIT - 1) * _UNIT
+            self._consumed.append((self._from, self._to))
+
+    def _flush(self) -> None:
+        if self._to > self._from:
+            self._give_back([(self._from, self._to)])
+            self._consumed.append((self._from, self._to))
+            self._from = self._to
+
+    def finish(self) -> None:
+        """Give back all that was consumed; once more what was in use when it was given back."""
+        self._flush()
+        if self._consumed:
+            self._give_back(self._consumed)
+
+    def _give_back(self, ranges: Iterable[tuple[int, int]]) -> None:
+        give_back(self.source, (self.spans.outwards(self.number, begin, end) for begin, end in ranges))
+
+    # --------------------------------------------------------------------------------------------------- verifying
+    def _verify(self, begin: int, end: int) -> None:
+        """Check the checksums that cover these bytes, once each. Raises `ChecksumError` for one that does not match."""
+        while self._sums and self._sums[-1].offset < end:
+            stored = self._sums.pop()
+            at = stored.offset
+            if at + stored.nbytes <= begin:  # it covers nothing that is wanted
+                continue
+            crc = 0
+            for piece in self.source.chunks(at, stored.nbytes):
+                crc = kernels.crc32(piece, crc)
+                self.consumed(at, at + len(piece))
+                at += len(piece)
+            stored.check(crc)
+
+    # ----------------------------------------------------------------------------------------------------- mapping
+    def mapped(self, numbers: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
+        """Yield names and views of the mapping; bring in the pages of what comes next, some ahead."""
+        spans, file = self.spans, self.file
+        begins, ends = spans.begin[numbers], spans.begin[numbers] + spans.nbytes[numbers]
+        asked = 0
+        for place, number in enumerate(numbers.tolist()):
+            begin, end = int(begins[place]), int(ends[place])
+            if asked < len(numbers) and begins[asked] <= begin + self.window // 2:
+                last = max(int(np.searchsorted(begins, begin + self.window, side="left")), place + 1)
+                for n in range(max(asked, place), last):
+                    if int(numbers[n]) not in self.keys:  # what is wanted in part is touched only there
+                        at = int(begins[n])
+                        ask_for(self.source, at, min(int(ends[n]), begin + self.window) - at)
+                asked = last
+            self._verify(begin, end)
+            name = spans.name(number)
+            array = file[name]
+            if number in self.keys:
+                key = self.keys[number]
+                array = array[key.of(array.shape) if isinstance(key, Shard) else key]
+            yield name, array
+            del array
+            self.consumed(begin, end)
+
+    # ----------------------------------------------------------------------------------------------------- reading
+    def read(self, numbers: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
+        """Yield names and arrays in memory of their own; what lies close together is read together."""
+        spans = self.spans
+        begins, ends = spans.begin[numbers], spans.begin[numbers] + spans.nbytes[numbers]
+        batch: list[int] = []
+        first = reached = 0
+        for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            joins = batch and begin - reached < max(self.gap, 1) and max(end, reached) - first <= self.chunk
+            inside = batch and end <= reached  # of a tensor that shares its bytes with one before
+            if number in self.keys or not (joins or inside):
+                yield from self._batch(batch, first, reached)
+                batch, first, reached = [], begin, end
+            if number in self.keys:
+                self._verify(begin, end)
+                yield spans.name(number), self._part(number)
+                self.consumed(begin, end)
+                continue
+            batch.append(number)
+            reached = max(reached, end)
+        yield from self._batch(batch, first, reached)
+
+    def _batch(self, numbers: list[int], first: int, last: int) -> Iterator[tuple[str, Any]]:
+        """Yield whole tensors that lie between two bytes of the file, read into one piece of memory."""
+        if not numbers:
+            return
+        self._verify(first, last)
+        octets = self._fetch(first, last)
+        for number in numbers:
+            ref = self.spans.ref(number)
+            row = ref.row
+            yield self.spans.name(number), _array(ref, octets[row.offset - first : row.offset - first + row.nbytes])
+        del octets
+        self.consumed(first, last)
+
+    def _fetch(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Return bytes of the file in new memory, aligned as they are in the file."""
+        check_unchanged(self.file)
+        skip = begin % 64
+        octets = aligned(end - begin + skip)[skip:]
+        self._fill(octets, begin)
+        octets.flags.writeable = self.source.mode != "mmap"
+        return octets
+
+    def _fill(self, octets: NDArray[np.uint8], at: int) -> None:
+        """Read into memory, a chunk at a time."""
+        for start in range(0, len(octets), self.chunk):
+            part = octets[start : start + self.chunk]
+            self.source.read_into(at + start, part)
+            self.consumed(at + start, at + start + len(part))
+
+    def _part(self, number: int) -> Any:
+        """Return a part of a tensor, of which no other bytes are read."""
+        check_unchanged(self.file)
+        ref, key, name = self.spans.ref(number), self.keys[number], self.spans.name(number)
+        starts, stops = ranges_of(ref, key, name)
+        if ref.row.dtype.quantized:
+            return self._part_of_quantized(ref, key, starts, stops)
+        part = Part(ref, key, name)
+        target = np.empty(part.nbytes, np.uint8)
+        for low, high, begin, end in part.reads(starts, stops, self.gap, self.most, self.chunk):
+            if low + 1 == high or part.length * (high - low) == end - begin:
+                self._fill(target[low * part.length : low * part.length + end - begin], begin)
+                continue
+            octets = np.empty(end - begin, np.uint8)
+            self._fill(octets, begin)
+            rows = target[low * part.length : high * part.length].reshape(high - low, part.length)
+            for row, start in zip(rows, (starts[low:high] - begin).tolist(), strict=True):
+                row[:] = octets[start : start + part.length]
+        return part.arranged(target, writeable=self.source.mode != "mmap")
+
+    def _part_of_quantized(self, ref: TensorRef, key: Any, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
+        """Decode a part of a quantised tensor: the rest of it is memory that is never touched."""
+        row = ref.row
+        octets = np.zeros(row.nbytes, np.uint8)
+        order = np.argsort(starts, kind="stable")
+        nowhere = np.zeros(len(order), np.uint32)
+        _, begins, ends, _ = kernels.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            self._fill(octets[begin - row.offset : end - row.offset], begin)
+        tensor = _array(ref, octets)
+        return tensor[key.of(row.shape) if isinstance(key, Shard) else key]
+
+
+def _array(ref: TensorRef, octets: NDArray[np.uint8]) -> Any:
+    """Return the tensor of these bytes, as a look-up does of a mapping."""
+    row = ref.row
+    if row.dtype.quantized:
+        assert ref.quantized is not None  # noqa: S101 - a format that has schemes has this
+        try:
+            return ref.quantized(row, octets)
+        except TensorFileError as error:
+            raise error.located(path=ref.source.name) from None
+    stored, shape = (_OCTET, (row.nbytes,)) if row.dtype.packed else (numpy_dtype(row.dtype), row.shape)
+    # Made over the memory and not of a view: a dtype of ml_dtypes, or an address that is no multiple, is no matter.
+    return np.ndarray(shape, stored, octets if len(octets) else np.empty(0, np.uint8))
+
+
+class Part:
+    """A part of a dense tensor, as runs of elements that are put together.
+
+    Attributes
+    ----------
+    length, nbytes : int
+        Bytes of a run and of all.
+    """
+
+    def __init__(self, ref: TensorRef, key: Any, name: str) -> None:
+        row, what = ref.row, f"tensor {quoted(name)}"
+        shape = (row.nbytes,) if row.dtype.packed else row.shape
+        self._dtype: np.dtype[Any] = _OCTET if row.dtype.packed else numpy_dtype(row.dtype)
+        self._axes = axes_of(key, shape, what)
+        self._ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
+        starts, length = runs_of(self._axes, shape, what)
+        self.length = length * self._dtype.itemsize
+        self.nbytes = len(starts) * self.length
+
+    def reads(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64], gap: int, most: float, chunk: int
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Yield first run, last run, begin and end of each read; one of several runs has at most `chunk` bytes."""
+        nowhere = np.zeros(len(starts), np.uint32)
+        _, begins, ends, _ = kernels.join_ranges(nowhere, starts, stops, gap=gap, most=most)
+        if not len(begins):
+            return
+        lows = np.searchsorted(starts, begins).tolist()
+        for low, high, last in zip(lows, [*lows[1:], len(starts)], ends.tolist(), strict=True):
+            dense = last - int(starts[low]) == (high - low) * self.length
+            while low < high:
+                begin = int(starts[low])
+                upto = high if dense else int(np.searchsorted(stops[low:high], begin + chunk, side="right")) + low
+                upto = max(upto, low + 1)
+                yield low, upto, begin, int(stops[upto - 1])
+                low = upto  # noqa: PLW2901
+
+    def arranged(self, octets: NDArray[np.uint8], *, writeable: bool) -> Any:
+        """Return the array that the index gives, over the bytes of all runs in the order of the file."""
+        octets.flags.writeable = writeable
+        array: NDArray[Any] = np.ndarray(tuple(axis.size for axis in self._axes), self._dtype, octets)
+        index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.kept else 0 for axis in self._axes)
+        # With an ellipsis, numpy makes an array of a single element, and else a scalar.
+        return array[(*index, ...) if self._ellipsis else index]

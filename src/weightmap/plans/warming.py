@@ -1,0 +1,145 @@
+"""Bringing the bytes of a plan into the page cache, by several threads, each local rank a share of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import TensorFileError
+from weightmap.io.pages import bring_in, resident_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from weightmap.io.source import Source
+
+    Columns = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]
+
+__all__ = ["cold_in", "share", "warm"]
+
+# Threads wait for disks and servers most of the time.
+_THREADS = 8
+
+
+def share(reads: Columns, rank: int, world: int) -> Columns:
+    """Return the part of reads (file, start, stop) that one of several ranks takes: as many bytes, to about a page."""
+    files, starts, stops = reads
+    ends = np.cumsum(stops - starts)
+    if world == 1 or not len(ends):
+        return reads
+    total, page = int(ends[-1]), kernels.page_size()
+    # Where the part of each rank begins, among the bytes of all reads, and the read that it lies in.
+    cuts = [total * number // world for number in (rank, rank + 1)]
+    first, last = np.searchsorted(ends, cuts, side="right").tolist()
+
+    def place(read: int, cut: int) -> int:
+        """Return where in its file a rank's part begins: at a page, which no two ranks read."""
+        at = int(stops[read] - (ends[read] - cut))
+        return max(int(starts[read]), at - at % page)
+
+    taken = slice(first, min(last + 1, len(ends)))
+    begins, limits = starts[taken].copy(), stops[taken].copy()
+    if len(begins):
+        begins[0] = place(first, cuts[0])
+        if last < len(ends):
+            limits[-1] = place(last, cuts[1])
+    return files[taken], begins, limits
+
+
+def pieces(reads: Columns, chunk: int) -> Columns:
+    """Return reads in pieces that end at multiples of `chunk`."""
+    files, starts, stops = reads
+    counts = -(-stops // chunk) - starts // chunk
+    counts[stops <= starts] = 0
+    number = np.repeat(np.arange(len(starts)), counts)
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.maximum(starts[number], (starts[number] // chunk + within) * chunk)
+    ends = np.minimum(stops[number], (starts[number] // chunk + within + 1) * chunk)
+    return files[number], begins, ends
+
+
+def cold_in(sources: list[Source], reads: Columns) -> NDArray[np.int64]:
+    """Return how many bytes of each read are not in memory: all of them, where the system does not say."""
+    files, starts, stops = reads
+    cold = stops - starts
+    for number in np.unique(files).tolist():
+        there = files == number
+        try:
+            cold[there] -= resident_in(sources[number], starts[there], cold[there])
+        except TensorFileError:
+            raise
+        except OSError:
+            continue
+    return cold
+
+
+def warm(
+    sources: list[Source],
+    reads: Columns,
+    chunk: int,
+    budget: int | None,
+    threads: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Bring reads into the page cache, at most `budget` bytes of what is cold; return how many these were."""
+    files, starts, stops = pieces(reads, chunk)
+    cold = cold_in(sources, (files, starts, stops))
+    wanted = cold > 0
+    if budget is not None:
+        wanted &= np.cumsum(cold) <= budget
+    work = [column[wanted].tolist() for column in (files, starts, stops)]
+    count = min(_THREADS if threads is None else max(1, threads), len(work[0]), 64)
+    bring = _Bringing(sources, list(zip(*work, strict=True)), progress)
+    bring.run(count)
+    return int(cold[wanted].sum())
+
+
+class _Bringing:
+    """The work that several threads do, piece by piece in the order of files; the first error ends it."""
+
+    def __init__(
+        self, sources: list[Source], work: list[tuple[int, int, int]], progress: Callable[[int, int], None] | None
+    ) -> None:
+        self._sources = sources
+        self._total = sum(stop - start for _, start, stop in work)
+        self._left = work[::-1]
+        self._progress = progress
+        self._done = 0
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    def run(self, threads: int) -> None:
+        """Do the work, and raise the error that ended it, if any."""
+        if self._progress is not None:
+            self._progress(0, self._total)
+        others = [threading.Thread(target=self._work, name="weightmap-warm") for _ in range(threads - 1)]
+        for other in others:
+            other.start()
+        try:
+            self._work()
+        finally:
+            self._left.clear()  # an interrupted caller waits for the pieces at hand alone
+            for other in others:
+                other.join()
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        try:
+            while self._error is None:
+                try:
+                    file, start, stop = self._left.pop()
+                except IndexError:
+                    return
+                bring_in(self._sources[file], start, stop - start)
+                with self._lock:
+                    self._done += stop - start
+                    if self._progress is not None:
+                        self._progress(self._done, self._total)
+        except Exception as error:  # noqa: BLE001 - raised by the thread that asked
+            self._error = self._error or error

@@ -1,0 +1,366 @@
+"""How much memory plans take, and how they know how much there is: control groups, and models larger than these."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import safetensors as safe
+from tests.support import SOURCES
+
+import weightmap as wm
+from weightmap.io.memory import Group, Headroom, headroom
+from weightmap.quant.ggml import quantize_ggml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MIB, GIB = 1 << 20, 1 << 30
+linux = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+
+
+# ----------------------------------------------------------------------------------------------------- fake systems
+
+
+def tree(root: Path, files: Mapping[str, str]) -> str:
+    """Write the files of a system, and return its root."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return str(root)
+
+
+MEMINFO = "MemTotal:       16777216 kB\nMemFree:  1024 kB\nMemAvailable:    8388608 kB\n"
+V2 = "25 1 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = "30 25 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+V1 += "31 25 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+STAT = "anon 1000\nfile {file}\nshmem 5\ninactive_file {inactive}\nactive_file {active}\n"
+
+
+def group2(limit: object, used: int, inactive: int = 0, active: int = 0, *, at: str) -> dict[str, str]:
+    """Return the files of a control group of version 2."""
+    return {
+        f"{at}/memory.max": f"{limit}\n",
+        f"{at}/memory.current": f"{used}\n",
+        f"{at}/memory.stat": STAT.format(file=inactive + active + 5, inactive=inactive, active=active),
+    }
+
+
+def group1(limit: int, used: int, inactive: int = 0, active: int = 0, *, at: str) -> dict[str, str]:
+    """Return the files of a control group of version 1."""
+    stat = f"cache 9\ninactive_file 1\ntotal_inactive_file {inactive}\ntotal_active_file {active}\n"
+    return {
+        f"{at}/memory.limit_in_bytes": f"{limit}\n",
+        f"{at}/memory.usage_in_bytes": f"{used}\n",
+        f"{at}/memory.stat": stat,
+    }
+
+
+ROOT = "sys/fs/cgroup"
+SYSTEMS: dict[str, tuple[dict[str, str], int | None, int]] = {
+    "nothing": ({}, None, 0),
+    "no groups": ({"proc/meminfo": MEMINFO}, 8 * GIB, 0),
+    "version 2, no limit": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/user.slice\n",
+            "proc/self/mountinfo": V2,
+            **group2("max", GIB, at=f"{ROOT}/user.slice"),
+        },
+        8 * GIB,
+        0,
+    ),
+    # Pages of files are taken back, so they do not count; those of tmpfs stay.
+    "version 2": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/a/b\n",
+            "proc/self/mountinfo": V2,
+            **group2(4 * GIB, 3 * GIB, GIB, GIB, at=f"{ROOT}/a/b"),
+        },
+        3 * GIB,
+        1,
+    ),
+    "version 2, a group above bounds more": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/a/b\n",
+            "proc/self/mountinfo": V2,
+            **group2(4 * GIB, GIB, at=f"{ROOT}/a/b"),
+            **group2(2 * GIB, GIB + 5, 5, at=f"{ROOT}/a"),
+        },
+        GIB,
+        2,
+    ),
+    "version 2, the machine bounds more": (
+        {
+            "proc/meminfo": "MemAvailable:    1024 kB\n",
+            "proc/self/cgroup": "0::/a\n",
+            "proc/self/mountinfo": V2,
+            **group2(4 * GIB, GIB, at=f"{ROOT}/a"),
+        },
+        MIB,
+        1,
+    ),
+    "version 2, used up": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/a\n",
+            "proc/self/mountinfo": V2,
+            **group2(GIB, 2 * GIB, at=f"{ROOT}/a"),
+        },
+        0,
+        1,
+    ),
+    # A container: the root of its namespace is the group itself.
+    "version 2, in a container": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/\n",
+            "proc/self/mountinfo": V2,
+            **group2(GIB, 0, at=ROOT),
+        },
+        GIB,
+        1,
+    ),
+    "version 2, outside of what is mounted": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/../other\n",
+            "proc/self/mountinfo": "25 1 0:26 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n",
+            **group2(GIB, 0, at=ROOT),
+        },
+        GIB,
+        1,
+    ),
+    "version 1": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "4:cpu,cpuacct:/\n3:memory:/job\n0::/\n",
+            "proc/self/mountinfo": V1,
+            **group1(2 * GIB, GIB + GIB // 2, GIB // 4, GIB // 4, at=f"{ROOT}/memory/job"),
+            **group1(0x7FFFFFFFFFFFF000, 9 * GIB, at=f"{ROOT}/memory"),
+        },
+        GIB,
+        1,
+    ),
+    "version 1, in a container": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "3:memory:/docker/abc\n",
+            "proc/self/mountinfo": "30 25 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
+            **group1(2 * GIB, GIB, at=f"{ROOT}/memory"),
+        },
+        GIB,
+        1,
+    ),
+    "both versions": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "3:memory:/job\n0::/job\n",
+            "proc/self/mountinfo": V1 + V2.replace("/sys/fs/cgroup ", "/sys/fs/cgroup/unified "),
+            **group1(2 * GIB, GIB, at=f"{ROOT}/memory/job"),
+        },
+        GIB,
+        1,
+    ),
+    "a mount point with a space": (
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/a\n",
+            "proc/self/mountinfo": "25 1 0:26 / /control\\040groups rw - cgroup2 cgroup2 rw\n",
+            **group2(GIB, 0, at="control groups/a"),
+        },
+        GIB,
+        1,
+    ),
+    "damaged": (
+        {
+            "proc/meminfo": "MemAvailable: many kB\n",
+            "proc/self/cgroup": "what\n0::/a\n",
+            "proc/self/mountinfo": V2,
+            f"{ROOT}/a/memory.max": "1000000\n",
+            f"{ROOT}/a/memory.stat": "active_file none\n",
+        },
+        0,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_headroom_is_what_machine_and_groups_leave(name: str, tmp_path: Path) -> None:
+    """Limits of every group of either version count, wherever it is mounted; files' pages can be taken back."""
+    files, left, groups = SYSTEMS[name]
+    found = headroom(tree(tmp_path, files))
+    assert found.left == left
+    assert len(found.groups) == groups
+
+
+def test_a_group_says_where_it_is(tmp_path: Path) -> None:
+    """Path, version, limit, use and pages of files, for whoever wants to know what the bound is."""
+    found = headroom(tree(tmp_path, SYSTEMS["version 2"][0]))
+    assert found == Headroom(8 * GIB, (Group("/sys/fs/cgroup/a/b", 2, 4 * GIB, 3 * GIB, 2 * GIB),))
+
+
+@linux
+def test_headroom_of_this_machine() -> None:
+    """The kernel says how much memory is available."""
+    found = headroom()
+    assert found.available is not None
+    assert 0 <= (found.left or 0) <= found.available
+
+
+# -------------------------------------------------------------------------------------------- less memory than model
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model of 256 MiB, on the disk."""
+    path = tmp_path_factory.mktemp("big") / "m.safetensors"
+    header = {
+        f"t{i:02}": {"dtype": "U8", "shape": [8, MIB], "data_offsets": [8 * MIB * i, 8 * MIB * (i + 1)]}
+        for i in range(32)
+    }
+    with path.open("wb") as file:
+        file.write(safe.raw(json.dumps(header).encode()))
+        for i in range(32):
+            file.write(bytes([i]) * 8 * MIB)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
+# Goes through a model, and prints what it saw and what it was told to be the most.
+GO_THROUGH = """
+import sys
+import weightmap as wm
+from weightmap.io.memory import headroom
+path, way = sys.argv[1:]
+with wm.plan(path, chunk=4 << 20) as plan:
+    left = headroom().left
+    for number, (name, array) in enumerate(plan.run(way, release=True)):
+        assert (array[:, ::4096] == number).all(), name
+    print(number + 1, left)
+"""
+
+
+def own_group() -> Path:
+    """Return the control group of this process that counts memory, in which groups may be made."""
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return Path("/sys/fs/cgroup/memory", path.lstrip("/"))
+        if number == "0" and Path("/sys/fs/cgroup/cgroup.controllers").exists():
+            group = Path("/sys/fs/cgroup", path.lstrip("/"))
+            if "memory" in (group / "cgroup.subtree_control").read_text(encoding="utf-8"):
+                return group
+    raise FileNotFoundError
+
+
+@contextlib.contextmanager
+def limited(limit: int) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Yield what starts a program in a control group of this limit, as a command before it and options of `run`."""
+    systemd = shutil.which("systemd-run")
+    command = [systemd or "", "--user", "--scope", "--quiet", "-p", f"MemoryMax={limit}", "-p", "MemorySwapMax=0"]
+    if systemd and subprocess.run([*command, "true"], capture_output=True, check=False, timeout=20).returncode == 0:
+        yield command, {}
+        return
+    group = None
+    try:
+        group = own_group() / f"weightmap-test-{os.getpid()}"
+        group.mkdir()
+        name = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+        (group / name).write_text(str(limit), encoding="ascii")
+    except OSError as error:
+        if group is not None and group.is_dir():
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {error}")
+    members = group / "cgroup.procs"
+    try:
+        yield [], {"preexec_fn": lambda: members.write_text(str(os.getpid()), encoding="ascii")}
+    finally:
+        group.rmdir()
+
+
+@linux
+@pytest.mark.parametrize("way", ["map", "read"])
+def test_a_model_larger_than_its_control_group(big: Path, way: str) -> None:
+    """A process that may use a third of the model's bytes goes through all of it, and is not ended."""
+    limit = 96 * MIB
+    with limited(limit) as (command, options):
+        done = subprocess.run(
+            [*command, sys.executable, "-c", GO_THROUGH, str(big), way],
+            env={**os.environ, "PYTHONPATH": SOURCES},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            **options,
+        )
+    assert done.returncode == 0, done.stderr
+    count, left = map(int, done.stdout.split())
+    assert count == 32
+    assert left <= limit
+
+
+@linux
+@pytest.mark.parametrize("way", ["map", "read"])
+def test_a_model_larger_than_the_memory_of_its_process(big: Path, way: str) -> None:
+    """With a limit on private memory, and no more of the model in the page cache than a few chunks and a tensor."""
+    code = """
+import resource, sys
+import weightmap as wm
+path, way = sys.argv[1:]
+held = int(open("/proc/self/statm").read().split()[5]) * 4096
+resource.setrlimit(resource.RLIMIT_DATA, (held + (48 << 20),) * 2)
+with wm.plan(path, chunk=4 << 20, budget=16 << 20) as plan:
+    most, f = 0, plan.file
+    for number, (name, array) in enumerate(plan.run(way, release=True)):
+        assert (array[:, ::4096] == number).all(), name
+        most = max(most, sum(one.resident for one in f.residency().values()))
+print(most)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(big), way],
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 64 * MIB
+
+
+def test_parts_of_a_large_quantised_tensor_take_the_memory_of_their_rows(tmp_path: Path) -> None:
+    """A row of a tensor of a GiB is decoded out of the bytes of its blocks: no memory is taken for the others."""
+    path, rows, width = tmp_path / "m.gguf", 1 << 19, 2048
+    blocks = rows * width // 32 * 34
+    wm.save(path, {"w": quantize_ggml(np.zeros((1, 32), np.float32), "q8_0")})
+    head = path.read_bytes()
+    with wm.open(path) as f:
+        at = f.info("w").offset
+    at_shape = head.index((32).to_bytes(8, "little") + (1).to_bytes(8, "little"))
+    shape = width.to_bytes(8, "little") + rows.to_bytes(8, "little")
+    with path.open("wb") as file:
+        file.write(head[:at_shape] + shape + head[at_shape + 16 : at])
+        file.truncate(at + blocks)
+    with wm.open(path) as f:
+        assert f.info("w").nbytes > GIB
+        plan = wm.plan(f, {"w": rows // 2}, budget=MIB)
+        assert plan.nbytes == width // 32 * 34
+        before = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        ((_, row),) = plan.run("read")
+        assert row.shape == (width,)
+        assert int(Path("/proc/self/statm").read_text("ascii").split()[1]) - before < 16 * MIB // 4096

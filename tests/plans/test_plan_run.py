@@ -1,0 +1,534 @@
+"""What a plan hands out and costs, counted by the kernel: `run`, `warm`, `TensorFile.residency` and `release`."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from tests import builders
+from tests.builders import Tensor, amb, embd, normal
+from tests.builders import safetensors as safe
+from tests.plans.test_plan_reads import indices, models, rules
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.io import pages
+from weightmap.io.filesystem import FileSystem, file_system_of, known
+from weightmap.io.opening import from_path
+from weightmap.plans import planning
+from weightmap.plans.warming import pieces, share
+
+MIB = 1 << 20
+PAGE = mmap.PAGESIZE
+WAYS = ("map", "read")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the page cache is counted on Linux alone")
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two tensors, or parts of them, are the same to the bit, dtype and shape included."""
+    first, second = np.asarray(a), np.asarray(b)
+    same = first.tobytes() == second.tobytes() and first.shape == second.shape and first.dtype == second.dtype
+    return same and type(a) is type(b)
+
+
+# ------------------------------------------------------------------------------------------------------- values
+
+
+@given(models(), rules, some.data())
+def test_a_run_gives_what_look_ups_give(data: bytes, how: dict[str, Any], draw: Any) -> None:
+    """Every wanted part comes once, in file order, and is `file[name][index]`; in chunks of any size."""
+    with wm.open(memoryview(data)) as f:
+        names = draw.draw(some.lists(some.sampled_from(sorted(f)), unique=True))
+        wants = {name: draw.draw(indices(f.info(name).shape)) for name in names}
+        for plan in (wm.plan(f, wants, chunk=draw.draw(some.sampled_from((1, 7, 1 << 20))), **how), wm.plan(f, names)):
+            for way in WAYS:
+                found = list(plan.run(way))
+                assert tuple(name for name, _ in found) == plan.names
+                for name, array in found:
+                    assert equal(array, f[name][wants[name]] if plan.file is f and len(plan._indices) else f[name])
+
+
+EXAMPLES = builders.examples()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.format}-{e.name}")
+def test_runs_over_every_format(example: builders.Example, way: str, tmp_path: Path) -> None:
+    """Of every example of every format all tensors come, whole and by their first row, checked where they can be."""
+    path = tmp_path / f"example{example.suffix}"
+    path.write_bytes(example.data)
+    with wm.open(path) as f:
+        for name, tensor in wm.plan(f, chunk=100).run(way, verify=True, release=True):
+            assert equal(tensor, f[name]), name
+        first = {name: 0 for name in f if f[name].ndim and f[name].shape[0]}
+        for name, tensor in wm.plan(f, first).run(way):
+            assert np.asarray(tensor).tobytes() == np.asarray(f[name][0]).tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_runs_over_quantised_tensors(way: str) -> None:
+    """Quantised tensors come as such, and rows of them decoded."""
+    with wm.open(memoryview(amb.every_scheme())) as f:
+        for name, tensor in wm.plan(f).run(way):
+            assert tensor.scheme == f[name].scheme
+            assert np.array_equal(tensor.dequantize(), f[name].dequantize(), equal_nan=True)
+        for key in (0, slice(1, None), slice(None, None, -1), ...):
+            for name, rows in wm.plan(f, dict.fromkeys(f, key)).run(way):
+                assert np.array_equal(rows, np.asarray(f[name][key]), equal_nan=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
+def test_runs_in_every_mode(mode: str, way: str, tmp_path: Path) -> None:
+    """Arrays can be written where those of a look-up can; what is written to them in mode "cow" survives a release."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safe.build({f"t{i}": normal((50, 100), i) for i in range(5)}))
+    with wm.open(path, mode=mode) as f:
+        kept = []
+        for name, array in wm.plan(f).run(way, release=True):
+            assert array.flags.writeable == f[name].flags.writeable or way == "read"
+            assert mode != "mmap" or not array.flags.writeable
+            if mode != "mmap":
+                array[0] = 7
+            kept.append(array)
+        f.release()
+        assert all((array[0] == 7).all() == (mode != "mmap") for array in kept)
+
+
+def test_tensors_that_share_bytes_share_memory() -> None:
+    """Of tensors over the same bytes the second one is a view of what was read for the first."""
+    header = (
+        b'{"a":{"dtype":"U8","shape":[80],"data_offsets":[0,80]},"b":{"dtype":"U8","shape":[40],"data_offsets":[8,48]}}'
+    )
+    data = safe.raw(header.ljust(256), bytes(range(80)))
+    with wm.open(memoryview(data), strict=False) as f:
+        (_, a), (_, b) = wm.plan(f, chunk=16).run("read")
+        assert np.shares_memory(a, b)
+        assert a.tolist() == list(range(80))
+        assert b.tolist() == list(range(8, 48))
+
+
+def test_shards_come_one_after_another(tmp_path: Path) -> None:
+    """Of a sharded model, and of a rank's part of it, tensors come file by file."""
+    shards = {f"{i}.safetensors": {f"t{i}.{k}": normal((30, 4), 10 * i + k) for k in range(3)} for i in range(3)}
+    index = safe.shard(tmp_path, shards)
+    with wm.open(index) as f:
+        for way in WAYS:
+            for rank in range(4):
+                plan = wm.plan(f, rank=rank, world=4)
+                assert tuple(name for name, array in plan.run(way) if equal(array, f[name])) == plan.names
+
+
+# ------------------------------------------------------------------------------------------------- what is counted
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """Return a folder whose files lie on a disk, so that pages can be given back."""
+    (tmp_path / "probe").write_bytes(b"probe")
+    found = file_system_of(from_path(str(tmp_path / "probe"), "mmap"))
+    if found.kind not in {"local", "overlay"}:
+        pytest.skip(f"temporary files lie on {found.name}")
+    return tmp_path
+
+
+def put(path: Path, data: bytes) -> Path:
+    """Write a file to the disk: pages that are not written yet cannot be given back."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def model(tensors: int, size: int) -> bytes:
+    """Return a model of tensors of so many bytes, each of its own number."""
+    return safe.build(
+        {f"t{i:03}": Tensor("uint8", (size // 256, 256), bytes([i % 251]) * size) for i in range(tensors)}
+    )
+
+
+def resident(f: wm.TensorFile) -> int:
+    """Return the bytes of all tensors that are in memory."""
+    return sum(one.resident for one in f.residency().values())
+
+
+def bytes_read() -> int:
+    """Return how many bytes this process has read by system calls."""
+    line = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()[0]
+    return int(line.removeprefix("rchar: "))
+
+
+@linux
+def test_residency_is_what_mincore_says(disk: Path) -> None:
+    """After pages were given back, exactly the touched ones count, by the part of them that a tensor has."""
+    path = put(disk / "m.safetensors", model(40, 3 * MIB // 10 // 256 * 256))
+    with wm.open(path, advise="random") as f:
+        assert all(there == nbytes for there, nbytes in f.residency().values())
+        assert f.release() == sum(nbytes for _, nbytes in f.residency().values()) == wm.plan(f).wanted_nbytes
+        assert resident(f) == 0
+        f["t007"][100].sum()
+        info, page = f.info("t007"), PAGE
+        begin = (info.offset + 100 * 256) // page * page
+        found = f.residency("t007")["t007"]
+        assert found.nbytes == info.nbytes
+        # With advice "random" a touch brings in its own page, or a larger unit of the page cache.
+        assert found.resident >= min(begin + page, info.offset + info.nbytes) - begin
+        everywhere = {name: one.resident for name, one in f.residency().items()}
+        whole = kernels.resident_pages(f._source.octets, 0, f.nbytes)
+        for name in f:
+            at = f.info(name).offset
+            stop = at + f.info(name).nbytes
+            plain = sum(
+                min(stop, page * (n + 1)) - max(at, page * n) for n in range(at // page, -(-stop // page)) if whole[n]
+            )
+            assert everywhere[name] == plain
+        assert f.residency(["t003", "t001"]).keys() == {"t003", "t001"}
+
+
+@linux
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_gives_back_what_was_consumed(way: str, disk: Path) -> None:
+    """With `release`, at no time more than some chunks of a model are in memory, and nothing in the end."""
+    path = put(disk / "m.safetensors", model(48, MIB))
+    with wm.open(path) as f:
+        f.release()
+        plan, most = wm.plan(f, chunk=MIB, budget=8 * MIB), 0
+        for number, (name, array) in enumerate(plan.run(way, release=True)):
+            assert array[-1, -1] == number % 251, name
+            most = max(most, resident(f))
+        assert most <= 24 * MIB
+        assert resident(f) == 0
+
+
+@linux
+def test_small_tensors_are_given_back_too(disk: Path) -> None:
+    """Tensors smaller than a page, of which none can be given back alone."""
+    path = put(disk / "m.safetensors", model(6000, 1024))
+    with wm.open(path) as f:
+        for _ in wm.plan(f).run("map", release=True):
+            pass
+        assert resident(f) <= 2 * PAGE
+
+
+@linux
+def test_other_tensors_stay_when_some_are_given_back(disk: Path) -> None:
+    """A plan of some tensors gives back theirs, and not those between them."""
+    path = put(disk / "m.safetensors", model(8, 8 * MIB))
+    with wm.open(path) as f:
+        assert resident(f) == 64 * MIB
+        for _ in wm.plan(f, ["t001", "t005"]).run("map", release=True):
+            pass
+        found = f.residency()
+        assert all(found[f"t00{i}"].resident == 8 * MIB for i in (0, 2, 3, 4, 6, 7))
+        # A unit of up to 2 MiB that both ends share with others stays.
+        assert all(found[f"t00{i}"].resident <= 4 * MIB for i in (1, 5))
+        assert f.release(["t003"]) >= 4 * MIB
+
+
+@linux
+@pytest.mark.parametrize("wants", [None, ["t001"], {"t001": np.s_[10:20], "t002": np.s_[:, 5:9]}], ids=str)
+def test_a_run_reads_what_is_planned(wants: Any, disk: Path) -> None:
+    """Bytes that system calls read are those of the plan, and none where arrays are mapped."""
+    path = put(disk / "m.safetensors", model(4, MIB))
+    with wm.open(path) as f:
+        plan = wm.plan(f, wants, chunk=100_000, gap=0)
+        slack = 4096  # the counter itself is read
+        for way, wanted in (("read", plan.nbytes), ("map", 0)):
+            before = bytes_read()
+            for _ in plan.run(way):
+                pass
+            assert wanted <= bytes_read() - before <= wanted + slack
+        assert plan.nbytes == plan.wanted_nbytes
+
+
+@linux
+def test_warming_counts_what_was_cold(disk: Path) -> None:
+    """Everything is cold once, and warm afterwards; progress goes from nothing to all."""
+    path = put(disk / "m.safetensors", model(8, MIB))
+    seen: list[tuple[int, int]] = []
+    with wm.open(path) as f:
+        f.release()
+        plan = wm.plan(f, ["t001", "t002", "t006"], gap=0)
+        cold = plan.wanted_nbytes - sum(one.resident for one in f.residency(plan.names).values())
+        assert plan.warm(threads=3, progress=lambda done, total: seen.append((done, total))) == cold > 0
+        assert seen[0][0] == 0
+        assert seen[-1][0] == seen[-1][1] >= cold
+        assert sorted(seen) == seen
+        assert all(there == nbytes for there, nbytes in f.residency(plan.names).values())
+        assert plan.warm() == 0
+
+
+@linux
+def test_warming_stays_within_the_budget(disk: Path) -> None:
+    """Of a plan that needs more, what comes first is brought in, and the rest stays cold."""
+    path = put(disk / "m.safetensors", model(40, MIB))
+    with wm.open(path, advise="random") as f:
+        f.release()
+        plan = wm.plan(f, chunk=MIB, budget=10 * MIB)
+        assert 8 * MIB <= plan.warm(threads=2) <= 10 * MIB
+        assert 8 * MIB <= resident(f) <= 24 * MIB  # the system reads ahead
+        assert f.residency("t038")["t038"].resident == 0
+
+
+@linux
+def test_local_ranks_warm_all_of_it_together(disk: Path) -> None:
+    """The shares of local ranks are disjoint, and all of them are everything; whole tensors dealt out are shares."""
+    path = put(disk / "m.safetensors", model(9, MIB))
+    with wm.open(path) as f:
+        for options in ({"local_rank": 0}, {"rank": 0, "world": 3, "local_rank": 0}):
+            f.release()
+            counted = [
+                wm.plan(
+                    f, local_world=3, chunk=MIB, **{key: rank if "rank" in key else n for key, n in options.items()}
+                ).warm()
+                for rank in range(3)
+            ]
+            assert resident(f) == wm.plan(f).wanted_nbytes
+            assert all(count <= 3.5 * MIB for count in counted)
+
+
+reads_of_files = some.lists(
+    some.tuples(some.integers(0, 3), some.integers(0, 60_000), some.integers(1, 30_000)), max_size=8
+).map(sorted)
+
+
+@given(reads_of_files, some.integers(1, 5), some.sampled_from((1000, 4096, 1 << 20)))
+def test_shares_divide_the_bytes(reads: list[tuple[int, int, int]], world: int, chunk: int) -> None:
+    """Over all local ranks every byte is in one share, in one piece of at most a chunk; shares differ by a page."""
+    files, starts, sizes = (np.array([read[k] for read in reads], np.int64) for k in range(3))
+    files, starts, stops = kernels.join_ranges(files, starts, starts + sizes, gap=0, most=1.0)[:3]
+    whole = [(file, byte) for file, a, b in zip(files, starts, stops, strict=True) for byte in range(a, b)]
+    found, totals = [], []
+    for rank in range(world):
+        parts = pieces(share((files, starts, stops), rank, world), chunk)
+        assert all(b - a <= chunk for _, a, b in zip(*parts, strict=True))
+        mine = [(file, byte) for file, a, b in zip(*parts, strict=True) for byte in range(a, b)]
+        totals.append(len(mine))
+        found += mine
+    assert found == whole
+    assert all(abs(total - len(whole) / world) <= 2 * PAGE for total in totals)
+
+
+# ------------------------------------------------------------------------------------------------------- verifying
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_handed_out_before_it_is_verified(way: str, tmp_path: Path) -> None:
+    """A changed byte of EMBD's data is an error before the first tensor comes, wherever it lies."""
+    data = bytearray(embd.Draft([(f"t{i}", normal((40, 50), i)) for i in range(4)]).seal())
+    path = tmp_path / "m.weights"
+    path.write_bytes(data)
+    with wm.open(path) as f:
+        at = f.info("t3").offset
+        assert len(list(wm.plan(f).run(way, verify=True))) == 4
+    data[at] ^= 1
+    path.write_bytes(data)
+    for release in (False, True):
+        run = wm.plan(path, ["t0"]).run(way, verify=True, release=release)
+        with pytest.raises(wm.ChecksumError, match=r"m\.weights: stored CRC-32 of the tensor data"):
+            next(run)
+    assert len(list(wm.plan(path).run(way))) == 4
+
+
+def test_verifying_reads_once_what_a_checksum_covers(tmp_path: Path) -> None:
+    """The bytes under the checksum are read once for it, and not again for each tensor."""
+    path = tmp_path / "m.weights"
+    path.write_bytes(embd.Draft([(f"t{i}", normal((400, 500), i)) for i in range(4)]).seal())
+    with wm.open(path) as f:
+        plan = wm.plan(f)
+        before = bytes_read()
+        for _ in plan.run("map", verify=True):
+            pass
+        assert plan.nbytes <= bytes_read() - before <= plan.nbytes + 8192
+
+
+# ------------------------------------------------------------------------------------------------------------ auto
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "kind", "way"),
+    [
+        (0xEF53, "ext4", "local", "map"),
+        (0x01021994, "tmpfs", "memory", "map"),
+        (0x794C7630, "overlay", "overlay", "map"),
+        (0x6969, "nfs", "network", "read"),
+        (0xFF534D42, "cifs", "network", "read"),
+        (0x0BD00BD0, "lustre", "network", "read"),
+        (0x65735546, "fuse", "fuse", "read"),
+        (0x12345678, "0x12345678", "unknown", "map"),
+        (-38, "not told", "unknown", "map"),
+        (-5, "unknown", "unknown", "map"),
+    ],
+)
+def test_auto_reads_where_mappings_may_fail(
+    number: int, name: str, kind: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems are told apart by statfs: those on a network and in user space are read, all others mapped."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(model(2, 4096))
+    assert known(number) == FileSystem(name, kind)
+    with wm.open(path) as f:
+        monkeypatch.setattr(kernels, "file_system", lambda _: number)
+        mapped = [np.shares_memory(array, f[name]) for name, array in wm.plan(f).run()]
+        assert mapped == [way == "map"] * 2
+
+
+@linux
+def test_file_systems_of_this_machine_are_known() -> None:
+    """What lies in /proc is no file to be opened, but a temporary file has a kind, and memory too."""
+    with wm.open(memoryview(model(1, 256))) as f:
+        assert file_system_of(f._source) == FileSystem("memory", "memory")
+    if Path("/dev/shm").is_dir() and os.access("/dev/shm", os.W_OK):
+        path = Path(f"/dev/shm/weightmap-test-{os.getpid()}")
+        try:
+            path.write_bytes(model(1, 256))
+            with wm.open(path) as f:
+                assert file_system_of(f._source).kind == "memory"
+                assert f.release() == 0
+                assert resident(f) == 256
+        finally:
+            path.unlink()
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+def test_a_way_that_there_is_not_is_an_error_at_once(tmp_path: Path) -> None:
+    """Before the first tensor is asked for."""
+    with wm.open(memoryview(model(1, 256))) as f, pytest.raises(ValueError, match="how is 'fly', expected one of auto"):
+        wm.plan(f).run("fly")
+
+
+def test_a_budget_smaller_than_a_tensor_is_an_error_at_once() -> None:
+    """What has to be read must fit; what is mapped need not, nor does a part of a tensor."""
+    with wm.open(memoryview(model(3, MIB))) as f:
+        plan = wm.plan(f, budget=MIB - 1)
+        with pytest.raises(wm.PlanError, match=r"budget is 1048575, expected at least 1048576, the bytes .* 't000'"):
+            plan.run("read")
+        assert len(list(plan.run("map"))) == 3
+        assert len(list(wm.plan(f, {"t001": np.s_[:10]}, budget=4096).run("read"))) == 1
+        assert len(list(wm.plan(f, budget=MIB).run("read"))) == 3
+
+
+@pytest.mark.parametrize("wants", [None, {f"t{i:03}": np.s_[:, 1] for i in range(3)}], ids=["whole", "columns"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_that_becomes_shorter_under_way(way: str, wants: Any, tmp_path: Path) -> None:
+    """Truncated between two tensors, it is an error of the package when the next one is asked for."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(model(3, MIB))
+    with wm.open(path) as f:
+        run = wm.plan(f, wants, chunk=1000).run(way)
+        next(run)
+        os.truncate(path, MIB)
+        with pytest.raises((wm.TruncatedError, wm.FileChangedError), match=r"m\.safetensors"):
+            next(run)
+        with pytest.raises(wm.FileChangedError):
+            wm.plan(f).run(way)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of any thread is that of `warm`, and the other threads end."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(model(8, MIB))
+    monkeypatch.setattr("weightmap.plans.warming.cold_in", lambda _, reads: reads[2] - reads[1])
+    with wm.open(path) as f:
+        plan = wm.plan(f, chunk=MIB)
+        os.utime(path, ns=(0, f._source.identity[3]))
+        real = pages.bring_in
+
+        def truncated(source: Any, offset: int, nbytes: int) -> None:
+            os.truncate(path, MIB)
+            real(source, offset, nbytes)
+
+        monkeypatch.setattr("weightmap.plans.warming.bring_in", truncated)
+        with pytest.raises(wm.TruncatedError, match=r"m\.safetensors"):
+            plan.warm(threads=4)
+        with pytest.raises(wm.FileChangedError):
+            plan.warm()
+
+
+def test_a_handle_that_is_closed_under_way(tmp_path: Path) -> None:
+    """The next tensor is a `ClosedError`; arrays obtained before remain valid."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(model(3, 4096))
+    for way in WAYS:
+        with wm.open(path) as f:
+            run = wm.plan(f, chunk=4096).run(way)
+            _, first = next(run)
+        with pytest.raises(wm.ClosedError):
+            next(run)
+        assert first[0, 0] == 0
+
+
+def test_a_run_that_is_left_early_gives_back_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that stops, or fails, leaves no pages of consumed tensors behind."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(model(3, MIB))
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr("weightmap.plans.running.give_back", lambda _, ranges: given.extend(ranges))
+    with wm.open(path) as f:
+        run = wm.plan(f).run("map", release=True)
+        next(run)
+        next(run)
+        run.close()
+        assert (0, f.info("t001").offset) in given
+
+
+@linux
+def test_who_may_not_ask_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system calls every page resident to those who may not know: that is an error, and warming reads all."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(model(3, 4096))
+    monkeypatch.setattr(kernels, "cached_pages", lambda *_: -1)
+    with wm.open(path) as f:
+        assert resident(f) == 3 * 4096
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(PermissionError, match=r"m\.safetensors"):
+            f.residency()
+        assert f.release() == 0
+        assert wm.plan(f).warm() == 3 * 4096
+        monkeypatch.setattr(os, "access", lambda *_: True)
+        assert resident(f) == 3 * 4096
+        monkeypatch.setattr(kernels, "resident_pages", lambda *_: 38)
+        with pytest.raises(OSError, match="not implemented"):
+            f.residency()
+
+
+def test_buffers_are_in_memory() -> None:
+    """Bytes of this process count as resident, are never cold, and nothing of them is given back."""
+    with wm.open(memoryview(model(3, 4096))) as f:
+        assert resident(f) == 3 * 4096
+        assert f.release() == 0
+        assert wm.plan(f).warm() == 0
+
+
+def test_nothing_is_asked_of_a_closed_handle(tmp_path: Path) -> None:
+    """Planning, running, warming, counting and giving back are `ClosedError`s then."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(model(1, 256))
+    with wm.open(path) as f:
+        plan = wm.plan(f)
+    for call in (plan.run, plan.warm, f.residency, f.release):
+        with pytest.raises(wm.ClosedError):
+            call()
+
+
+def test_the_budget_is_what_memory_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget the plan may fill what machine and control groups leave; where nobody knows, anything."""
+    with wm.open(memoryview(model(2, MIB))) as f:
+        from weightmap.io.memory import Headroom
+
+        monkeypatch.setattr(planning, "headroom", lambda: Headroom(MIB - 1, ()))
+        with pytest.raises(wm.PlanError, match="budget is 1048575"):
+            wm.plan(f).run("read")
+        monkeypatch.setattr(planning, "headroom", lambda: Headroom(None, ()))
+        assert len(list(wm.plan(f).run("read"))) == 2
