@@ -12,7 +12,7 @@
  *     nibbles(p)                   the 16 bytes at p: first all low halves, then all high halves
  *     nibbles8(p)                  the same for 8 bytes, then for the next 8
  *     of_words(a, b, c, d)         four times 8 bytes, the lowest bits first
- *     bits(word, value)            `value` where a bit of the 32 is set, else 0
+ *     bits(word, value)            `value` where a bit of the 32 is set, else 0; where BOOKS is not defined
  *     field(c, shift, mask)        c >> shift & mask, or with a negative shift c << -shift & mask
  *     plus(c, n), add(a, b)        sums, modulo 256
  *     negate(c, word)              -c where a bit of the 32 is set

@@ -7,7 +7,6 @@
 #define ODD 0
 #include "ggml_codes.h"
 
-TARGET WM_INLINE codes bits(uint32_t word, int value) { return _mm256_maskz_set1_epi8(word, (char)value); }
 TARGET WM_INLINE codes negate(codes c, uint32_t word) { return _mm256_mask_sub_epi8(c, word, _mm256_setzero_si256(), c); }
 
 TARGET WM_INLINE __m512 sixteen_floats(__m128i c) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c)); }
