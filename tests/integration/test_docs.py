@@ -52,6 +52,21 @@ def test_the_example_of_quantisation_runs(tmp_path, monkeypatch):
     names["f"].close()
 
 
+def test_the_example_of_gguf_runs(tmp_path, monkeypatch):
+    """The Python of docs/gguf.md runs, and gives what its comments say."""
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "gguf.md").read_text("utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block, "gguf.md", "exec"), names)
+    f, q = names["f"], names["q"]
+    assert (f.metadata["llama.block_count"], f.vocab[2], f.vocab.special_ids) == (1, "b", {"bos": 0})
+    assert (q.scheme, names["rows"].shape, names["half"].dtype) == ("q6_k", (2, 512), "float16")
+    with names["wm"].open("more.gguf") as more:
+        assert more.metadata["general.name"] == "tiny"
+        assert more["blk.0.ffn_up.weight"].payload.tobytes() == q.payload.tobytes()
+    f.close()
+
+
 def test_the_table_of_formats_is_that_of_the_builders():
     """README has a row for every format, as its builder describes it, and says whether it is written."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
