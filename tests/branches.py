@@ -15,7 +15,9 @@ from tests.places import FORMAT_TESTS, ROOT, suite
 # Modules of tests, and single tests of those that take long.
 TESTS = (
     FORMAT_TESTS,
-    *map(suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "cursor")),
+    *map(
+        suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "cursor", "align")
+    ),
     suite("read_only_format"),
     "tests/robustness/test_big.py::test_a_collision_flood_stays_quick",
     "tests/robustness/test_big.py::test_a_flooded_vocabulary_stays_quick",

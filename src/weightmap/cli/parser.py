@@ -106,6 +106,9 @@ def _add_writers(command: _Command) -> None:
     sub.add_argument("--layout", help="a layout of that format other than its usual one")
     sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
     sub.add_argument(
+        "--align", type=int, metavar="BYTES", help="let tensors begin at multiples of a power of two, for example 64"
+    )
+    sub.add_argument(
         "--include", metavar="GLOB", action="append", help="convert only tensors with such a name (repeatable)"
     )
     sub.add_argument(

@@ -41,6 +41,7 @@ class Task(NamedTuple):
     words: WordOptions
     limits: Limits
     progress: Callable[[int, int], None] | None
+    align: int = 1
 
     def takes(self, name: str) -> bool:
         """Say whether a tensor of this name is converted."""

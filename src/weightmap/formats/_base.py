@@ -41,6 +41,7 @@ LOOK = 1 << 16
 MAX_HEADER = 100_000_000
 _NO_KEYS: Mapping[str, str | None] = MappingProxyType({})
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
+_NOWHERE: Mapping[str, int] = MappingProxyType({})
 
 
 class Part(NamedTuple):
@@ -176,12 +177,16 @@ class Format:
         first. Raises `EncodeError` for one that does not exist.
     embeddings : tuple of (str, str), optional
         For formats of word embeddings: the names of the matrix, and of the former norms of its rows.
+    aligns : mapping of str to int
+        By layout: the largest power of two at whose multiples it can let tensors begin, when `Request.align` asks for
+        it. None in layouts that are missing here.
     checksums : frozenset of str
         The layouts whose files have checksums of their tensors. Verification of other layouts finds damaged structure
         only, and says so.
     """
 
     __slots__ = (
+        "aligns",
         "carries",
         "checksums",
         "dtypes",
@@ -223,6 +228,7 @@ class Format:
         checksums: frozenset[str] = frozenset(),
         vocab_keys: Mapping[str, str | None] = _NO_KEYS,
         special_ids: frozenset[str] = frozenset(),
+        aligns: Mapping[str, int] = _NOWHERE,
     ) -> None:
         self.name = name
         self.title = title
@@ -242,6 +248,7 @@ class Format:
         self.checksums = checksums
         self.vocab_keys = vocab_keys
         self.special_ids = special_ids
+        self.aligns = aligns
 
     def claims(self, head: bytes, size: int) -> bool:
         """Say whether a file of `size` bytes that begins with `head` looks like this format."""

@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from weightmap.io.sink import Sink
     from weightmap.quant.ref import PQShape
 
-__all__ = ["Payload", "Plan", "Reason", "Request", "Unfit", "encodable", "framed", "listed", "refuse", "write_tensors"]
+__all__ = [
+    "Payload",
+    "Plan",
+    "Reason",
+    "Request",
+    "Unfit",
+    "encodable",
+    "framed",
+    "framing",
+    "listed",
+    "refuse",
+    "write_tensors",
+]
 
 
 class Payload:
@@ -69,7 +81,7 @@ class Payload:
 class Request:
     """Everything to write: see `weightmap.save`."""
 
-    __slots__ = ("checksums", "config", "layout", "metadata", "special_ids", "tensors", "tokenizer", "vocab")
+    __slots__ = ("align", "checksums", "config", "layout", "metadata", "special_ids", "tensors", "tokenizer", "vocab")
 
     def __init__(
         self,
@@ -82,7 +94,9 @@ class Request:
         tokenizer: Any = None,
         *,
         checksums: bool = True,
+        align: int = 1,
     ) -> None:
+        self.align = align
         self.tensors = tensors
         self.layout = layout
         self.metadata = metadata
@@ -168,6 +182,11 @@ def write_tensors(sink: Sink, tensors: Iterable[Payload]) -> None:
     for tensor in tensors:
         for chunk in tensor.chunks():
             sink.write(chunk)
+
+
+def framing(length: int, align: int) -> bytes:
+    """Return spaces to put behind a header of `length` bytes, so that the data of `framed` begins at a multiple."""
+    return b" " * (-(8 + length) % max(align, 8))
 
 
 def framed(header: bytes, tensors: list[Payload]) -> Callable[[Sink], None]:

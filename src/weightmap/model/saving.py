@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightmap.io.sink import Plan
 
-__all__ = ["save"]
+__all__ = ["aligned_to", "save"]
 
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
@@ -51,6 +51,11 @@ def plan_request(path: str, found: Format, request: Request) -> Plan:
     try:
         if foreign:
             msg = f"{found.title} has no place for {', '.join(foreign)}"
+            raise EncodeError(msg)
+        most = found.aligns.get(request.layout, 1)
+        if request.align > most:
+            some = f"more than {most}" if most > 1 else "any number of"
+            msg = f"{found.title}, layout {request.layout}, cannot align tensors to {some} bytes"
             raise EncodeError(msg)
         schemes = found.schemes.get(request.layout, frozenset())
         quantized = [t for t in request.tensors if t.dtype.quantized and t.dtype.name not in schemes]
@@ -94,6 +99,14 @@ def _conversion(found: Format, request: Request) -> Remedy | None:
     return Remedy("convert with {}", "dtype", wanted) if lacking and wanted else None
 
 
+def aligned_to(align: int | None) -> int:
+    """Return an alignment that was asked for, 1 for None. Raises ValueError for one that no file may have."""
+    if align is not None and (align not in range(8, 4097) or align & (align - 1)):
+        msg = f"align is {align}, expected a power of two from 8 to 4096"
+        raise ValueError(msg)
+    return 1 if align is None else align
+
+
 def save(
     path: str | bytes | os.PathLike[Any],
     tensors: Mapping[str, Any],
@@ -108,6 +121,7 @@ def save(
     checksums: bool = True,
     progress: Callable[[int, int], None] | None = None,
     durable: bool = True,
+    align: int | None = None,
 ) -> None:
     """Write tensors to a file, atomically: a reader finds the whole new file, or the old one.
 
@@ -142,6 +156,8 @@ def save(
         Called as ``progress(done, total)``, in bytes.
     durable : bool
         Flush to the disk before the file takes its place. False is faster, for files that can be made again.
+    align : int, optional
+        Let tensors begin at multiples of this power of two in the file, as for `convert`.
 
     Raises
     ------
@@ -161,7 +177,7 @@ def save(
     >>> wm.open("model.weights").metadata["model_name"]
     'tiny'
     """
-    name = os.fsdecode(os.fspath(path))
+    name, boundary = os.fsdecode(os.fspath(path)), aligned_to(align)
     for what, given in (("tensors", tensors), ("metadata", {} if metadata is None else metadata)):
         if not hasattr(given, "items"):
             msg = f"{what} must be a mapping, not {type(given).__name__}"
@@ -172,5 +188,7 @@ def save(
         chosen = choose_layout(found, layout, metadata)
     except TensorFileError as error:
         raise error.located(path=name) from None
-    request = Request(payloads, chosen, metadata, vocab, special_ids, config, tokenizer, checksums=checksums)
+    request = Request(
+        payloads, chosen, metadata, vocab, special_ids, config, tokenizer, checksums=checksums, align=boundary
+    )
     write_plan(name, plan_request(name, found, request), progress=progress, durable=durable)

@@ -34,6 +34,8 @@ Ours, where the specification is silent or its implementations differ
 * Written: tensors by dtype code, largest first, so that each is naturally aligned, then by the bytes of their names;
   metadata keys and the map of names by their bytes. The current layout equals byte for byte what bintensors 0.2.0
   writes. (0.0.5 writes its maps in random order.) The specification prints 3000 as 251, B8, B0; it is 251, B8, 0B.
+* With ``align=``, integers of the header take nine bytes where one would do, so that the data begins at a multiple:
+  there may be too few of them in a header of one or two tensors. Tensors whose size is a multiple come first.
 * A file of the current layout that also fits the other one is refused when writing. Only crafted names cause that.
 """
 
@@ -80,4 +82,5 @@ FORMAT = Format(
     plan=later(f"{__name__}.writing", "plan"),
     carries={layout: frozenset({"metadata"}) for layout in LAYOUTS},
     dtypes={layout: frozenset(DTYPE_NAMES) for layout in LAYOUTS},
+    aligns=dict.fromkeys(LAYOUTS, 64),
 )

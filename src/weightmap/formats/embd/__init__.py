@@ -71,5 +71,6 @@ FORMAT = Format(
     metadata_kinds=TEXT | {"integer"},  # written as decimal strings
     dtypes={"spec": frozenset(DTYPE_NAMES), "simple": frozenset({"float32"})},
     checksums=frozenset({"spec"}),
+    aligns={"spec": 64},
     special_ids=frozenset({"pad", "unk", "cls", "sep", "mask"}),
 )

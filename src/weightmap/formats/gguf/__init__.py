@@ -98,4 +98,5 @@ FORMAT = Format(
     metadata_kinds=TYPED,
     vocab_keys={TOKENS: None, **{key: name for name, keys in SPECIAL_IDS.items() for key in keys}},
     special_ids=frozenset(SPECIAL_IDS),
+    aligns={"gguf": 4096},
 )

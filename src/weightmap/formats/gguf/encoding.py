@@ -35,6 +35,8 @@ def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], in
     metadata = request.metadata or {}
     stored = KeyValues.of(metadata)
     merged = dict(metadata)
+    if _alignment(merged) % request.align:
+        merged[ALIGNMENT] = request.align
     _add_vocabulary(request, merged, reasons)
     found = []
     for key, value in merged.items():

@@ -16,7 +16,8 @@ Ours
 * Repeated keys are errors (safetensors 0.8.0 accepts them), and so are unknown keys in a tensor's object, numbers that
   are not plain integers, lone surrogates, and anything that is not strict JSON.
 * Tensors are listed in the order of their data. They are written as safetensors writes them: larger types first, then
-  by name, so that each is naturally aligned; the header is padded to a multiple of 8.
+  by name, so that each is naturally aligned; the header is padded to a multiple of 8. With ``align=``, the data
+  begins at a multiple of that in the file, and tensors whose size is a multiple come first.
 * ``strict=False`` tolerates trailing bytes, holes and overlaps, as warnings.
 """
 
@@ -69,4 +70,5 @@ FORMAT = Format(
     plan=later(f"{__name__}.writing", "plan"),
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(DTYPE_NAMES.values())},
+    aligns={"safetensors": 4096},
 )

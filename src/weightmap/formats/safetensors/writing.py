@@ -6,7 +6,7 @@ import json
 
 from weightmap.formats._base import MAX_HEADER
 from weightmap.formats._framed import LENGTH
-from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, refuse
+from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, refuse
 from weightmap.formats.safetensors import DTYPE_NAMES
 
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
@@ -29,7 +29,9 @@ def plan(request: Request) -> Plan:
             reasons.append(Unfit("metadata", str(key), "keys and values must be strings"))
     if reasons:
         refuse("safetensors", reasons)
-    ordered = sorted(request.tensors, key=lambda tensor: (-_CODE[tensor.dtype.name], tensor.name.encode()))
+    align = request.align
+    # Behind a tensor whose size is no multiple of the alignment, none is aligned: such tensors come last.
+    ordered = sorted(request.tensors, key=lambda t: (t.nbytes % align != 0, -_CODE[t.dtype.name], t.name.encode()))
     compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     # As text, entry by entry: making a dictionary for each tensor takes longer than encoding it.
     entries = [] if metadata is None else [f'"__metadata__":{compact(dict(sorted(metadata.items())))}']
@@ -40,7 +42,7 @@ def plan(request: Request) -> Plan:
         entries.append(f'{name}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{offset},{end}]}}')
         offset = end
     text = f"{{{','.join(entries)}}}".encode()
-    text += b" " * (-len(text) % 8)
+    text += framing(len(text), align)
     if len(text) > MAX_HEADER:
         refuse("safetensors", [f"a header of {len(text)} bytes, more than {MAX_HEADER}"])
     return Plan(LENGTH.size + len(text) + offset, framed(text, ordered))

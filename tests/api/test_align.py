@@ -1,0 +1,166 @@
+"""``align=``: tensors that begin at multiples of a power of two, in the formats that have room for it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests import builders
+
+import weightmap as wm
+from weightmap import cli
+from weightmap.formats import by_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RNG = np.random.default_rng(3)
+TENSORS: dict[str, Any] = {
+    "big": RNG.standard_normal((32, 16)).astype(np.float32),
+    "half": RNG.standard_normal((8, 8)).astype(ml_dtypes.bfloat16),
+    "odd": np.arange(5, dtype=np.int32),
+    "odder": np.arange(3, dtype=np.int8),
+    "wide": RNG.standard_normal(64),
+}
+ALIGNING = [name for name in builders.known() if by_name(name).aligns]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A safetensors file whose data begins at no multiple of 16."""
+    path = tmp_path / "source.safetensors"
+    for length in range(64):
+        wm.save(path, TENSORS, metadata={"k": "v" * length})
+        if wm.open(path).infos()[0].offset % 16:
+            return path
+    raise AssertionError
+
+
+@pytest.mark.parametrize("format_", ALIGNING)
+@pytest.mark.parametrize("align", [8, 16, 32, 64])
+def test_tensors_begin_where_they_are_asked_to(tmp_path: Path, source: Path, format_: str, align: int) -> None:
+    """All of whole multiples do, in each format; values and metadata stay, and the file is strictly sound."""
+    found = by_name(format_)
+    dtypes = found.dtypes[found.layouts[0]]
+    include = [name for name, array in TENSORS.items() if array.dtype.name in dtypes]
+    target = tmp_path / f"target{found.suffixes[0]}"
+    report = wm.convert(source, target, include=include, align=align)
+    with wm.open(target, verify="full") as file:
+        assert set(file) == set(include)
+        for name in include:
+            assert file[name].tobytes() == TENSORS[name].tobytes()
+        offsets = {info.name: info.offset for info in file.infos()}
+        assert file.metadata["k"] == wm.open(source).metadata["k"]
+    for name, offset in offsets.items():
+        assert offset % align == 0 or name.startswith("odd")
+    off = sum(offset % align > 0 for offset in offsets.values())
+    assert report.warnings == (
+        (f"{off} tensor of {len(include)} could not be aligned to {align} bytes",) if off else ()
+    )
+    wm.save(tmp_path / f"saved{found.suffixes[0]}", {name: TENSORS[name] for name in include}, align=align)
+    with wm.open(tmp_path / f"saved{found.suffixes[0]}") as file:
+        assert all(file.info(name).offset % align == 0 for name in include if not name.startswith("odd"))
+
+
+def test_only_one_tensor_is_off_where_nothing_may_lie_between(tmp_path: Path, source: Path) -> None:
+    """safetensors and BinTensors: whole multiples first, and the first of the others still begins well."""
+    for suffix in (".safetensors", ".bt"):
+        report = wm.convert(source, tmp_path / f"t{suffix}", align=64)
+        offsets = [info.offset % 64 for info in wm.open(tmp_path / f"t{suffix}").infos()]
+        assert offsets[:4] == [0] * 4
+        assert offsets[4] > 0
+        assert report.warnings == ("1 tensor of 5 could not be aligned to 64 bytes",)
+
+
+def test_other_libraries_read_what_is_aligned(tmp_path: Path, source: Path) -> None:
+    """safetensors, bintensors and gguf-py, where they are installed."""
+    theirs = pytest.importorskip("safetensors.numpy")
+    wm.convert(source, tmp_path / "t.safetensors", align=4096)
+    assert wm.open(tmp_path / "t.safetensors").infos()[0].offset == 4096
+    loaded = theirs.load_file(tmp_path / "t.safetensors")
+    assert loaded["big"].tobytes() == TENSORS["big"].tobytes()
+    bintensors = pytest.importorskip("bintensors.numpy")
+    plain = [name for name in TENSORS if name != "half"]  # its numpy side lacks bfloat16
+    wm.convert(source, tmp_path / "t.bt", layout="current", align=64, include=plain)
+    loaded = bintensors.load_file(tmp_path / "t.bt")
+    assert {name: array.tobytes() for name, array in loaded.items()} == {
+        name: TENSORS[name].tobytes() for name in plain
+    }
+    gguf = pytest.importorskip("gguf")
+    wm.convert(source, tmp_path / "t.gguf", align=64)
+    reader = gguf.GGUFReader(tmp_path / "t.gguf")
+    assert reader.alignment == 64
+    assert {t.name: t.data.tobytes() for t in reader.tensors}["big"] == TENSORS["big"].tobytes()
+
+
+def test_an_alignment_that_a_file_has_is_kept(tmp_path: Path) -> None:
+    """GGUF: a larger alignment in the metadata satisfies a smaller one that is asked for."""
+    arrays = {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}
+    wm.save(tmp_path / "a.gguf", arrays, metadata={"general.alignment": 128})
+    wm.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", align=64)
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    wm.convert(tmp_path / "a.gguf", tmp_path / "c.gguf", align=256)
+    with wm.open(tmp_path / "c.gguf") as file:
+        assert file.metadata["general.alignment"] == 256
+        assert all(info.offset % 256 == 0 for info in file.infos())
+
+
+@pytest.mark.parametrize("align", [0, 1, 4, 12, 65, 8192, -8])
+def test_no_other_numbers_are_alignments(tmp_path: Path, source: Path, align: int) -> None:
+    """Anything but a power of two from 8 to 4096 is a ValueError, and nothing is written."""
+    for call in (
+        lambda: wm.save(tmp_path / "t.weights", TENSORS, align=align),
+        lambda: wm.convert(source, tmp_path / "t.weights", align=align),
+    ):
+        with pytest.raises(ValueError, match=f"align is {align}, expected a power of two"):
+            call()
+    assert not (tmp_path / "t.weights").exists()
+
+
+def test_formats_without_room_refuse(tmp_path: Path, source: Path) -> None:
+    """They say so, and how far they go; no file is written."""
+    cases = [
+        (".amb", 8, "any number of bytes"),
+        (".weights", 128, "more than 64 bytes"),
+        (".bt", 128, "more than 64 bytes"),
+    ]
+    for suffix, align, words in cases:
+        with pytest.raises(wm.EncodeError, match=words):
+            wm.convert(source, tmp_path / f"t{suffix}", include="big", align=align)
+        assert not (tmp_path / f"t{suffix}").exists()
+    with pytest.raises(ValueError, match="align="):
+        wm.convert(source, tmp_path / "t.vec", format="text", align=64)
+
+
+@pytest.mark.parametrize("layout", ["spec", "current"])
+def test_headers_of_bintensors_are_aligned_by_wide_integers(tmp_path: Path, layout: str) -> None:
+    """Any header of three tensors and more; of one tensor where its integers suffice, and else the report says so."""
+    aligned = 0
+    for count in (1, 2, 3, 7, 40):
+        for length in range(0, 64, 3):
+            tensors = {f"{'n' * length}{i}": np.full((16, 4), i, np.float32) for i in range(count)}
+            wm.save(tmp_path / "t.bt", tensors, layout=layout, align=64)
+            with wm.open(tmp_path / "t.bt") as file:
+                off = {info.offset % 64 for info in file.infos()}
+                assert off == {0} or count < 3
+                assert len(off) == 1
+                aligned += off == {0}
+                assert all(file[name].tobytes() == array.tobytes() for name, array in tensors.items())
+    assert aligned > 100
+
+
+def test_the_command_line_aligns(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--align, its report as text and JSON, and a number that is no alignment."""
+    target = tmp_path / "t.safetensors"
+    assert cli.main(["convert", str(source), str(target), "--align", "64", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "could not be aligned to 64 bytes" in json.dumps(document)
+    assert wm.open(target).infos()[0].offset % 64 == 0
+    assert cli.main(["convert", str(source), str(target), "--align", "64"]) == 0
+    captured = capsys.readouterr()
+    assert "1 tensor of 5 could not be aligned" in captured.out + captured.err
+    assert cli.main(["convert", str(source), str(target), "--align", "24"]) == 2
+    assert "--align is 24" in capsys.readouterr().err
