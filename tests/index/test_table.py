@@ -20,7 +20,7 @@ from weightmap.index.columns import ColumnTable
 from weightmap.index.messages import table_error
 from weightmap.index.records import RecordTable
 from weightmap.index.rules import Rules
-from weightmap.kernels import _faults
+from weightmap.kernels import _native
 
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])
@@ -250,7 +250,7 @@ def test_no_memory_is_no_fault_of_the_file():
     """When C finds no memory for its own table, that is a MemoryError, and the file is not called damaged."""
     fault = ffi.new("wm_fault *", {"code": lib.WM_FAULT_MEMORY, "actual": 4096})
     with pytest.raises(MemoryError, match="4096 bytes"):
-        _faults.fault_of(fault)
+        _native.fault_of(fault)
 
 
 def columns_of(names):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError
 from weightmap.formats._base import HEAD, LOOK, Content, Format, Importer, discover
-from weightmap.formats._hints import FOREIGN, hint
 from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ __all__ = [
 ]
 
 _WRITING = dict.fromkeys(("Payload", "Plan", "Request", "Unfit", "listed", "refuse"), "_writing")
+_hint = later("weightmap.formats._hints", "hint")
 __getattr__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verifying", "fitted": "_metadata"})
 
 
@@ -93,6 +93,8 @@ def by_suffix(path: str) -> Format:
     if found is not None:
         return found
     known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
+    from weightmap.formats._hints import FOREIGN  # noqa: PLC0415 - for errors only
+
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:
         raise EncodeError(f"{foreign}; files are written with one of the suffixes {known}", path=path)
@@ -105,7 +107,8 @@ def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | No
 
     Formats without magic bytes begin with the length of a header, which the beginning of another kind may look like.
     """
-    return hint(head, 3) if format_ in _UNMARKED else None
+    known: UnknownFormatError | None = _hint(head, 3) if format_ in _UNMARKED else None
+    return known
 
 
 def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Importer]] = tuple) -> Format | Importer:
@@ -140,7 +143,7 @@ def _unknown(head: bytes, claims: list[Format | Importer]) -> FormatError:
     if claims:
         msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}"
         return UnknownFormatError(msg, remedy=Remedy("give {}", "format"))
-    known = hint(head, 2)
+    known: UnknownFormatError | None = _hint(head, 2)
     if known is not None:
         return known
     found = "nothing but zero bytes" if not any(head) else repr(head[:16])

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from weightmap.kernels._checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64
 from weightmap.kernels._columns import Columns, row_rules
-from weightmap.kernels._faults import FAULTS, Fault
 from weightmap.kernels._files import (
     Descriptor,
     advise,
@@ -35,11 +34,19 @@ from weightmap.kernels._gguf import (
     ggml_block,
     gguf_types,
 )
-from weightmap.kernels._memory import check_out, empty, given_array
-from weightmap.kernels._native import U32_MAX
-from weightmap.kernels._records import pairs_check, records_check, records_find
-from weightmap.kernels._scans import json_depth, scan_bincode, scan_json, scan_layers
-from weightmap.kernels._sections import SECTION_FIELDS, Section, scan_section
+from weightmap.kernels._native import FAULTS, U32_MAX, Fault
+from weightmap.kernels._scans import (
+    SECTION_FIELDS,
+    Section,
+    json_depth,
+    pairs_check,
+    records_check,
+    records_find,
+    scan_bincode,
+    scan_json,
+    scan_layers,
+    scan_section,
+)
 from weightmap.kernels._strings import (
     index_build,
     index_find_many,
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
     from weightmap.kernels._ggml import *
     from weightmap.kernels._half import *
     from weightmap.kernels._isa import *
+    from weightmap.kernels._memory import *
     from weightmap.kernels._pages import *
     from weightmap.kernels._pq import *
     from weightmap.kernels._quantize import *
@@ -91,6 +99,7 @@ _ON_DEMAND = {
     "_ggml": "GGML_ENCODED GGML_TYPES GgmlType decode_ggml encode_ggml ggml_size",
     "_half": "bf16_to_f32 f16_to_f32 unpack_f16_pairs widen",
     "_isa": "available_isas isa use_isa variant",
+    "_memory": "check_out empty given_array",
     "_pages": "cached_pages drop_pages file_system page_size resident_pages",
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers",

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.kernels._memory import given_array
 from weightmap.kernels._native import U32_MAX, as_input, as_output, ffi, from_buffer, lib, module, thread_count
+from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from weightmap.kernels._native import Buffer
+
+_given_array = later("weightmap.kernels._memory", "given_array")
 
 
 def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
@@ -150,7 +152,7 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
         counts = counts.copy()
     if out is None:
         hashes = np.empty(len(counts), np.uint32)
-    elif (hashes := given_array(out)).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
+    elif (hashes := _given_array(out)).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
         msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
         raise ValueError(msg)
     buffer = as_input(blob)

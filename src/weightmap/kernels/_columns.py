@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._faults import fault_of
-from weightmap.kernels._native import NULL, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, Fault, fault_of, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-    from weightmap.kernels._faults import Fault
 
 
 # Without clearing: a scan fills the memory.

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.kernels._columns import Columns
-from weightmap.kernels._faults import fault_of
-from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, Fault, as_input, as_output, fault_of, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.kernels._faults import Fault
 
 # The fewest bytes of a key-value and of a tensor info, in any version.
 GGUF_VALUE_LEAST, GGUF_TENSOR_LEAST = 9, 20

@@ -1,4 +1,4 @@
-"""The access to the C module, for the other modules of this package."""
+"""The access to the C module, and the faults that its scans report, for the other modules of this package."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
 
 __all__ = [
+    "FAULTS",
     "NULL",
     "U32_MAX",
+    "Fault",
     "as_input",
     "as_output",
     "decode_array",
     "decode_ggml_array",
+    "fault_of",
     "ffi",
     "from_buffer",
     "lib",
@@ -68,3 +71,33 @@ def thread_count(threads: int) -> int:
 def as_output(array: NDArray[Any], ctype: str) -> Any:
     """Return an array as a pointer for C to write."""
     return from_buffer(ctype, array, require_writable=True)
+
+
+class Fault:
+    """A defect, as the numbers of a wm_fault: see kernels.h."""
+
+    __slots__ = ("actual", "at", "code", "expected", "row")
+
+    def __init__(self, code: int, row: int, at: int, actual: int, expected: int) -> None:
+        self.code = code
+        self.row = row
+        self.at = at
+        self.actual = actual
+        self.expected = expected
+
+    @property
+    def kind(self) -> str:
+        """The name of its code, such as "TABLE_RANGE"."""
+        return _KINDS.get(self.code, "")
+
+
+FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
+_KINDS = {code: name for name, code in FAULTS.items()}
+
+
+def fault_of(fault: Any) -> Fault:
+    """Return the fault in a wm_fault. Raises MemoryError if a scan ran out of memory."""
+    if fault.code == lib.WM_FAULT_MEMORY:
+        msg = f"no memory for a table of {fault.actual} bytes"
+        raise MemoryError(msg)
+    return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)

@@ -17,7 +17,7 @@ from tests.builders import amb, noise, normal
 import weightmap as wm
 from weightmap.formats.amb import layout, records
 from weightmap.io.opening import from_buffer, from_path
-from weightmap.kernels import _sections
+from weightmap.kernels import _scans
 from weightmap.options import Options
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def test_an_error_of_the_system_passes_through(tmp_path: Path) -> None:
 
 def test_records_that_grow_between_two_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that did not fit, and does not fit its own size at the second walk, is an error and no wrong table."""
-    walk = _sections._walk
+    walk = _scans._walk
     found = []
 
     def growing(section: Any, room: tuple[int, int, int], **options: Any) -> Any:
@@ -186,7 +186,7 @@ def test_records_that_grow_between_two_walks(monkeypatch: pytest.MonkeyPatch) ->
         found.append(room)
         return columns, result, fault
 
-    monkeypatch.setattr(_sections, "_walk", growing)
+    monkeypatch.setattr(_scans, "_walk", growing)
     with pytest.raises(wm.TruncatedError, match="changed"):
         wm.open(sound())
     assert len(found) == 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,20 +40,15 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
     if not options.strict:
         readings += [(number, options) for number in LAYOUTS.values()]
-    misfits: list[_Misfit] = []
+    misfits: list[tuple[int, FormatError]] = []
     for layouts, how in readings:
         reading = _Reading(source, header, layouts, how)
         try:
             return reading.content()
         except FormatError as error:
-            misfits.append(_Misfit(reading.progress, error))
+            misfits.append((reading.progress, error))
     # The reading that got further has the better reason.
-    raise max(misfits[-2:], key=lambda misfit: misfit.progress).error
-
-
-class _Misfit(NamedTuple):
-    progress: int
-    error: FormatError
+    raise max(misfits[-2:], key=itemgetter(0))[1]
 
 
 class _Reading:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import namedtuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError
 from weightmap.formats.embd import DTYPE_NAMES
 from weightmap.index.records import RecordTable
+from weightmap.index.rules import Rules
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType
+    from weightmap.options import Options
 
 MAGIC_END = b"DBME"
 HEADER = struct.Struct("<4s2H8I2Q2I")
@@ -41,26 +45,12 @@ REQUIRED_KEYS = (
 DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
 
 
-class Header(NamedTuple):
-    """The header, field by field: ``Header._make(HEADER.unpack_from(raw))``."""
-
-    magic: bytes
-    version_major: int
-    version_minor: int
-    flags: int
-    metadata_offset: int
-    metadata_size: int
-    vocab_offset: int
-    vocab_size: int
-    tensor_index_offset: int
-    tensor_index_count: int
-    tensor_data_offset: int
-    tensor_data_size: int
-    total_file_size: int
-    header_checksum: int
-    reserved: int
-
-
+# Fields without types: those of a typing.NamedTuple would take a quarter of a millisecond of every import.
+Header = namedtuple(  # noqa: PYI024
+    "Header",
+    "magic version_major version_minor flags metadata_offset metadata_size vocab_offset vocab_size tensor_index_offset "
+    "tensor_index_count tensor_data_offset tensor_data_size total_file_size header_checksum reserved",
+)
 # Where opening a file, which has no time for more than the tuple of the fields, finds one of them.
 TOTAL_FILE_SIZE = Header._fields.index("total_file_size")
 # The offset of each field, for messages.
@@ -77,3 +67,36 @@ def check_gap(field: str, end: int, start: int) -> None:
     if start - end >= ALIGNMENT:
         expected = f"at most {end + ALIGNMENT - 1}: the section before it ends at {end}"
         raise field_error(LayoutError, field, start, expected, f"there is a hole before a section: {field}")
+
+
+# The byte of each field in a descriptor.
+_FIELDS_AT = {"name_hash": 0, "dtype": 4, "ndim": 5, "name_length": 6, "shape": 8, "data_offset": 24}
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = DTYPE_LIST
+    min_ndim, max_ndim = 1, MAX_NDIM
+    fields = MappingProxyType({field: (field, at) for field, at in _FIELDS_AT.items()})
+
+
+class _Aligned(_Rules):
+    __slots__ = ()
+    alignment, max_gap = ALIGNMENT, ALIGNMENT - 1
+
+
+def record_rules(flags: int, base: int, size: int, file_size: int, options: Options) -> Rules:
+    """Return the rules for a file whose data section has `size` bytes from `base` on."""
+    kind = _Aligned if flags & TENSORS_ALIGNED else _Rules
+    return kind(base, file_size, size, lax=not options.strict)
+
+
+def check_table(table: RecordTable, start: int, data: int) -> None:
+    """Check the descriptors, their names, and that only padding lies between the names and the data.
+
+    `start` is the offset of the index, `data` that of the data.
+    """
+    table.check()
+    end = start + DESCRIPTOR.size * table.count + table.names_size
+    if data - end >= ALIGNMENT:
+        check_gap("tensor_data_offset", end, data)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weightmap import kernels
 from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats._base import Content, take
-from weightmap.formats.embd.descriptors import check_table, record_rules
 from weightmap.formats.embd.layout import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
@@ -18,7 +17,9 @@ from weightmap.formats.embd.layout import (
     VOCAB_EMBEDDED,
     Header,
     check_gap,
+    check_table,
     field_error,
+    record_rules,
 )
 from weightmap.formats.embd.metadata import check_metadata, load_metadata
 from weightmap.formats.embd.vocabulary import vocabulary

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from weightmap import kernels
 from weightmap.errors import LayoutError
 from weightmap.formats._verifying import Sum
-from weightmap.formats.embd.descriptors import check_table, record_rules
 from weightmap.formats.embd.layout import (
     CHECKSUM_ENABLED,
     DESCRIPTOR,
@@ -16,6 +15,8 @@ from weightmap.formats.embd.layout import (
     REQUIRED_KEYS,
     VOCAB_EMBEDDED,
     Header,
+    check_table,
+    record_rules,
 )
 from weightmap.formats.embd.metadata import load_metadata
 from weightmap.formats.embd.vocabulary import vocabulary
