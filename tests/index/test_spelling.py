@@ -111,7 +111,7 @@ def test_get_looks_for_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (shards / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     for source in (shards, shards / "a.safetensors"):
         with wm.open(source) as f:
-            with pytest.raises(wm.TensorNotFoundError, match=r"close: 'a\.weight'"):
+            with pytest.raises(wm.TensorNotFoundError, match=r"similar names: 'a\.weight'"):
                 f["a.wieght"]
             with monkeypatch.context() as patch:
                 patch.setattr("weightmap.model.parts.alike", None)

@@ -18,7 +18,6 @@ from weightmap import importers
 from weightmap.embeddings.subwords import Subwords
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.formats._base import discover
-from weightmap.model import single
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,7 +240,7 @@ def test_an_importer_is_added_by_adding_a_file(
     found = discover("weightmap.importers", importers.__path__, "IMPORTER")
     try:
         assert list(found) == sorted([*importers.IMPORTERS, "toy"])
-        monkeypatch.setattr(single, "_IMPORTERS", (found["toy"],))
+        monkeypatch.setattr(importers, "IMPORTERS", {"toy": found["toy"]})
         source = put(b"toy 1 2\nb 3 4\n")
         with pytest.raises(wm.UnknownFormatError, match="this is a toy: convert it") as caught:
             wm.open(source)
@@ -249,7 +248,7 @@ def test_an_importer_is_added_by_adding_a_file(
         wm.convert(source, tmp_path / "a.fifu", normalize=False)
         with wm.open(tmp_path / "a.fifu") as f:
             assert f["embeddings"].tolist() == [[1, 2], [3, 4]]
-        monkeypatch.setattr(single, "_IMPORTERS", tuple(found.values()))
+        monkeypatch.setattr(importers, "IMPORTERS", found)
         with pytest.raises(wm.UnknownFormatError, match="more than one format recognises this file: text, toy"):
             wm.convert(source, tmp_path / "b.fifu")
     finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.errors import LayoutError, UnknownFormatError
 from weightmap.formats._metadata import TEXT
@@ -44,7 +44,7 @@ _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
 
 
-class Part(NamedTuple):
+class Part:
     """The place of a file among the numbered parts of a model.
 
     Attributes
@@ -59,11 +59,16 @@ class Part(NamedTuple):
         The metadata keys with these numbers, which do not apply to the whole model.
     """
 
-    number: int
-    parts: int
-    tensors: int | None
-    names: tuple[str, ...]
-    keys: frozenset[str]
+    __slots__ = ("keys", "names", "number", "parts", "tensors")
+
+    def __init__(
+        self, number: int, parts: int, tensors: int | None, names: tuple[str, ...], keys: frozenset[str]
+    ) -> None:
+        self.number = number
+        self.parts = parts
+        self.tensors = tensors
+        self.names = names
+        self.keys = keys
 
 
 class Content:
@@ -262,7 +267,7 @@ class Format:
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
 
 
-class Importer(NamedTuple):
+class Importer:
     """A kind of file that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
 
     Attributes
@@ -282,12 +287,23 @@ class Importer(NamedTuple):
         Which of "metadata" and "subwords" such a file holds.
     """
 
-    name: str
-    hint: str
-    claims: Callable[[bytes, int], bool]
-    read: Callable[[Source, bytes, Any], Any]
-    plan: Callable[[Any], Plan] | None = None
-    carries: frozenset[str] = frozenset()
+    __slots__ = ("carries", "claims", "hint", "name", "plan", "read")
+
+    def __init__(
+        self,
+        name: str,
+        hint: str,
+        claims: Callable[[bytes, int], bool],
+        read: Callable[[Source, bytes, Any], Any],
+        plan: Callable[[Any], Plan] | None = None,
+        carries: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name
+        self.hint = hint
+        self.claims = claims
+        self.read = read
+        self.plan = plan
+        self.carries = carries
 
     def parse(self, _source: Source, _head: bytes, _options: Options) -> NoReturn:
         """Refuse to open such a file in place: see `Format.parse`."""

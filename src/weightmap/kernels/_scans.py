@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from weightmap.kernels._columns import Columns
 from weightmap.kernels._native import NULL, U32_MAX, Fault, fault_of, ffi, from_buffer, lib
@@ -158,16 +158,28 @@ _ROOM = (16384, 512, 1024)
 _RECORD, _DIM = 12, 4
 
 
-class Section(NamedTuple):
+class Section:
     """A section of records in an AMB file: see wm_amb_section in scans.h."""
 
-    fd: int  # -1 if the file is `data`
-    data: NDArray[Any] | None
-    begin: int  # of the section in the file, like `end`
-    end: int
-    max_tensors: int
-    max_names: int
-    bare: tuple[int, int]  # block size and bytes of a scale for blocks without a header, or zeros
+    __slots__ = ("bare", "begin", "data", "end", "fd", "max_names", "max_tensors")
+
+    def __init__(
+        self,
+        fd: int,
+        data: NDArray[Any] | None,
+        begin: int,
+        end: int,
+        max_tensors: int,
+        max_names: int,
+        bare: tuple[int, int],
+    ) -> None:
+        self.fd = fd  # -1 if the file is `data`
+        self.data = data
+        self.begin = begin  # of the section in the file, like `end`
+        self.end = end
+        self.max_tensors = max_tensors
+        self.max_names = max_names
+        self.bare = bare  # block size and bytes of a scale for blocks without a header, or zeros
 
 
 # The field of a fault, by the WM_AMB_ constants.

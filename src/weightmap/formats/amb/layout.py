@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from weightmap.dtypes import DTYPES, SCHEMES
 from weightmap.errors import FormatError, TruncatedError, UnsupportedError
@@ -42,14 +42,17 @@ BY_BLOCKS = ("int4_block", "int5_block")
 BARE_DEFAULTS = {"block_size": 32, "scale_type": "fp16"}
 
 
-class Header(NamedTuple):
+class Header:
     """The checked header: the offset of each section, which ends where the next one begins."""
 
-    metadata: int
-    config: int
-    tokenizer: int
-    weights: int
-    end: int  # of the last section
+    __slots__ = ("config", "end", "metadata", "tokenizer", "weights")
+
+    def __init__(self, metadata: int, config: int, tokenizer: int, weights: int, end: int) -> None:
+        self.metadata = metadata
+        self.config = config
+        self.tokenizer = tokenizer
+        self.weights = weights
+        self.end = end  # of the last section
 
 
 def read_header(source: Source, head: bytes, options: Options, warnings: list[str]) -> Header:

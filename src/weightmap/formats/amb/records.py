@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.dtypes import NUMPY_MAX_NDIM
@@ -37,11 +37,14 @@ class _Rules(Rules):
     fields = MappingProxyType({"name": ("name", 2)})
 
 
-class Records(NamedTuple):
+class Records:
     """The records of a file."""
 
-    columns: kernels.Columns
-    relative: bool  # whether padding counts from the beginning of the section
+    __slots__ = ("columns", "relative")
+
+    def __init__(self, columns: kernels.Columns, *, relative: bool) -> None:
+        self.columns = columns
+        self.relative = relative  # whether padding counts from the beginning of the section
 
     def content(self) -> tuple[Any, ...]:
         """Return everything that the records say, for comparison."""
@@ -82,7 +85,7 @@ def walk(
             columns, found, fault = kernels.scan_section(section, relative=relative, lax=lax)
             if fault is None:
                 warnings += _odd(found, source.name)
-                return Records(columns, relative)
+                return Records(columns, relative=relative)
             failures.append(((found.n_tensors, fault.at), fault, found.part))
     _, fault, part = max(failures, key=lambda failure: failure[0])
     raise _error(fault, part, source.name)

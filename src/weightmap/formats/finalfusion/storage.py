@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats.finalfusion import TYPES
@@ -34,14 +34,19 @@ if TYPE_CHECKING:
 _PADDING_MOST = 4
 
 
-class Placing(NamedTuple):
+class Placing:
     """Finds the data of a chunk."""
 
-    position: int  # offset of the chunk
-    length: int  # that its header declares
-    size: int  # of the file
-    warnings: list[str]
-    starts_norms: Callable[[int], bool]  # whether a chunk of norms begins at an offset
+    __slots__ = ("length", "position", "size", "starts_norms", "warnings")
+
+    def __init__(
+        self, position: int, length: int, size: int, warnings: list[str], starts_norms: Callable[[int], bool]
+    ) -> None:
+        self.position = position  # offset of the chunk
+        self.length = length  # that its header declares
+        self.size = size  # of the file
+        self.warnings = warnings
+        self.starts_norms = starts_norms  # whether a chunk of norms begins at an offset
 
     @property
     def payload(self) -> int:
