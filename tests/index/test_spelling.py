@@ -114,7 +114,7 @@ def test_get_looks_for_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(wm.TensorNotFoundError, match=r"similar names: 'a\.weight'"):
                 f["a.wieght"]
             with monkeypatch.context() as patch:
-                patch.setattr("weightmap.model.parts.alike", None)
+                patch.setattr(spelling, "alike", None)
                 assert f.get("a.wieght") is None
                 assert f.get("a.wieght", 3) == 3
                 assert f.get([]) is None
