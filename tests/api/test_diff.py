@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 every_suffix = pytest.mark.parametrize(
-    "suffix", [builder.suffix for builder in builders.known().values() if builder.names_tensors]
+    "suffix", [builder.suffix for builder in builders.known().values() if builder.names_tensors and builder.metadata]
 )
 TENSORS = {"a": normal((2, 3), 1), "b": noise("int8", (5,), 2), "c": normal((4,), 3)}
 

@@ -227,7 +227,7 @@ def test_typed_metadata_are_converted_by_one_rule(path: Path, name: str) -> None
     report = wm.convert(path, target, format=name, dtype=None, include=include)
     lines = [line for line in report.warnings if "metadata" in line]
     assert len(lines) == bool(behind)
-    assert all(repr(key) in lines[0] for key in behind)
+    assert all(repr(key) in lines[0] for key in list(behind)[:5])
     with wm.open(target) as file:
         found = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in file.metadata.items()}
         assert found == expected

@@ -65,7 +65,7 @@ def test_every_suite_takes_the_new_format_up(installation: Path, name: str) -> N
 def test_guided_fuzzing_takes_the_new_format_up(installation: Path) -> None:
     """`make fuzz-guided` and OSS-Fuzz go through the formats that `tests.fuzz.seeds` prints, each with its inputs."""
     printed = python(installation, "-m", "tests.fuzz.seeds", "--plain", "seeds").split()
-    assert printed == [*sorted([*wm.formats(), "toy"]), SHARDED]
+    assert printed == [*sorted({*wm.formats(), "toy"}), SHARDED]
     assert len(list((installation / "seeds" / "fuzz_toy").iterdir())) > 3
     assert (installation / "seeds" / "fuzz_toy.dict").read_text(encoding="ascii")
 

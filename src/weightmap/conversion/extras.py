@@ -58,9 +58,8 @@ def extras_of(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the accompanying parts by their names in a `Request`, and lines about those that stay behind."""
     carried = found.carries[layout]
-    homeless: list[str] = []
-    if "metadata" in carried:
-        metadata, homeless = fitted(metadata, found.metadata_keys, found.metadata_kinds)
+    places = found.metadata_keys if "metadata" in carried else frozenset[str]()
+    metadata, homeless = fitted(metadata, places, found.metadata_kinds)
     own, config, tokenizer, notes = file.vocab, file.config, file.tokenizer, []
     vocab: Sequence[str] | None = own
     special_ids = None if own is None else own.special_ids
@@ -89,8 +88,6 @@ def extras_of(
     if homeless:
         some = ", ".join(map(quoted, homeless[:_NAMED])) + (", ..." if len(homeless) > _NAMED else "")
         lost.append(f"{entries(len(homeless))} ({some})")
-    if metadata and "metadata" not in carried:
-        lost.append(entries(len(metadata)))
     if config and "config" not in carried:
         lost.append("the configuration")
     if tokenizer is not None and "tokenizer" not in carried:

@@ -169,7 +169,8 @@ class Format:
     schemes : mapping of str to frozenset
         By layout: the schemes of quantisation that it can hold; none in layouts that are missing here.
     metadata_keys : frozenset of str or None
-        The only metadata keys that it has a place for: `save` refuses others, `convert` leaves them behind. None: any.
+        The only metadata keys that it has a place for, empty without metadata: `save` refuses others, `convert` leaves
+        them behind. None: any.
     vocab_keys : mapping of str to (str or None)
         The metadata keys that hold what `Content.vocab` says, where the format has that there: with the name of a
         special id, or None for the tokens.
