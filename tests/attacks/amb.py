@@ -26,15 +26,15 @@ SHAPE, DTYPE, SIZE, DATA = NDIM + 1, NDIM + 9, NDIM + 10, NDIM + 18
 ROWS = {
     "A1": "AMB of another version or with flags: UnsupportedError.",
     "A2": "Sections that do not add up to the file: TruncatedError or LayoutError.",
-    "A3": "Texts that are no JSON objects: FormatError. No text: legal.",
+    "A3": "Texts that are not JSON objects: FormatError. No text: legal.",
     "A4": "A tokenizer of an unknown type or too short: an error. Ids beyond the vocabulary: a warning.",
-    "A5": "A record whose name, dimensions or dtype go too far: TruncatedError, LimitError, UnsupportedError.",
+    "A5": "A record whose name, dimensions or dtype exceed their bounds: TruncatedError, LimitError, UnsupportedError.",
     "A6": "data_size that is not that of shape and dtype: LayoutError.",
     "A7": "data_size of 2^60: TruncatedError.",
     "A8": "Padding that is not zero, or missing at the end: LayoutError, a warning if not strict.",
     "A9": "Block sizes, scale types and counts of quantised data that cannot be: QuantError.",
-    "A10": "Scales that are NaN, infinite, negative or denormal: legal; NaN and infinity are told by verify.",
-    "A11": "A mask of adaptive data with bits too many, an unknown code, another size: QuantError.",
+    "A10": "Scales that are NaN, infinite, negative or denormal: legal; verify reports NaN and infinity.",
+    "A11": "A mask of adaptive data with excess bits, an unknown code or another size: QuantError.",
     "A12": "A configuration that contradicts the tensors: a warning.",
 }
 

@@ -17,15 +17,15 @@ A, B = bt.Row("a", 11, (2,), 0, 8), bt.Row("b", 1, (3,), 8, 11)
 BODY = bytes(range(11))
 # The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
-    "B1": "BinTensors' header length of 0, beyond the file, beyond 100,000,000: an error. No multiple of 8: a warning.",
+    "B1": "BinTensors' header length of 0, beyond the file, beyond 100,000,000: an error. Not a multiple of 8: a warning.",
     "B2": "Bytes other than a few spaces behind the header's last entry: LayoutError, a warning if not strict.",
     "B3": "The tag of an optional value above 1: FormatError.",
-    "B4": "Integers beginning with 254 or 255, or cut off: an error. Longer than they need be: a warning.",
-    "B5": "Lengths of strings and lists larger than what is left: TruncatedError.",
+    "B4": "Integers beginning with 254 or 255, or cut off: an error. Longer than necessary: a warning.",
+    "B5": "Lengths of strings and lists beyond the bytes left: TruncatedError.",
     "B6": "A dtype above 14: UnsupportedError.",
     "B7": "Data offsets that do not follow one another, or do not end with the file: LayoutError or TruncatedError.",
-    "B8": "A map of names that is no bijection: LayoutError.",
-    "B9": "A metadata key that is there twice: LayoutError, a warning if not strict.",
+    "B8": "A map of names that is not a bijection: LayoutError.",
+    "B9": "A repeated metadata key: LayoutError, a warning if not strict.",
     "B10": "A file that is valid in both layouts: the specification's, always.",
 }
 

@@ -20,10 +20,10 @@ PAIRS = [("model_name", "m"), ("key", "value")]
 AUTO: Any = object()
 # The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
-    "E1": "EMBD's magic or the one of its footer is wrong: UnknownFormatError, or TruncatedError for the footer.",
+    "E1": "EMBD's magic, or that of its footer, is wrong: UnknownFormatError, or TruncatedError for the footer.",
     "E2": "Major version other than 1: UnsupportedError. A minor version: legal, and a warning.",
     "E3": "Reserved flags: UnsupportedError.",
-    "E4": "The header's checksum does not fit: ChecksumError at opening. None in a file without any: a warning.",
+    "E4": "The header's checksum does not match: ChecksumError at opening. A file without checksums: a warning.",
     "E5": "total_file_size is not the size of the file: TruncatedError or LayoutError.",
     "E6": "Section offsets within the header, out of order, overlapping, past the end: LayoutError.",
     "E7": "Metadata whose counts, lengths or keys lie: an error. Missing keys: a warning.",
@@ -33,7 +33,7 @@ ROWS = {
     "E11": "A hash that is not that of its name: ChecksumError of name_hash.",
     "E12": "A number of dimensions outside 1 to 4, an unused dimension that is not 0: FormatError.",
     "E13": "Data outside its section, overlapping, unaligned, with padding that is not zero: LayoutError.",
-    "E14": "A checksum of data or file that does not fit: ChecksumError from verify.",
+    "E14": "A checksum of data or file that does not match: ChecksumError from verify.",
 }
 
 

@@ -20,15 +20,15 @@ VALUES = (KV("s", "str", "x"), KV("n", "u32", 7))
 # The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
 ROWS = {
     "G1": "GGUF of version 0 or above 3, in either byte order: UnsupportedError.",
-    "G2": "Counts of tensors, key-values, items or bytes larger than what is left: TruncatedError.",
+    "G2": "Counts of tensors, key-values, items or bytes beyond the bytes left: TruncatedError.",
     "G3": "A type of values above 12, a bool above 1, a key of more than 65,535 bytes: an error.",
     "G4": "Arrays that nest deeper than 65: LimitError.",
-    "G5": "A key that is there twice: LayoutError, also where hashes collide.",
-    "G6": "general.alignment of 0, of no multiple of 8, or of another type than u32: FormatError.",
-    "G7": "More than four dimensions: FormatError. A type that there is none of: UnsupportedError.",
-    "G8": "A row that is no multiple of its block: LayoutError.",
+    "G5": "A repeated key: LayoutError, also where hashes collide.",
+    "G6": "general.alignment of 0, not a multiple of 8, or of another type than u32: FormatError.",
+    "G7": "More than four dimensions: FormatError. An unknown type: UnsupportedError.",
+    "G8": "A row that is not a multiple of its block: LayoutError.",
     "G9": "Offsets off the alignment, overlapping, with holes, past the file: LayoutError or TruncatedError.",
-    "G10": "Texts that are not UTF-8: FormatError, of arrays when they are verified.",
+    "G10": "Texts that are not UTF-8: FormatError; texts in arrays when they are verified.",
     "G11": "The end within the last padding: TruncatedError, a warning if not strict. Padding not zero: LayoutError.",
     "G12": "Repeated tokens, special ids beyond the last token: legal, a warning of verify.",
 }

@@ -12,9 +12,9 @@ from functools import cache
 from tests import builders
 
 COMMON = {
-    "C1": "Cut off at every byte: TruncatedError or UnknownFormatError, an empty file is told as such.",
+    "C1": "Cut off at every byte: TruncatedError or UnknownFormatError; the message names an empty file.",
     "C2": "Bytes behind the end, a second file, the tail of a ZIP archive: LayoutError, and a warning if not strict.",
-    "C3": "Another kind of file (swapped magic, LFS pointer, HTML, gzip, zip, pickle, zeros): told with a hint.",
+    "C3": "Another kind of file (swapped magic, LFS pointer, HTML, gzip, zip, pickle, zeros): an error with a hint.",
     "C4": "Counts of 2^32 - 1, 2^60, 2^64 - 1: refused before anything is allocated for them.",
     "C5": "Offset plus size beyond 2^32 or 2^64: LayoutError, nothing wraps around.",
     "C6": "Products of a shape, bytes, padding or sums beyond 2^63: LayoutError, also where a dimension is 0.",
@@ -24,7 +24,7 @@ COMMON = {
     "C10": "Two tensors of one name: LayoutError. An empty name: legal, and a warning.",
     "C11": "Names that are not UTF-8: FormatError. Names that are, however wild: legal, and escaped wherever shown.",
     "C12": "JSON that is not strict JSON, or too deep, or not an object: FormatError.",
-    "C13": "TOML that is no TOML, too deep or with numbers too long: FormatError; dates are shown as text.",
+    "C13": "Invalid TOML, or too deep, or with numbers too long: FormatError; dates are shown as text.",
     "C14": "A code of a data type that does not exist: UnsupportedError with the codes that do.",
     "C15": "Truth values of 2 to 255: legal, the bytes stay as they are.",
     "C16": "NaN, infinities and denormals among the data: legal, bit for bit.",
@@ -33,22 +33,22 @@ COMMON = {
     "C19": "Links are followed; FIFOs, sockets and devices are a NotRegularFileError at once.",
     "C20": "Files without tensors open; an empty file is an error and not one of mmap.",
     "C21": "A file that cannot be mapped is read instead, with a log message, unless mapping was asked for.",
-    "C22": "A file truncated after it was opened: an exception from whatever reads it, SIGBUS from views alone.",
+    "C22": "A file truncated after it was opened: an exception from every reader, SIGBUS only from views.",
     "C23": "A file replaced by renaming: the old content stays.",
-    "C24": "A file overwritten in place: look-ups raise FileChangedError, what was parsed stays safe.",
-    "C25": "Another file put in the path's place while it is being opened: everything goes through one descriptor.",
+    "C24": "A file overwritten in place: look-ups raise FileChangedError, parsed structures stay safe.",
+    "C25": "Another file takes the path while it is being opened: everything goes through one descriptor.",
     "C26": "A sparse file of a TiB: mapping it is fine, copying it is a LimitError when there is a limit.",
-    "C27": "More files than descriptors: no view keeps one, and no shard of a model of many files.",
+    "C27": "More files than descriptors: views keep none, nor do shards of a model of many files.",
     "C28": "More tensors than mappings: one mapping for a file.",
     "C29": "Every kind of source: bytes, arrays, mappings, descriptors, file objects; not contiguous: TypeError.",
     "C30": "An index whose shards lie elsewhere, are missing or disagree: an error, and nothing else is opened.",
     "C31": "A big-endian host: every number is read and written little-endian.",
-    "C32": "Formats of others: none is imported by itself.",
+    "C32": "Formats of other packages: none is imported by itself.",
 }
 OTHER = {
-    "D1": "An index of shards that is no JSON object with a map of texts: FormatError.",
-    "S1": "A write fails for want of space or permission: OSError, the old file stays, no other is left.",
-    "S2": "fsync fails: OSError, the old file stays; of the directory: the new one is in place.",
+    "D1": "An index of shards that is not a JSON object with a map of texts: FormatError.",
+    "S1": "A write fails without space or permission: OSError, the old file stays, no other remains.",
+    "S2": "fsync fails: OSError, the old file stays; on the directory: the new one is in place.",
     "S3": "Renaming fails: OSError, the old file stays.",
     "S4": "Killed anywhere: the old file or the new one.",
     "S5": "Saved over the file it was loaded from: fine.",
@@ -56,11 +56,11 @@ OTHER = {
     "S7": "Two writers at once: one of two whole files.",
     "S8": "A tensor that changes while it is written: the checksum is that of the bytes written.",
     "S9": "A value that does not fit: EncodeError before a file is there.",
-    "L1": "EMBD holds what its fields can say, and no more is written.",
-    "L2": "AMB holds what its fields can say, and no more is written.",
-    "L3": "CNN v2 holds 2^32 - 1 weights, and no more are written.",
-    "L4": "BinTensors' header holds 100,000,000 bytes, and no more are written.",
-    "L5": "finalfusion holds what its fields can say, and no more is written.",
+    "L1": "EMBD holds what its fields can express; save refuses more.",
+    "L2": "AMB holds what its fields can express; save refuses more.",
+    "L3": "CNN v2 holds 2^32 - 1 weights; save refuses more.",
+    "L4": "BinTensors' header holds 100,000,000 bytes; save refuses more.",
+    "L5": "finalfusion holds what its fields can express; save refuses more.",
 }
 
 
@@ -72,7 +72,7 @@ def parts() -> dict[str, dict[str, str]]:
         own = {row: text for module in builder.damaging for row, text in getattr(module, "ROWS", {}).items()}
         if own:
             found[builder.title] = own
-    for title, letter in (("Models in a directory", "D"), ("Saving", "S"), ("What a format holds at most", "L")):
+    for title, letter in (("Models in a directory", "D"), ("Saving", "S"), ("The most that a format holds", "L")):
         found[title] = {row: text for row, text in OTHER.items() if row[0] == letter}
     return found
 
