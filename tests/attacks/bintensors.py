@@ -17,7 +17,7 @@ A, B = bt.Row("a", 11, (2,), 0, 8), bt.Row("b", 1, (3,), 8, 11)
 BODY = bytes(range(11))
 # The rows of the threat tables about this format: a fault of a file, and the required outcome.
 ROWS = {
-    "B1": "BinTensors' header length of 0, beyond the file, beyond 100,000,000: an error. Not a multiple of 8: a warning.",
+    "B1": "BinTensors' header length of 0, beyond the file or 100,000,000: an error. Not a multiple of 8: a warning.",
     "B2": "Bytes other than a few spaces behind the header's last entry: LayoutError, a warning if not strict.",
     "B3": "The tag of an optional value above 1: FormatError.",
     "B4": "Integers beginning with 254 or 255, or cut off: an error. Longer than necessary: a warning.",
