@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
 import struct
 import tracemalloc
@@ -15,7 +16,7 @@ from tests.builders import Tensor, gguf, noise, normal
 from tests.support import DATA
 
 import weightmap as wm
-from weightmap import cli
+from weightmap import cli, kernels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -462,6 +463,36 @@ def test_a_header_larger_than_the_limit(tmp_path: Path) -> None:
     wm.open(path, limits=wm.Limits(max_tensors=5_000)).close()
 
 
+def test_a_header_past_positions_of_32_bits(tmp_path: Path) -> None:
+    """A header that its file holds, and limits allow, but that 32 bits do not count, is a LimitError."""
+    path = tmp_path / "t.gguf"
+    with path.open("wb") as file:  # of a text of more than 4 GiB, in a file of holes
+        file.write(gguf.header([], [], kv_count=1) + gguf.Coder().string("k") + struct.pack("<IQ", 8, 1 << 32))
+        file.truncate(5 << 30)
+    with pytest.raises(wm.LimitError, match=r"size of the header .*, for 32-bit positions"):
+        wm.open(path, limits=wm.Limits(max_header_bytes=8 << 30))
+
+
+def test_a_header_that_no_reader_counts_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header past positions of 32 bits is an EncodeError; here 32 bits count to 100."""
+    monkeypatch.setattr(kernels, "U32_MAX", 100)
+    wm.save(tmp_path / "t.gguf", {"w" * 42: np.zeros(1, np.float32)})
+    with pytest.raises(wm.EncodeError, match="a header of 99 bytes"):
+        wm.save(tmp_path / "t.gguf", {"w" * 43: np.zeros(1, np.float32)})
+
+
+def test_metadata_is_pickled_as_plain_values() -> None:
+    """A copy of the metadata, and texts of it, become plain dicts and lists; a union takes mappings alone."""
+    found = opened(gguf.build({}, [*gguf.EVERY_VALUE, *gguf.VOCAB])).metadata
+    again = pickle.loads(pickle.dumps(found.copy()))  # type: ignore[attr-defined]
+    assert type(again) is dict
+    assert list(again) == list(found)
+    assert again["strs"] == list(found["strs"])
+    assert type(pickle.loads(pickle.dumps(found["strs"]))) is list
+    with pytest.raises(TypeError):
+        found.copy() | [("k", 1)]  # type: ignore[attr-defined]
+
+
 def test_lies_about_counts_take_no_memory() -> None:
     """Counts that no file holds are refused before anything is allocated for them."""
     head = gguf.header((), [KV("k", "u8", 1)])
@@ -504,7 +535,8 @@ def collisions(count: int) -> list[bytes]:
 def test_inspect_shows_what_dumps_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Key-values with their types, and of arrays the number of items and the first of them; in JSON all of them."""
     path = tmp_path / "t.gguf"
-    path.write_bytes(gguf.build({"w": normal((2, 3))}, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
+    blocks = Tensor("q4_k", (2, 256), bytes(288))
+    path.write_bytes(gguf.build({"w": normal((2, 3)), "b": blocks}, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
     assert cli.main(["inspect", str(path)]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^general.architecture +STRING +llama$", text, re.MULTILINE)
@@ -515,3 +547,5 @@ def test_inspect_shows_what_dumps_show(tmp_path: Path, capsys: pytest.CaptureFix
     document = json.loads(capsys.readouterr().out)
     assert document["metadata"]["tokenizer.ggml.tokens"] == list(gguf.TOKENS)
     assert document["metadata_types"]["u64"] == "UINT64"
+    quantized = {"scheme": "q4_k", "block_size": 256, "scale_type": "fp16", "bits_per_weight": 4.5}
+    assert quantized.items() <= document["tensors"][1].items()

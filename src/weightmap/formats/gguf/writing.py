@@ -59,8 +59,6 @@ def _problems(tensor: Payload) -> list[str]:
     problems = []
     if name not in (BLOCKS if tensor.dtype.declared else DENSE):
         problems.append(f"dtype {name}")
-    elif name in BLOCKS and (not shape or shape[-1] % BLOCKS[name][0]):
-        problems.append(f"shape {shape} (rows of {name} have a multiple of {BLOCKS[name][0]} elements)")
     if len(shape) > _MAX_NDIM:
         problems.append(f"{counted(len(shape), 'dimension')} (it has 0 to {_MAX_NDIM})")
     if not encodable(tensor.name):
