@@ -153,7 +153,7 @@ def test_headers_of_bintensors_are_aligned_by_wide_integers(tmp_path: Path, layo
 
 
 def test_the_command_line_aligns(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--align, its report as text and JSON, and a number that is no alignment."""
+    """--align, its report as text and JSON, and a number that is not an alignment."""
     target = tmp_path / "t.safetensors"
     assert cli.main(["convert", str(source), str(target), "--align", "64", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

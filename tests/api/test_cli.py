@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and how it exits."""
+"""The command line: its output, its streams and its exit statuses."""
 
 import json
 import os
@@ -817,7 +817,7 @@ def test_demo_passes_its_arguments_on(run, monkeypatch):
 
 
 def test_export_never_replaces_a_device_or_a_fifo(write, run, tmp_path):
-    """Exporting to what is no regular file exits 4 and leaves it what it was."""
+    """Exporting to what is not a regular file exits 4 and leaves it what it was."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     status, _, err = run("export", write(), "weight", fifo)

@@ -328,14 +328,14 @@ def test_inspect_json_on_quantised_tensors(quantised: Path, run: Run) -> None:
 
 
 def test_a_dense_file_has_no_columns_of_quantisation(model: Path, run: Run) -> None:
-    """Where nothing is quantised the table is what it always was."""
+    """Without quantised tensors the table has no columns for them."""
     _, out, _ = run("inspect", model)
     [heading] = [line for line in out.splitlines() if line.startswith("name")]
     assert heading.split() == ["name", "dtype", "shape", "offset", "bytes"]
 
 
 def test_inspect_shows_a_file_whose_mask_is_damaged(put: Callable[..., Path], run: Run) -> None:
-    """A mask that contradicts its data keeps nobody from seeing the other tensors; verify tells what is wrong."""
+    """`inspect` lists the other tensors beside one whose mask contradicts its data; `verify` reports the defect."""
     good = amb.dense("good", normal((2, 2)))
     payload = bytes([0b11]) + struct.pack("<e", 1) + bytes(4)  # no block is of kind 3
     bad = amb.Record("bad", (8,), amb.ADAPTIVE, struct.pack("<BHB", 6, 8, 1) + payload)

@@ -1,4 +1,4 @@
-"""Conversion: what arrives is what was there, memory stays flat, and what the target cannot hold is said, not lost."""
+"""Conversion: content survives, memory stays flat, and the report lists everything that the target cannot hold."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_odd_lines_of_a_vocabulary(bert: Path, tmp_path: Path) -> None:
     "config", [b"{", b"[]", b"\xff", b'{"a":' + b"[" * 100_000, b'{"hidden_size":NaN}'], ids=lambda b: repr(b[:12])
 )
 def test_a_bad_config_is_a_format_error(bert: Path, tmp_path: Path, config: bytes) -> None:
-    """A config.json that is no JSON object is a FormatError that names it, and no file is written."""
+    """A config.json that is not a JSON object is a FormatError that names it, and no file is written."""
     (bert / "config.json").write_bytes(config)
     with pytest.raises(wm.FormatError, match=r"config\.json"):
         wm.convert(bert, tmp_path / "tiny.weights")
@@ -329,7 +329,7 @@ TIMES = [("86400", "1970"), ("9" * 30, "20"), ("-5", "20"), ("soon", "20"), ("",
 
 @pytest.mark.parametrize(("epoch", "year"), TIMES)
 def test_the_time_of_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: str, year: str) -> None:
-    """SOURCE_DATE_EPOCH sets created_at; what is no plausible time is passed over for that of the checkpoint."""
+    """SOURCE_DATE_EPOCH sets created_at; an implausible value is ignored in favour of the checkpoint's time."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 8) + b"{}      ")
     (tmp_path / "config.json").write_text("{}")

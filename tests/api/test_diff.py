@@ -1,4 +1,4 @@
-"""Comparison of two files: tensors by value, whatever the format, metadata and vocabulary besides."""
+"""Comparison of two files of any formats: tensors by value, metadata, vocabulary."""
 
 from __future__ import annotations
 
@@ -121,9 +121,9 @@ def test_metadata_and_vocabulary(put: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("example", builders.examples(), ids=lambda example: f"{example.format}-{example.name}")
 def test_a_file_and_what_convert_made_of_it_are_equal(example: builders.Example, put: Callable[..., Path]) -> None:
-    """Converted to any format that holds it, a file differs from the new one in what the report of that says, or not.
+    """A file differs from its conversion only in what the report of the conversion lists.
 
-    What a format states of itself in every file is told, and not counted.
+    Entries that a format states in every file are notes, not differences.
     """
     source = put(example.data, f"source{example.suffix}")
     for format_ in (found for found in FORMATS.values() if found.plan is not None):
@@ -201,7 +201,7 @@ def test_positions_that_do_not_count_up_are_a_difference(directory: Path) -> Non
 
 @every_suffix
 def test_a_model_in_shards_and_what_convert_made_of_it_are_equal(tmp_path: Path, suffix: str) -> None:
-    """The size of all shards, which their index states, is none of the model's metadata."""
+    """The total size in an index of shards is not metadata of the model."""
     index = st.shard(tmp_path, {"one.safetensors": {"a": normal((2,), 1)}, "two.safetensors": {"b": normal((3,), 2)}})
     target = tmp_path / "folder" / f"target{suffix}"
     target.parent.mkdir()

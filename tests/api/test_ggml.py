@@ -345,7 +345,7 @@ def test_there_and_back(scheme):
 
 
 def test_q8_0_with_one_scale():
-    """Blocks of q8_0 whose scales are equal are int8; others say which block differs."""
+    """Blocks of q8_0 with equal scales become int8; otherwise the error names the first block that differs."""
     q = tensor("q8_0", (2, 2))
     blocks = np.array(q.payload).reshape(-1, 34)
     with pytest.raises(wm.QuantError, match=r"scale of block 1 of q8_0 is .* int8 has a single scale"):

@@ -75,7 +75,7 @@ def test_outputs_are_backed_by_huge_pages(tmp_path: Path) -> None:
 
 @LINUX
 def test_memory_is_used_again() -> None:
-    """A large array takes the memory of one that was freed, and a later one of them that of it."""
+    """A large array reuses the memory of a freed one, and a later array its memory in turn."""
     places = set()
     for _ in range(8):
         array = kernels.empty((LARGE // 4,), np.float32)

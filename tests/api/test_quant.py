@@ -292,7 +292,7 @@ def test_large_tensors_in_pieces_and_threads(scheme: str) -> None:
 
 
 def test_strict_refuses_scales_that_are_no_numbers() -> None:
-    """With strict=True a NaN or infinite scale is a QuantError that names its block; else its block is no numbers."""
+    """With strict=True a NaN or infinite scale is a QuantError that names its block; else the block decodes to it."""
     scales = [1.0, 2.0, math.inf, 4.0]
     payload = b"".join(struct.pack("<e", scale) + bytes([0x21]) for scale in scales)
     tensor = QuantizedTensor("int4_block", (8,), payload, block_size=2)
@@ -617,7 +617,7 @@ def test_how_the_array_lies_in_memory_does_not_matter(scheme: str, block_size: i
 
 
 def test_bits_of_adaptive_are_kept_to() -> None:
-    """More bits give no larger an error, and no more are used than asked for, the mask of 2 bits a block aside."""
+    """More bits never give a larger error, and the budget is kept, apart from 2 bits of mask for each block."""
     values = np.random.default_rng(4).standard_t(3, size=6400).astype(np.float32)
     errors = []
     for bits in (4.5, 4.75, 5.0, 5.5, 6.0, 8.0, 12.0, 16.0):
@@ -699,7 +699,7 @@ def test_payloads_that_are_no_bytes() -> None:
 
 
 def test_sequences_of_other_kinds_are_indices() -> None:
-    """Ranges and other arrays index as numpy has it; what is no index is numpy's IndexError."""
+    """Ranges and other arrays index as in numpy; anything else is numpy's IndexError."""
 
     class Other:
         """An array of another library, which says of itself that it may be an integer."""

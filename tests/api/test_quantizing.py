@@ -427,7 +427,7 @@ print(used - before)
 
 
 def sparse(path: Path, rows: int, code: int) -> Path:
-    """A file of one quantised tensor, a hole but for its header."""
+    """A sparse file of one quantised tensor, of which only the header exists."""
     size = 4 + (rows * 1024 // 32 * 18 if code == amb.INT4BLOCK else rows * 1024 + 2)
     record = amb.Record("w", (rows, 1024), code, b"", data_size=size)
     head = record.head() + struct.pack("<BHB", code - 2, 32 if code == amb.INT4BLOCK else 0, 1)

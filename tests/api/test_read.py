@@ -123,7 +123,7 @@ def test_out_may_be_a_subclass(kind: Any, every_dtype: wm.TensorFile) -> None:
 
 
 def test_out_that_is_no_array_is_a_type_error(every_dtype: wm.TensorFile) -> None:
-    """A list, bytes and a number are no arrays to be filled."""
+    """A list, bytes and a number are not arrays to be filled."""
     for out in ([[0.0] * 6] * 4, bytearray(96), 7):
         with pytest.raises(TypeError, match="out must be an array"):
             every_dtype.read("float16", out=out)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Writing: what lands in the file, what is refused before one exists, and that files are replaced whole or not at all.
+"""Writing: the bytes of the file, refusals before a file exists, and atomic replacement.
 
 Files are read back by the suite's own parser, not only by the package.
 """
@@ -359,7 +359,7 @@ def test_what_the_simple_layout_cannot_express(
     ],
 )
 def test_what_safetensors_cannot_express(tmp_path: Path, tensors: dict[str, Any], options: dict[str, Any]) -> None:
-    """Likewise for safetensors: other dtypes, its reserved name, metadata that is no text, a vocabulary."""
+    """Likewise for safetensors: other dtypes, its reserved name, metadata that is not text, a vocabulary."""
     with pytest.raises(wm.EncodeError):
         wm.save(tmp_path / "out.safetensors", tensors, **options)
     assert listing(tmp_path) == []
@@ -545,7 +545,7 @@ def test_a_directory_is_not_taken_for_a_file(tmp_path: Path, name: str) -> None:
 
 
 def test_a_path_without_a_name_is_no_file(tmp_path: Path) -> None:
-    """An empty path is no file, and a link that leads to itself is an error of the system."""
+    """An empty path is not a file, and a link that leads to itself is an error of the system."""
     with pytest.raises(FileNotFoundError):
         wm.save("", {"a": BASE}, format="embd")
     (tmp_path / "loop.weights").symlink_to("loop.weights")
@@ -766,7 +766,7 @@ for array in (a, a.T, a.astype(">f4")):
 
 
 def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
-    """A matrix is saved as the array it is; a masked array, whose mask would be lost, is an EncodeError."""
+    """np.matrix is saved as an array; a masked array, whose mask would be lost, is an EncodeError."""
     path = tmp_path / "m.safetensors"
     matrix = np.arange(6, dtype=np.float32).reshape(2, 3).view(np.matrix)
     wm.save(path, {"m": matrix})

@@ -204,7 +204,7 @@ def test_a_system_without_sealed_memory_is_an_error(path: Path, monkeypatch: pyt
 @needs_sealing
 @pytest.mark.parametrize("kind", ["descriptor", "file object", "bytes", "bytearray", "BytesIO"])
 def test_every_kind_of_source(path: Path, kind: str) -> None:
-    """Sources that are no path are copied into sealed memory as well."""
+    """Sources that are not path are copied into sealed memory as well."""
     data = path.read_bytes()
     with path.open("rb") as file:
         sources = {
@@ -264,7 +264,7 @@ def test_memory_that_is_not_sealed_enough_is_copied(path: Path, seals: tuple[str
 
 
 def test_what_is_stable(path: Path) -> None:
-    """Copies and immutable bytes are; mapped files and buffers that somebody may write to are not."""
+    """Copies and immutable bytes are stable; mapped files and writable buffers are not."""
     data = path.read_bytes()
     stable = {"copy": wm.open(path, mode="copy"), "bytes": wm.open(data), "view": wm.open(memoryview(data))}
     stable |= {"copied": wm.open(bytearray(data), mode="copy"), "cow": wm.open(bytearray(data), mode="cow")}
@@ -280,7 +280,7 @@ def test_what_is_stable(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
 def test_other_modes_have_no_descriptor_to_share(path: Path, mode: str) -> None:
-    """There fileno() is what it is for files without one: io.UnsupportedOperation; closed, a ClosedError."""
+    """In other modes fileno() raises io.UnsupportedOperation; on a closed handle, ClosedError."""
     with wm.open(path, mode=mode) as f, pytest.raises(io.UnsupportedOperation, match="sealed"):
         f.fileno()
     with pytest.raises(wm.ClosedError):

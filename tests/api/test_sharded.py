@@ -143,7 +143,7 @@ def test_pickling(index: Path) -> None:
 @pytest.mark.parametrize("name", [ONE, TWO, "model.safetensors.index.json"])
 @pytest.mark.parametrize("content", [b"", b"no model at all"], ids=["empty", "junk"])
 def test_unpickling_notices_another_file(index: Path, name: str, content: bytes) -> None:
-    """A shard or an index that is another file now is a FileChangedError, even where that file is no model."""
+    """A shard or an index that is another file now is a FileChangedError, even where that file is not a model."""
     with wm.open(index) as f:
         blob = pickle.dumps(f)
     (index.parent / name).write_bytes(content)
@@ -180,7 +180,7 @@ def snapshot(index: Path, tmp_path: Path) -> Path:
 def test_a_model_in_the_cache_of_hugging_face(
     snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """Every file is a link to a blob: it works by whatever path it is opened."""
+    """A model whose files are links to blobs opens by any of its paths."""
     path = {"index": snapshot / "model.safetensors.index.json", "link to the directory": tmp_path / "main"}.get(
         by, snapshot
     )
@@ -334,7 +334,7 @@ def test_metadata_of_shards_are_those_of_the_model(tmp_path):
 
 
 def test_shards_that_disagree_on_metadata(tmp_path):
-    """An entry with two values is no entry of the model, and verifying and converting say so; the others stay."""
+    """An entry with two values is left out of the model's metadata, and verify and convert say so; others stay."""
     _shards_that_say(tmp_path, {"format": "pt", "a": "1"}, {"format": "tf", "a": "1"}, {"format": "np"})
     told = "the shards disagree on the metadata entry 'format': 'pt' in 'model-0.safetensors' and 'tf' in "
     told += "'model-1.safetensors'"
@@ -398,7 +398,7 @@ def test_a_changed_shard_is_noticed_by_its_own_tensors(index: Path, change: str)
 
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
 def test_a_shard_that_is_gone_from_its_path(index: Path, kept: int, change: str) -> None:
-    """Replaced by rename or deleted, a shard stays what it was in every array; read it is only by its descriptor.
+    """A shard that is replaced by rename or deleted stays unchanged in arrays; only its descriptor can still read it.
 
     Without one, reading and verifying raise FileChangedError, or FileNotFoundError, and never read the other file.
     """

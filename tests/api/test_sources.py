@@ -89,7 +89,7 @@ def test_words_are_converted_from_bytes(tmp_path: Path) -> None:
 
 
 def test_a_handle_is_no_source(tmp_path: Path) -> None:
-    """An open file has `read`, and is no file object."""
+    """An open file has `read`, and is not a file object."""
     wm.save(tmp_path / "x.weights", {"x": np.ones(2, np.float32)})
     with wm.open(tmp_path / "x.weights") as f:
         for take in (wm.open, lambda source: wm.convert(source, tmp_path / "y.weights")):

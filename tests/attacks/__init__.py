@@ -1,4 +1,4 @@
-"""Attacks: files with one lie each, by the row of the threat tables, and what has to come of them.
+"""Attacks: files with one lie each, by the row of the threat tables, and the error that each must raise.
 
 The files are made from valid ones by the builders, which share no code with the package; so any other library can be
 tried on them as well. ``python -m tests.attacks FOLDER`` writes them all, with a table of what is expected.

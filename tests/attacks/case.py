@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Case:
-    """A file with one lie, by the row of the threat tables that it belongs to.
+    """A file with one lie, for a row of the threat tables.
 
     Attributes
     ----------
@@ -26,18 +26,18 @@ class Case:
     kind : str
         Format and layout, such as "embd-simple"; "any" where no format is to recognise the file.
     name : str
-        What the lie is, in a few words.
+        The lie in a few words.
     data : bytes or mapping
         The file; or the files of a folder by name, of which the index of shards is to be opened.
     error : str
         The class of the error, exactly; "" when the file is legal and opens.
     field, offset : str or None, int or None
-        What the error says of the place, exactly.
+        The error's field and offset, exactly.
     late : bool
-        The lie lies in what opening leaves unread: `verify` finds it, and opening does not.
+        Opening does not read the damaged place; `verify` does.
     odd : str or None
-        Words of the warning by which `verify` tells of a legal file that is odd; or, of a file that is refused, of the
-        warning that is left of the error with ``strict=False``. None: no warning, or an error all the same.
+        Words of the warning of `verify` for a legal but odd file; or, for a refused file, of the
+        warning that replaces the error with ``strict=False``. None: no warning, or an error in both modes.
     size : int or None
         The file goes on to this size with a hole.
     """

@@ -1,8 +1,8 @@
-"""The rows of the threat tables, each with a sentence: what is wrong with the file, and what has to come of it.
+"""The rows of the threat tables: for each the defect of the file, and the required outcome.
 
 C rows hold for every format they apply to, D rows for a model in a directory. S rows are about saving and L rows about
 what a format can hold at most: these attack the writer, so their cases are tests and not files. A format's own rows
-stand with its attacks (`tests.builders.Builder.damage`).
+are with its attacks (`tests.builders.Builder.damage`).
 """
 
 from __future__ import annotations

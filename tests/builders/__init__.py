@@ -1,10 +1,10 @@
-"""Example files of every format, built by hand, and the values a right reader finds in them.
+"""Example files of every format, built by hand, and the values that a correct reader finds in them.
 
-One module per format, found by directory. A builder module knows its format from the specification alone: it uses
-`struct`, `json` and `zlib`, and never the package under test, so that a mistake made there cannot repeat itself here.
+Each module of this folder is a builder. It knows its format from the specification alone: it uses
+`struct`, `json` and `zlib`, and never the package under test, so the two cannot share a mistake.
 
-Each defines `BUILDER`, a record of what the tests have to know of the format. Whatever goes through all formats (the
-contract, the attacks, the fuzzer, the tables in the documents) finds them by `known`: there is no other list of them.
+Each defines `BUILDER`, a record with everything that tests need of the format. All suites (the
+contract, the attacks, the fuzzer, the tables in the documents) find formats by `known`; there is no other list.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """The expected content of one tensor: its bytes, and how a reader reads them."""
+    """The expected content of one tensor: dtype, shape and bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,11 +53,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Example:
-    """A file of some format and everything that a right reader says of it.
+    """A file of some format, and everything that a correct reader finds in it.
 
     `tensors` is in file order; `vocab` is None when the file has none, `special_ids` when the format leaves them open.
-    `prefixes` has the sizes of those of its beginnings that are valid files too. `checksums` says whether one of them
-    covers the data of each tensor, `written` whether a writer of the format has to be able to make such a file.
+    `prefixes` has the sizes of its beginnings that are valid files too. `checksums` says whether checksums
+    cover the data of each tensor, `written` whether a writer of the format must be able to make such a file.
     `config` is None when the format has no configuration, `tokenizer` when the file has none; else it is the payload.
     """
 
@@ -83,7 +83,7 @@ class Golden(NamedTuple):
     Attributes
     ----------
     sha256 : str
-        Of the file, on every machine; a release that changes it says so.
+        The same on every machine; a release that changes it says so.
     arguments : callable
         Returns the arguments of `weightmap.save`, given the content that `tests.contract.golden` makes.
     """
@@ -93,7 +93,7 @@ class Golden(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The most calls and objects that opening and looking up take, however many tensors there are: see test_guard.py.
+    """Bounds on the calls and objects of opening and looking up, for any number of tensors: see test_guard.py.
 
     "Lazy" means ``verify="none"``. `calls` count functions of Python and of C that are entered; `blocks` are what
     `sys.getallocatedblocks` counts, about the number of objects, that an open handle keeps. Of look-ups by name, the
@@ -116,7 +116,7 @@ def named(array: Any) -> dict[str, Any]:
 def plain_trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
     """The error for bytes behind the end of a sound file, as in most formats: class, field and byte.
 
-    And words of the warning that is left of it with ``strict=False``, or None where it stays an error.
+    The last item: words of the warning with ``strict=False``, or None if it stays an error.
     """
     del kind, tail
     return "LayoutError", "size", len(data), "trailing"
@@ -126,53 +126,53 @@ def plain_trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, 
 class Builder:
     """The facts that tests need of one format.
 
-    A kind is a format and a layout or a part of it, such as "embd-simple": the name of the format, and whatever is
+    A kind is a format with a layout or another variant, such as "embd-simple": the name of the format, and any words
     behind a hyphen.
 
     Attributes
     ----------
     format : str
-        Its name, as `weightmap.formats()` has it.
+        Its name in `weightmap.formats()`.
     title : str
-        What documents call it.
+        Its name in documents.
     suffix : str
-        What its files are called.
+        The suffix of its files.
     holds : str
-        What the table of formats in the README says of it.
+        Its description in the README's table of formats.
     examples : callable
-        Returns a list of `Example`: sound files, and everything that a right reader finds in them.
+        Returns a list of `Example`: sound files, and everything that a correct reader finds in them.
     damage : tuple of str
-        The names of the modules that damage files, each with one lie: `SOUND`, by kind the file that lies are told
-        about; `cases()`, every `tests.attacks.Case`; and, where the tables in docs/reliability.md have a part for the
-        format, `ROWS`.
+        The names of modules that damage files, with one lie each. They define `SOUND`, by kind the sound
+        file; `cases()`, which yields every `tests.attacks.Case`; and `ROWS`, if the tables in
+        docs/reliability.md have a part for the format.
     growing : mapping of str to callable
-        By kind, what returns a file of as many tensors as it is asked for, the last of zeros; or, where the format has
-        one matrix only, of as many words.
+        By kind, a function that returns a file with a given number of tensors, the last of zeros; or, for a format with
+        a single matrix, of words.
     anatomy : callable
         Takes a sound file apart for the fuzzer: see `tests.fuzz.anatomy`.
     errors : tuple of int and int
-        More different errors than this (class and field) have to come of 5,000 mutants, and of 100,000.
+        5,000 mutants, and 100,000, must raise more different errors (class and field) than these numbers.
     magic : bytes
-        What every file begins with; empty where there is no such thing.
+        The first bytes of every file; empty if these vary.
     seconds : mapping of str to int
-        By kind, the processor time in which a million tensors open, where that is more than ten seconds.
+        By kind, the processor time in which a million tensors must open, if more than ten seconds.
     small : callable, optional
-        Returns, by kind, small sound files to be fuzzed, besides the examples and those that are damaged.
+        Returns, by kind, more small sound files to fuzz.
     sealed : callable, optional
-        Returns a damaged file with the checksums that its bytes have.
+        Returns a damaged file with its checksums corrected.
     trailing : callable
         ``trailing(kind, data, tail)``: see `plain_trailing`.
     dictionary : tuple of bytes
-        What guided fuzzing puts into files besides numbers and texts: see `tests.fuzz.dictionary`.
+        Bytes for guided fuzzing to insert: see `tests.fuzz.dictionary`.
     scans : tuple of str
-        The files of csrc that read this format alone; mutation testing changes their comparisons.
+        The files of csrc for this format alone, whose comparisons mutation testing changes.
     saved : mapping of str to callable
-        By kind, the arguments of `weightmap.save` for a file that holds the given float32 matrix. Empty for a format
+        By kind, a function that returns arguments of `weightmap.save` for a given float32 matrix. Empty for a format
         that is only read.
     golden : mapping of str to Golden
-        By file name, files that the package writes, of every layout.
+        By file name, files of every layout that the package writes.
     metadata : str
-        Which values metadata holds: "texts", "JSON", "TOML" or "typed"; empty where users have none of their own.
+        The values that metadata can hold: "texts", "JSON", "TOML" or "typed"; empty if users cannot set any.
     bounds : mapping of str to Bounds
         By kind of `growing`.
     """
@@ -200,7 +200,7 @@ class Builder:
 
     @property
     def damaging(self) -> list[ModuleType]:
-        """The modules of `damage`; imported when asked for, since they stand on the builders."""
+        """The modules of `damage`, imported at first use because they import builders."""
         return [importlib.import_module(name) for name in self.damage]
 
     @property
@@ -236,7 +236,7 @@ def known() -> Mapping[str, Builder]:
 
 
 def format_of(kind: str) -> Builder | None:
-    """The builder of the format that a kind is of; None where it is of none."""
+    """The builder of a kind's format, or None."""
     return known().get(kind.partition("-")[0])
 
 

@@ -694,7 +694,7 @@ def test_names_of_rows_end_with_the_index(size):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_names_that_are_checked_one_by_one(place):
-    """Where hashes do not tell names apart, they are looked at: a name that is no UTF-8 is found, first or last."""
+    """Where hashes do not tell names apart, they are looked at: a name that is not UTF-8 is found, first or last."""
     names = [b"ab", b"cd"]
     record_table(*[(1, 1, 2, 0, 0, 0, 0, 0)] * 2, names=b"".join(names)).check_names()
     names[place] = b"a\xff"

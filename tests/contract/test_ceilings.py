@@ -25,7 +25,7 @@ LOW = 1000
 
 
 def refused(path: Path, tensors: dict[str, Any], **options: Any) -> str:
-    """The text of a save's EncodeError, after which there is no file."""
+    """The text of a save's EncodeError, which leaves no file."""
     with pytest.raises(wm.EncodeError) as caught:
         wm.save(path, tensors, **options)
     assert not path.exists()

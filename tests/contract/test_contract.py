@@ -465,7 +465,7 @@ def test_a_strided_memoryview_is_refused(example: builders.Example) -> None:
 
 @pytest.mark.parametrize("source", [None, 3.5, ..., ["a"]], ids=repr)
 def test_a_source_of_a_wrong_type_is_a_type_error(source: Any) -> None:
-    """An object that is no source is a TypeError."""
+    """An object that is not a source is a TypeError."""
     with pytest.raises(TypeError):
         wm.open(source)
 

@@ -162,7 +162,7 @@ def test_it_is_opened_and_verified(path: Path) -> None:
 
 
 def test_what_it_declares_not_is_checked_all_the_same() -> None:
-    """Cut off at any byte it is refused; so is an offset that is no multiple of 32, strict or not, and one too far."""
+    """Cut off at any byte it is refused, as are offsets past the end or not a multiple of 32, strict or not."""
     data = build(TENSORS, METADATA)
     for length in range(1, len(data)):
         with pytest.raises((wm.TruncatedError, wm.UnknownFormatError)):

@@ -1,4 +1,4 @@
-"""One registry of facts: what tests know of a format stands with its builder, and no other list names the formats."""
+"""One registry of facts: builders hold everything that tests know of a format; no other list names formats."""
 
 from __future__ import annotations
 

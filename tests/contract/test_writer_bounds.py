@@ -163,7 +163,7 @@ def test_tokens_of_embd_have_65535_bytes():
 
 @pytest.mark.parametrize(("value", "good"), [(-1, False), (0, True), (U32, True), (U32 + 1, False)])
 def test_special_ids_of_embd_are_numbers_of_32_bits(value, good):
-    """Ids from 0 to 2^32 - 1 are written, the last of which stands for none."""
+    """Ids from 0 to 2^32 - 1 are written; the last one means that there is no such token."""
     options: dict[str, Any] = {"vocab": ["a"], "special_ids": {"pad": value}}
     if good:
         assert planned("embd", tensor(), **options) > 0
@@ -173,7 +173,7 @@ def test_special_ids_of_embd_are_numbers_of_32_bits(value, good):
 
 @pytest.mark.parametrize(("value", "good"), [(-1, False), (0, True), (U16 - 1, True), (U16, False)])
 def test_special_ids_of_amb_are_numbers_of_16_bits(value, good):
-    """Ids from 0 to 65,534 are written; 65,535 stands for none."""
+    """Ids from 0 to 65,534 are written; 65,535 means that there is no such token."""
     tokenizer = {"type": 0, "special_ids": {"pad": value}, "payload": b""}
     if good:
         assert planned("amb", tensor(), tokenizer=tokenizer) > 0

@@ -102,7 +102,7 @@ def test_the_work_is_bounded(length: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_get_looks_for_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A miss that is no error costs no search, in one file and in several; one that is an error has names."""
+    """A miss that is not an error costs no search, in one file and in several; one that is an error has names."""
     shards = tmp_path / "model"
     shards.mkdir()
     for name in ("a", "b"):

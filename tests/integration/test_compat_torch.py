@@ -301,7 +301,7 @@ def _flags(path):
 
 
 def test_arrays_of_other_kinds_are_refused_by_the_functions_of_torch(tmp_path):
-    """An array of numpy is no tensor here; the functions of `compat` itself take both."""
+    """An array of numpy is not a tensor here; the functions of `compat` itself take both."""
     with pytest.raises(ValueError, match=r"expected torch\.Tensor"):
         ours.save_file({"a": np.ones(3)}, tmp_path / "m")
     compat.save_file({"a": np.ones(3), "b": torch.ones(3)}, tmp_path / "m")

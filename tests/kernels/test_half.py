@@ -236,7 +236,7 @@ def test_out_that_does_not_fit(kind, bad):
 
 
 def test_out_that_is_no_array(kind):
-    """An output that is no array is a TypeError."""
+    """An output that is not an array is a TypeError."""
     convert, _, _, _ = kind
     with pytest.raises(TypeError, match="bytearray"):
         convert(ALL[:2], out=bytearray(8))

@@ -28,7 +28,7 @@ def pack(codes: np.ndarray, bits: int) -> bytes:
 
 
 def as_value(scale: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """float32(scale) * float32(q); what is no number has one set of bits."""
+    """float32(scale) * float32(q); what is not a number has one set of bits."""
     with np.errstate(invalid="ignore", over="ignore"):
         product = scale.astype(np.float32) * q.astype(np.float32)
     bits = product.view(np.uint32).copy()

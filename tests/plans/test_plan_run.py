@@ -383,7 +383,7 @@ def test_auto_reads_where_mappings_may_fail(
 
 @linux
 def test_file_systems_of_this_machine_are_known() -> None:
-    """What lies in /proc is no file to be opened, but a temporary file has a kind, and memory too."""
+    """What lies in /proc is not a file to be opened, but a temporary file has a kind, and memory too."""
     with wm.open(memoryview(model(1, 256))) as f:
         assert file_system_of(f._source) == FileSystem("memory", "memory")
     if Path("/dev/shm").is_dir() and os.access("/dev/shm", os.W_OK):

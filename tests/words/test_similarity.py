@@ -66,7 +66,7 @@ def test_similarities_of_finalfusion_are_dot_products_of_its_unit_vectors():
 
 @needs_upstream
 def test_analogies_of_finalfusion():
-    """The same of analogies; the three words are left out, and a word that is there twice too."""
+    """The same of analogies; the three words are left out, and a word that is repeated too."""
     with wm.open(UPSTREAM / "simple_vocab.fifu") as f:
         e = f.embeddings
         assert " ".join(words_of(e.analogy("Paris", "Frankreich", "Berlin", 40))) == AS_FRANCE_TO_PARIS

@@ -150,7 +150,7 @@ def test_the_payload_is_bounded_by_limits(put: Any) -> None:
 
 
 def test_tokens_that_are_not_utf8(put: Any) -> None:
-    """A WordPiece vocabulary that is no UTF-8 is a FormatError that names the file."""
+    """A WordPiece vocabulary that is not UTF-8 is a FormatError that names the file."""
     path = put(amb.build(tokens=amb.tokenizer(2, (0,) * 5, b"a\n\xff\n")))
     with wm.open(path) as f, pytest.raises(wm.FormatError, match="UTF-8") as caught:
         f.tokenizer.tokens()
@@ -474,7 +474,7 @@ def test_everything_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> N
 def test_a_tokenizer_that_cannot_be_written(
     tmp_path: Path, tokenizer: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids that are no mapping, and more bytes than a section can have (here 111), are an EncodeError."""
+    """Ids that are not mapping, and more bytes than a section can have (here 111), are an EncodeError."""
     monkeypatch.setattr(tokenizers, "U32_MAX", 111)
     wm.save(tmp_path / "fits.amb", {}, tokenizer={"type": 2, "payload": b"x" * 100})
     with pytest.raises(wm.EncodeError, match=words):

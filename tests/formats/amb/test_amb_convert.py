@@ -178,7 +178,7 @@ def test_sentencepiece_is_the_serialised_model(folder: Folder) -> None:
 
 
 def test_a_text_called_tokenizer_model_is_none(folder: Folder) -> None:
-    """A tokenizer.model that is no protocol buffer, as some models have, leaves the choice to tokenizer.json."""
+    """A tokenizer.model that is not a protocol buffer, as some models have, leaves the choice to tokenizer.json."""
     _, f = converted(folder({"config.json": LLAMA, "tokenizer.model": b"IQ== 0\n", "tokenizer.json": BPE}))
     assert f.tokenizer.type == 0
 
@@ -255,7 +255,7 @@ def test_converting_twice_gives_the_same_bytes(folder: Folder, tmp_path: Path) -
 
 @pytest.mark.parametrize("merges", [5, None, {}, "a b"])
 def test_merges_that_are_no_list(folder: Folder, merges: Any) -> None:
-    """Merges that are no list of pairs are a FormatError that names the file."""
+    """Merges that are not list of pairs are a FormatError that names the file."""
     model = {"type": "BPE", "vocab": VOCAB, "merges": merges}
     with pytest.raises(wm.FormatError, match=r"tokenizer\.json.*a merge is not a pair"):
         converted(folder({"tokenizer.json": {"model": model}}))

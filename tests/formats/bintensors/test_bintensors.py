@@ -250,7 +250,7 @@ def test_conversion_between_the_layouts(put: Callable[..., Path], tmp_path: Path
 
 
 def test_what_the_format_cannot_say_is_refused_before_a_file(tmp_path: Path) -> None:
-    """complex64 and a name that is no Unicode are named in one EncodeError, and nothing is created."""
+    """complex64 and a name that is not Unicode are named in one EncodeError, and nothing is created."""
     arrays = {"good": np.ones(2), "c": np.ones(2, np.complex64), "\ud800": np.ones(2)}
     with pytest.raises(wm.EncodeError) as caught:
         wm.save(tmp_path / "m.bt", arrays)

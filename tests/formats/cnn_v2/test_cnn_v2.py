@@ -271,7 +271,7 @@ def test_the_scan_refuses_columns_that_are_too_short() -> None:
 
 
 def test_the_scan_reads_records_alone() -> None:
-    """Bytes after the last whole record are no layer."""
+    """Bytes after the last whole record are not layer."""
     columns, found = kernels.scan_layers(cnn.record(3, 12, 4, 5) + bytes(19))
     assert (columns.count, found.counted, found.needed) == (1, 432, 432)
     assert columns.raw(0) == (0, (4, 12, 3, 3), 10)
@@ -374,7 +374,7 @@ def test_verify_none_checks_a_layer_when_it_is_looked_up() -> None:
 
 
 def test_swapped_bytes_get_a_hint() -> None:
-    """A file of a big-endian writer is no file of ours, and the message says what it looks like."""
+    """A file of a big-endian writer is not a file of ours, and the message says what it looks like."""
     swapped = np.frombuffer(lie(), "<u4").astype(">u4").tobytes()
     with pytest.raises(wm.UnknownFormatError, match="CNN v2 with swapped bytes"):
         wm.open(memoryview(swapped))

@@ -352,7 +352,7 @@ def test_where_the_special_ids_of_embd_stand():
 @pytest.mark.parametrize("difference", [-1, 0, 1])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_tokens_end_with_their_section(number, difference):
-    """Tokens that run past the end of the vocabulary are reported by the first that does; ending before is no error."""
+    """The error names the first token that runs past the end of the vocabulary; ending before is not an error."""
     tokens = ["abc", "d", "ef"]
     words = bytearray(embd.vocab_section(tokens, offset=64))
     at = 12 + sum(2 + len(token) for token in tokens[:number])

@@ -386,7 +386,7 @@ def test_the_vocabulary_is_a_sequence_of_str() -> None:
 
 
 def test_an_absent_token_is_not_found() -> None:
-    """Index raises ValueError, get gives its default, and `in` is False, for absent text and for what is no text."""
+    """Index raises ValueError, get gives its default, and `in` is False, for absent text and for what is not text."""
     with vocabulary(embd.TOKENS) as f:
         v = f.vocab
         with pytest.raises(ValueError, match="absent"):

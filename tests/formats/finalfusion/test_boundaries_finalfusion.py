@@ -285,7 +285,7 @@ def test_strings_that_run_past_their_vocabulary(kind):
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
 def test_repeated_words_are_counted(repeats):
-    """The error for a word that is there twice says of how many more that is so."""
+    """The error for a word that is repeated says of how many more that is so."""
     words = [f"w{i}" for i in range(4)] + [f"w{i}" for i in range(repeats)]
     f = wm.open(memoryview(ff.build([ff.simple(words), matrix(len(words))])))
     with pytest.raises(wm.LayoutError) as caught:
@@ -546,7 +546,7 @@ def test_parts_of_rows_that_are_shorter(parts, width):
 
 @pytest.mark.parametrize(("rows", "field"), [(2**59 - 1, "quantised matrix"), (2**59, "shape"), (2**63, "shape")])
 def test_quantised_matrices_that_can_just_be_counted(rows, field):
-    """A matrix whose rows, decoded, take 2^63 bytes or more is no matrix that could ever be decoded."""
+    """A matrix whose rows, decoded, take 2^63 bytes or more is not a matrix that could ever be decoded."""
     part = product(rows=rows)
     error = refused(ff.build([part], [4]), strict=False)
     assert error.field == field

@@ -441,7 +441,7 @@ def test_no_metadata_and_empty_metadata_are_distinguished(metadata: Any, tmp_pat
     ids=ascii,
 )
 def test_what_toml_lacks_is_refused(metadata: Any, tmp_path: Path) -> None:
-    """Keys that are no text, nothing, bytes, times of day with a zone and lone surrogates are an EncodeError."""
+    """Keys that are not text, nothing, bytes, times of day with a zone and lone surrogates are an EncodeError."""
     with pytest.raises(wm.EncodeError, match="metadata"):
         wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
     assert not listing(tmp_path)

@@ -107,7 +107,7 @@ def test_one_part_is_a_whole_model(tmp_path: Path) -> None:
 
 
 def test_parts_that_are_missing_or_others(tmp_path: Path) -> None:
-    """A missing part, a part of another number or model, and a tensor that is there twice are LayoutErrors."""
+    """A missing part, a part of another number or model, and a tensor that is repeated are LayoutErrors."""
     path = write(tmp_path, lies={1: [KV("split.no", "u16", 2), KV("split.count", "u16", 3)]})
     with pytest.raises(wm.LayoutError, match="is part 3 of 3, expected part 2 of 3"):
         wm.open(path)

@@ -222,7 +222,7 @@ def test_every_dtype_has_a_place() -> None:
 
 
 def test_what_has_no_place_in_the_header_is_refused(tmp_path: Path) -> None:
-    """A tensor called __metadata__ and a name that is no Unicode are both named in the EncodeError."""
+    """A tensor called __metadata__ and a name that is not Unicode are both named in the EncodeError."""
     value = np.zeros(1, np.float32)
     with pytest.raises(wm.EncodeError, match="the name is taken") as caught:
         wm.save(tmp_path / "m.safetensors", {"__metadata__": value, "\ud800": value})
