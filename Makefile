@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format clients-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -29,6 +29,7 @@ help:
 	@echo "make mutation       each comparison of the parsers made wrong: which are noticed"
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
+	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
 	@echo "make fuzz    10,000,000 mutants of every format, numbered: MUTANTS=100000 FIRST=0 FORMATS='amb embd'"
 	@echo "make fuzz-guided  every reader under atheris, for SECONDS=60 each"
 	@echo "make clean   remove everything that these made, .venv included"
@@ -119,7 +120,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -175,5 +176,19 @@ $(OTHER)/.installed: requirements/finalfusion.txt requirements/finalfusion-build
 
 finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
 	@WEIGHTMAP_FINALFUSION=$(CURDIR)/$(OTHER)/bin/python $(PYTEST) tests/formats/finalfusion/test_finalfusion_upstream.py
+
+# What users of safetensors lean on, in an environment of its own: PyTorch, jax, and the libraries that import safetensors.
+# Another folder, such as one made before: make clients-test CLIENTS=/tmp/clients
+CLIENTS := .venv-clients
+CLIENTS_TESTS := $(addprefix tests/integration/test_,clients.py compat.py compat_surface.py compat_suite.py compat_torch.py \
+    dlpack.py guides.py jax.py load_into.py torch.py)
+$(CLIENTS)/.installed: requirements/clients.txt
+	@echo "Installing PyTorch, jax and the clients of safetensors in $(CLIENTS)"
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+clients-test: $(MODULE) $(CLIENTS)/.installed
+	@WEIGHTMAP_CLIENTS=1 PYTHONPATH=$(CURDIR)/src $(CLIENTS)/bin/python -m pytest -p no:cacheprovider $(CLIENTS_TESTS)
 
 include checks.mk

@@ -1,0 +1,256 @@
+"""Libraries that import safetensors, unchanged, under `weightmap.compat.patched`: bit for bit as on safetensors.
+
+`make clients-test` runs this in an environment of its own. A library that is not installed is skipped; models are tiny
+and random, and nothing is fetched.
+"""
+
+import contextlib
+import importlib
+import os
+
+import numpy as np
+import pytest
+
+if not os.environ.get("WEIGHTMAP_CLIENTS"):
+    pytest.skip("opt-in: make clients-test", allow_module_level=True)
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
+from weightmap import compat  # noqa: E402
+from weightmap.compat import _opening  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    """Call a function once with safetensors and once with ours, each in a folder; compare results and files."""
+    opened = []
+    init = _opening.Reader.__init__
+    monkeypatch.setattr(
+        _opening.Reader, "__init__", lambda self, *a, **k: (opened.append(a[0]), init(self, *a, **k))[1]
+    )
+
+    def run(function, *, reads=True):
+        results = []
+        for name, context in (("theirs", contextlib.nullcontext()), ("ours", compat.patched())):
+            folder = tmp_path / name
+            folder.mkdir()
+            torch.manual_seed(7)
+            np.random.seed(7)  # noqa: NPY002 - for libraries that draw from it
+            opened.clear()
+            with context:
+                results.append(plain(function(folder)))
+            assert bool(opened) == (name == "ours" and reads)
+        assert results[0] == results[1]
+        files = [
+            {str(p.relative_to(tmp_path / n)): p for p in (tmp_path / n).rglob("*.safetensors")}
+            for n in ("theirs", "ours")
+        ]
+        assert files[0].keys() == files[1].keys()
+        for name, path in files[0].items():
+            assert contents(path) == contents(files[1][name]), name
+
+    return run
+
+
+def plain(value):
+    """Tensors as type, shape and bytes, in dictionaries and sequences of any depth."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        return str(value.dtype), tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.dtype.name, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def contents(path):
+    """Tensors and metadata of a file."""
+    with wm.open(path) as file:
+        return {name: (array.dtype.name, array.shape, array.tobytes()) for name, array in file.items()}, dict(
+            file.metadata
+        )
+
+
+def train(model, *args, **kwargs):
+    """One step of training; returns the loss."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loss = model(*args, **kwargs)[0].float().mean()
+    loss.backward()
+    optimiser.step()
+    return loss
+
+
+def llama(**config):
+    """A tiny Llama."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 1, "vocab_size": 64, "max_position_embeddings": 32}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape | config))
+
+
+IDS = torch.arange(8).reshape(1, 8) % 7 + 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shard", ["5GB", "6KB"])
+def test_transformers(both, tied, shard, dtype):
+    """A model is saved, loaded, run, trained a step, saved over its own files, and loaded again."""
+    transformers = pytest.importorskip("transformers")
+
+    def use(folder):
+        model = llama(tie_word_embeddings=tied).to(getattr(torch, dtype))
+        model.save_pretrained(folder / "a", max_shard_size=shard)
+        loaded = transformers.LlamaForCausalLM.from_pretrained(folder / "a", dtype="auto")
+        first = loaded(IDS).logits
+        assert torch.equal(first, model(IDS).logits)
+        loss = train(loaded, IDS, labels=IDS)
+        loaded.save_pretrained(folder / "a", max_shard_size=shard)
+        again = transformers.LlamaForCausalLM.from_pretrained(folder / "a", dtype="auto")
+        return first, loss, loaded.state_dict(), again(IDS).logits, again.state_dict()
+
+    both(use)
+
+
+def test_transformers_refuses_what_lacks_its_format(both, tmp_path):
+    """Metadata arrive: a file without format: pt is refused as with safetensors, and a merged one has it."""
+    transformers = pytest.importorskip("transformers")
+
+    def use(folder):
+        llama().save_pretrained(folder / "shards", max_shard_size="6KB")
+        (folder / "one").mkdir()
+        report = wm.convert(folder / "shards" / "model.safetensors.index.json", folder / "one" / "model.safetensors")
+        assert not report.warnings
+        for name in ("config.json", "generation_config.json"):
+            (folder / "one" / name).write_bytes((folder / "shards" / name).read_bytes())
+        loaded = transformers.LlamaForCausalLM.from_pretrained(folder / "one")
+        with wm.open(folder / "one" / "model.safetensors") as file:
+            assert file.metadata["format"] == "pt"
+        return loaded(IDS).logits
+
+    both(use)
+
+
+def test_accelerate(both):
+    """Checkpoints are loaded into a module of the device meta, offloaded to the disk, run, and saved."""
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.utils import load_state_dict, save, set_module_tensor_to_device
+
+    def use(folder):
+        model = llama()
+        accelerate.Accelerator(cpu=True).save_model(model, folder / "a", max_shard_size="6KB")
+        with accelerate.init_empty_weights():
+            empty = llama()
+        layers = {"model.layers.0": "disk", "model.layers.1": "cpu"}
+        places = layers | dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+        loaded = accelerate.load_checkpoint_and_dispatch(
+            empty, folder / "a", device_map=places, offload_folder=folder / "off", dtype=torch.float32
+        )
+        logits = loaded(IDS).logits
+        save({"x": torch.ones(3, dtype=torch.bfloat16)}, folder / "x.safetensors", safe_serialization=True)
+        state = load_state_dict(str(folder / "x.safetensors"))
+        with accelerate.init_empty_weights():
+            layer = torch.nn.Linear(3, 1, bias=False)
+        set_module_tensor_to_device(layer, "weight", "cpu", value=state["x"].reshape(1, 3).float())
+        return logits, state, layer.weight
+
+    both(use)
+
+
+def test_accelerate_loads_a_merged_checkpoint(tmp_path):
+    """A sharded checkpoint that `weightmap.convert` merged keeps its metadata, without which accelerate refuses it."""
+    pytest.importorskip("accelerate")
+    from accelerate.utils import load_state_dict
+
+    model = llama()
+    model.save_pretrained(tmp_path / "a", max_shard_size="6KB")
+    wm.convert(tmp_path / "a", tmp_path / "one.safetensors")
+    state = load_state_dict(str(tmp_path / "one.safetensors"))
+    assert plain(state) == plain({name: tensor for name, tensor in model.state_dict().items() if name in state})
+
+
+def test_peft(both):
+    """An adapter is trained, saved and loaded onto its base."""
+    peft = pytest.importorskip("peft")
+
+    def use(folder):
+        base = llama()
+        model = peft.get_peft_model(
+            base, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        )
+        loss = train(model, IDS, labels=IDS)
+        model.save_pretrained(folder / "lora")
+        torch.manual_seed(7)
+        loaded = peft.PeftModel.from_pretrained(llama(), folder / "lora")
+        merged = loaded.merge_and_unload()
+        return loss, merged(IDS).logits
+
+    both(use)
+
+
+def test_diffusers(both):
+    """A network of the images' kind is saved, loaded, run and trained a step; a pipeline of it saved and loaded."""
+    diffusers = pytest.importorskip("diffusers")
+
+    def use(folder):
+        shape = {
+            "sample_size": 8,
+            "in_channels": 1,
+            "out_channels": 1,
+            "block_out_channels": (8, 8),
+            "norm_num_groups": 4,
+        }
+        kinds = {"down_block_types": ("DownBlock2D", "DownBlock2D"), "up_block_types": ("UpBlock2D", "UpBlock2D")}
+        net = diffusers.UNet2DModel(layers_per_block=1, **shape, **kinds)
+        pipeline = diffusers.DDPMPipeline(unet=net, scheduler=diffusers.DDPMScheduler(num_train_timesteps=10))
+        pipeline.save_pretrained(folder / "a")
+        loaded = diffusers.DDPMPipeline.from_pretrained(folder / "a")
+        alone = diffusers.UNet2DModel.from_pretrained(folder / "a" / "unet")
+        noise = torch.ones(1, 1, 8, 8)
+        first = alone(noise, 1).sample
+        loss = train(alone, noise, 1, return_dict=False)
+        alone.save_pretrained(folder / "b")
+        image = loaded(num_inference_steps=2, generator=torch.manual_seed(1), output_type="np").images
+        return first, loss, alone.state_dict(), image
+
+    both(use)
+
+
+def test_sentence_transformers(both):
+    """An encoder of sentences is saved, loaded and used."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    transformers = pytest.importorskip("transformers")
+
+    def use(folder):
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "sentence", "another", "one"]
+        (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+        tokenizer = transformers.BertTokenizerFast(vocab=dict(zip(words, range(len(words)), strict=True)))
+        shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        model = transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **shape))
+        model.save_pretrained(folder / "bert")
+        tokenizer.save_pretrained(folder / "bert")
+        parts = importlib.import_module("sentence_transformers.models")
+        word = parts.Transformer(str(folder / "bert"))
+        pooling = parts.Pooling(16)
+        encoder = sentence_transformers.SentenceTransformer(modules=[word, pooling, parts.Dense(16, 4)], device="cpu")
+        encoder.save(str(folder / "st"))
+        loaded = sentence_transformers.SentenceTransformer(str(folder / "st"), device="cpu")
+        return loaded.encode(["a short sentence", "another one"])
+
+    both(use)
+
+
+def test_patching_ends(tmp_path):
+    """After the block the libraries use safetensors again."""
+    modeling = pytest.importorskip("transformers.modeling_utils")
+    import safetensors
+
+    before = modeling.safe_open
+    with compat.patched():
+        assert modeling.safe_open is compat.safe_open
+    assert modeling.safe_open is before is safetensors.safe_open
