@@ -88,6 +88,23 @@ def converted(source: Path, to: Path) -> Path:
     return to
 
 
+def planned(source: object) -> list[object]:
+    """Read all tensors, and a row of one, by a plan; how much was cold is another number each time."""
+    with wm.open(source) as f:
+        plan = wm.plan(f)
+        plan.warm(threads=1)
+        found = [(name, digest(np.asarray(array))) for name, array in plan.run("read", release=True, verify=True)]
+        first = next(name for name in plan.names if f.info(name).shape)
+        found += [(name, digest(np.asarray(array))) for name, array in wm.plan(f, {first: 0}).run("read")]
+        return found
+
+
+def about_pages(*argv: object) -> object:
+    """Run a command about pages in memory; what it says of the file, without what is another number each time."""
+    document = json.loads(command(*argv, "--json"))
+    return document.get("error") or [document["nbytes"], [one["name"] for one in document.get("names", [])]]
+
+
 READINGS: dict[str, Callable[[Reading], object]] = {
     "open": lambda r: everything(r.path),
     "open, full": lambda r: everything(r.path, verify="full"),
@@ -97,6 +114,7 @@ READINGS: dict[str, Callable[[Reading], object]] = {
     "sealed": lambda r: sealed(r.path),
     "read, no descriptors": lambda r: without_descriptors(reads, r.path),
     "verify, no descriptors": lambda r: without_descriptors(verified, r.path),
+    "plan": lambda r: planned(r.path),
     "convert": lambda r: converted(r.path, r.target),
     "diff": lambda r: wm.diff(r.path, r.same),
     "command inspect": lambda r: command("inspect", r.path, "--json"),
@@ -104,6 +122,10 @@ READINGS: dict[str, Callable[[Reading], object]] = {
     "command convert": lambda r: command("convert", r.path, r.target).rpartition(",")[0],
     "command diff": lambda r: command("diff", r.path, r.same),
     "command export": lambda r: command("export", r.path, r.tensor, r.out / "out.npy"),
+    "command doctor": lambda r: about_pages("doctor", r.path),
+    "command residency": lambda r: about_pages("residency", r.path),
+    "command warm": lambda r: about_pages("warm", r.path, "--threads", 1),
+    "command evict": lambda r: about_pages("evict", r.path),
     "command quantize": lambda r: command("quantize", r.path, r.out / "o.amb", "--scheme", "int8").rpartition(",")[0],
 }
 

@@ -35,16 +35,17 @@ COMMANDS = (
     "command export",
     "command quantize",
 )
+PAGES = ("command doctor", "command residency", "command warm", "command evict")
 FILES = {
     **{f"{kind}{suffix}": CALLS for kind, (suffix, _) in builders.saved().items()},
     "words.weights": COMMANDS,
     # As if its index were a large one.
-    "a.weights": tuple(f"{what}, mapped index" for what in ("open, full", "convert", "diff", *COMMANDS)),
-    "q.amb": (*CALLS, *COMMANDS),
+    "a.weights": tuple(f"{what}, mapped index" for what in ("open, full", "convert", "diff", *COMMANDS, *PAGES)),
+    "q.amb": (*CALLS, *COMMANDS, "plan"),
     "pq.fifu": (*CALLS, "command inspect"),
     "sharded": (
         *("open", "verify", "read", "copy", *SEALED, "convert", "diff"),
-        *("read, no descriptors", "verify, no descriptors"),
+        *("read, no descriptors", "verify, no descriptors", "plan"),
     ),
 }
 

@@ -101,6 +101,9 @@ class Corpus:
         looks = [
             *(["inspect", path] for path in (a, e, d, str(self.folder), str(self.folder / "missing"))),
             ["verify", "-v", a, e, d, str(self.folder / "missing")],
+            *([what, path] for what in ("doctor", "residency", "warm", "evict") for path in (a, e)),
+            ["residency", a, text],
+            ["warm", d],
             ["diff", a, b],
             ["diff", e, w],
             ["lookup", e, text, "missing" + text],

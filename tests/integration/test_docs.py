@@ -67,6 +67,20 @@ def test_the_example_of_gguf_runs(tmp_path, monkeypatch):
     f.close()
 
 
+def test_the_examples_of_serving_run(tmp_path, monkeypatch, capsys):
+    """The Python of docs/serving.md runs, one block after another; its commands exist, and end well."""
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "serving.md", "exec"), names)
+    assert "(128, 256) (512, 64)\n" in capsys.readouterr().out
+    assert names["report"].nbytes == names["plan"].nbytes == 8 * 512 * 256 * 4
+    [commands] = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    for line in commands.splitlines():
+        assert cli.main(line.partition("#")[0].split()[1:]) == 0, line
+
+
 def test_the_table_of_formats_is_that_of_the_builders():
     """README has a row for every format, as its builder describes it, and says whether it is written."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import sys
@@ -21,8 +22,8 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap.io import pages
 from weightmap.io.filesystem import FileSystem, file_system_of, known
-from weightmap.io.opening import from_path
-from weightmap.plans import planning
+from weightmap.io.opening import from_path, open_source
+from weightmap.plans import planning, running, warming
 from weightmap.plans.warming import pieces, share
 
 MIB = 1 << 20
@@ -166,31 +167,62 @@ def bytes_read() -> int:
     return int(line.removeprefix("rchar: "))
 
 
+def warmed(f: wm.TensorFile) -> bool:
+    """Bring a model into memory; a system that takes pages back meanwhile gets another try."""
+    return any(wm.plan(f).warm() >= 0 and resident(f) == wm.plan(f).wanted_nbytes for _ in range(20))
+
+
 @linux
-def test_residency_is_what_mincore_says(disk: Path) -> None:
-    """After pages were given back, exactly the touched ones count, by the part of them that a tensor has."""
+def test_residency_follows_what_happens(disk: Path) -> None:
+    """Warm, everything is in memory; given back, nothing is; touched, at least the page that was touched."""
     path = put(disk / "m.safetensors", model(40, 3 * MIB // 10 // 256 * 256))
     with wm.open(path, advise="random") as f:
-        assert all(there == nbytes for there, nbytes in f.residency().values())
-        assert f.release() == sum(nbytes for _, nbytes in f.residency().values()) == wm.plan(f).wanted_nbytes
+        assert warmed(f)
+        assert 0 < f.release() <= wm.plan(f).wanted_nbytes
         assert resident(f) == 0
-        f["t007"][100].sum()
-        info, page = f.info("t007"), PAGE
-        begin = (info.offset + 100 * 256) // page * page
-        found = f.residency("t007")["t007"]
-        assert found.nbytes == info.nbytes
-        # With advice "random" a touch brings in its own page, or a larger unit of the page cache.
-        assert found.resident >= min(begin + page, info.offset + info.nbytes) - begin
-        everywhere = {name: one.resident for name, one in f.residency().items()}
-        whole = kernels.resident_pages(f._source.octets, 0, f.nbytes)
-        for name in f:
-            at = f.info(name).offset
-            stop = at + f.info(name).nbytes
-            plain = sum(
-                min(stop, page * (n + 1)) - max(at, page * n) for n in range(at // page, -(-stop // page)) if whole[n]
-            )
-            assert everywhere[name] == plain
         assert f.residency(["t003", "t001"]).keys() == {"t003", "t001"}
+        begin = (f.info("t007").offset + 100 * 256) // PAGE * PAGE
+        there = 0
+        for _ in range(20):
+            f["t007"][100].sum()
+            there = max(there, f.residency("t007")["t007"].resident)
+        assert there >= min(begin + PAGE, f.info("t008").offset) - max(begin, f.info("t007").offset)
+
+
+@given(
+    some.lists(some.booleans(), min_size=30, max_size=30),
+    some.lists(some.tuples(some.integers(0, 29 * PAGE), some.integers(0, 5 * PAGE)), max_size=6),
+    some.sampled_from((PAGE, 3 * PAGE, 3 * PAGE + 1, 64 << 20)),
+    some.sampled_from((0, 1, -1)),
+)
+def test_residency_counts_bytes(bits: list[bool], ranges: list[tuple[int, int]], window: int, counting: int) -> None:
+    """Of any ranges the bytes on resident pages count, whether the system tells pages or their number, or both."""
+    pages_there = np.array(bits)
+    size = 30 * PAGE - 5
+
+    def of_mapping(_: Any, offset: int, nbytes: int) -> Any:
+        return pages_there[offset // PAGE : -(-(offset + nbytes) // PAGE)].astype(np.uint8)
+
+    def of_file(_: int, offset: int, nbytes: int) -> int:
+        return int(of_mapping(None, offset, nbytes).sum()) if counting >= 0 else -38
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "resident_pages", of_mapping)
+        patch.setattr(kernels, "cached_pages", of_file)
+        patch.setattr(pages, "_WINDOW", window)
+        if counting == 0:
+            patch.setattr(pages, "file_system_of", lambda _: FileSystem("overlay", "overlay"))
+        starts = np.array([start for start, _ in ranges], np.int64)
+        sizes = np.array([min(n, size - start) for start, n in ranges], np.int64)
+        number = os.memfd_create("pages")
+        try:
+            os.truncate(number, size)
+            source = open_source(number, None, "mmap")
+            found = pages.resident_in(source, starts, sizes).tolist()
+        finally:
+            os.close(number)
+    plain = [int(sum(bits[byte // PAGE] for byte in range(a, a + n))) for a, n in zip(starts, sizes, strict=True)]
+    assert found == plain
 
 
 @linux
@@ -219,18 +251,27 @@ def test_small_tensors_are_given_back_too(disk: Path) -> None:
 
 
 @linux
-def test_other_tensors_stay_when_some_are_given_back(disk: Path) -> None:
+def test_other_tensors_stay_when_some_are_given_back(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan of some tensors gives back theirs, and not those between them."""
     path = put(disk / "m.safetensors", model(8, 8 * MIB))
+    ranges: list[tuple[int, int]] = []
+    real = running.give_back
+
+    def recorded(source: Any, given: Any) -> None:
+        listed = list(given)
+        ranges.extend(listed)
+        real(source, listed)
+
+    monkeypatch.setattr(running, "give_back", recorded)
     with wm.open(path) as f:
-        assert resident(f) == 64 * MIB
+        warmed(f)
         for _ in wm.plan(f, ["t001", "t005"]).run("map", release=True):
             pass
-        found = f.residency()
-        assert all(found[f"t00{i}"].resident == 8 * MIB for i in (0, 2, 3, 4, 6, 7))
+        offsets = {f.info(name).offset: f.info(name).offset + 8 * MIB for name in ("t001", "t005")}
+        assert {(max(a for a in offsets if a <= begin)) for begin, _ in ranges} == set(offsets)
+        assert all(end <= offsets[max(a for a in offsets if a <= begin)] for begin, end in ranges)
         # A unit of up to 2 MiB that both ends share with others stays.
-        assert all(found[f"t00{i}"].resident <= 4 * MIB for i in (1, 5))
-        assert f.release(["t003"]) >= 4 * MIB
+        assert all(f.residency(name)[name].resident <= 4 * MIB for name in ("t001", "t005"))
 
 
 @linux
@@ -257,42 +298,43 @@ def test_warming_counts_what_was_cold(disk: Path) -> None:
     with wm.open(path) as f:
         f.release()
         plan = wm.plan(f, ["t001", "t002", "t006"], gap=0)
-        cold = plan.wanted_nbytes - sum(one.resident for one in f.residency(plan.names).values())
-        assert plan.warm(threads=3, progress=lambda done, total: seen.append((done, total))) == cold > 0
-        assert seen[0][0] == 0
-        assert seen[-1][0] == seen[-1][1] >= cold
+        assert plan.warm(threads=3, progress=lambda done, total: seen.append((done, total))) == plan.wanted_nbytes
+        assert seen[0] == (0, plan.nbytes)
+        assert seen[-1] == (plan.nbytes, plan.nbytes)
         assert sorted(seen) == seen
-        assert all(there == nbytes for there, nbytes in f.residency(plan.names).values())
-        assert plan.warm() == 0
+        assert any(plan.warm() == 0 for _ in range(20))
 
 
-@linux
-def test_warming_stays_within_the_budget(disk: Path) -> None:
+@pytest.fixture
+def brought(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return the ranges that warming reads; everything counts as cold."""
+    ranges: list[tuple[int, int]] = []
+    monkeypatch.setattr(warming, "cold_in", lambda _, reads: (reads[2] - reads[1], True))
+    monkeypatch.setattr(warming, "bring_in", lambda _, offset, nbytes: ranges.append((offset, offset + nbytes)))
+    return ranges
+
+
+def test_warming_stays_within_the_budget(brought: list[tuple[int, int]]) -> None:
     """Of a plan that needs more, what comes first is brought in, and the rest stays cold."""
-    path = put(disk / "m.safetensors", model(40, MIB))
-    with wm.open(path, advise="random") as f:
-        f.release()
+    with wm.open(memoryview(model(64, MIB))) as f:
         plan = wm.plan(f, chunk=MIB, budget=10 * MIB)
-        assert 8 * MIB <= plan.warm(threads=2) <= 10 * MIB
-        assert 8 * MIB <= resident(f) <= 24 * MIB  # the system reads ahead
-        assert f.residency("t038")["t038"].resident == 0
+        assert 9 * MIB <= plan.warm(threads=2) <= 10 * MIB
+        first = plan.reads[0][1]
+        assert sum(end - begin for begin, end in brought) <= 10 * MIB
+        assert all(first <= begin < end <= first + 10 * MIB for begin, end in brought)
 
 
-@linux
-def test_local_ranks_warm_all_of_it_together(disk: Path) -> None:
+@pytest.mark.parametrize("dealt", [False, True])
+def test_local_ranks_warm_all_of_it_together(brought: list[tuple[int, int]], *, dealt: bool) -> None:
     """The shares of local ranks are disjoint, and all of them are everything; whole tensors dealt out are shares."""
-    path = put(disk / "m.safetensors", model(9, MIB))
-    with wm.open(path) as f:
-        for options in ({"local_rank": 0}, {"rank": 0, "world": 3, "local_rank": 0}):
-            f.release()
-            counted = [
-                wm.plan(
-                    f, local_world=3, chunk=MIB, **{key: rank if "rank" in key else n for key, n in options.items()}
-                ).warm()
-                for rank in range(3)
-            ]
-            assert resident(f) == wm.plan(f).wanted_nbytes
-            assert all(count <= 3.5 * MIB for count in counted)
+    with wm.open(memoryview(model(9, MIB))) as f:
+        for rank in range(3):
+            ranks = {"rank": rank, "world": 3} if dealt else {}
+            count = wm.plan(f, local_rank=rank, local_world=3, chunk=MIB, **ranks).warm()
+            assert abs(count - 3 * MIB) <= PAGE
+        assert sum(end - begin for begin, end in brought) == wm.plan(f).nbytes
+        ordered = sorted(brought)
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(ordered))
 
 
 reads_of_files = some.lists(
@@ -438,7 +480,7 @@ def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path: Path, monkeypa
     """The error of any thread is that of `warm`, and the other threads end."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(8, MIB))
-    monkeypatch.setattr("weightmap.plans.warming.cold_in", lambda _, reads: reads[2] - reads[1])
+    monkeypatch.setattr(warming, "cold_in", lambda _, reads: (reads[2] - reads[1], True))
     with wm.open(path) as f:
         plan = wm.plan(f, chunk=MIB)
         os.utime(path, ns=(0, f._source.identity[3]))
@@ -448,7 +490,7 @@ def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path: Path, monkeypa
             os.truncate(path, MIB)
             real(source, offset, nbytes)
 
-        monkeypatch.setattr("weightmap.plans.warming.bring_in", truncated)
+        monkeypatch.setattr(warming, "bring_in", truncated)
         with pytest.raises(wm.TruncatedError, match=r"m\.safetensors"):
             plan.warm(threads=4)
         with pytest.raises(wm.FileChangedError):
@@ -473,7 +515,7 @@ def test_a_run_that_is_left_early_gives_back_what_it_had(tmp_path: Path, monkeyp
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, MIB))
     given: list[tuple[int, int]] = []
-    monkeypatch.setattr("weightmap.plans.running.give_back", lambda _, ranges: given.extend(ranges))
+    monkeypatch.setattr(running, "give_back", lambda _, ranges: given.extend(ranges))
     with wm.open(path) as f:
         run = wm.plan(f).run("map", release=True)
         next(run)
@@ -488,6 +530,8 @@ def test_who_may_not_ask_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, 4096))
     monkeypatch.setattr(kernels, "cached_pages", lambda *_: -1)
+    real = kernels.resident_pages
+    monkeypatch.setattr(kernels, "resident_pages", lambda *of: real(*of) | np.uint8(1))
     with wm.open(path) as f:
         assert resident(f) == 3 * 4096
         monkeypatch.setattr(os, "geteuid", lambda: 12345)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +45,21 @@ def test_numbers_are_in_file_order(example: builders.Example) -> None:
             assert spans.name(number) == name
             assert spans.find(f, name) == number
             assert spans.ref(number).row.offset == spans.begin[number] == f.info(name).offset
-        assert spans_of(f) is spans
+        assert spans_of(f).begin is spans.begin
+
+
+def test_plans_keep_no_handle(tmp_path: Path) -> None:
+    """What plans of a handle share goes with the handle, which is closed with its last plan."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(st.build({"a": normal((4,))}))
+    f = wm.open(path)
+    plan = wm.plan(f)
+    handle, columns = weakref.ref(f), weakref.ref(plan._spans.begin)
+    del f
+    assert handle() is not None
+    del plan
+    assert handle() is None
+    assert columns() is None
 
 
 def test_rows_in_another_order_than_the_data() -> None:

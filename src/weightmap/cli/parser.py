@@ -9,7 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.cli import commands, quantising, reading, show, words
+from weightmap.cli import commands, memory, quantising, reading, show, words
 from weightmap.cli.outcome import UsageError
 from weightmap.conversion.schemes import SCHEMES
 
@@ -61,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_readers(command)
     _add_writers(command)
+    _add_memory(command)
     _add_lookups(command)
     return parser
 
@@ -126,6 +127,30 @@ def _add_writers(command: _Command) -> None:
         "(by their names) and tensors that are quantised already stay as they are.",
     )
     _add_quantize(sub)
+
+
+def _add_memory(command: _Command) -> None:
+    """Add the commands about pages in memory."""
+    sub = command(
+        "doctor",
+        memory.doctor,
+        "say what using a model will cost on this machine",
+        "Where it lies, how much of it is in memory, page faults, alignment, what memory and control group leave; and "
+        "what to do. No tensor is read.",
+    )
+    sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
+    _add_json(sub)
+    for run, summary, details in (
+        (memory.residency, "show how much of each tensor is in memory", "No tensor is read."),
+        (memory.warm, "bring a model into memory", "As much of it as memory and control group leave."),
+        (memory.evict, "give the memory of a model back", "What another process has mapped stays."),
+    ):
+        sub = command(run.__name__, run, summary, details)
+        sub.add_argument("file", metavar="FILE")
+        sub.add_argument("names", metavar="NAME", nargs="*", help="only tensors of these names")
+        if run is memory.warm:
+            sub.add_argument("--threads", type=int, metavar="N", help="use at most N threads (default: 8)")
+        _add_json(sub)
 
 
 def _add_lookups(command: _Command) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, NoReturn
+import time
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
 from weightmap import kernels
 from weightmap.io.filesystem import file_system_of
+from weightmap.io.mapping import map_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
 
-__all__ = ["ask_for", "bring_in", "give_back", "resident_in"]
+__all__ = ["Sample", "ask_for", "bring_in", "give_back", "resident_in", "sample"]
 
 # Bytes asked about at once: where all pages or none are there, one call says so.
 _WINDOW = 64 << 20
@@ -119,6 +121,57 @@ def bring_in(source: Source, offset: int, nbytes: int) -> None:
         os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
     for _ in source.chunks(offset, nbytes):
         pass
+
+
+class Sample(NamedTuple):
+    """What mapping some bytes of a file took.
+
+    Attributes
+    ----------
+    mapped, large : int
+        Bytes that were mapped, and how many of them by pages of 2 MiB.
+    seconds : float
+    """
+
+    mapped: int
+    large: int
+    seconds: float
+
+
+def sample(source: Source, begin: int, end: int) -> Sample | None:
+    """Map pages of a file that are in memory, in a mapping of its own; None where the system does not say how it did.
+
+    This touches no page, so a file that becomes shorter meanwhile is no fault.
+    """
+    if source.in_memory or end <= begin:
+        return None
+    file = source.descriptor
+    try:
+        octets, memory = map_file(file, source.size, "mmap", None)
+        started = time.perf_counter()
+        error = kernels.populate(memory, begin, end - begin)
+        seconds = time.perf_counter() - started
+        fields = _smaps(octets.ctypes.data)
+    except OSError:
+        return None
+    mapped, large = fields.get("Rss", 0), fields.get("FilePmdMapped", 0)
+    return None if error or not mapped else Sample(mapped, large, seconds)
+
+
+def _smaps(address: int) -> dict[str, int]:
+    """Return what the system says of the mapping of this process at an address, in bytes."""
+    found: dict[str, int] = {}
+    within = False
+    with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            label, _, rest = line.partition(" ")
+            if not label.endswith(":"):  # "7f00-7f10 r--s …", the first line of a mapping
+                if within:
+                    break
+                within = label.startswith(f"{address:x}-")
+            elif within and rest.endswith(" kB\n"):
+                found[label[:-1]] = int(rest.split()[0]) * 1024
+    return found
 
 
 def ask_for(source: Source, offset: int, nbytes: int) -> None:

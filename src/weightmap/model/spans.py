@@ -20,6 +20,39 @@ if TYPE_CHECKING:
 __all__ = ["Spans", "spans_of"]
 
 
+class _Columns:
+    """The columns of a `Spans`. They know no handle, so that they can be kept as long as one lives, and no longer."""
+
+    def __init__(self, model: Any) -> None:
+        files = files_of(model)
+        counts = [len(file) for file in files]
+        self.base = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        spans = [_spans_of_file(file) for file in files]
+        nothing: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        self.file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self.row = np.arange(self.base[-1], dtype=np.int64) - self.base[self.file]
+        self.begin = np.concatenate([begins for begins, _ in spans] or nothing)
+        self.nbytes = np.concatenate([sizes for _, sizes in spans] or nothing)
+        # The number of each tensor, by its row behind those of the files before; None where the two are equal.
+        self.number: NDArray[np.int64] | None = None
+        self._arrange(_unlisted(model))
+
+    def _arrange(self, unlisted: Sequence[tuple[int, int]]) -> None:
+        """Sort by offset within each file, and leave out rows that the index of shards does not list."""
+        order = None
+        if len(self.begin) > 1 and bool(((self.begin[1:] < self.begin[:-1]) & (self.file[1:] == self.file[:-1])).any()):
+            order = np.lexsort((self.begin, self.file))
+        if unlisted:
+            left_out = self.base[[file for file, _ in unlisted]] + [row for _, row in unlisted]
+            order = np.arange(len(self.begin)) if order is None else order
+            order = order[~np.isin(order, left_out)]
+        if order is not None:
+            self.number = np.full(len(self.begin), -1, np.int64)
+            self.number[order] = np.arange(len(order))
+            self.file, self.row = self.file[order], self.row[order]
+            self.begin, self.nbytes = self.begin[order], self.nbytes[order]
+
+
 class Spans:
     """The places of all tensors of a model, in file order: file by file, and by offset within one.
 
@@ -37,34 +70,10 @@ class Spans:
         Of its data, in that file.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, columns: _Columns) -> None:
         self.files: Sequence[Any] = tuple(files_of(model))
-        counts = [len(file) for file in self.files]
-        self._base = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        spans = [_spans_of_file(file) for file in self.files]
-        nothing: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        self.file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        self.row = np.arange(self._base[-1], dtype=np.int64) - self._base[self.file]
-        self.begin = np.concatenate([begins for begins, _ in spans] or nothing)
-        self.nbytes = np.concatenate([sizes for _, sizes in spans] or nothing)
-        # The number of each tensor, by its row behind those of the files before; None where the two are equal.
-        self._number: NDArray[np.int64] | None = None
-        self._arrange(_unlisted(model))
-
-    def _arrange(self, unlisted: Sequence[tuple[int, int]]) -> None:
-        """Sort by offset within each file, and leave out rows that the index of shards does not list."""
-        order = None
-        if len(self.begin) > 1 and bool(((self.begin[1:] < self.begin[:-1]) & (self.file[1:] == self.file[:-1])).any()):
-            order = np.lexsort((self.begin, self.file))
-        if unlisted:
-            left_out = self._base[[file for file, _ in unlisted]] + [row for _, row in unlisted]
-            order = np.arange(len(self.begin)) if order is None else order
-            order = order[~np.isin(order, left_out)]
-        if order is not None:
-            self._number = np.full(len(self.begin), -1, np.int64)
-            self._number[order] = np.arange(len(order))
-            self.file, self.row = self.file[order], self.row[order]
-            self.begin, self.nbytes = self.begin[order], self.nbytes[order]
+        self.file, self.row, self.begin, self.nbytes = columns.file, columns.row, columns.begin, columns.nbytes
+        self._base, self._number = columns.base, columns.number
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -141,14 +150,14 @@ def _unlisted(model: Any) -> list[tuple[int, int]]:
     ]
 
 
-# What many plans of one handle share: 24 bytes for each tensor.
-_known: WeakKeyDictionary[Any, Spans] = WeakKeyDictionary()
+# What many plans of one handle share: 28 bytes for each tensor.
+_known: WeakKeyDictionary[Any, _Columns] = WeakKeyDictionary()
 
 
 def spans_of(model: Any) -> Spans:
-    """Return the places of all tensors of a handle; made once."""
+    """Return the places of all tensors of a handle; the columns are made once."""
     check_index(model)
-    spans = _known.get(model)
-    if spans is None:
-        spans = _known[model] = Spans(model)
-    return spans
+    columns = _known.get(model)
+    if columns is None:
+        columns = _known[model] = _Columns(model)
+    return Spans(model, columns)

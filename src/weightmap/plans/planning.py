@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
     from weightmap.model.spans import Spans
+    from weightmap.plans.explaining import PlanReport
 
 __all__ = ["ReadPlan", "plan"]
 
@@ -191,6 +192,24 @@ class ReadPlan:
             self._check_bound(bound, ways)
             release = release or self.nbytes > bound
         return self._run(ways, bound, release=release, verify=verify)
+
+    def explain(self) -> PlanReport:
+        """Return what this plan costs, and what to do about it: ``print(plan.explain())``.
+
+        Where the files lie, how much of them is in memory, what touching them will cost, their alignment, what machine
+        and control groups leave, and what ``run("auto")`` does. No tensor is read; pages that are in memory are mapped
+        for a moment, to see how many page faults that takes.
+
+        Returns
+        -------
+        PlanReport
+        """
+        from weightmap.plans.explaining import explain  # noqa: PLC0415 - a plan needs none of it
+
+        check_unchanged(self.file)
+        reads = (self._files, self._starts, self._stops)
+        arguments = (self._spans, self._numbers, self._sources, reads, self.wanted_nbytes, self.budget)
+        return explain(self.file.path, *arguments)
 
     def _way(self, file: int, how: str) -> str:
         """Return how a file is used: "map" or "read"."""

@@ -12,7 +12,7 @@ from weightmap.errors import TensorFileError
 from weightmap.io.pages import bring_in, resident_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Columns = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]
 
-__all__ = ["cold_in", "share", "warm"]
+__all__ = ["cold_in", "pieces", "share", "warm"]
 
 # Threads wait for disks and servers most of the time.
 _THREADS = 8
@@ -63,10 +63,13 @@ def pieces(reads: Columns, chunk: int) -> Columns:
     return files[number], begins, ends
 
 
-def cold_in(sources: list[Source], reads: Columns) -> NDArray[np.int64]:
-    """Return how many bytes of each read are not in memory: all of them, where the system does not say."""
+def cold_in(sources: Sequence[Source], reads: Columns) -> tuple[NDArray[np.int64], bool]:
+    """Return how many bytes of each read are not in memory: all of them, where the system does not say.
+
+    And whether it did.
+    """
     files, starts, stops = reads
-    cold = stops - starts
+    cold, told = stops - starts, True
     for number in np.unique(files).tolist():
         there = files == number
         try:
@@ -74,8 +77,8 @@ def cold_in(sources: list[Source], reads: Columns) -> NDArray[np.int64]:
         except TensorFileError:
             raise
         except OSError:
-            continue
-    return cold
+            told = False
+    return cold, told
 
 
 def warm(
@@ -88,7 +91,7 @@ def warm(
 ) -> int:
     """Bring reads into the page cache, at most `budget` bytes of what is cold; return how many these were."""
     files, starts, stops = pieces(reads, chunk)
-    cold = cold_in(sources, (files, starts, stops))
+    cold, _ = cold_in(sources, (files, starts, stops))
     wanted = cold > 0
     if budget is not None:
         wanted &= np.cumsum(cold) <= budget
@@ -126,8 +129,12 @@ class _Bringing:
             self._left.clear()  # an interrupted caller waits for the pieces at hand alone
             for other in others:
                 other.join()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # which holds this frame, and with it what was being read
 
     def _work(self) -> None:
         try:

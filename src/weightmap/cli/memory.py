@@ -1,0 +1,115 @@
+"""The commands about pages in memory: ``doctor``, ``residency``, ``warm`` and ``evict``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weightmap.cli import show
+from weightmap.cli.outcome import OK
+from weightmap.errors import counted
+from weightmap.model.opening import open_privately
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from weightmap.model.residency import Residency
+
+# Characters of a bar.
+_WIDTH = 24
+_FULL, _PARTS, _EMPTY = "█", " ▏▎▍▌▋▊▉", "·"
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Say what using a model will cost here, and what to do about it."""
+    from weightmap.plans.planning import plan
+
+    with open_privately(args.file) as file:
+        report = plan(file).explain()
+        kind, shards = show.kind(file.format, file.layout), len(file.shards)
+    if args.json:
+        show.emit_json({"command": "doctor", **report.as_dict(), "path": args.file})
+        return OK
+    tensors = f"{counted(report.tensors, 'tensor')}{f' in {shards:,} files' if shards else ''}"
+    pairs = [("file", args.file), ("format", f"{kind}, {tensors}"), *report.lines()]
+    show.emit_pairs([(label, show.clean(value)) for label, value in pairs])
+    show.emit("")
+    for line in report.advice or ("nothing to do",):
+        show.emit(f"* {show.clean(line)}")
+    return OK
+
+
+def residency(args: argparse.Namespace) -> int:
+    """Print how much of each tensor is in memory."""
+    with open_privately(args.file) as file:
+        found = file.residency(args.names or None)
+    resident, nbytes = _totals(found)
+    if args.json:
+        tensors = [{"name": name, **one._asdict()} for name, one in found.items()]
+        show.emit_json(
+            {"command": "residency", "path": args.file, "resident": resident, "nbytes": nbytes, "tensors": tensors}
+        )
+        return OK
+    rows = [(name, bar(one.resident, one.nbytes), _percent(*one), f"{one.nbytes:,}") for name, one in found.items()]
+    rows.append(("total", bar(resident, nbytes), _percent(resident, nbytes), f"{nbytes:,}"))
+    show.emit_table(("tensor", "in memory", "", "bytes"), rows, right=("", "bytes"))
+    return OK
+
+
+def warm(args: argparse.Namespace) -> int:
+    """Bring the tensors of a model into the page cache."""
+    from weightmap.plans.planning import plan
+
+    start = time.perf_counter()
+    with (
+        open_privately(args.file) as file,
+        show.progress_bar(f"warm {Path(args.file).name}") as progress,
+    ):
+        wants = plan(file, args.names or None)
+        cold = wants.warm(args.threads, progress=progress)
+        nbytes = wants.nbytes
+    took = time.perf_counter() - start
+    if args.json:
+        show.emit_json({"command": "warm", "path": args.file, "cold": cold, "nbytes": nbytes, "seconds": took})
+        return OK
+    rate = f", {cold / took / 1e9:.1f} GB/s" if cold else ""
+    show.emit(
+        f"{show.clean(args.file)}: {show.sizes(cold)} of {show.sizes(nbytes)} were cold ({show.seconds(took)}{rate})"
+    )
+    return OK
+
+
+def evict(args: argparse.Namespace) -> int:
+    """Give the pages of the tensors of a model back to the system."""
+    with open_privately(args.file) as file:
+        released = file.release(args.names or None)
+        resident, nbytes = _totals(file.residency(args.names or None))
+    if args.json:
+        counts = {"released": released, "resident": resident, "nbytes": nbytes}
+        show.emit_json({"command": "evict", "path": args.file, **counts})
+        return OK
+    left = f"; {show.sizes(resident)} stay" if resident else ""
+    show.emit(f"{show.clean(args.file)}: {show.sizes(released)} of {show.sizes(nbytes)} left memory{left}")
+    return OK
+
+
+def bar(part: int, whole: int) -> str:
+    """Return a bar for a part of a whole: full only where all is there, empty only where nothing is."""
+    steps = _WIDTH * len(_PARTS)
+    filled = steps if part >= whole else min(max(part * steps // whole, part > 0), steps - 1)
+    cells, rest = divmod(filled, len(_PARTS))
+    text = _FULL * cells + (_PARTS[rest] if rest else "")
+    return text + _EMPTY * (_WIDTH - len(text))
+
+
+def _percent(part: int, whole: int) -> str:
+    """Return a part as a percentage that is 0 or 100 only where it is nothing or all."""
+    if part in (0, whole):
+        return "100%" if part == whole else "0%"
+    return f"{min(max(100 * part / whole, 0.1), 99.9):.1f}%"
+
+
+def _totals(found: Mapping[str, Residency]) -> tuple[int, int]:
+    return sum(one.resident for one in found.values()), sum(one.nbytes for one in found.values())

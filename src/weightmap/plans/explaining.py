@@ -1,0 +1,271 @@
+"""What a plan costs, and what to do about it: `ReadPlan.explain` and the command ``doctor``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.errors import counted
+from weightmap.io.filesystem import file_system_of
+from weightmap.io.memory import headroom
+from weightmap.io.pages import Sample, sample
+from weightmap.plans.warming import cold_in, pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightmap.io.memory import Headroom
+    from weightmap.io.source import Source
+    from weightmap.model.spans import Spans
+
+__all__ = ["Place", "PlanReport", "explain"]
+
+# Arrays that begin at multiples of it are taken over by jax without a copy; a line of the cache.
+_ALIGNMENT = 64
+# What the kernel maps at a fault where the page cache has single pages: fault-around, by default.
+_AROUND, _LARGE = 64 << 10, 2 << 20
+# Bytes whose pages are mapped for a sample; fewer tell nothing about how a file was written.
+_SAMPLE, _SAMPLE_LEAST = 64 << 20, 8 << 20
+
+
+class Place(NamedTuple):
+    """Files of a plan that lie on the same kind of file system.
+
+    Attributes
+    ----------
+    file_system, kind : str
+        Such as "ext4" and "local": see `weightmap.io.filesystem`.
+    how : str
+        What ``run("auto")`` does with them: "map" or "read".
+    files, nbytes : int
+        How many there are, and the bytes that are read of them.
+    """
+
+    file_system: str
+    kind: str
+    how: str
+    files: int
+    nbytes: int
+
+
+class PlanReport(NamedTuple):
+    """What a plan costs. ``str()`` of it is a text for people, `as_dict` has what JSON needs.
+
+    Attributes
+    ----------
+    path : str or None
+    tensors, reads, nbytes, wanted_nbytes : int
+        Of the plan.
+    places : tuple of Place
+    cold : int or None
+        Bytes that are not in memory; None where the system does not say.
+    faults : int or None
+        About how many page faults touching everything takes once it is in memory; None where nothing could be measured.
+    large_pages : float or None
+        The part of a sample of resident bytes that the system maps by pages of 2 MiB.
+    seconds : float or None
+        About how long mapping all pages takes, measured on the sample.
+    misaligned, misaligned_nbytes : int
+        Tensors that do not begin at a multiple of 64 bytes, and their bytes.
+    memory : Headroom
+        What machine and control groups leave.
+    budget : int or None
+        What the plan may fill; None where nothing is known.
+    advice : tuple of str
+        What to do, a sentence or two each; empty where all is well.
+    """
+
+    path: str | None
+    tensors: int
+    reads: int
+    nbytes: int
+    wanted_nbytes: int
+    places: tuple[Place, ...]
+    cold: int | None
+    faults: int | None
+    large_pages: float | None
+    seconds: float | None
+    misaligned: int
+    misaligned_nbytes: int
+    memory: Headroom
+    budget: int | None
+    advice: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as values that JSON has."""
+        found = self._asdict()
+        found["places"] = [place._asdict() for place in self.places]
+        groups = [group._asdict() | {"left": group.left} for group in self.memory.groups]
+        found["memory"] = {"available": self.memory.available, "groups": groups, "left": self.memory.left}
+        found["advice"] = list(self.advice)
+        return found
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield what there is to say, as pairs of a word and what it is."""
+        over = self.nbytes - self.wanted_nbytes
+        more = f", {size(over)} of them in gaps" if over else ""
+        yield "reads", f"{counted(self.reads, 'read')}, {size(self.nbytes)}{more}"
+        for place in self.places:
+            files = f"{counted(place.files, 'file')}, {size(place.nbytes)}: "
+            yield place.file_system, files + ("mapped" if place.how == "map" else "read, since touching it may fail")
+        if self.cold is None:
+            yield "in memory", "the system does not say"
+        else:
+            yield "in memory", f"{size(self.nbytes - self.cold)} of {size(self.nbytes)} ({self._warm:.0%})"
+        if self.faults is not None:
+            pages = f"{self.large_pages:.0%} in pages of 2 MiB"
+            yield (
+                "touching it",
+                f"about {counted(self.faults, 'page fault')} and {self.seconds:.2g} s, once in memory; {pages}",
+            )
+        if self.misaligned:
+            where = f"do not begin at a multiple of {_ALIGNMENT} bytes"
+            yield (
+                "alignment",
+                f"{self.misaligned:,} of {counted(self.tensors, 'tensor')} ({size(self.misaligned_nbytes)}) {where}",
+            )
+        else:
+            yield "alignment", f"every tensor begins at a multiple of {_ALIGNMENT} bytes"
+        if self.memory.available is not None:
+            yield "memory", f"{size(self.memory.available)} available"
+        for group in self.memory.groups:
+            used = f"{size(group.used)} of {size(group.limit)} used"
+            yield (
+                "control group",
+                f"{group.path}: {used}, {size(group.files)} of that by files; {size(group.left)} left",
+            )
+        if self.budget is not None:
+            yield "budget", size(self.budget)
+
+    @property
+    def _warm(self) -> float:
+        return (self.nbytes - (self.cold or 0)) / self.nbytes if self.nbytes else 1.0
+
+    def __str__(self) -> str:
+        pairs = list(self.lines())
+        width = max(len(label) for label, _ in pairs)
+        text = [f"{label:<{width}}  {value}" for label, value in pairs]
+        return "\n".join([*text, *(f"-> {line}" for line in self.advice)])
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes for people: ``"512 bytes"``, ``"86.7 MiB"``."""
+    amount, units = float(nbytes), ["TiB", "GiB", "MiB", "KiB", ""]
+    while len(units) > 1 and amount >= 1023.95:  # what would be written as 1,024.0
+        amount /= 1024
+        units.pop()
+    return f"{amount:,.1f} {units[-1]}" if units[-1] else counted(nbytes, "byte")
+
+
+def explain(
+    path: str | None,
+    spans: Spans,
+    numbers: NDArray[np.int64],
+    sources: Sequence[Source],
+    reads: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]],
+    wanted_nbytes: int,
+    budget: int | None,
+) -> PlanReport:
+    """Do what `ReadPlan.explain` says."""
+    files, starts, stops = reads
+    nbytes = int((stops - starts).sum())
+    per_file = np.bincount(files, weights=stops - starts, minlength=len(sources)).astype(np.int64)
+    memory = headroom()
+    bound = memory.left if budget is None else budget
+    parts = pieces(reads, _SAMPLE)
+    cold, told = cold_in(sources, parts)
+    seen = _sampled(sources, parts, cold) if told else None
+    begins, sizes = spans.begin[numbers], spans.nbytes[numbers]
+    off = (begins % _ALIGNMENT != 0) & (sizes > 0)
+    faults = large = seconds = None
+    if seen is not None:
+        large = seen.large / seen.mapped
+        faults = round(nbytes * (large / _LARGE + (1 - large) / _AROUND))
+        seconds = seen.seconds * nbytes / seen.mapped
+    report = PlanReport(
+        path,
+        len(numbers),
+        len(starts),
+        nbytes,
+        wanted_nbytes,
+        tuple(_places(sources, per_file)),
+        int(cold.sum()) if told else None,
+        faults,
+        large,
+        seconds,
+        int(off.sum()),
+        int(sizes[off].sum()),
+        memory,
+        bound,
+        (),
+    )
+    return report._replace(advice=tuple(_advice(report, seen)))
+
+
+def _places(sources: Sequence[Source], per_file: NDArray[np.int64]) -> Iterator[Place]:
+    """Yield the kinds of file systems that the files with reads lie on."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for number in np.flatnonzero(per_file).tolist():
+        system = file_system_of(sources[number])
+        of = found.setdefault((*system, "read" if system.is_remote else "map"), [0, 0])
+        of[0] += 1
+        of[1] += int(per_file[number])
+    for (name, kind, how), (files, nbytes) in found.items():
+        yield Place(name, kind, how, files, nbytes)
+
+
+def _sampled(
+    sources: Sequence[Source],
+    parts: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]],
+    cold: NDArray[np.int64],
+) -> Sample | None:
+    """Map the largest part of a plan that is wholly in memory; None where there is none that is worth it."""
+    files, starts, stops = parts
+    warm = np.where(cold == 0, stops - starts, 0)
+    if not len(warm) or int(warm.max()) < _SAMPLE_LEAST:
+        return None
+    best = int(warm.argmax())
+    return sample(sources[int(files[best])], int(starts[best]), int(stops[best]))
+
+
+def _advice(report: PlanReport, seen: Sample | None) -> Iterator[str]:
+    """Yield what to do."""
+    remote = [place for place in report.places if place.how == "read"]
+    if remote:
+        nbytes, names = sum(place.nbytes for place in remote), ", ".join(place.file_system for place in remote)
+        yield (
+            f"{size(nbytes)} lie on {names}, where a lost connection ends a process that touches a mapping: read them "
+            'with plan.run(), or open the file with mode="copy"'
+        )
+    if report.budget is not None and report.nbytes > report.budget:
+        yield (
+            f"{size(report.nbytes)} are more than the {size(report.budget)} {_bound(report)}: go through them with "
+            "plan.run(release=True), or divide them among ranks"
+        )
+    elif report.cold and report.cold > (1 - _WARM) * report.nbytes:
+        first = f"{size(report.cold)} come from the disk at the first touch"
+        yield f"{first}: `weightmap warm` or plan.warm() read them in parallel"
+    if seen is not None and seen.large < _FEW * seen.mapped:
+        part = f"{seen.large / seen.mapped:.0%} of {size(seen.mapped)} in pages of 2 MiB"
+        yield (
+            f"the page cache holds this file in small pages ({part}), as it does where a file was written in small "
+            "pieces: `weightmap convert` to the same format writes it anew, in large ones"
+        )
+    if report.misaligned:
+        tensors = f"the {counted(report.misaligned, 'tensor')} that begin at no multiple of {_ALIGNMENT}"
+        cure = f"`weightmap convert --align {_ALIGNMENT}` moves them"
+        yield f"jax copies {tensors} ({size(report.misaligned_nbytes)}), numpy and torch do not: {cure}"
+
+
+def _bound(report: PlanReport) -> str:
+    """Return whose limit the budget is, as the end of a sentence."""
+    if report.budget != report.memory.left:
+        return "that this plan may fill"
+    return "that this machine has" if report.budget == report.memory.available else "that the control group leaves"
+
+
+# Less than this part in memory is worth warming; less than this part in large pages is worth writing anew.
+_WARM, _FEW = 0.9, 0.5

@@ -1,0 +1,177 @@
+"""The commands about pages in memory: `doctor`, `residency`, `warm` and `evict`."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.api.test_cli import on_terminal
+from tests.builders import Tensor
+from tests.builders import safetensors as safe
+
+import weightmap as wm
+from weightmap import cli
+from weightmap.cli.memory import bar
+from weightmap.model import residency
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., tuple[int, str, str]]
+
+MIB = 1 << 20
+COMMANDS = ("doctor", "residency", "warm", "evict")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a model of three tensors of a MiB."""
+    target = tmp_path / "m.safetensors"
+    target.write_bytes(safe.build({f"t{i}": Tensor("uint8", (MIB,), bytes([i]) * MIB) for i in range(3)}))
+    return target
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process; give (exit status, standard output, standard error)."""
+
+    def call(*argv: object) -> tuple[int, str, str]:
+        status = cli.main([str(argument) for argument in argv])
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tensors nothing, half and all is in memory."""
+    part = np.array([0, MIB // 2, MIB])
+    monkeypatch.setattr(residency, "resident_bytes", lambda _, numbers: part[numbers])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_prints_one_document(command: str, path: Path, run: Run) -> None:
+    """With --json, of the command and the file; errors too."""
+    status, out, err = run(command, path, "--json")
+    document = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (document["schema"], document["command"], document["path"]) == (1, command, str(path))
+    assert document["nbytes"] == 3 * MIB
+    status, out, err = run(command, str(path) + "x", "--json")
+    assert status == 4
+    assert json.loads(out)["error"]["type"] == "FileNotFoundError"
+    assert "No such file" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_names_choose_tensors(command: str, path: Path, run: Run) -> None:
+    """Only tensors of these names count; one that is not there is a wrong use."""
+    status, out, _ = run(command, path, "t0", "t2", "--json")
+    assert status == 0
+    assert json.loads(out)["nbytes"] == 2 * MIB
+    status, out, err = run(command, path, "t7")
+    assert (status, out) == (2, "")
+    assert "no tensor is called 't7'" in err
+
+
+@pytest.mark.usefixtures("half")
+def test_residency_is_a_bar_a_tensor(path: Path, run: Run) -> None:
+    """A line each, with a bar as long as the part that is in memory, and one for all."""
+    status, out, _ = run("residency", path)
+    assert status == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["tensor", "in", "memory", "bytes"]
+    assert lines[1] == ["t0", "·" * 24, "0%", "1,048,576"]
+    assert lines[2] == ["t1", "█" * 12 + "·" * 12, "50.0%", "1,048,576"]
+    assert lines[3] == ["t2", "█" * 24, "100%", "1,048,576"]
+    assert lines[4] == ["total", "█" * 12 + "·" * 12, "50.0%", "3,145,728"]
+    status, out, _ = run("residency", path, "--json")
+    document = json.loads(out)
+    assert document["resident"] == 3 * MIB // 2
+    assert document["tensors"][1] == {"name": "t1", "resident": MIB // 2, "nbytes": MIB}
+
+
+@pytest.mark.parametrize("whole", [1, 7, 24, 1000, 10**9])
+def test_bars_are_full_and_empty_where_that_is_true(whole: int) -> None:
+    """A bar has 24 cells, grows with its part, is full only for all and empty only for nothing."""
+    parts = sorted({0, 1, whole // 3, whole // 2, whole - 1, whole})
+    bars = [bar(part, whole) for part in parts]
+    assert {len(text) for text in bars} == {24}
+    assert bars[0] == "·" * 24
+    assert bars[-1] == "█" * 24
+    assert "█" * 24 not in bars[:-1]
+    assert "·" * 24 not in bars[1:]
+    assert bar(0, 0) == "█" * 24
+
+
+def test_warm_and_evict_say_how_much(path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was cold, and what left memory, in bytes of what there is; and what stays."""
+    monkeypatch.setattr(wm.ReadPlan, "warm", lambda _, threads, progress: 5 * (threads or 1))
+    status, out, _ = run("warm", path, "--threads", 3)
+    assert status == 0
+    assert out.startswith(f"{path}: 15 bytes of 3,145,728 bytes (3.0 MiB) were cold (")
+    monkeypatch.setattr(wm.ReadPlan, "warm", lambda _, threads, progress: 0)
+    assert "GB/s" not in run("warm", path)[1]
+    monkeypatch.setattr(residency, "resident_bytes", lambda _, numbers: np.full(len(numbers), 100))
+    status, out, _ = run("evict", path)
+    assert status == 0
+    assert out == f"{path}: 0 bytes of 3,145,728 bytes (3.0 MiB) left memory; 300 bytes stay\n"
+
+
+def test_doctor_says_what_and_what_to_do(path: Path, run: Run, tmp_path: Path) -> None:
+    """Facts in lines, advice behind stars; of a directory that of its model."""
+    status, out, _ = run("doctor", path)
+    assert status == 0
+    facts, _, advice = out.partition("\n\n")
+    labels = [line.split("  ")[0] for line in facts.splitlines()]
+    assert labels[:3] == ["file", "format", "reads"]
+    assert {"in memory", "alignment", "memory", "budget"} <= set(labels)
+    assert all(line.startswith("* ") for line in advice.splitlines())
+    folder = tmp_path / "model"
+    folder.mkdir()
+    safe.shard(folder, {f"{i}.safetensors": {f"t{i}": Tensor("uint8", (64,), bytes(64))} for i in range(2)})
+    status, out, _ = run("doctor", folder)
+    assert status == 0
+    assert "2 tensors in 2 files" in out
+
+
+def test_doctor_has_nothing_to_say_of_a_file_without_trouble(tmp_path: Path, run: Run) -> None:
+    """An empty model needs nothing."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safe.build({}))
+    assert run("doctor", path)[1].endswith("\n* nothing to do\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_on_a_terminal(command: str, path: Path) -> None:
+    """On a terminal each ends well, and names the file or its tensors; a progress bar is gone at the end."""
+    pytest.importorskip("rich")
+    status, sent = on_terminal(command, path)
+    assert status == 0
+    assert ("t0" if command == "residency" else "m.safetensors") in sent
+    if command == "warm":
+        assert "\x1b[" in sent
+        assert "were cold" in sent
+
+
+def test_a_model_that_is_not_whole(path: Path, run: Run) -> None:
+    """A truncated file is malformed to each of them."""
+    os.truncate(path, MIB)
+    for command in COMMANDS:
+        status, out, err = run(command, path)
+        assert (status, out) == (3, "")
+        assert "the file ends within" in err
+
+
+def test_the_values_of_a_namedtuple_reach_json(path: Path, run: Run) -> None:
+    """The document of doctor has each part of the report under its own name."""
+    document: dict[str, Any] = json.loads(run("doctor", path, "--json")[1])
+    assert {"tensors", "reads", "wanted_nbytes", "places", "cold", "misaligned", "memory", "budget", "advice"} <= set(
+        document
+    )
+    assert document["places"][0]["files"] == 1
+    assert document["memory"].keys() == {"available", "groups", "left"}

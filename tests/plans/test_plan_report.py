@@ -1,0 +1,172 @@
+"""What `ReadPlan.explain` says: each number, and each piece of advice where it is due."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import Tensor, embd
+from tests.builders import safetensors as safe
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.io import pages
+from weightmap.io.memory import Group, Headroom
+from weightmap.io.pages import Sample
+from weightmap.plans import explaining
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB, GIB = 1 << 20, 1 << 30
+PLENTY = Headroom(64 * GIB, ())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a model of 16 MiB whose tensors do not begin at multiples of 64."""
+    target = tmp_path / "m.safetensors"
+    target.write_bytes(safe.build({f"t{i}": Tensor("uint8", (4 * MIB,), bytes(4 * MIB)) for i in range(4)}))
+    return target
+
+
+def explained(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    cold: float = 0.0,
+    told: bool = True,
+    large: float | None = 1.0,
+    left: Headroom = PLENTY,
+    number: int = 0xEF53,
+    **options: Any,
+) -> explaining.PlanReport:
+    """Explain a plan on a machine of this kind."""
+
+    def cold_in(_: Any, reads: Any) -> Any:
+        sizes = reads[2] - reads[1]
+        return (sizes * cold).astype(np.int64), told
+
+    def sampled(_: Any, begin: int, end: int) -> Sample | None:
+        return None if large is None else Sample(end - begin, int((end - begin) * large), 0.001)
+
+    monkeypatch.setattr(explaining, "cold_in", cold_in)
+    monkeypatch.setattr(explaining, "sample", sampled)
+    monkeypatch.setattr(explaining, "headroom", lambda: left)
+    monkeypatch.setattr(kernels, "file_system", lambda _: number)
+    with wm.plan(path, **options) as plan:
+        return plan.explain()
+
+
+def test_a_report_has_the_numbers_of_its_plan(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors, reads, bytes, alignment, page faults and memory are in the report, in its text, and in JSON."""
+    report = explained(path, monkeypatch)
+    assert report[:5] == (str(path), 4, 1, 16 * MIB, 16 * MIB)
+    assert report.places == (("ext4", "local", "map", 1, 16 * MIB),)
+    assert (report.cold, report.faults, report.large_pages) == (0, 8, 1.0)
+    assert report.seconds == pytest.approx(0.001)
+    assert (report.misaligned, report.misaligned_nbytes) == (4, 16 * MIB)
+    assert report.budget == 64 * GIB
+    document = json.loads(json.dumps(report.as_dict()))
+    assert document["places"] == [
+        {"file_system": "ext4", "kind": "local", "how": "map", "files": 1, "nbytes": 16 * MIB}
+    ]
+    assert document["memory"] == {"available": 64 * GIB, "groups": [], "left": 64 * GIB}
+    assert document["faults"] == 8
+    text = str(report)
+    for words in (
+        "1 read, 16.0 MiB",
+        "ext4",
+        "mapped",
+        "16.0 MiB of 16.0 MiB (100%)",
+        "about 8 page faults",
+        "64.0 GiB",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        ({"cold": 0.5}, "8.0 MiB come from the disk at the first touch: `weightmap warm`"),
+        ({"number": 0x6969}, r"16.0 MiB lie on nfs, where a lost connection ends a process"),
+        ({"left": Headroom(MIB, ())}, "16.0 MiB are more than the 1.0 MiB that this machine has"),
+        (
+            {"left": Headroom(GIB, (Group("/g", 2, 9 * MIB, 8 * MIB, 7 * MIB),))},
+            "16.0 MiB are more than the 8.0 MiB that the control group leaves",
+        ),
+        ({"budget": 2 * MIB}, "16.0 MiB are more than the 2.0 MiB that this plan may fill"),
+        ({"large": 0.25}, "small pages .25% of 16.0 MiB in pages of 2 MiB.* `weightmap convert` to the same format"),
+    ],
+    ids=["cold", "network", "memory", "control group", "budget", "small pages"],
+)
+def test_advice_comes_where_it_is_due(
+    machine: dict[str, Any], words: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each trouble brings one piece of advice, with numbers; without it there is none but that about alignment."""
+    (alignment,) = explained(path, monkeypatch).advice
+    assert "jax copies the 4 tensors that begin at no multiple of 64 (16.0 MiB)" in alignment
+    report = explained(path, monkeypatch, **machine)
+    (advice,) = [line for line in report.advice if line != alignment]
+    assert re.search(words, advice)
+    assert f"-> {advice}" in str(report)
+
+
+def test_what_the_system_does_not_say_is_not_guessed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without residency there is no number of cold bytes and no sample; without memory no budget."""
+    report = explained(path, monkeypatch, told=False, cold=1.0, left=Headroom(None, ()))
+    assert (report.cold, report.faults, report.budget) == (None, None, None)
+    assert "the system does not say" in str(report)
+    assert "available" not in str(report)
+    report = explained(path, monkeypatch, large=None)
+    assert report.faults is None
+    assert "page fault" not in str(report)
+
+
+def test_an_aligned_file_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EMBD aligns tensors; a plan of few bytes takes no sample, and nothing is to be done."""
+    path = tmp_path / "m.weights"
+    path.write_bytes(embd.Draft([("a", Tensor("uint8", (100,), bytes(100)))]).seal())
+    report = explained(path, monkeypatch)
+    assert (report.misaligned, report.faults, report.advice) == (0, None, ())
+    assert "every tensor begins at a multiple of 64 bytes" in str(report)
+
+
+def test_gaps_that_are_read_are_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes between the wanted ones that are read for nothing are in the text."""
+    options = {"wants": {"t0": np.s_[:100], "t1": np.s_[:100]}, "gap": 5 * MIB, "max_over_read": 1e9}
+    report = explained(path, monkeypatch, **options)
+    assert report.wanted_nbytes == 200
+    assert "1 read, 4.0 MiB, 4.0 MiB of them in gaps" in str(report)
+
+
+def test_a_plan_of_nothing_can_be_explained() -> None:
+    """A model without tensors is in memory as a whole."""
+    with wm.open(memoryview(safe.build({}))) as f:
+        report = wm.plan(f).explain()
+    assert (report.cold, report.places, report.advice) == (0, (), ())
+    assert "0 bytes of 0 bytes (100%)" in str(report)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's words about mappings are Linux's")
+def test_a_sample_says_how_pages_are_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapping what is in memory says how many bytes were mapped, and how many by large pages."""
+    with wm.open(path) as f:
+        source = f._source
+        found = pages.sample(source, 0, f.nbytes)
+        assert found is not None
+        assert found.mapped >= f.nbytes
+        assert 0 <= found.large <= found.mapped
+        assert found.seconds > 0
+        assert pages.sample(source, 5, 5) is None
+        os.truncate(path, MIB)
+        assert pages.sample(source, 0, 16 * MIB) is None
+        monkeypatch.setattr(pages, "map_file", lambda *_: (_ for _ in ()).throw(OSError(19, "no such device")))
+        assert pages.sample(source, 0, MIB) is None
+    with wm.open(memoryview(safe.build({}))) as f:
+        assert pages.sample(f._source, 0, 4) is None
