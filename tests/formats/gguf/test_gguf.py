@@ -17,6 +17,7 @@ from tests.support import DATA
 
 import weightmap as wm
 from weightmap import cli, kernels
+from weightmap.formats.gguf import reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +100,23 @@ def test_other_versions_become_version_3(name: str, tmp_path: Path) -> None:
     _, values = gguf.parse(target.read_bytes())
     assert [value[:2] for value in values] == [value[:2] for value in gguf.dissect(path.read_bytes()).values]
     assert wm.diff(path, target).equal
+
+
+@pytest.mark.parametrize(("version", "big"), [(1, False), (1, True), (2, False), (3, True)])
+def test_every_value_of_other_versions(version: int, big: bool, tmp_path: Path) -> None:
+    """Every type of value, texts and nested arrays too, keeps type and value on the way to version 3."""
+    values = [*gguf.EVERY_VALUE, *gguf.VOCAB]
+    with opened(gguf.build(gguf.SMALL, values, version=version, big=big)) as f:
+        wm.save(tmp_path / "t.gguf", {name: f[name] for name in f}, metadata=f.metadata)
+    wm.save(
+        tmp_path / "3.gguf", {name: value.array for name, value in gguf.SMALL.items()}, metadata=metadata_of(values)
+    )
+    assert (tmp_path / "t.gguf").read_bytes() == (tmp_path / "3.gguf").read_bytes()
+
+
+def metadata_of(values: list[gguf.KeyValue]) -> Any:
+    """The metadata of a file of version 3 with these key-values."""
+    return opened(gguf.build({}, values)).metadata
 
 
 # ------------------------------------------------------------------------------------------------- metadata
@@ -270,6 +288,16 @@ def test_a_given_vocabulary_counts_more_than_metadata(tmp_path: Path) -> None:
     assert found["tokenizer.ggml.bos_token_id"] == ("u32", 0)
     assert found["tokenizer.ggml.seperator_token_id"] == ("u64", 6)
     assert found["tokenizer.ggml.cls_token_id"] == ("u32", 1)
+
+
+@pytest.mark.parametrize("count", [1, 9, 12])
+def test_a_given_vocabulary_of_any_length(count: int, tmp_path: Path) -> None:
+    """Other tokens replace those of the metadata, be they fewer, as many or more, or begin alike."""
+    for tokens in (["<unk>", *(f"x{i}" for i in range(1, count))], [f"y{i}" for i in range(count)]):
+        with opened(gguf.build({}, gguf.VOCAB)) as f:
+            wm.save(tmp_path / "t.gguf", {}, metadata=f.metadata, vocab=tokens)
+        with wm.open(tmp_path / "t.gguf") as f:
+            assert list(f.vocab) == tokens
 
 
 @pytest.mark.parametrize("ids", [{"other": 1}, {"bos": -1}, {"bos": 2**32}, {"bos": "x"}])
@@ -479,6 +507,66 @@ def test_a_header_that_no_reader_counts_is_not_written(tmp_path: Path, monkeypat
     wm.save(tmp_path / "t.gguf", {"w" * 42: np.zeros(1, np.float32)})
     with pytest.raises(wm.EncodeError, match="a header of 99 bytes"):
         wm.save(tmp_path / "t.gguf", {"w" * 43: np.zeros(1, np.float32)})
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("big", [False, True])
+def test_messages_name_key_values(version: int, big: bool) -> None:
+    """A key-value is named by its number, and by its key where that can be read."""
+    coder = gguf.Coder(version, big)
+    for entry, message in (
+        (KV("key", 13, b""), r"^<bytes>: key-value 1, 'key': type of a value is 13, expected less than 13 "),
+        (KV("key", "bool", b"\2"), r"^<bytes>: key-value 1, 'key': a bool is 2, expected 0 or 1 "),
+        (KV("k", "str", b"\xff"), r"^<bytes>: key-value 1, 'k': its value is not UTF-8 "),
+        (KV(b"\xff", "u8", 1), r"^<bytes>: key-value 1: its key is not UTF-8 "),
+        (KV("k" * 65_536, "u8", 1), r"^<bytes>: key-value 1: length of its key is 65536, expected at most 65535 "),
+    ):
+        head = gguf.header([], [KV("first", "u8", 1), entry], coder)
+        with pytest.raises(wm.FormatError, match=message):
+            opened(head + bytes(64))
+
+
+def test_what_a_limit_leaves_out(tmp_path: Path) -> None:
+    """A header past a limit is said to be as large as the field takes that reaches past it, at least."""
+    path = tmp_path / "t.gguf"
+    head = gguf.header([], [KV("k", "u64", 1), KV("t", "str", "x" * 5000)])
+    path.write_bytes(head + bytes(5000))
+    number, text = head.index(b"k") + 5, head.index(b"t", 50) + 5
+    for limit, wanted in ((number + 3, number + 8), (text + 100, text + 5000)):
+        with pytest.raises(wm.LimitError) as error:
+            wm.open(path, limits=wm.Limits(max_header_bytes=limit))
+        assert error.value.actual == wanted
+
+
+def test_elements_up_to_63_bits() -> None:
+    """A shape of 2**63 - 1 elements is one that the file does not hold, and 2**63 are no shape."""
+    for dims, error in (((2**63 - 1,), wm.TruncatedError), ((2**63,), wm.LayoutError), ((2**62, 2), wm.LayoutError)):
+        head = gguf.header([gguf.Info("w", dims, gguf.DENSE["int8"], 0)])
+        with pytest.raises(error, match=r"w|product"):
+            opened(head + gguf.padding(len(head)) + bytes(32))
+
+
+def test_two_tensors_in_reverse() -> None:
+    """A header may list tensors in reverse; a file has them in the order of their data."""
+    for listed in (["b", "a"], ["a", "b"]):
+        with opened(gguf.build({"a": normal((3,)), "b": normal((4,))}, listed=listed)) as f:
+            assert list(f) == ["a", "b"]
+            assert f["b"].tobytes() == normal((4,)).data
+
+
+def test_rules_of_files() -> None:
+    """Each alignment has its rules, and big-endian files have arrays of their byte order."""
+    rules, dtypes = reading._rules.__wrapped__, reading._dtypes(big=True)
+    for alignment in (8, 32, 64):
+        for big in (False, True):
+            assert rules(alignment, big=big).alignment == alignment
+            assert rules(alignment, big=big).max_gap == alignment - 1
+    for name, code in gguf.DENSE.items():
+        dtype = dtypes[code]
+        assert dtype is not None
+        assert dtype.name == name
+        if name != "bfloat16":
+            assert dtype.numpy == np.dtype(name).newbyteorder(">")
 
 
 def test_metadata_is_pickled_as_plain_values() -> None:

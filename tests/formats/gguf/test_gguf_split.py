@@ -57,6 +57,14 @@ def test_the_first_part_opens_all() -> None:
             assert f.metadata["split.no"] == i - 1
 
 
+def test_a_model_in_two_parts(tmp_path: Path) -> None:
+    """Two parts are the fewest; a file that says that it is one of one is a whole model."""
+    with wm.open(write(tmp_path, 2)) as f:
+        assert (list(f), f.layout) == (["blk.0.w", "blk.1.w"], "sharded")
+    with wm.open(write(tmp_path, 1)) as f:
+        assert (list(f), f.layout) == (["blk.0.w"], "gguf")
+
+
 def test_a_part_that_is_no_path_opens_alone(tmp_path: Path) -> None:
     """Bytes, descriptors, and a first part of another name know of no others."""
     path = write(tmp_path)

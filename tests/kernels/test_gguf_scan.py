@@ -1,0 +1,65 @@
+"""The scan of GGUF's header in pieces: how many bytes it asks for."""
+
+from __future__ import annotations
+
+import pytest
+from tests.builders import gguf, normal
+
+from weightmap import kernels
+
+KV = gguf.KeyValue
+START = 24
+
+
+def scan_of(data: bytes, limit: int | None = None) -> kernels.GGUFHeader:
+    """A scan that has read nothing."""
+    tensors, values = int.from_bytes(data[8:16], "little"), int.from_bytes(data[16:24], "little")
+    return kernels.GGUFHeader(len(data) if limit is None else limit, START, values, tensors, 3, big=False)
+
+
+@pytest.mark.parametrize("read", [0, 1, 3, 7, 50])
+@pytest.mark.parametrize("cut", [0, 5, 9])
+def test_a_list_of_texts_is_expected_to_go_on_as_it_begins(read: int, cut: int) -> None:
+    """Of a list that is cut off the scan asks for as much as the rest would take, if it were like the beginning."""
+    count, length = 1000, 10
+    data = gguf.header([], [KV("k", ["str"], ["x" * length] * count)])
+    begin = START + 9 + 4 + 12
+    scan = scan_of(data)
+    end = begin + read * (8 + length)
+    assert scan.values(data[: end + cut]) is False
+    each = (8 + length) + 1 if read else 8
+    assert scan.wanted == min(len(data), end + (count - read) * each)
+
+
+def test_a_long_text_counts_more_than_what_is_expected() -> None:
+    """What the next text takes is asked for, where that is more than the rest is expected to take."""
+    data = gguf.header([], [KV("k", ["str"], ["x", "y" * 5000])])
+    begin = START + 9 + 4 + 12
+    scan = scan_of(data)
+    assert scan.values(data[: begin + 9 + 8]) is False
+    assert scan.wanted == begin + 9 + 8 + 5000
+
+
+def test_no_more_is_expected_than_the_limit() -> None:
+    """The limit is asked for, where more is expected."""
+    data = gguf.header([], [KV("k", ["str"], ["x" * 100, *[""] * 500])])
+    begin, limit = START + 9 + 4 + 12, 24 + 9 + 4 + 12 + 108 + 501 * 8
+    scan = scan_of(data, limit)
+    assert scan.values(data[: begin + 108]) is False
+    assert scan.wanted == limit
+
+
+@pytest.mark.parametrize("read", [0, 1, 20])
+def test_tensor_infos_are_expected_to_go_on_as_they_begin(read: int) -> None:
+    """The same of tensor infos."""
+    tensors = {f"tensor{i:03}": normal((1,), i) for i in range(100)}
+    data = gguf.header(gguf.infos_of(tensors))
+    info = (len(data) - START) // 100
+    scan = scan_of(data)
+    types = kernels.gguf_types([(0, 1, 4)])
+    assert scan.values(data[:START]) is True
+    columns, done = scan.tensors(data[: START + read * info], types, 100)
+    assert done is False
+    assert columns.count <= 100
+    each = info + 1 if read else 20
+    assert scan.wanted == min(len(data), START + read * info + (100 - read) * each)
