@@ -17,11 +17,11 @@ def scan_of(data: bytes, limit: int | None = None) -> kernels.GGUFHeader:
     return kernels.GGUFHeader(len(data) if limit is None else limit, START, values, tensors, 3, big=False)
 
 
-@pytest.mark.parametrize("read", [0, 1, 3, 7, 50])
-@pytest.mark.parametrize("cut", [0, 5, 9])
-def test_a_list_of_texts_is_expected_to_go_on_as_it_begins(read: int, cut: int) -> None:
+@pytest.mark.parametrize("read", [0, 1, 3, 7, 50, 998, 999])
+@pytest.mark.parametrize(("length", "cut"), [(10, 0), (10, 5), (10, 9), (0, 0), (0, 7)])
+def test_a_list_of_texts_is_expected_to_go_on_as_it_begins(read: int, length: int, cut: int) -> None:
     """Of a list that is cut off the scan asks for as much as the rest would take, if it were like the beginning."""
-    count, length = 1000, 10
+    count = 1000
     data = gguf.header([], [KV("k", ["str"], ["x" * length] * count)])
     begin = START + 9 + 4 + 12
     scan = scan_of(data)
@@ -63,3 +63,22 @@ def test_tensor_infos_are_expected_to_go_on_as_they_begin(read: int) -> None:
     assert columns.count <= 100
     each = info + 1 if read else 20
     assert scan.wanted == min(len(data), START + read * info + (100 - read) * each)
+
+
+def test_what_no_caller_may_ask() -> None:
+    """Positions behind the data, and limits that 32 bits do not count, are refused."""
+    data = gguf.header([], [KV("k", "u64", 1), KV("", "u8", 1)])
+    for scan, given in (
+        (scan_of(data), data[: START - 1]),
+        (scan_of(data, 2**32 - 1), data),
+        (scan_of(data, 40), data),
+    ):
+        fault = scan.values(given)
+        assert not isinstance(fault, bool)
+        assert fault.kind == "COLUMN"
+    scan = scan_of(data, 2**32 - 2)
+    assert scan.values(data) is True
+    assert scan.skip(data, len(data)) == scan.skip(data, len(data) + 1) == -1
+    assert scan.find(data, b"k") == START + 9
+    assert scan.find(data, b"") == len(data) - 5
+    assert scan.find(data, b"l") == -1

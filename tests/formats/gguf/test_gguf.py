@@ -546,6 +546,64 @@ def test_elements_up_to_63_bits() -> None:
             opened(head + gguf.padding(len(head)) + bytes(32))
 
 
+def test_offsets_up_to_64_bits() -> None:
+    """A tensor may end at byte 2**64 - 1, which no file holds, and not behind it."""
+    for size, error in ((31, wm.TruncatedError), (32, wm.LayoutError)):
+        head = gguf.header([gguf.Info("w", (size,), gguf.DENSE["int8"], 2**64 - 32)])
+        with pytest.raises(error, match=r"w|offset"):
+            opened(head + gguf.padding(len(head)) + bytes(32), strict=False)
+
+
+def test_an_array_of_one_item_too_many() -> None:
+    """The number of items is compared with the bytes that follow."""
+    head = gguf.header([], [KV("k", ["u8"], gguf.Coder().number(0) + gguf.Coder().count(41))])
+    with pytest.raises(wm.TruncatedError, match="a count or length is 41, expected at most 40, given"):
+        opened(head + bytes(40))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_repeated_key_is_shown_where_it_stands(version: int) -> None:
+    """The error has the position of the second key-value, which begins with the length of its key."""
+    first = gguf.header([], [KV("k", "u8", 1)], gguf.Coder(version))
+    both = gguf.header([], [KV("k", "u8", 1), KV("k", "u8", 2)], gguf.Coder(version))
+    with pytest.raises(wm.LayoutError, match="key-values 0 and 1 both have the key 'k'") as error:
+        opened(both + bytes(64))
+    assert error.value.offset == len(first)
+
+
+def test_the_first_of_some_texts(tmp_path: Path) -> None:
+    """The first text of an array counts like any other: when it is looked for, and when it is damaged."""
+    with opened(gguf.build({}, [KV("s", ["str"], ["a", "b"])])) as f:
+        assert "a" in f.metadata["s"]
+        assert "c" not in f.metadata["s"]
+    path = tmp_path / "t.gguf"
+    path.write_bytes(gguf.build({}, [KV("s", ["str"], [b"\xff", "b"])]))
+    with wm.open(path) as f, pytest.raises(wm.FormatError, match="UTF-8"):
+        f.verify()
+
+
+@pytest.mark.parametrize(("count", "shown"), [(6, "'5']"), (7, "'5', ... 7 strings]")])
+def test_texts_that_are_shown(count: int, shown: str) -> None:
+    """Up to six texts are shown in full."""
+    with opened(gguf.build({}, [KV("s", ["str"], [str(i) for i in range(count)])])) as f:
+        assert repr(f.metadata["s"]).endswith(shown)
+
+
+def test_the_largest_of_each_type(tmp_path: Path) -> None:
+    """The largest integer of a type is of that type; the largest special id is one; lists nest 65 deep."""
+    deep: Any = [1]
+    for _ in range(kernels.GGUF_DEEPEST):
+        deep = [deep]
+    values = {"i32": 2**31 - 1, "i64": 2**63 - 1, "u64": 2**64 - 1, "i64 ": 2**31, "u64 ": 2**63, "deep": deep}
+    wm.save(tmp_path / "t.gguf", {}, metadata=values, vocab=["a"], special_ids={"bos": 2**32 - 1})
+    _, found = gguf.parse((tmp_path / "t.gguf").read_bytes())
+    assert all(kind == key.strip() for key, kind, _ in found[:5])
+    with wm.open(tmp_path / "t.gguf") as f:
+        assert f.vocab.special_ids == {"bos": 2**32 - 1}
+    with pytest.raises(wm.EncodeError, match="nested more than 65 deep"):
+        wm.save(tmp_path / "t.gguf", {}, metadata={"deep": [deep]})
+
+
 def test_two_tensors_in_reverse() -> None:
     """A header may list tensors in reverse; a file has them in the order of their data."""
     for listed in (["b", "a"], ["a", "b"]):
