@@ -312,7 +312,7 @@ def test_padding_of_a_header(layout, spaces):
     _, found, fault = kernels.scan_bincode(head, {"spec": 1, "current": 2}[layout], 9)
     assert fault is None
     assert (found.complete, found.end) == (spaces < 8, len(head) - spaces)
-    odd = any("no multiple of 8" in text for text in warnings_of(bt.raw(head, bytes(3)), strict=spaces < 8))
+    odd = any("not a multiple of 8" in text for text in warnings_of(bt.raw(head, bytes(3)), strict=spaces < 8))
     assert odd == (len(head) % 8 != 0)
 
 
