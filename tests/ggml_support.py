@@ -1,8 +1,8 @@
-"""The block types of ggml, defined element by element: nothing here is taken from the package or from gguf-py.
+"""The block types of ggml, defined element by element, without the package or gguf-py.
 
 `values` decodes blocks by formulas for one element: which byte holds its code, at which bit, and which numbers scale
-it. The code books of the iq types are not repeated here: they are read out of decoded blocks, and have to have the
-hashes that those of gguf-py 0.19 have.
+it. The code books of the iq types are not repeated here: they are read out of decoded blocks, and must have the
+hashes of those in gguf-py 0.19.
 """
 
 from __future__ import annotations

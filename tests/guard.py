@@ -1,7 +1,7 @@
-"""Buffers that lie flush against a page that nobody may touch: a read one byte too far is a segmentation fault.
+"""Buffers flush against an inaccessible page: a read one byte too far is a segmentation fault.
 
-A sanitiser sees only what it was compiled into, and not the padding of numpy's allocations; the CPU's protection of
-memory sees every access of every kernel, at no cost.
+A sanitiser sees only code that it was compiled into, and not the padding of numpy's allocations; memory protection
+sees every access of every kernel, at no cost.
 """
 
 from __future__ import annotations

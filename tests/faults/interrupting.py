@@ -140,7 +140,7 @@ class Sweep:
         self.new = self.target.read_bytes() if self.operation.suffix else b""
 
     def reset(self) -> None:
-        """Make the target what it was before."""
+        """Restore the target."""
         shutil.rmtree(self.to, ignore_errors=True)
         self.to.mkdir()
         if self.operation.suffix:

@@ -1,9 +1,9 @@
-"""Operations that read, while each of their system calls meets a fault, or finds the file truncated.
+"""Runs operations that read, while each of their system calls meets a fault or finds the file truncated.
 
     LD_PRELOAD=shim.so python reading.py SHIM FOLDER FILE OPERATION...
 
-It prints as JSON what came of each fault, and judges nothing: that is for the tests. The faults happen in a child
-process; if a signal ends it, that is told, and another child goes on with the next fault.
+It prints the outcome of each fault as JSON and leaves the judgement to the tests. The faults happen in a child
+process; if a signal ends it, that is an outcome, and another child goes on with the next fault.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Reading:
         return with_mapped_index(lambda: self.operation(self)) if self.mapped else self.operation(self)
 
     def reset(self) -> None:
-        """Make the file what it was."""
+        """Restore the file."""
         self.victim.write_bytes(self.data)
 
 

@@ -1,4 +1,4 @@
-"""Exceptions that come at any moment, as from handlers of signals: nothing is left behind.
+"""Exceptions at any moment, as from signal handlers, leave nothing behind.
 
 `interrupting.py` raises one before each opcode of operations that open, read and write. By default that is some of the
 opcodes; WEIGHTMAP_INTERRUPTIONS=all is all of them, which takes half an hour.

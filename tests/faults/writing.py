@@ -1,9 +1,9 @@
-"""Operations that write, while each of their system calls meets each fault.
+"""Runs operations that write, while each of their system calls meets each fault.
 
     LD_PRELOAD=shim.so python writing.py SHIM FOLDER OPERATION SCENARIO
 
-It prints as JSON what was there after each fault, and judges nothing: that is for the tests. Only SIGKILL needs a
-process of its own, so this one goes on after an error: what an error leaves behind in it would be seen.
+It prints the files that exist after each fault as JSON and leaves the judgement to the tests. Only SIGKILL needs a
+new process; this one goes on after an error, so leftovers of the error would be seen.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Saving:
         self.writing.run(self.at, self.given)
 
     def reset(self) -> None:
-        """Make the target what it was before."""
+        """Restore the target."""
         for path in self.folder.iterdir():
             path.unlink()
         if self.scenario == "link":

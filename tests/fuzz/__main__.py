@@ -1,7 +1,7 @@
 """Tries mutants in several processes: ``python -m tests.fuzz --count 100000``, or ``make fuzz``.
 
 Mutants are numbered, and each number is always the same mutant: a campaign that was stopped goes on with ``--first``,
-and a failure is tried again with ``python -m tests.fuzz amb --first 4711 --count 1``. Of what fails, the files are left
+and ``python -m tests.fuzz amb --first 4711 --count 1`` repeats a failure. Files that fail are left
 in a folder.
 """
 
@@ -100,7 +100,7 @@ def campaign(format: str, first: int, count: int, *, jobs: int, failures: Path, 
 
 
 def main() -> int:
-    """Run what the command line asks for; the exit status says whether anything failed."""
+    """Run the campaign of the command line; the exit status says whether anything failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"of {', '.join(FORMATS)}; all by default")
     parser.add_argument("--first", type=int, default=0, help="the first mutant")

@@ -1,8 +1,8 @@
-"""Where the numbers, texts and repeated parts of a file are, and which numbers have to change when others do.
+"""Finds the numbers, texts and repeated parts of a file, and which numbers depend on others.
 
-With that a mutator can tell one lie at a time: it changes what it wants to change, and all that follows from it (the
-length of a section, the offset of the next, the count of entries) is made to fit again, so that the lie is met by the
-check that is meant for it and not by the first one.
+So a mutator can tell one lie at a time: it changes one part and corrects everything that depends on it (the
+length of a section, the offset of the next, the count of entries). Then the lie meets the
+check that is meant for it, not the first one.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Anatomy:
     data : bytes
     fields : list of Field
     spans : list of (Field, int, int)
-        The number in the field grows by as many bytes as the file does from the one place to the other: a length, or,
+        The number in the field grows with the bytes between the two places: it is a length, or,
         where the first place is 0, an offset.
     pads : list of (int, int, int)
-        Zeros from the one place to the other, up to a multiple of so many bytes.
+        Zeros between the two places, up to a multiple of the third number.
     items : list of (int, int, Field or None)
-        Parts that may occur any number of times, such as records, and the field that counts them.
+        Parts that may occur any number of times, such as records, and the field with their number.
     """
 
     data: bytes
@@ -162,9 +162,9 @@ def encoded(kind: str, value: int, size: int) -> bytes:
 
 
 class Walk:
-    """A reader that notes what it reads: `anatomy` is what it found.
+    """A reader that records the parts it reads in `anatomy`.
 
-    It trusts the file, which has to be a valid one.
+    It trusts the file, which must be valid.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -12,9 +12,9 @@ MASK = 2**64 - 1
 
 
 class Draws:
-    """A linear congruential generator of 64 bits, of which the upper half is used; the same draws for the same seed.
+    """A linear congruential generator of 64 bits whose upper half is used; equal seeds give equal draws.
 
-    `random.Random` fills 2.5 kB of state from its seed, and that takes as long as a whole mutant.
+    `random.Random` fills 2.5 kB of state from its seed, which takes as long as a whole mutant.
     """
 
     __slots__ = ("state",)

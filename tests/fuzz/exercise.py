@@ -19,9 +19,9 @@ WORDS = 12
 
 
 def consistent(f: wm.TensorFile, data: bytes | None, late: Any = LATE, *, brief: bool = False) -> None:
-    """The answers of a handle agree with each other, and with the bytes in `data`.
+    """Check that the answers of a handle agree with each other, and with the bytes in `data`.
 
-    Errors of the classes `late` may come of a single tensor; any other means that there is something wrong. In brief:
+    A single tensor may raise errors of the classes `late`; any other error is a failure. In brief:
     only the tensors.
     """
     names = list(f)

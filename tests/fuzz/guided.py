@@ -1,9 +1,9 @@
-"""Fuzzing that is guided by coverage; needs atheris, of PyPI.
+"""Fuzzing guided by coverage; needs atheris from PyPI.
 
     python -m tests.fuzz.guided FORMAT FOLDER -max_total_time=300
 
-Inputs are files of one format. FOLDER is filled with those that reached new code; `seeds.py` puts the first ones there.
-An exception that is not one of ours ends the run, and its input is left in a file. OSS-Fuzz gets a program for each
+Inputs are files of one format. The run adds those that reach new code to FOLDER; `seeds.py` makes the first ones.
+An exception outside our tree ends the run, and its input is left in a file. OSS-Fuzz gets a program for each
 format from `oss_fuzz/build.sh`.
 """
 

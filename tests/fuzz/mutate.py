@@ -1,6 +1,6 @@
-"""Mutants: a valid file with a few lies, the same ones for the same format and number.
+"""Mutants: a valid file with a few lies, which format and number determine.
 
-Half of the mutants have their lengths, offsets, counts and checksums made to fit again after the lie was told.
+In half of the mutants, lengths, offsets, counts and checksums are corrected after the lie.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
     files : mapping of str to bytes
         By name; of all formats but "sharded" there is one, and its name is "".
     options : dict
-        How it is to be opened.
+        Options for opening it.
     opened : str
         The one of the files that is opened, or "" for the folder that they are in.
     """

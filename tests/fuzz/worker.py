@@ -1,6 +1,6 @@
 """One process that tries mutants of a format one after another: ``python -m tests.fuzz.worker``.
 
-What it is doing it writes into a small mapped file, so that its parent can tell which mutant it was when the process
+It writes its progress into a small mapped file, so that its parent knows the mutant when the process
 dies or hangs. Failures go to standard output, a line of JSON each, and the mutant into a folder.
 """
 
@@ -100,7 +100,7 @@ def heap_of_opening(source: Any, options: dict[str, Any]) -> int:
 
 
 def attempt(number: int, found: Mutant, sources: Sources) -> str:
-    """Try one mutant: what came of it, for counting. Raises whatever must not come of it."""
+    """Try one mutant: return the outcome, for counting. Raises an exception for a forbidden outcome."""
     source, data = sources.of(found)
     brief = number % THOROUGH != 0
     started = time.perf_counter()

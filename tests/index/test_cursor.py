@@ -1,4 +1,4 @@
-"""The cursor by which formats go through a header: what it returns, and what it says where a field does not fit."""
+"""The cursor over a header: its values, and its errors for fields that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that look like one that is not there: the right ones, and with little work whatever the names are."""
+"""Suggestions for a missing name: the right ones, with little work for any names."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_ngrams_are_checked_when_they_are_asked_for_first(chunk: ff.Chunk, lie: 
 
 
 def test_ngrams_without_a_matrix_are_read() -> None:
-    """Where strict=False lets a vocabulary stand alone there are not rows that indices could miss."""
+    """Where strict=False lets a vocabulary stand alone, there are no rows that indices could miss."""
     with wm.open(ff.build([LISTED]), strict=False) as f:
         table, indices = f.vocab.subwords.ngrams()
         assert (list(table), indices.tolist()) == (["abcdefghijkl", "b"], [0, 1])
