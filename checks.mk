@@ -7,8 +7,8 @@ CHECKS := build/checks
 .PHONY: sanitize sanitize-test tsan-test fuzz-c coverage mutation arm64-test
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
-# Which tests, and how: make sanitize SANITIZE_TESTS="-n 2 tests/kernels/test_crc32.py". tests/sanitised.py says which are left
-# out, and why, and the options of the sanitisers; `make test` runs a part.
+# A choice of tests: make sanitize SANITIZE_TESTS="-n 2 tests/kernels/test_crc32.py". tests/sanitised.py lists the tests left
+# out, with reasons, and the options of the sanitisers; `make test` runs a part.
 SANITIZE_TESTS := tests
 SANITIZED := build/sanitize/lib
 
@@ -35,11 +35,11 @@ tsan-test:
 	$(CHECKS)/kernels_test_tsan threads
 
 # --------------------------------------------------------------------------------------------------------- libFuzzer
-# All targets one after another, each for so many seconds; the next run begins with the inputs that build/checks/fuzz/found
-# keeps. One alone: make fuzz-c FUZZ_TARGETS=records FUZZ_SECONDS=600
+# Runs all targets in turn, FUZZ_SECONDS each; build/checks/fuzz/found keeps inputs for the next run. A single target:
+# make fuzz-c FUZZ_TARGETS=records FUZZ_SECONDS=600
 FUZZ_SECONDS := 60
 FUZZ_TARGETS := $(patsubst fuzz/c/%.c,%,$(wildcard fuzz/c/*.c))
-# Besides undefined behaviour: unsigned arithmetic that wraps around unintended, and conversions that lose bits.
+# Beside undefined behaviour: unintended wrapping of unsigned arithmetic, and conversions that lose bits.
 FUZZ_CHECKS := undefined,unsigned-integer-overflow,implicit-conversion
 FUZZ_FLAGS = $(C_FLAGS) -O1 -g -fsanitize=address,$(FUZZ_CHECKS) \
     -fno-sanitize-recover=$(FUZZ_CHECKS) -fsanitize-ignorelist=fuzz/c/wraps.txt
@@ -65,13 +65,13 @@ fuzz-c: $(MODULE) $(VENV)/.extra-test
 	        -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$target- $(FUZZ)/found/$$target $(FUZZ)/seeds/$$target || exit 1; done
 
 # ----------------------------------------------------------------------------------------------- coverage, mutation
-# Every branch of the parsers, the writers and the tables is taken by some test: tests/branches.py says by which.
+# Some test takes every branch of the parsers, the writers and the tables: tests/branches.py lists these tests.
 coverage: $(MODULE) $(VENV)/.extra-test $(VENV)/.extra-checks
 	@mkdir -p $(CHECKS)
 	@$(BIN)/python -m tests.branches --data-file=$(CHECKS)/coverage
 
-# Each comparison of the parsers is changed in each wrong way, and some test must fail: docs/mutation.md. Runs the mutants
-# without a verdict for their present source; MUTATION='--again --sample 300' draws some of all. Needs clang.
+# Changes each comparison of the parsers in each wrong way; some test must fail: docs/mutation.md. Runs the mutants without a
+# verdict for their present source; MUTATION='--again --sample 300' draws some of all. Needs clang.
 MUTATION :=
 mutation: $(MODULE) $(VENV)/.extra-test
 	@$(BIN)/python -m tests.mutation $(MUTATION)

@@ -113,15 +113,15 @@ int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, u
 /* Elements and bytes of a block; 0 for a type that is not known. */
 int wm_ggml_elements(int type);
 int wm_ggml_bytes(int type);
-/* As wm_blocks_decode, of n elements, a multiple of the elements of a block. A value that is no number, as of a NaN scale, is the
+/* Like wm_blocks_decode, for n elements, a multiple of those of a block. Every NaN among the values is the
  * float32 0x7FC00000. */
 int wm_ggml_decode(const uint8_t *data, uint64_t size, int type, uint64_t n, uint64_t first, void *out, uint64_t count,
                    int half, int threads);
 /* Whether wm_ggml_encode knows a type: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k. */
 int wm_ggml_encodes(int type);
-/* Quantises x[0, n), whole blocks, to such data in out[0, out_size). q4_0 to q8_0 are byte by byte what gguf-py makes, q4_k and
- * q6_k what a search for the least squared error found: the same bytes on every CPU and with any number of threads. A scale that
- * is too large for float16 is the largest finite one. `errors`, when not NULL, gets the sum of the squared errors of each block.
+/* Quantises x[0, n), whole blocks, to such data in out[0, out_size). q4_0 to q8_0 get the bytes of gguf-py; a search for the
+ * least squared error finds those of q4_k and q6_k. They depend neither on the CPU nor on the number of threads. A scale too
+ * large for float16 becomes the largest finite one. `errors`, unless NULL, gets the sum of the squared errors of each block.
  * Returns -1 when done, the index of the first element that is NaN or infinite (nothing is written then), or -2 for a type or
  * sizes that do not fit. */
 int64_t wm_ggml_encode(const float *x, uint64_t n, int type, uint8_t *out, uint64_t out_size, double *errors, uint64_t n_errors,
@@ -143,7 +143,7 @@ int64_t wm_utf8_strings(const uint8_t *data, uint64_t len, const uint32_t *bound
  * wm_index_find and its like read the slots. Of equal strings the first is kept. Returns the number of strings that equal an
  * earlier one (the first such in *duplicate, its earlier twin in *original); -1 for bounds that do not lie in data in rising
  * order or a bad capacity; or -2 when hashes collide so much (64 different strings of one hash, or 256 slots probed) that the
- * table would be slow: somebody made them so. */
+ * table would be slow, which only crafted strings cause. */
 int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap, uint32_t *slots,
                        uint64_t capacity, uint64_t *duplicate, uint64_t *original);
 /* The number of the string equal to name[0, name_len), or -1. Safe for any contents of `data` and `slots`. */
@@ -232,7 +232,7 @@ int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uin
  * block in the lowest bits of byte 0: 0 int4, 1 int5, 2 float16; bits after the last block are 0. Then come the scales of the
  * int4 and int5 blocks, and the codes of every block, 4, 5 or 16 bits an element, the last block whole.
  */
-/* How many numbers a plan for n elements has. A plan is a private copy of what decoding must know of all blocks: the total of
+/* The number of entries in a plan for n elements. A plan is a private copy of the facts that decoding needs: the total of
  * int5 and of float16 blocks; the same counts before every 1024th block, from block 0 on; the mask, padded to whole numbers. */
 uint64_t wm_adaptive_plan_size(uint64_t block_size, uint64_t n);
 /* Checks data of `size` bytes as n elements by their mask, reads nothing else, and the mask once; fills plan[0, n_plan). So the

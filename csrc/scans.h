@@ -80,13 +80,13 @@ enum {
      * tables come from the scan too, with `at` */
     WM_FAULT_GGUF_END = 104,      /* a field runs past the limit; actual: bytes left, expected: bytes needed */
     WM_FAULT_GGUF_COUNT = 105,    /* actual: a count or length, expected: the most that the bytes left could hold */
-    WM_FAULT_GGUF_TYPE = 106,     /* actual: a type of values that there is none of */
+    WM_FAULT_GGUF_TYPE = 106,     /* actual: an unknown type of values */
     WM_FAULT_GGUF_BOOL = 107,     /* actual: a byte that is neither 0 nor 1 */
     WM_FAULT_GGUF_UTF8 = 108,     /* a value */
     WM_FAULT_GGUF_KEY = 109,      /* actual: length of a key, expected: the most that it may be */
     WM_FAULT_GGUF_KEY_UTF8 = 110, /* a key */
     WM_FAULT_GGUF_DEPTH = 111,    /* arrays nested deeper than WM_GGUF_DEPTH */
-    WM_FAULT_GGUF_BLOCK = 112     /* actual: the fastest dimension, expected: elements of a block, of which it is no multiple */
+    WM_FAULT_GGUF_BLOCK = 112     /* actual: the fastest dimension, expected: elements of a block, which do not divide it */
 };
 
 /* ------------------------------------------------------------------------------------------------ columns
@@ -128,7 +128,7 @@ typedef struct {
 int wm_safetensors_scan(const uint8_t *json, uint64_t len, const uint8_t *dtypes, uint64_t n_dtypes, const wm_columns *columns,
                         wm_safetensors *out, wm_fault *fault);
 
-/* How deep brackets nest in text[0, len), JSON or not, those within strings apart. A reader that stops at the first byte that is
+/* The depth of nested brackets in text[0, len), JSON or not, strings aside. A reader that stops at the first byte that is
  * not JSON goes no deeper. */
 uint64_t wm_json_depth(const uint8_t *text, uint64_t len);
 

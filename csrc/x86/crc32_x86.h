@@ -7,11 +7,11 @@
 #include "../internal.h"
 
 #define FOLD(n) _mm_set_epi64x((int64_t)CRC32_FOLD_##n##_HIGH, (int64_t)CRC32_FOLD_##n##_LOW)
-/* How many bytes ahead the kernels prefetch. Measured: best for data in memory, and no loss for data in caches. The
- * hardware fetches ahead within a page of 4 KiB alone; this crosses into the next. */
+/* Distance in bytes at which the kernels prefetch: the best one measured for data in memory, harmless in caches. The
+ * hardware prefetches only within a page of 4 KiB; this crosses into the next. */
 enum { AHEAD = 4096 };
 
-/* `next` with `r` folded onto it, at the distance that `k` is for. */
+/* Folds `r` onto `next`; `k` holds the constants for the distance between them. */
 WM_TARGET("sse4.2,pclmul") WM_INLINE __m128i fold_block(__m128i r, __m128i next, __m128i k) {
     return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(r, k, 0x00), next), _mm_clmulepi64_si128(r, k, 0x11));
 }
