@@ -17,12 +17,12 @@ def scan_of(data: bytes, limit: int | None = None) -> kernels.GGUFHeader:
     return kernels.GGUFHeader(len(data) if limit is None else limit, START, values, tensors, 3, big=False)
 
 
-@pytest.mark.parametrize("read", [0, 1, 3, 7, 50, 998, 999])
+@pytest.mark.parametrize("read", [0, 1, 3, 7, 50, 978, 979, 998, 999])
 @pytest.mark.parametrize(("length", "cut"), [(10, 0), (10, 5), (10, 9), (0, 0), (0, 7)])
 def test_a_list_of_texts_is_expected_to_go_on_as_it_begins(read: int, length: int, cut: int) -> None:
     """Of a list that is cut off the scan asks for as much as the rest would take, if it were like the beginning."""
     count = 1000
-    data = gguf.header([], [KV("k", ["str"], ["x" * length] * count)])
+    data = gguf.header([], [KV("k", ["str"], ["x" * length] * count), KV("z", "u64", 1)])
     begin = START + 9 + 4 + 12
     scan = scan_of(data)
     end = begin + read * (8 + length)
@@ -82,3 +82,22 @@ def test_what_no_caller_may_ask() -> None:
     assert scan.find(data, b"k") == START + 9
     assert scan.find(data, b"") == len(data) - 5
     assert scan.find(data, b"l") == -1
+
+
+def test_the_last_number_of_a_file_is_asked_for() -> None:
+    """A number that is cut off is asked for, also where nothing follows it."""
+    data = gguf.header([], [KV("k", "u64", 1)])
+    scan = scan_of(data)
+    assert scan.values(data[:-1]) is False
+    assert scan.wanted == len(data)
+    assert scan.values(data) is True
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("big", [False, True])
+def test_arrays_are_skipped(version: int, big: bool) -> None:
+    """An array ends where the next field begins, in every version and order of bytes."""
+    coder = gguf.Coder(version, big)
+    array = coder.value([["u16"]], [[1, 2], [], [3]])
+    scan = kernels.GGUFHeader(len(array) + 9, 3, 0, 0, version, big=big)
+    assert scan.skip(b"abc" + array + b"def", 3) == 3 + len(array)

@@ -554,6 +554,72 @@ def test_offsets_up_to_64_bits() -> None:
             opened(head + gguf.padding(len(head)) + bytes(32), strict=False)
 
 
+def test_bytes_up_to_63_bits() -> None:
+    """The bytes of a tensor are counted, not its elements alone."""
+    for size, error in ((2**61 - 1, wm.TruncatedError), (2**61, wm.LayoutError)):
+        head = gguf.header([gguf.Info("w", (size,), 0, 0)])
+        with pytest.raises(error, match=r"w|product"):
+            opened(head + gguf.padding(len(head)) + bytes(32))
+
+
+def test_one_byte_and_one_of_nothing() -> None:
+    """A file may end with one byte, padded or not; an empty tensor may lie where another one does, in any order."""
+    for padded in (False, True):
+        with opened(gguf.build({"w": noise("int8", (1,))}, padded=padded)) as f:
+            assert f["w"].tobytes() == noise("int8", (1,)).data
+    infos = [gguf.Info(name, (size,), gguf.DENSE["int8"], 0) for name, size in (("one", 1), ("none", 0))]
+    for order in (infos, infos[::-1]):
+        head = gguf.header(order)
+        with opened(head + gguf.padding(len(head)) + b"\5") as f:
+            assert list(f) == ["none", "one"]
+            assert f["one"].tolist() == [5]
+
+
+def test_four_dimensions_of_every_tensor() -> None:
+    """All tensors may have the most dimensions."""
+    tensors = {name: noise("int8", (1, 2, 3, 4)) for name in "abc"}
+    with opened(gguf.build(tensors)) as f:
+        assert {f[name].shape for name in f} == {(1, 2, 3, 4)}
+
+
+def test_padding_of_one_byte() -> None:
+    """One byte of padding that is not zero is found; a hole as large as the alignment is none."""
+    data = bytearray(gguf.build({"a": noise("int8", (31,)), "b": noise("int8", (32,))}))
+    data[-33] = 1
+    with opened(bytes(data)) as f, pytest.raises(wm.LayoutError, match="padding is not zero"):
+        f.verify()
+    infos = [gguf.Info(name, (32,), gguf.DENSE["int8"], offset) for name, offset in (("a", 0), ("b", 64))]
+    head = gguf.header(infos)
+    with opened(head + gguf.padding(len(head)) + b"\1" * 96, strict=False) as f:
+        assert not any("padding" in warning for warning in f.verify().warnings)
+
+
+def test_files_of_few_bytes() -> None:
+    """A file that ends within its version says that it is too short."""
+    for size in (4, 5, 6, 7):
+        with pytest.raises(wm.TruncatedError, match="ends within tensor_count"):
+            opened(b"GGUF\x09\0\0\0"[:size])
+    with pytest.raises(wm.TruncatedError, match="the file ends within key-value 1, expected"):
+        opened(gguf.header([], [KV("first", "str", "x" * 50)], kv_count=2) + gguf.Coder().count(1))
+
+
+def test_a_key_of_the_most_bytes_is_shown() -> None:
+    """A message shows the beginning of a key of 65,535 bytes."""
+    head = gguf.header([], [KV("k" * 65_535, 13, b"")])
+    with pytest.raises(wm.UnsupportedError, match="key-value 0, 'kkk"):
+        opened(head + bytes(64))
+
+
+def test_a_limit_one_byte_below(tmp_path: Path) -> None:
+    """A header that ends with its file is past a limit that is one byte less; one that goes on is cut off."""
+    path = tmp_path / "t.gguf"
+    head = gguf.header([], [KV("k", "u64", 1)])
+    for data, error in ((head, wm.LimitError), (head[:-1], wm.TruncatedError)):
+        path.write_bytes(data)
+        with pytest.raises(error):
+            wm.open(path, limits=wm.Limits(max_header_bytes=len(data) - 1))
+
+
 def test_an_array_of_one_item_too_many() -> None:
     """The number of items is compared with the bytes that follow."""
     head = gguf.header([], [KV("k", ["u8"], gguf.Coder().number(0) + gguf.Coder().count(41))])
