@@ -305,6 +305,31 @@ def test_a_shard_by_name_is_completed_by_the_plan(tmp_path: Path) -> None:
         assert every.wanted_nbytes == 4 * (4 * 6 + 2 + 1)
 
 
+@given(models(), st.integers(-3, 3), st.integers(1, 5), st.data())
+def test_a_slice_of_every_tensor_is_that_of_each(data: bytes, dim: int, world: int, draw: Any) -> None:
+    """Planned at once or one by one, with tensors that lack the dimension whole: the same reads, and what they give."""
+    rank = draw.draw(st.integers(0, world - 1))
+    with wm.open(memoryview(data)) as f:
+        part = wm.shard("", dim, rank, world)
+        each = {info.name: part if -len(info.shape) <= dim < len(info.shape) else None for info in f.infos()}
+        plan = wm.plan(f, part)
+        assert plan.reads == wm.plan(f, each).reads
+        for way in ("map", "read"):
+            for name, array in plan.run(way):
+                expected = f[name] if each[name] is None else f[name][part.of(f.info(name).shape)]
+                assert (array.shape, array.tobytes()) == (expected.shape, expected.tobytes())
+
+
+def test_a_slice_of_every_quantised_tensor() -> None:
+    """Of blocks too; a tensor that is read in part needs no more memory than that part."""
+    with wm.open(memoryview(amb.every_scheme())) as f:
+        for dim, rank in ((0, 0), (0, 1), (1, 1)):
+            part = wm.shard("", dim, rank, 2)
+            for name, rows in wm.plan(f, part).run("read"):
+                expected = f[name][part.of(f[name].shape)] if dim < f[name].ndim else f[name]
+                assert np.array_equal(np.asarray(rows), np.asarray(expected), equal_nan=True)
+
+
 # --------------------------------------------------------------------------------------------------------- errors
 
 

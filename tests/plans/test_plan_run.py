@@ -17,11 +17,13 @@ from tests import builders
 from tests.builders import Tensor, amb, embd, normal
 from tests.builders import safetensors as safe
 from tests.plans.test_plan_reads import indices, models, rules
+from tests.support import DATA
 
 import weightmap as wm
 from weightmap import kernels
 from weightmap.io import pages
 from weightmap.io.filesystem import FileSystem, file_system_of, known
+from weightmap.io.memory import Headroom
 from weightmap.io.opening import from_path, open_source
 from weightmap.plans import planning, running, warming
 from weightmap.plans.warming import pieces, share
@@ -125,6 +127,19 @@ def test_shards_come_one_after_another(tmp_path: Path) -> None:
             for rank in range(4):
                 plan = wm.plan(f, rank=rank, world=4)
                 assert tuple(name for name, array in plan.run(way) if equal(array, f[name])) == plan.names
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_split_models_come_part_by_part(way: str) -> None:
+    """The parts of a split GGUF model are files of one plan."""
+    path = DATA / "gguf" / "split-00001-of-00003.gguf"
+    with wm.plan(path) as plan:
+        f = plan.file
+        assert len({read[0] for read in plan.reads}) == 3
+        assert all(equal(array, f[name]) for name, array in plan.run(way))
+        ranks = [wm.plan(f, rank=rank, world=2) for rank in range(2)]
+        assert sum((rank.names for rank in ranks), ()) == plan.names
+        assert sum(rank.wanted_nbytes for rank in ranks) == plan.wanted_nbytes
 
 
 # ------------------------------------------------------------------------------------------------- what is counted
@@ -569,10 +584,14 @@ def test_nothing_is_asked_of_a_closed_handle(tmp_path: Path) -> None:
 def test_the_budget_is_what_memory_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a budget the plan may fill what machine and control groups leave; where nobody knows, anything."""
     with wm.open(memoryview(model(2, MIB))) as f:
-        from weightmap.io.memory import Headroom
-
         monkeypatch.setattr(planning, "headroom", lambda: Headroom(MIB - 1, ()))
         with pytest.raises(wm.PlanError, match="budget is 1048575"):
             wm.plan(f).run("read")
+        monkeypatch.setattr(planning, "headroom", lambda: Headroom(2 * MIB, ()))
+        assert len(list(wm.plan(f).run("read"))) == 2
+        with pytest.raises(wm.PlanError, match="budget is 699050"):  # of three readers each has a third
+            wm.plan(f, local_world=3).run("read")
+        with pytest.raises(wm.PlanError, match="budget is 1000000"):
+            wm.plan(f, local_world=3, budget=10**6).run("read")
         monkeypatch.setattr(planning, "headroom", lambda: Headroom(None, ()))
         assert len(list(wm.plan(f).run("read"))) == 2

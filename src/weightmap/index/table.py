@@ -215,6 +215,17 @@ class Table:
         begins += rules.base
         return begins, sizes
 
+    def leading(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the first dimension of each row, 0 without any, and whether it is of elements of whole bytes."""
+        bits = np.frombuffer(self.rules.bits, np.uint8)
+        first, plain = np.zeros(self.count, np.int64), np.zeros(self.count, np.bool_)
+        for start in range(0, self.count, _BATCH):
+            stop = min(start + _BATCH, self.count)
+            codes, _, dims, _ = self._batch(start, stop)
+            first[start:stop] = dims[:, 0] if dims.shape[1] else 0
+            plain[start:stop] = bits[codes] % 8 == 0  # neither packed nor of a scheme: `DECLARED` is odd
+        return first, plain
+
     def _out_of_range(self, i: int, end: int) -> NoReturn:
         """Refuse row i, which ends at `end`, past its section or past the file."""
         rules = self.rules

@@ -35,6 +35,9 @@ class _Columns:
         self.nbytes = np.concatenate([sizes for _, sizes in spans] or nothing)
         # The number of each tensor, by its row behind those of the files before; None where the two are equal.
         self.number: NDArray[np.int64] | None = None
+        # What `Spans` makes at the first use.
+        self.leading: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
+        self.apart: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
         self._arrange(_unlisted(model))
 
     def _arrange(self, unlisted: Sequence[tuple[int, int]]) -> None:
@@ -74,6 +77,41 @@ class Spans:
         self.files: Sequence[Any] = tuple(files_of(model))
         self.file, self.row, self.begin, self.nbytes = columns.file, columns.row, columns.begin, columns.nbytes
         self._base, self._number = columns.base, columns.number
+        self._columns = columns
+
+    @property
+    def apart(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Where groups of tensors begin that share no byte with others, and where among all bytes their middles lie.
+
+        The first ends with the number of tensors; the second goes from 0 to 1.
+        """
+        found = self._columns.apart
+        if found is None:
+            # As if all files lay one behind another.
+            ends = self.begin + self.nbytes
+            sizes = np.zeros(len(self.files), np.int64)
+            np.maximum.at(sizes, self.file, ends)
+            base = np.concatenate([[0], np.cumsum(sizes)])[self.file]
+            begins, reached = base + self.begin, np.maximum.accumulate(base + ends)
+            first = np.flatnonzero(np.concatenate([[True], begins[1:] >= reached[:-1]]))
+            bounds = np.append(first, len(self))
+            nbytes = reached[bounds[1:] - 1] - begins[first]
+            middles = (np.cumsum(nbytes) - nbytes / 2) / max(int(nbytes.sum()), 1)
+            found = self._columns.apart = bounds, middles
+        return found
+
+    @property
+    def leading(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The first dimension of each tensor, 0 without any, and whether it is of elements of whole bytes."""
+        found = self._columns.leading
+        if found is None:
+            tables = [parts_of(file)[1].table for file in self.files]
+            first, plain = (
+                np.concatenate(column) for column in zip(*(table.leading() for table in tables), strict=True)
+            )
+            rows = self._base[self.file] + self.row
+            found = self._columns.leading = first[rows], plain[rows]
+        return found
 
     def __len__(self) -> int:
         return len(self.begin)

@@ -167,14 +167,13 @@ def explain(
     sources: Sequence[Source],
     reads: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]],
     wanted_nbytes: int,
-    budget: int | None,
+    bound: int | None,
 ) -> PlanReport:
     """Do what `ReadPlan.explain` says."""
     files, starts, stops = reads
     nbytes = int((stops - starts).sum())
     per_file = np.bincount(files, weights=stops - starts, minlength=len(sources)).astype(np.int64)
     memory = headroom()
-    bound = memory.left if budget is None else budget
     parts = pieces(reads, _SAMPLE)
     cold, told = cold_in(sources, parts)
     seen = _sampled(sources, parts, cold) if told else None

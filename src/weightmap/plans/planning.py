@@ -18,11 +18,11 @@ from weightmap.model.parts import check_open, check_unchanged, name_of, parts_of
 from weightmap.model.spans import spans_of
 from weightmap.plans.indices import checked_rank
 from weightmap.plans.running import Run
-from weightmap.plans.wants import dealt, ranges_of, wanted
+from weightmap.plans.wants import Slices, dealt, ranges_of, wanted
 from weightmap.plans.warming import share, warm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -53,7 +53,9 @@ class ReadPlan:
         As given.
     """
 
-    def __init__(self, file: TensorFile, numbers: NDArray[np.int64], indices: dict[int, Any], **options: Any) -> None:
+    def __init__(
+        self, file: TensorFile, numbers: NDArray[np.int64], indices: Mapping[int, Any], **options: Any
+    ) -> None:
         self.file = file
         self.rank, self.world = options["rank"], options["world"]
         self.local_rank, self.local_world = options["local_rank"], options["local_world"]
@@ -63,7 +65,14 @@ class ReadPlan:
         self._spans: Spans = spans_of(file)
         self._numbers = numbers
         self._indices = indices
-        self._ranges = {number: self._ranges_of(number, key) for number, key in indices.items()}
+        parts: Iterable[int] = indices
+        if isinstance(indices, Slices):
+            self._begins, self._ends, parts = indices.begins, indices.ends, indices.others
+        else:
+            self._begins = self._spans.begin[numbers]
+            self._ends = self._begins + self._spans.nbytes[numbers]
+        # Of tensors wanted in part: the bytes that hold it.
+        self._ranges = {number: self._ranges_of(number, indices[number]) for number in parts}
         self._files, self._starts, self._stops, self._wanted = kernels.join_ranges(
             *self._pieces(), gap=self.gap, most=self.max_over_read
         )
@@ -77,14 +86,13 @@ class ReadPlan:
 
     def _pieces(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
         """Return file, start and stop of every wanted range, in order."""
-        spans, numbers = self._spans, self._numbers
+        files = self._spans.file[self._numbers]
         if not self._ranges:
-            begins = spans.begin[numbers]
-            return spans.file[numbers], begins, begins + spans.nbytes[numbers]
-        whole = numbers[~np.isin(numbers, list(self._ranges))]
-        parts = [(spans.file[whole], spans.begin[whole], spans.begin[whole] + spans.nbytes[whole])]
+            return files, self._begins, self._ends
+        whole = ~np.isin(self._numbers, list(self._ranges))
+        parts = [(files[whole], self._begins[whole], self._ends[whole])]
         for number, (starts, stops) in self._ranges.items():
-            parts.append((np.full(len(starts), spans.file[number]), starts, stops))
+            parts.append((np.full(len(starts), self._spans.file[number]), starts, stops))
         files, begins, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((begins, files))
         return files[order], begins[order], ends[order]
@@ -123,7 +131,10 @@ class ReadPlan:
 
     def _bound(self) -> int | None:
         """Return the bytes of memory that may be filled; None where nobody knows."""
-        return headroom().left if self.budget is None else self.budget
+        bound: int | None = self.budget
+        if bound is None and (left := headroom().left) is not None:
+            bound = left // self.local_world
+        return bound
 
     def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Bring the bytes of all reads into the page cache, and wait for them.
@@ -208,7 +219,7 @@ class ReadPlan:
 
         check_unchanged(self.file)
         reads = (self._files, self._starts, self._stops)
-        arguments = (self._spans, self._numbers, self._sources, reads, self.wanted_nbytes, self.budget)
+        arguments = (self._spans, self._numbers, self._sources, reads, self.wanted_nbytes, self._bound())
         return explain(self.file.path, *arguments)
 
     def _way(self, file: int, how: str) -> str:
@@ -220,11 +231,11 @@ class ReadPlan:
     def _check_bound(self, bound: int, ways: Sequence[str]) -> None:
         """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
         spans, numbers = self._spans, self._numbers
-        sizes = spans.nbytes[numbers]
-        for place in np.flatnonzero((sizes > bound) & np.array([way == "read" for way in ways])[spans.file[numbers]]):
+        read = np.array([way == "read" for way in ways])[spans.file[numbers]]
+        for place in np.flatnonzero((spans.nbytes[numbers] > bound) & read).tolist():
             number = int(numbers[place])
-            starts, stops = self._ranges.get(number, (spans.begin[[number]], spans.begin[[number]] + sizes[[place]]))
-            nbytes = int((stops - starts).sum())
+            starts, stops = self._ranges.get(number, (self._begins[place], self._ends[place]))
+            nbytes = int(np.sum(stops - starts))
             if nbytes > bound:
                 expected = f"at least {nbytes}, the bytes to be read of tensor {quoted(spans.name(number))}"
                 raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
@@ -297,6 +308,7 @@ def plan(
     wants : optional
         * None: every tensor, or with `world` this rank's part of them: whole tensors, dealt out by bytes;
         * names of tensors, or a function that a `TensorInfo` is given to and that says whether to have it;
+        * what `shard` returns for a name: that slice of every tensor, and the whole of those without its dimension;
         * a mapping from names to indices, such as ``{name: np.s_[:, 128:256]}`` or what `shard` returns: only the bytes
           that hold these elements. Indices are integers, slices and ``...``; None wants the whole tensor. Of a
           quantised tensor whole blocks are read.
@@ -312,7 +324,7 @@ def plan(
         Bytes read at once.
     budget : int, optional
         Bytes of memory that `ReadPlan.warm` and `ReadPlan.run` may fill; by default what memory and control group
-        leave.
+        leave, divided among the local readers.
 
     Returns
     -------

@@ -16,7 +16,7 @@ from weightmap.plans.indices import Shard, axes_of, runs_of
 from weightmap.plans.wants import ranges_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,7 +58,7 @@ class Run:
         self,
         spans: Spans,
         file: int,
-        keys: dict[int, Any],
+        keys: Mapping[int, Any],
         *,
         chunk: int,
         window: int,

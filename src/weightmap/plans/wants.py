@@ -13,7 +13,7 @@ from weightmap.plans.indices import Shard, axes_of, runs_of
 from weightmap.quant.places import places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -22,10 +22,57 @@ if TYPE_CHECKING:
 
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-__all__ = ["dealt", "ranges_of", "wanted"]
+__all__ = ["Slices", "dealt", "ranges_of", "wanted"]
 
 
-def wanted(model: Any, spans: Spans, wants: Any) -> tuple[NDArray[np.int64], dict[int, Any]]:
+class Slices(Mapping[int, Shard]):
+    """The slice of one rank of every tensor that has its dimension, by number; without an object for each of them.
+
+    Attributes
+    ----------
+    begins, ends : ndarray of int64
+        The bytes of each tensor that hold its slice, where they lie together; those of all of it for one that is wanted
+        whole, and none for one that `others` has.
+    others : sequence of int
+        Tensors whose slice is in several parts, or of blocks.
+    """
+
+    def __init__(self, spans: Spans, part: Shard) -> None:
+        self._part = part
+        self.begins, self.ends = spans.begin.copy(), spans.begin + spans.nbytes
+        size, plain = spans.leading
+        if part.dim == 0:
+            step = -(-size // part.world)
+            low = np.minimum(part.rank * step, size)
+            each = spans.nbytes // np.maximum(size, 1)
+            together = plain & (size > 0)
+            self.ends = np.where(together, self.begins + np.minimum(low + step, size) * each, self.ends)
+            self.begins = np.where(together, self.begins + low * each, self.begins)
+        else:
+            together = np.zeros(len(spans), np.bool_)
+        self._sliced = together.copy()
+        self.others: list[int] = []
+        for number in np.flatnonzero(~together).tolist():
+            ndim = len(spans.ref(number).row.shape)
+            if -ndim <= part.dim < ndim:
+                self._sliced[number] = True
+                self.others.append(number)
+        self.ends[self.others] = self.begins[self.others]
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and bool(self._sliced[number])
+
+    def __getitem__(self, number: int) -> Shard:
+        return self._part
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self._sliced).tolist())
+
+    def __len__(self) -> int:
+        return int(self._sliced.sum())
+
+
+def wanted(model: Any, spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Mapping[int, Any]]:
     """Return the numbers of the wanted tensors, in file order, and by number the index of those wanted in part.
 
     Raises
@@ -35,7 +82,7 @@ def wanted(model: Any, spans: Spans, wants: Any) -> tuple[NDArray[np.int64], dic
         When `wants` is nothing that `weightmap.plan` takes.
     """
     if isinstance(wants, Shard):
-        return np.arange(len(spans), dtype=np.int64), _of_all(spans, wants)
+        return np.arange(len(spans), dtype=np.int64), Slices(spans, wants)
     if isinstance(wants, Mapping):
         found = {spans.find(model, _name(name)): key for name, key in wants.items()}
         numbers: Iterable[int] = found
@@ -66,16 +113,6 @@ def _chosen(spans: Spans, wants: Callable[[TensorInfo], object]) -> Iterable[int
             yield number
 
 
-def _of_all(spans: Spans, part: Shard) -> dict[int, Any]:
-    """Return a slice of each tensor that has its dimension; those with fewer are wanted whole."""
-    found = {}
-    for number in range(len(spans)):
-        ndim = len(spans.ref(number).row.shape)
-        if -ndim <= part.dim < ndim:
-            found[number] = part
-    return found
-
-
 def ranges_of(ref: TensorRef, key: Any, name: str) -> Ranges:
     """Return starts and stops, in its file, of the bytes that hold the part of a tensor that an index selects."""
     row, what = ref.row, f"tensor {quoted(name)}"
@@ -96,17 +133,7 @@ def dealt(spans: Spans, rank: int, world: int) -> NDArray[np.int64]:
     """
     if not len(spans):
         return np.empty(0, np.int64)
-    # As if all files lay one behind another.
-    ends = spans.begin + spans.nbytes
-    sizes = np.zeros(len(spans.files), np.int64)
-    np.maximum.at(sizes, spans.file, ends)
-    base = np.concatenate([[0], np.cumsum(sizes)])[spans.file]
-    begins, reached = base + spans.begin, np.maximum.accumulate(base + ends)
-    first = np.flatnonzero(np.concatenate([[True], (begins[1:] >= reached[:-1])]))
-    nbytes = reached[np.append(first[1:], len(spans)) - 1] - begins[first]
-    before = np.cumsum(nbytes) - nbytes
-    total = max(int(nbytes.sum()), 1)
-    owners = np.minimum((before + nbytes / 2) / total * world, world - 1).astype(np.int64)
+    bounds, middles = spans.apart
+    owners = np.minimum(middles * world, world - 1).astype(np.int64)
     low, high = np.searchsorted(owners, [rank, rank + 1]).tolist()
-    bounds = np.append(first, len(spans))
     return np.arange(bounds[low], bounds[high], dtype=np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from _thread import allocate_lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,14 +113,16 @@ class _Bringing:
         self._left = work[::-1]
         self._progress = progress
         self._done = 0
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._error: BaseException | None = None
 
     def run(self, threads: int) -> None:
         """Do the work, and raise the error that ended it, if any."""
         if self._progress is not None:
             self._progress(0, self._total)
-        others = [threading.Thread(target=self._work, name="weightmap-warm") for _ in range(threads - 1)]
+        from threading import Thread  # noqa: PLC0415 - imported during a fork, it would register its hook too late
+
+        others = [Thread(target=self._work, name="weightmap-warm") for _ in range(threads - 1)]
         for other in others:
             other.start()
         try:
