@@ -179,7 +179,7 @@ finalfusion-test: $(MODULE) $(VENV)/.extra-test $(OTHER)/.installed
 # What users of safetensors lean on, in an environment of its own: PyTorch, jax, and the libraries that import safetensors.
 # Another folder, such as one made before: make clients-test CLIENTS=/tmp/clients
 CLIENTS := .venv-clients
-CLIENTS_TESTS := $(addprefix tests/integration/test_,clients.py compat.py compat_surface.py compat_suite.py compat_torch.py \
+CLIENTS_TESTS := $(addprefix tests/integration/test_,clients.py compat.py compat_surface.py compat_others.py compat_suite.py compat_torch.py \
     dlpack.py guides.py jax.py load_into.py torch.py)
 $(CLIENTS)/.installed: requirements/clients.txt
 	@echo "Installing PyTorch, jax and the clients of safetensors in $(CLIENTS)"

@@ -14,6 +14,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, basic_indices
 from tests.support import run_child
 
 import weightmap as wm
@@ -324,6 +327,18 @@ def test_slices_by_pread_are_those_of_numpy(tmp_path, monkeypatch, index, gap):
             np.testing.assert_array_equal(file.get_slice("a")[index], values[index], strict=True)
 
 
+@settings(deadline=None, max_examples=150)
+@given(st.data(), array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5), st.integers(0, 200))
+def test_any_part_by_pread_is_that_of_numpy(data, shape, gap):
+    """Whatever the shape and the index, and whichever neighbours are read together."""
+    values = np.arange(np.prod(shape, dtype=int), dtype=np.int16).reshape(shape)
+    index = data.draw(basic_indices(shape, allow_newaxis=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weightmap.compat._parts._GAP", gap)
+        with compat.safe_open(ours.save({"before": np.zeros(3, np.int8), "a": values}), "np", backend="pread") as file:
+            np.testing.assert_array_equal(file.get_slice("a")[index], values[index])
+
+
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
     ("index", "most"),
@@ -383,11 +398,12 @@ def test_patched_holds_within_its_block_only(tmp_path):
         "from safetensors.numpy import load_file, save_file\n"
         "import safetensors.numpy\n"
     )
+    (tmp_path / "friend.py").write_text("from weightmap.compat import safe_open\n")
     (tmp_path / "late.py").write_text("from safetensors import safe_open as opener\n")
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import numpy as np, client, safetensors
+import numpy as np, client, friend, safetensors
 from weightmap import compat
 before = (client.opener, client.load_file, safetensors.safe_open, safetensors.numpy.save)
 path = sys.argv[1] + "/m.safetensors"
@@ -403,6 +419,7 @@ with compat.patched():
     assert late.opener is compat.safe_open
 assert before == (client.opener, client.load_file, safetensors.safe_open, safetensors.numpy.save)
 assert late.opener is before[0]
+assert friend.safe_open is compat.safe_open
 try:
     with compat.patched(): raise KeyError
 except KeyError: pass

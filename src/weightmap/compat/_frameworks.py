@@ -74,7 +74,9 @@ def _to_tensorflow(array: Any) -> Any:
 
 
 def _to_mlx(array: Any) -> Any:
-    return imported("mlx.core", "mlx").array(array)
+    mlx = imported("mlx.core", "mlx")
+    array = array if array.flags.c_contiguous else array.copy()  # it takes no negative strides
+    return mlx.array(array.view("u2")).view(mlx.bfloat16) if array.dtype.name == "bfloat16" else mlx.array(array)
 
 
 _NUMPY = Framework("numpy", devices=False, writable=False, deliver=None, check=lambda: None)

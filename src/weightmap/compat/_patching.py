@@ -36,8 +36,9 @@ def patched() -> Iterator[None]:
 
     Notes
     -----
-    It holds for the whole process, other threads included. A module that is imported within the block keeps no name
-    of ours, either. What a library has stored elsewhere, as a default of a function for instance, is not found.
+    It holds for the whole process, other threads included. Modules that imported `weightmap.compat` before the block
+    keep that; those imported within it do not. Names that a library has stored elsewhere, as the default of an argument
+    for instance, are not found.
 
     Examples
     --------
@@ -52,28 +53,35 @@ def patched() -> Iterator[None]:
     for name, names in _MODULES.items():
         with contextlib.suppress(ImportError):  # of a library that is not installed
             pairs.append((import_module(f"safetensors.{name}"), import_module(f"weightmap.compat.{name}"), names))
-    theirs_to_ours = {
-        id(getattr(theirs, name)): (getattr(theirs, name), getattr(ours, name))
+    swaps = {
+        id(old): (old, getattr(ours, name))
         for theirs, ours, names in pairs
         for name in names
-        if hasattr(theirs, name)
+        if (old := getattr(theirs, name, None)) is not None and old is not getattr(ours, name)
     }
-    _replace(theirs_to_ours)
+    back = {id(new): (new, old) for old, new in swaps.values()}
+    own = {(module, name) for module, name, _ in _found(back)}  # of modules that use this package themselves
+    for module, name, new in _found(swaps):
+        setattr(module, name, new)
     try:
         yield
     finally:
-        _replace({id(ours): (ours, theirs) for theirs, ours in theirs_to_ours.values()})
+        for module, name, old in _found(back):
+            if (module, name) not in own:
+                setattr(module, name, old)
 
 
-def _replace(pairs: dict[int, tuple[Any, Any]]) -> None:
-    """Replace globals of all modules but ours: the first of each pair by the second."""
+def _found(pairs: dict[int, tuple[Any, Any]]) -> list[tuple[ModuleType, str, Any]]:
+    """Return the globals of all modules but ours that are the first of a pair, each with the second."""
+    found = []
     for module in list(sys.modules.values()):
         if not _foreign(module):
             continue
         for name, value in list(vars(module).items()):
-            old, new = pairs.get(id(value), (None, None))
-            if old is value and new is not None:
-                setattr(module, name, new)
+            pair = pairs.get(id(value))
+            if pair is not None and pair[0] is value:
+                found.append((module, name, pair[1]))
+    return found
 
 
 def _foreign(module: Any) -> bool:

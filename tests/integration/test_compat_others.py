@@ -1,0 +1,53 @@
+"""``weightmap.compat`` for TensorFlow and MLX, beside safetensors. Each is skipped where it is not installed."""
+
+import importlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from weightmap import compat
+
+LIBRARIES = {"tensorflow": ("tensorflow", "tf", "convert_to_tensor"), "mlx": ("mlx.core", "mlx", "array")}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_tensors_go_there_and_back(tmp_path, name, backend):
+    """Both write the same bytes and read the same tensors, by `safe_open` and by the module of the library."""
+    module, framework, make = LIBRARIES[name]
+    make = getattr(pytest.importorskip(module), make)
+    ours = importlib.import_module(f"weightmap.compat.{name}")
+    theirs = pytest.importorskip(f"safetensors.{name}")
+    arrays = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "i": np.arange(3, dtype=np.int32),
+        "e": np.zeros((2, 0)),
+    }
+    arrays["e"] = arrays["e"].astype(np.float32)
+    if name == "tensorflow":
+        arrays["b"] = np.arange(4).astype(ml_dtypes.bfloat16)
+    tensors = {key: make(array) for key, array in arrays.items()}
+    path = tmp_path / "m.safetensors"
+    ours.save_file(tensors, path, {"k": "v"})
+    assert path.read_bytes() == ours.save(tensors, {"k": "v"}) == theirs.save(dict(tensors), {"k": "v"})
+    for loaded in (ours.load_file(path, backend=backend), ours.load(path.read_bytes())):
+        assert set(loaded) == set(arrays)
+        for key, array in arrays.items():
+            assert type(loaded[key]) is type(tensors[key])
+            assert np.asarray(loaded[key]).tobytes() == array.tobytes()
+    with compat.safe_open(path, framework, backend=backend) as file:
+        part = file.get_slice("a")[:, ::-2]
+        assert type(part) is type(tensors["a"])
+        assert np.asarray(part).tolist() == arrays["a"][:, ::-2].tolist()
+
+
+def test_mlx_reads_bfloat16(tmp_path):
+    """safetensors fails on it."""
+    mlx = pytest.importorskip("mlx.core")
+    values = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
+    compat.save_file({"b": values}, tmp_path / "m")
+    loaded = compat.mlx.load_file(tmp_path / "m")["b"]
+    assert loaded.dtype == mlx.bfloat16
+    assert loaded.astype(mlx.float32).tolist() == values.astype(np.float32).tolist()
