@@ -17,11 +17,11 @@
  *     plus(c, n), add(a, b)        sums, modulo 256
  *     negate(c, word)              -c where a bit of the 32 is set
  *     lookup(table, c)             table[c] of 16 bytes, for c < 16
- *   BOOKS                        if defined, 16 floats in a register, and functions that make and use them; else they are here:
+ *   BOOKS                        optional: 16 floats in a register (`book`), and functions that this file else defines:
  *     line(from, s, x)             s * i + x, for sixteen i that begin with `from`
- *     scaled(table, s)             s * table[i], of 16 signed bytes
- *     put_nibbles(out, p, t)       t of the low halves of 16 bytes, then t of the high halves
- *     put_pairs(out, p, t, u)      t of the low halves of 32 bytes, then u of the high halves
+ *     scaled(table, s)             s * table[i], for 16 signed bytes
+ *     put_nibbles(out, p, t)       t[low half] of 16 bytes, then t[high half]
+ *     put_pairs(out, p, t, u)      t[low half] of 32 bytes, then u[high half]
  *     put_fives(out, p, high, t, u)  put_nibbles, but u where a bit of `high` is set: u goes on where t ends
  *     put_quarters(out, p, s, x)   out[32 * k + i] = s[j] * c + x[j], c the bits 2k and 2k + 1 of p[i], j = 2k + i / 16; 32 bytes
  *   half_at(p)                   the float16 at p
