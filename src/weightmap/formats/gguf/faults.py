@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap import kernels
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, quoted
 from weightmap.formats.gguf import TYPES
 
 if TYPE_CHECKING:
+    from weightmap import kernels
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -82,7 +82,7 @@ def _label(data: bytes | bytearray, scan: kernels.GGUFHeader, fault: kernels.Fau
     width = 4 if scan.version == 1 else 8
     begin = scan.pos + width
     length = int.from_bytes(data[scan.pos : begin], "big" if scan.big else "little")
-    if fault.at < begin + length or length > kernels.GGUF_KEY_MOST:
+    if fault.at < begin + length:
         return label
     return f"{label}, {quoted(data[begin : begin + length].decode(errors='replace'))}"
 
