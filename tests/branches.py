@@ -18,7 +18,8 @@ TESTS = (
     *map(
         suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "cursor", "align")
     ),
-    suite("read_only_format"),
+    *map(suite, ("read_only_format", "plan_spans")),
+    "tests/plans/test_plan_run.py::test_nothing_is_handed_out_before_it_is_verified",
     "tests/robustness/test_big.py::test_a_collision_flood_stays_quick",
     "tests/robustness/test_big.py::test_a_flooded_vocabulary_stays_quick",
     "tests/contract/test_contract.py::test_verify_reports_its_checks",
