@@ -86,7 +86,27 @@ enum {
     WM_FAULT_GGUF_KEY = 109,      /* actual: length of a key, expected: the most that it may be */
     WM_FAULT_GGUF_KEY_UTF8 = 110, /* a key */
     WM_FAULT_GGUF_DEPTH = 111,    /* arrays nested deeper than WM_GGUF_DEPTH */
-    WM_FAULT_GGUF_BLOCK = 112     /* actual: the fastest dimension, expected: elements of a block, which do not divide it */
+    WM_FAULT_GGUF_BLOCK = 112,    /* actual: the fastest dimension, expected: elements of a block, which do not divide it */
+    /* programs of pickles; at: the opcode */
+    WM_FAULT_PICKLE_END = 120,    /* the program ends within an opcode; actual: bytes left, expected: bytes needed */
+    WM_FAULT_PICKLE_OPCODE = 121, /* actual: an opcode, or with 0x80 a protocol (expected), that torch.save does not write */
+    WM_FAULT_PICKLE_STACK = 122,  /* actual: an opcode that finds on the stack what it cannot take */
+    WM_FAULT_PICKLE_MEMO = 123,   /* actual: a number of the memo, expected: how many it has */
+    WM_FAULT_PICKLE_NAME = 124,   /* row: where a module's name is, expected: its length; at, actual: those of the name in it */
+    WM_FAULT_PICKLE_CALL = 125,   /* a call with arguments that torch.save does not write */
+    WM_FAULT_PICKLE_RANGE = 126,  /* a tensor whose last element (actual) lies past its storage (expected: elements) */
+    WM_FAULT_PICKLE_DEEP = 127,   /* containers lie too deep within each other */
+    WM_FAULT_PICKLE_LAUGHS = 128, /* containers that hold each other many times make more members than the program has bytes */
+    WM_FAULT_PICKLE_NAMES = 129,  /* actual: bytes of names, expected: the most */
+    WM_FAULT_PICKLE_KEY = 130,    /* a key that is neither a string nor an integer */
+    WM_FAULT_PICKLE_LEAF = 131,   /* a storage, or a class, where a tensor or value is expected */
+    WM_FAULT_PICKLE_OVERFLOW = 132, /* a tensor of more bytes than 2**63 - 1 (expected); actual: the dimension */
+    /* archives; row: the entry */
+    WM_FAULT_ZIP_DIRECTORY = 136, /* at: in the central directory, where no entry is */
+    WM_FAULT_ZIP_HEADER = 137,    /* at: a header, in the file, that says other things than the directory; actual: 1: sizes */
+    WM_FAULT_ZIP_RANGE = 138,     /* actual: where an entry begins or ends, expected: where the directory begins */
+    WM_FAULT_ZIP_ENCRYPTED = 139, /* at: in the central directory */
+    WM_FAULT_ZIP_READ = 140       /* at: what cannot be read; actual: errno, or 0 where the file ends */
 };
 
 /* ------------------------------------------------------------------------------------------------ columns
@@ -276,6 +296,86 @@ uint64_t wm_finalfusion_skip(const uint8_t *data, uint64_t len, uint64_t count, 
  * bounds[i+1] - 12)) and indices (count entries). N-grams past 2^32 - 5 bytes do not fit. Returns the bytes walked, or -1 - i
  * when n-gram i does not fit. */
 int64_t wm_finalfusion_ngrams(const uint8_t *data, uint64_t len, uint64_t count, uint32_t *bounds, uint64_t *indices);
+
+/* ------------------------------------------------------------------------------------------------- archives
+ * Checks the `count` entries of a ZIP archive, whose central directory is central[0, len), against their own headers, which are
+ * read from the descriptor fd or, with fd -1, from memory; and turns them into columns. The directory begins at `end` in the file.
+ * The names have `len` bytes of room, the columns `count` entries, the bounds one more. Whether names repeat or entries overlap is
+ * not looked at. Returns 0, or -1 with *fault filled.
+ */
+typedef struct {
+    int32_t fd;
+    const uint8_t *data; /* with fd -1: the file */
+    uint64_t end;
+} wm_zip_source;
+typedef struct {
+    uint64_t count;
+    uint8_t *names; /* entry i: names[bounds[i], bounds[i+1]) */
+    uint32_t *bounds;
+    uint16_t *method; /* 0 stored, 8 deflated */
+    uint32_t *crc;
+    uint64_t *stored, *size, *offset, *data; /* bytes in the file and when inflated; where its header and its bytes begin */
+} wm_zip_entries;
+int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t len, const wm_zip_entries *out, wm_fault *fault);
+
+/* ------------------------------------------------------------------------------------- pickles of PyTorch
+ * Runs the pickle program data[0, len) of a checkpoint: see pickle.c. `arena` has `words` words, 8 * len + 1024 of which are always
+ * enough; it need not be cleared, and holds the result, for the functions below. Nothing outside data and arena is touched, and
+ * nothing is called that the program names. Returns 0, or -1 with *fault filled.
+ */
+typedef struct {
+    uint64_t end;                          /* where the program ends in data */
+    uint64_t root, storages;               /* where they are in the arena */
+    uint64_t n_storages;                   /* how often a storage was mentioned: 0 to n_storages - 1 are their numbers */
+    uint64_t n_tensors, n_dims, names_len; /* by wm_pickle_walk: what the columns of tensors have to hold, */
+    uint64_t n_values, value_names_len;    /* what those of values have to, */
+    uint64_t longest;                      /* and the longest name */
+} wm_pickle;
+int wm_pickle_run(const uint8_t *data, uint64_t len, uint64_t *arena, uint64_t words, wm_pickle *out, wm_fault *fault);
+/* Columns of tensors, as a scan fills them, `begin` and `end` counting from the beginning of its storage; and of each its storage
+ * and its strides (in elements, as many as dimensions). WM_PICKLE_STRIDED is added to the dtype of a tensor whose strides are not
+ * those of row-major order. */
+enum { WM_PICKLE_STRIDED = 128 };
+typedef struct {
+    wm_columns columns;
+    uint32_t *storage;
+    uint64_t *strides;
+} wm_pickle_tensors;
+/* What the result holds besides: names as in columns, and of each its kind, as a WM_PICKLE_ constant, its length and where it is,
+ * or itself. */
+typedef struct {
+    uint64_t cap, names_cap;
+    uint8_t *names;
+    uint32_t *bounds;
+    uint8_t *kind;
+    uint32_t *length;
+    uint64_t *at;
+} wm_pickle_values;
+enum {
+    WM_PICKLE_NONE = 1,
+    WM_PICKLE_BOOLEAN = 2,
+    WM_PICKLE_INTEGER = 3, /* at: an int64 */
+    WM_PICKLE_LONG = 4,    /* length bytes at `at`, little-endian, two's complement */
+    WM_PICKLE_REAL = 5,    /* at: the bits of a double */
+    WM_PICKLE_TEXT = 6,
+    WM_PICKLE_BYTES = 7,
+    WM_PICKLE_LATIN = 8, /* bytes as a text of the characters 0 to 255 */
+    WM_PICKLE_DTYPE = 13,
+    WM_PICKLE_DEVICE = 14,
+    WM_PICKLE_KIND = 17,   /* a dtype of numpy, as a text */
+    WM_PICKLE_SCALAR = 18, /* of numpy: length and at have two halves each, of its dtype (the upper) and of its bytes */
+    WM_PICKLE_SCALAR_LATIN = 19
+};
+/* Walks the result, and names every tensor and every other value by the keys and numbers that lead to it, with points between.
+ * `out` is what wm_pickle_run filled. Without tensors and values (NULL) they are counted; with them `path` has room for the longest
+ * name. At most `most` tensors, and most_names bytes of names. Returns 0, or -1 with *fault filled. */
+int wm_pickle_walk(const uint8_t *data, uint64_t len, const uint64_t *arena, uint64_t most, uint64_t most_names,
+                   const wm_pickle_tensors *tensors, const wm_pickle_values *values, uint8_t *path, wm_pickle *out,
+                   wm_fault *fault);
+/* Of each storage, where its key lies in data, how long that is, how many bytes it claims, and the bytes of an element:
+ * n_storages of each. */
+void wm_pickle_list_storages(const uint64_t *arena, const wm_pickle *pickle, uint64_t *key, uint32_t *key_len, uint64_t *nbytes,
+                             uint8_t *item);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call, by the same rules for columns and for records. For every row: the dtype is known, the

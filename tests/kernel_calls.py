@@ -11,7 +11,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, gguf, safetensors
+from tests import zip_files
+from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, gguf, safetensors, torch
 from tests.table_support import rules
 
 from weightmap._kernels import ffi, lib
@@ -645,6 +646,74 @@ def _wm_join_ranges(p: Place, size: int) -> Any:
     pointers = [p.array(column) for column in given]
     n = lib.wm_join_ranges(*pointers, p.room(len(starts), "uint64_t"), len(starts), 40, 2.5)
     return n, [ffi.unpack(pointer, n) for pointer in pointers]
+
+
+@cache
+def _programs(size: int) -> tuple[bytes, ...]:
+    """Pickles of tensors and values of every kind, whole and cut off: arenas of these fit between the pages."""
+    stored = {f"w{i}": torch.Stored(str(i), "float32", 24, i, (2, 3), (3, 1 + i)) for i in range(size % 5)}
+    values = {"k" * (size % 900): size, "none": None, "real": 0.5, "long": 2**70, "raw": noise(size % 50), "no": False}
+    whole = torch.dump(stored | values | {"list": [torch.Dtype("int8"), "text", ()]})
+    return whole, whole[:-1], whole[: size % len(whole)]
+
+
+def _run_pickle(p: Place, text: bytes, words: int) -> tuple[int, Any, Any, Any, Any]:
+    out, fault, arena = p.struct("wm_pickle"), p.struct("wm_fault"), p.room(words, "uint64_t")
+    data = p.give(text)
+    return lib.wm_pickle_run(data, len(text), arena, words, out, fault), data, arena, out, fault
+
+
+def _wm_pickle_run(p: Place, size: int) -> Any:
+    found = []
+    for text in _programs(size):
+        for words in (8 * len(text) + 1024, len(text) // 4):
+            done, _, _, out, fault = _run_pickle(p, text, words)
+            found.append((done, fields(out), fields(fault)))
+    return found
+
+
+def _wm_pickle_walk(p: Place, size: int) -> Any:
+    text = _programs(size)[0]
+    _, data, arena, out, fault = _run_pickle(p, text, 8 * len(text) + 1024)
+    args = data, len(text), arena, 9, 10_000
+    counted = lib.wm_pickle_walk(*args, ffi.NULL, ffi.NULL, ffi.NULL, out, fault)
+    columns = _columns(p, out.n_tensors, out.n_dims, out.names_len)
+    tensors = p.struct("wm_pickle_tensors")
+    tensors.columns = columns[0]
+    tensors.storage, tensors.strides = p.room(out.n_tensors, "uint32_t"), p.room(out.n_dims, "uint64_t")
+    values = p.struct("wm_pickle_values")
+    values.cap, values.names_cap = out.n_values, out.value_names_len
+    values.names, values.bounds = p.room(out.value_names_len), p.room(out.n_values + 1, "uint32_t")
+    values.kind, values.length = p.room(out.n_values), p.room(out.n_values, "uint32_t")
+    values.at = p.room(out.n_values, "uint64_t")
+    path = p.room(out.longest)
+    return counted, lib.wm_pickle_walk(*args, tensors, values, path, out, fault), fields(out), fields(fault)
+
+
+def _wm_pickle_list_storages(p: Place, size: int) -> Any:
+    text = _programs(size)[0]
+    _, _, arena, out, _ = _run_pickle(p, text, 8 * len(text) + 1024)
+    count = out.n_storages
+    rooms = p.room(count, "uint64_t"), p.room(count, "uint32_t"), p.room(count, "uint64_t"), p.room(count)
+    lib.wm_pickle_list_storages(arena, out, *rooms)
+
+
+def _wm_zip_scan(p: Place, size: int) -> Any:
+    found = []
+    data = zip_files.archive(
+        [zip_files.Entry(b"%d" % i, noise(size), wide=bool(i % 2)) for i in range(size % 4)],
+    )
+    count, length, begin = struct.unpack_from("<H2I", data, len(data) - 12)
+    central = data[begin : begin + length]
+    for text, end in ((central, begin), (central[:-1], begin), (central, size)):
+        entries, fault = p.struct("wm_zip_entries"), p.struct("wm_fault")
+        entries.count, entries.names, entries.bounds = count, p.room(len(text)), p.room(count + 1, "uint32_t")
+        entries.method, entries.crc = p.room(count, "uint16_t"), p.room(count, "uint32_t")
+        for name in ("stored", "size", "offset", "data"):
+            setattr(entries, name, p.room(count, "uint64_t"))
+        source = ffi.new("wm_zip_source *", (-1, p.give(data[:end]), min(end, len(data))))
+        found.append((lib.wm_zip_scan(source, p.give(text), len(text), entries, fault), fields(fault)))
+    return found
 
 
 CALLS: dict[str, Callable[[Place, int], Any]] = {

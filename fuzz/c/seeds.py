@@ -35,6 +35,17 @@ def files() -> Iterator[bytes]:
     yield from (case.data for case in cases() if isinstance(case.data, bytes))
 
 
+def of_archive(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the central directory of an archive, behind what its end record says of it, and a pickle if it has one."""
+    end = data.rindex(b"PK\5\6")
+    count, _, begin = struct.unpack_from("<H2I", data.ljust(len(data) + 22), end + 10)
+    if begin < 65536:
+        yield "zip", struct.pack("<HB", begin, count & 0xFF) + data[:end]
+    program = data.find(b"\x80", 30)
+    if program >= 0:
+        yield "pickle", data[program : program + 2048]
+
+
 def seeds(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the inputs that this file has for targets: their name and the input."""
     if data[:4] == b"EMBD" and len(data) >= 64:
@@ -54,6 +65,10 @@ def seeds(data: bytes) -> Iterator[tuple[str, bytes]]:
             yield "gguf", bytes((2 * big, values & 0xFF, tensors & 0xFF)) + data[24:]
             tensors, values = struct.unpack_from("<>"[big] + "II", data, 8)
             yield "gguf", bytes((1 + 2 * big, values & 0xFF, tensors & 0xFF)) + data[16:]
+    elif data[:4] == b"PK\3\4" and b"PK\5\6" in data:
+        yield from of_archive(data)
+    elif data[:1] == b"\x80":
+        yield "pickle", data
     elif data[:4] == b"CNN2":
         yield "cnn", b"\0" + data[20:]
     elif data[:4] == b"FiFu":

@@ -8,16 +8,28 @@ Quantised tensors have a scheme instead of a type: see `weightmap.quant.schemes`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from weightmap.errors import MissingDependencyError, UnsupportedError
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["DECLARED", "DTYPES", "NUMPY_MAX_NDIM", "SCHEMES", "DType", "dtype_of", "numpy_dtype"]
+
+
+class Placement(Protocol):
+    """How a tensor is stored whose bytes are not in the file one element after another: see weightmap.io.placement."""
+
+    def array(
+        self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
+    ) -> NDArray[Any]:
+        """Return the tensor, a view of the mapping where that is possible."""
+
+    def derived(self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> Any:
+        """Return a source that has the `nbytes` bytes of the tensor in row-major order, from `offset` on."""
 
 
 class DType:
@@ -39,9 +51,13 @@ class DType:
         Whether the bytes of elements are the other way round than in `DTYPES`: big-endian.
     packed : bool
         Whether an element takes no whole number of bytes: arrays hold their bytes, as uint8.
+    placement : Placement or None
+        How a tensor lies that is not row-major in the file; `numpy` is None then, `element` the type of its elements.
+    element : DType
+        Itself but for a type with a placement.
     """
 
-    __slots__ = ("bits", "declared", "name", "numpy", "packed", "quantized", "swapped")
+    __slots__ = ("bits", "declared", "element", "name", "numpy", "packed", "placement", "quantized", "swapped")
 
     def __init__(self, name: str, bits: int, numpy: np.dtype[Any] | None = None, *, quantized: bool = False) -> None:
         self.name = name
@@ -51,6 +67,14 @@ class DType:
         self.declared = bits == DECLARED
         self.swapped = numpy is not None and numpy.str[0] == ">"
         self.packed = not quantized and bits % 8 != 0
+        self.element = self
+        self.placement: Placement | None = None
+
+    def placed(self, placement: Placement) -> DType:
+        """Return this type, of a tensor with a placement."""
+        made = DType(self.name, self.bits)
+        made.element, made.placement = self, placement
+        return made
 
 
 # Stands for the bits of a scheme; no element has so many. kernels.h has the same number.
@@ -74,6 +98,7 @@ _NUMPY = {
     "int64": "<i8",
     "float64": "<f8",
     "complex64": "<c8",
+    "complex128": "<c16",
 }
 # From ml_dtypes, which is imported only when an array of such a type is made.
 _ML_DTYPES = {
@@ -113,6 +138,7 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     MissingDependencyError
         When ml_dtypes is not installed.
     """
+    dtype = dtype.element
     if dtype.numpy is not None:
         return dtype.numpy
     found = _loaded.get(dtype.name)

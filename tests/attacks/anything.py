@@ -29,7 +29,6 @@ OTHERS = {
     "zip": b"PK\3\4" + bytes(60),
     "pickle": b"\x80\x02}q\0." + bytes(60),
     "pickle of protocol 4": b"\x80\x04\x95" + bytes(60),
-    "npy": b"\x93NUMPY\1\0v\0" + bytes(60),
     "pdf": b"%PDF-1.7\n" + bytes(60),
     "EMBD with swapped bytes": b"DBME" + bytes(100),
     "EMBD with swapped halves": b"DMBE" + bytes(100),

@@ -506,7 +506,7 @@ def test_read_widens_to_float32(example: builders.Example, path: Path) -> None:
     """Read gives a new, writable float32 array with numpy's own values, and fills `out` in place when given."""
     with wm.open(path) as f, np.errstate(all="ignore"):
         for name, value in example.tensors.items():
-            if value.dtype == "complex64":
+            if value.dtype.startswith("complex"):
                 continue
             expected = value.array.astype(np.float32)
             got = f.read(name)

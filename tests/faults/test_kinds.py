@@ -56,21 +56,7 @@ def png() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", b"")
 
 
-def npy() -> bytes:
-    """A .npy file."""
-    with io.BytesIO() as target:
-        np.save(target, np.ones(3))
-        return target.getvalue()
-
-
-def npz() -> bytes:
-    """A .npz archive."""
-    with io.BytesIO() as target:
-        np.savez(target, weight=np.ones(3))
-        return target.getvalue()
-
-
-PICKLE = "this is a Python pickle: convert it to safetensors first"
+PICKLE = "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"
 JSON = "this is JSON text: a configuration, or an error that a server sent in place of a file"
 HTML = "this is an HTML page: a download went wrong"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
@@ -89,18 +75,15 @@ MESSAGES: dict[str, tuple[bytes, str]] = {
     "xz": (lzma.compress(b"abc" * 100), "this is xz: decompress it first"),
     "zstd": (b"\x28\xb5\x2f\xfd" + bytes(60), "this is zstd: decompress it first"),
     "ZIP": (
-        zipped("archive/data.pkl"),
-        "this is a ZIP archive, perhaps a PyTorch checkpoint: convert it to safetensors",
+        zipped("model.onnx"),
+        "this is a ZIP archive, and neither a PyTorch checkpoint nor an .npz archive of numpy",
     ),
-    "npz": (npz(), "this is a .npz archive of numpy: weightmap.save('x.safetensors', dict(numpy.load(FILE)))"),
-    "ZIP, empty": (zipped(), "this is an empty ZIP archive"),
     "7-Zip": (b"7z\xbc\xaf\x27\x1c" + bytes(60), "this is a 7-Zip archive: unpack it first"),
     "tar": (tar(), "this is a tar archive: unpack it first"),
-    "pickle 2": (pickle.dumps({"a": [1]}, 2), "this is a Python pickle, perhaps a PyTorch checkpoint"),
+    "pickle 2": (pickle.dumps({"a": [1]}, 2), PICKLE),
     "pickle 3": (pickle.dumps({"a": [1]}, 3), PICKLE),
     "pickle 4": (pickle.dumps({"a": [1]}, 4), PICKLE),
     "pickle 5": (pickle.dumps({"a": [1]}, 5), PICKLE),
-    "npy": (npy(), "this is a .npy file: weightmap.save('x.safetensors', {'name': numpy.load(FILE)}) converts it"),
     "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(80), "this is HDF5, perhaps a Keras model: convert it to safetensors first"),
     "PNG": (png(), "this is a PNG image"),
     "JPEG": (b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + bytes(60), "this is a JPEG image"),
@@ -127,7 +110,7 @@ def test_errors_on_other_files_name_their_kind(
         assert message.replace("\\\\", "\\") in text
         assert text.endswith("(at byte 0)")
         assert text.isprintable()
-        assert len(text) < 300
+        assert len(text.removeprefix(str(path))) < 250
     assert listing(path.parent) == ["model.bin"]
     assert cli.main(["inspect", str(path)]) == 3
     assert capsys.readouterr().err == f"weightmap: {text}\n"
@@ -161,14 +144,6 @@ def test_a_file_that_only_begins_like_words_is_not_named_so(data: bytes, put: Ca
     """Prose, and a word with a single number, are not taken for word embeddings."""
     with pytest.raises(wm.UnknownFormatError, match="its beginning is"):
         wm.open(put(data, "words"))
-
-
-def test_the_advice_for_arrays_of_numpy_works(put: Callable[..., Path], tmp_path: Path) -> None:
-    """The code in the messages about .npz and .npy files converts them."""
-    wm.save(tmp_path / "z.safetensors", dict(np.load(put(npz(), "a.npz"))))
-    wm.save(tmp_path / "y.safetensors", {"name": np.load(put(npy(), "a.npy"))})
-    assert wm.load(tmp_path / "z.safetensors")["weight"].tolist() == [1, 1, 1]
-    assert wm.load(tmp_path / "y.safetensors")["name"].tolist() == [1, 1, 1]
 
 
 FOREIGN = {

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from typing import TYPE_CHECKING
 
 from tests import builders
 from tests.attacks import sharded, sound
 from tests.attacks.case import INDEX
 from tests.support import DATA
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # A model in a directory is no format; its index and its shards are damaged like one.
 SHARDED = "sharded"
@@ -33,8 +38,15 @@ def seeds(format: str) -> tuple[bytes, ...]:
     builder = builders.known()[format]
     found = [data for kind, data in small_files().items() if builders.format_of(kind) is builder]
     found += [example.data for example in builder.examples()]
-    found += [path.read_bytes() for path in sorted((DATA / format).rglob(f"*{builder.suffix}"))]
+    golden = sorted((DATA / format).rglob(f"*{builder.suffix}"))
+    found += [path.read_bytes() for path in golden if not is_refused(path)]
     return tuple(dict.fromkeys(data for data in found if len(data) <= LARGEST))
+
+
+def is_refused(path: Path) -> bool:
+    """Whether a golden file is one that has to be refused, as the file of its contents says."""
+    truth = path.with_name(f"{path.name}.json")
+    return truth.exists() and json.loads(truth.read_text(encoding="utf-8")).get("verdict", "accept") != "accept"
 
 
 @cache

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 import weightmap as wm
+from weightmap.io.placement import Derived
+from weightmap.model.parts import locate
 
 # Errors that a file with a checked index may still have: damaged quantised data, and types that `read` lacks.
 LATE = (wm.QuantError, wm.UnsupportedError)
@@ -58,13 +60,18 @@ def _shape(info: wm.TensorInfo) -> tuple[int, ...]:
 def _tensor(f: wm.TensorFile, name: str, data: bytes | None, *, brief: bool) -> None:
     info = f.info(name)
     assert info.name == name
+    place = locate(f, name)
+    direct = data is not None and not isinstance(place.source, Derived)
     if data is not None:
-        assert 0 <= info.offset <= info.offset + info.nbytes <= len(data)
+        assert 0 <= info.offset <= len(data)
+        assert not direct or info.offset + info.nbytes <= len(data)
     tensor = f[name]
     assert tensor.shape == _shape(info)
     if isinstance(tensor, np.ndarray):
         assert tensor.nbytes == info.nbytes
-        assert data is None or tensor.tobytes() == data[info.offset : info.offset + info.nbytes]
+        assert not direct or tensor.tobytes() == data[info.offset : info.offset + info.nbytes]
+    if isinstance(place.source, Derived):
+        _derived(tensor, info, place.source, data)
     if brief:
         return
     if isinstance(tensor, np.ndarray):
@@ -72,6 +79,18 @@ def _tensor(f: wm.TensorFile, name: str, data: bytes | None, *, brief: bool) -> 
     else:
         _quantised(tensor, info)
         assert np.array_equal(f.read(name), tensor.dequantize(), equal_nan=True)
+
+
+def _derived(tensor: np.ndarray[Any, Any], info: wm.TensorInfo, source: Derived, data: bytes | None) -> None:
+    """A tensor that does not lie row-major in the file: a view of it, or inflated; and its bytes in that order."""
+    if data is not None and not tensor.flags.owndata and tensor.size and not tensor.flags.c_contiguous:
+        # numpy refuses strides that leave the buffer.
+        np.ndarray(tensor.shape, tensor.dtype, data, info.offset, tensor.strides)
+    try:
+        source.check_size(info.name)
+    except wm.LimitError:
+        return
+    assert b"".join(map(bytes, source.chunks(info.offset, info.nbytes))) == tensor.tobytes()
 
 
 def _quantised(tensor: Any, info: wm.TensorInfo) -> None:

@@ -109,7 +109,7 @@ def poisoned(fill: int) -> Callable[..., np.ndarray[Any, Any]]:
 def readings(f: wm.TensorFile) -> Iterator[Callable[[], Any]]:
     """The readings of a file, all of them prepared now and done later."""
     for info in f.infos():
-        if info.dtype in {"complex64", "bool"}:
+        if info.dtype in {"complex64", "complex128", "bool"}:
             continue
         yield from (lambda name=info.name, dtype=dtype: f.read(name, dtype) for dtype in ("float32", "float64", ">f2"))  # type: ignore[misc]
         yield lambda info=info: f.read(info.name, out=np.empty(info.shape[::-1], np.float32).T, threads=2)  # type: ignore[misc]

@@ -276,3 +276,8 @@ def test_utf8_of_extreme_bounds():
         assert lib.wm_utf8_strings(data, 3, u32(np.array(bounds, np.uint32)), 1, gap) == 0
     assert lib.wm_utf8_strings(ffi.NULL, 0, u32(np.array([0, 0], np.uint32)), 1, 0) == -1
     assert lib.wm_utf8_strings(ffi.NULL, 0, ffi.NULL, 0, 0) == -1
+
+
+def test_every_fault_has_a_number_of_its_own() -> None:
+    """Two names of one number would give a scan's fault the error of another scan."""
+    assert len({*kernels.FAULTS.values()}) == len(kernels.FAULTS)

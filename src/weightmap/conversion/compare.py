@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -232,10 +233,11 @@ def _metadata(a: _Side, b: _Side, notes: list[str]) -> Iterator[tuple[str, Any, 
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Say whether two values of metadata are equal. Some formats hold integers as decimal strings."""
-    if isinstance(a, str) is isinstance(b, str) or isinstance(a, bool) or isinstance(b, bool):
+    """Say whether two values of metadata are equal. Formats of texts hold numbers and truth values as their JSON."""
+    if isinstance(a, str) is isinstance(b, str):
         return equal(a, b)
-    return isinstance(a, (int, str)) and isinstance(b, (int, str)) and str(a) == str(b)
+    text, value = (a, b) if isinstance(a, str) else (b, a)
+    return isinstance(value, (int, float)) and text == json.dumps(value)
 
 
 def _compare(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:

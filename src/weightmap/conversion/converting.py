@@ -241,7 +241,9 @@ def _payloads(
         why = spared(name, place, found, layout)
         if why is not None:
             dropped.append((name, why))
-        elif quantizer is None:
+            continue
+        place.source.check_size(f"tensor {quoted(name)}")
+        if quantizer is None:
             payloads.append(_payload(name, place, wanted, regrouper))
         elif quantizer.wants(name, place):
             payloads.append(quantizer.payload(name, place, found.schemes.get(layout, frozenset())))

@@ -58,6 +58,7 @@ def _discover() -> dict[str, Format]:
 FORMATS: dict[str, Format] = _discover()
 _BY_MAGIC = {format_.magic[:4]: format_ for format_ in FORMATS.values() if format_.magic}
 _UNMARKED = tuple(format_ for format_ in FORMATS.values() if not format_.magic)
+_GUESSED = tuple(format_ for format_ in _UNMARKED if not format_.certain)
 
 
 def formats() -> tuple[str, ...]:
@@ -90,14 +91,14 @@ def by_suffix(path: str) -> Format:
             if format_.plan is not None:
                 return format_
             found = format_
-    if found is not None:
-        return found
     known = ", ".join(suffix for format_ in FORMATS.values() if format_.plan for suffix in format_.suffixes)
     from weightmap.formats._hints import FOREIGN  # noqa: PLC0415 - for errors only
 
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:
         raise EncodeError(f"{foreign}; files are written with one of the suffixes {known}", path=path)
+    if found is not None:
+        return found
     msg = f"no format has this suffix: use one of {known}"
     raise EncodeError(msg, path=path, remedy=Remedy("or give {}", "format"))
 
@@ -107,7 +108,7 @@ def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | No
 
     Formats without magic bytes begin with the length of a header, which the beginning of another kind may look like.
     """
-    known: UnknownFormatError | None = _hint(head, 3) if format_ in _UNMARKED else None
+    known: UnknownFormatError | None = _hint(head, 3) if format_ in _GUESSED else None
     return known
 
 
@@ -126,7 +127,8 @@ def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Impor
     format_ = _BY_MAGIC.get(head[:4])
     if format_ is not None and head.startswith(format_.magic):
         return format_
-    claims: list[Format | Importer] = [format_ for format_ in _UNMARKED if format_.claims(head, source.size)]
+    found = [format_ for format_ in _UNMARKED if format_.claims(head, source.size)]
+    claims: list[Format | Importer] = [format_ for format_ in found if format_.certain] or [*found]
     if not claims and head:
         look = source.pread(0, min(LOOK, source.size))
         claims += [importer for importer in importers() if importer.claims(look, source.size)]

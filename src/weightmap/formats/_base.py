@@ -130,13 +130,13 @@ class Content:
 
     def ref(self, source: Source, i: int) -> TensorRef:
         """Return where the tensor of row i lies."""
-        return TensorRef(source, self.table.row(i), self.quantized)
+        return TensorRef.to(source, self.table.row(i), self.quantized)
 
     def refs(self, source: Source) -> Iterator[TensorRef]:
         """Yield `ref` of every row, in file order."""
         quantized = self.quantized
         for row in self.table.rows():
-            yield TensorRef(source, row, quantized)
+            yield TensorRef.to(source, row, quantized)
 
 
 class Format:
@@ -181,6 +181,8 @@ class Format:
     layout_for : callable or None
         ``layout_for(metadata)``: the layout that the metadata calls for when the caller asks for none; None for the
         first. Raises `EncodeError` for one that does not exist.
+    certain : bool
+        Whether `sniff` is as sure as magic bytes: a file that it recognises is of this format, right or wrong.
     embeddings : tuple of (str, str), optional
         For formats of word embeddings: the names of the matrix, and of the former norms of its rows.
     aligns : mapping of str to int
@@ -194,6 +196,7 @@ class Format:
     __slots__ = (
         "aligns",
         "carries",
+        "certain",
         "checksums",
         "dtypes",
         "embeddings",
@@ -226,6 +229,7 @@ class Format:
         magic: bytes = b"",
         *,
         sniff: Callable[[bytes, int], bool] | None = None,
+        certain: bool = False,
         schemes: Mapping[str, frozenset[str]] = _NOTHING,
         metadata_keys: frozenset[str] | None = None,
         metadata_kinds: frozenset[str] = TEXT,
@@ -241,6 +245,7 @@ class Format:
         self.suffixes = suffixes
         self.layouts = layouts
         self.sniff = sniff
+        self.certain = certain
         self.parse = parse
         self.plan = plan
         self.carries = carries

@@ -17,16 +17,11 @@ _HINTS = (
     (b"bzh", "this is bzip2: decompress it first"),
     (b"\xfd7zxz", "this is xz: decompress it first"),
     (b"7z\xbc\xaf", "this is a 7-Zip archive: unpack it first"),
-    (b"pk\x05\x06", "this is an empty ZIP archive"),
-    (b"pk\x03\x04", "this is a ZIP archive, perhaps a PyTorch checkpoint: convert it to safetensors first"),
-    (b"\x80\x02", "this is a Python pickle, perhaps a PyTorch checkpoint: convert it to safetensors first"),
-    (b"\x80\x03", "this is a Python pickle: convert it to safetensors first"),
-    (b"\x80\x04\x95", "this is a Python pickle: convert it to safetensors first"),
-    (b"\x80\x05\x95", "this is a Python pickle: convert it to safetensors first"),
-    (
-        b"\x93numpy",
-        "this is a .npy file: weightmap.save('x.safetensors', {'name': numpy.load(FILE)}) converts it",
-    ),
+    (b"pk\x03\x04", "this is a ZIP archive, and neither a PyTorch checkpoint nor an .npz archive of numpy"),
+    (b"\x80\x02", "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"),
+    (b"\x80\x03", "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"),
+    (b"\x80\x04\x95", "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"),
+    (b"\x80\x05\x95", "this is a Python pickle, and not one of torch.save: pickles are programs, and not run here"),
     (b"\x89hdf", "this is HDF5, perhaps a Keras model: convert it to safetensors first"),
     (b"\x89png", "this is a PNG image"),
     (b"\xff\xd8\xff", "this is a JPEG image"),
@@ -45,6 +40,7 @@ FOREIGN = {
     ".npy": ".npy holds one array, which weightmap export writes",
     ".pt": "PyTorch checkpoints are not written (torch.save does that)",
     ".pth": "PyTorch checkpoints are not written (torch.save does that)",
+    ".ckpt": "PyTorch checkpoints are not written (torch.save does that)",
     ".onnx": "ONNX is not written",
     ".h5": "HDF5 is not written",
 }
@@ -62,7 +58,4 @@ def _archive(head: bytes) -> str | None:
     """Return the message for an archive: the name of its first file tells its kind."""
     if head[257:262] == b"ustar":
         return "this is a tar archive: unpack it first"
-    first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
-    if head.startswith(b"PK\3\4") and first.endswith(b".npy"):
-        return "this is a .npz archive of numpy: weightmap.save('x.safetensors', dict(numpy.load(FILE))) converts it"
     return None

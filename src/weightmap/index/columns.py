@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightmap import kernels
+    from weightmap.dtypes import DType
     from weightmap.index.table import Place
 
 __all__ = ["ColumnTable"]
@@ -31,6 +32,9 @@ class ColumnTable(Table):
         Whether `check` checks names for UTF-8.
     locate : callable, optional
         Returns the offset in the file of a row's entry, for messages, or None where it is unknown.
+    typed : callable, optional
+        ``typed(row, dtype, shape)`` returns the data type of a row whose bytes the file declares, where the code of the
+        row does not say it all: with a placement, for a tensor that does not lie row-major in the file.
     """
 
     def __init__(
@@ -40,12 +44,14 @@ class ColumnTable(Table):
         *,
         utf8: bool,
         locate: Callable[[int], int | None] | None = None,
+        typed: Callable[[int, DType, tuple[int, ...]], DType] | None = None,
     ) -> None:
         self.count = columns.count
         self.rules = rules
         self._columns = columns
         self._utf8 = utf8
         self._locate = locate
+        self._typed = typed
 
     def position(self, row: int) -> int | None:
         """Return the offset in the file of a row's entry, or None where it is unknown."""
@@ -65,12 +71,22 @@ class ColumnTable(Table):
         dtype = rules.dtypes[code]
         if dtype is None:
             dtype = self._dtype(code, i)
-        nbytes = self._declared(i) if dtype.declared else (math.prod(shape) * dtype.bits + 7) >> 3
+        if dtype.declared:
+            return self._place_declared(i, dtype, shape, offset)
+        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
         if offset > rules.data_size - nbytes:
             self._out_of_range(i, offset + nbytes)
         if not nbytes or len(shape) not in rules.ndims:
             self._check_shape(i, shape, dtype)
         return dtype, shape, rules.base + offset, nbytes
+
+    def _place_declared(self, i: int, dtype: DType, shape: tuple[int, ...], offset: int) -> Place:
+        dtype, shape, offset, nbytes = super()._place_declared(i, dtype, shape, offset)
+        if self._typed is not None:
+            dtype = self._typed(i, dtype, shape)
+            if dtype.placement is not None:
+                nbytes = math.prod(shape) * dtype.bits // 8
+        return dtype, shape, offset, nbytes
 
     def _declared(self, i: int) -> int:
         columns = self._columns
@@ -104,7 +120,8 @@ class ColumnTable(Table):
     def check(self) -> None:
         """Check every row, and that names are unique, by one call into C."""
         rules = self.rules
-        fault = self._columns.check(rules.native, rules.declared, rules.room, lax=rules.lax, utf8=self._utf8)
+        lax = rules.lax or rules.scattered
+        fault = self._columns.check(rules.native, rules.declared, rules.room, lax=lax, utf8=self._utf8)
         if fault is None:
             return
         if fault.kind != "NAME_FLOOD":

@@ -45,6 +45,8 @@ class Rules:
         Every offset is a multiple of it: a power of two.
     max_gap : int
         Bytes of padding allowed before a tensor and after the last one; `ANY_GAP` if the format checks gaps itself.
+    scattered : bool
+        Whether tensors may lie anywhere in the data section, in any order, and share bytes.
     room : int
         Bytes of the file from `base` on. A row that ends past them is a `TruncatedError`, one that ends past `declared`
         a `LayoutError`.
@@ -74,6 +76,7 @@ class Rules:
     max_gap = 0
     fields: Mapping[str, tuple[str, int]] = MappingProxyType({})
     unit = 1
+    scattered = False
     native: Any = None  # a wm_rules
 
     def __init_subclass__(cls) -> None:

@@ -7,6 +7,7 @@ hash index over the bytes in C. Bounds take four bytes a string, the index at mo
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,6 +149,15 @@ class StringTable:
         if packed is None or self._slots is None:
             return np.array([find(text) for text in texts], np.int64)
         return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, *packed)
+
+    def find_spans(self, data: bytes, bounds: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return the numbers of the strings equal to data[bounds[i] : bounds[i + 1]], -1 for a missing one."""
+        if self._find is None:
+            self._build()
+        if self._slots is None:
+            find, spans = self.finder, itertools.pairwise(bounds.tolist())
+            return np.array([find(data[a:b].decode(errors="surrogateescape")) for a, b in spans], np.int64)
+        return kernels.index_find_many(self._data, self._bounds, self._gap, self._slots, data, bounds)
 
     def _build(self) -> tuple[int, int, int]:
         capacity = 16

@@ -173,8 +173,10 @@ class Table:
         """Check a run: `count` rows from row i on, which begin at `offset` to `last`."""
         rules = self.rules
         dtype = self._dtype(code, i)
-        nbytes = self._declared(i) if dtype.declared else (math.prod(shape) * dtype.bits + 7) >> 3
-        if not nbytes or len(shape) not in rules.ndims or dtype.declared:
+        if dtype.declared:
+            return *self._place_declared(i, dtype, shape, offset), 1, 0
+        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
+        if not nbytes or len(shape) not in rules.ndims:
             self._check_shape(i, shape, dtype)
         step = (last - offset) // (count - 1) if count > 1 else 0
         left = rules.data_size - nbytes - offset
@@ -183,8 +185,16 @@ class Table:
             self._out_of_range(i + first, offset + first * step + nbytes)
         return dtype, shape, rules.base + offset, nbytes, count, step
 
+    def _place_declared(self, i: int, dtype: DType, shape: tuple[int, ...], offset: int) -> Place:
+        """Check a row whose bytes the file declares, and return its dtype, shape, offset in the file and bytes."""
+        rules, nbytes = self.rules, self._declared(i)
+        if offset > rules.data_size - nbytes:
+            self._out_of_range(i, offset + nbytes)
+        self._check_shape(i, shape, dtype)
+        return dtype, shape, rules.base + offset, nbytes
+
     def _declared(self, i: int) -> int:
-        """Return the bytes that row i declares. Called only for schemes."""
+        """Return the bytes that row i declares. Called only for dtypes that say so."""
         raise NotImplementedError
 
     def _all_declared(self, first: int, last: int) -> Any:
@@ -253,7 +263,7 @@ class Table:
 
     def disorder(self) -> LayoutError | None:
         """Return the first overlap or hole that lax rules tolerated; None when there is none."""
-        if not self.rules.lax:
+        if not self.rules.lax or self.rules.scattered:
             return None
         import copy  # noqa: PLC0415 - needed by `verify` alone
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.dtypes import Placement
     from weightmap.options import Limits
 
 __all__ = ["CHUNK", "MODES", "Source"]
@@ -325,6 +326,29 @@ class Source:
             self._short(self.size, offset + nbytes)
         memory = self._memory
         return np.ndarray(shape, dtype, self._get_memory() if memory is None else memory, offset)
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limits that it was opened with."""
+        return self._limits
+
+    def check_size(self, what: str) -> None:
+        """Raise `LimitError` for a tensor with more bytes than its file stands for: never for one that lies in it."""
+
+    def placed(
+        self, placement: Placement, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
+    ) -> NDArray[Any]:
+        """Return a tensor that does not lie row-major in the file: see weightmap.io.placement."""
+        return placement.array(self, dtype, shape, offset, nbytes)
+
+    def strided(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> NDArray[Any]:
+        """Return an array whose elements lie `strides` bytes apart, none of them negative, without a copy."""
+        last = 0 if 0 in shape else sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + dtype.itemsize
+        if offset < 0 or last > self.size - offset:
+            self._short(self.size, offset + last)
+        return np.ndarray(shape, dtype, self._get_memory(), offset, strides)
 
     def array_of(
         self, count: int, step: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int

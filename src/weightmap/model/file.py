@@ -127,6 +127,8 @@ class TensorFile(Mapping[str, Any]):
                     if dtype.packed:
                         return source.array(OCTET, (nbytes,), offset, nbytes)
                     stored = numpy_dtype(dtype)
+                    if dtype.placement is not None:
+                        return source.placed(dtype.placement, stored, shape, offset, nbytes)
                 return source.array(stored, shape, offset, nbytes)
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
@@ -304,8 +306,11 @@ class TensorFile(Mapping[str, Any]):
         """
         check_open(self)
         if names is None:
-            runs = self._table.runs()
-            self._source.prefetch((offset, nbytes + (count - 1) * step) for _, _, offset, nbytes, count, step in runs)
+            runs, size = self._table.runs(), self._source.size
+            # Tensors whose elements share bytes may have more bytes than the file.
+            self._source.prefetch(
+                (offset, min(nbytes + (count - 1) * step, size - offset)) for _, _, offset, nbytes, count, step in runs
+            )
             return
         wanted: dict[Source, list[tuple[int, int]]] = {}
         for name in [names] if isinstance(names, str) else names:

@@ -160,6 +160,9 @@ def arrays(file: Any) -> Iterator[Any]:
             if dtype.quantized:
                 yield file._quantized(Row(dtype, shape, offset, nbytes))
                 continue
+            if dtype.placement is not None:
+                yield source.placed(dtype.placement, numpy_dtype(dtype), shape, offset, nbytes)
+                continue
             dims, stored = ((nbytes,), OCTET) if dtype.packed else (shape, dtype.numpy or numpy_dtype(dtype))
             if count >= _RUN and dims and nbytes:
                 # Tensors of one shape at equal distances are rows of one strided array, which is five times as fast to

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.dtypes import dtype_named, numpy_dtype
-from weightmap.errors import LimitError, counted
+from weightmap.dtypes import DTYPES, dtype_named, numpy_dtype
+from weightmap.errors import LimitError, UnsupportedError, counted
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -37,8 +37,11 @@ def read(
     """Read a tensor: see `TensorFile.read`. Errors call it `what`."""
     source, row, _ = place
     source.check_unchanged()
+    source.check_size(what)
     quantized = row.dtype.quantized
     stored = _FLOAT32 if quantized else numpy_dtype(row.dtype)
+    if row.dtype.name not in DTYPES and not quantized:
+        _check_numbers(stored, dtype_named(dtype) if out is None else out.dtype, what)
     if out is None:
         out = _new(row, dtype_named(dtype), limits, what)
     else:
@@ -53,6 +56,13 @@ def read(
     if flat is None:
         plain[...] = target.reshape(plain.shape)
     return out
+
+
+def _check_numbers(stored: np.dtype[Any], wanted: np.dtype[Any], what: str) -> None:
+    """Refuse elements that are no numbers, such as texts, dates and records, unless `wanted` has them."""
+    if stored.kind not in "fc" and not np.can_cast(stored, wanted, "same_kind"):
+        msg = f"{what} has elements of {stored}, which do not become {wanted}; f[name] gives them"
+        raise UnsupportedError(msg, field="dtype")
 
 
 def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[Any]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightmap.dtypes import Placement
     from weightmap.formats import Verification
     from weightmap.index.table import Place, Run
     from weightmap.io.source import Source
@@ -274,6 +275,14 @@ class Shards:
         """Return arrays of a shard as one: see `Source.array_of`."""
         source, _, offset = self._at(offset)
         array: NDArray[Any] = source.array_of(count, step, dtype, shape, offset, nbytes)
+        return array
+
+    def placed(
+        self, placement: Placement, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
+    ) -> NDArray[Any]:
+        """Return a tensor of a shard that does not lie row-major in it: see `Source.placed`."""
+        source, _, offset = self._at(offset)
+        array: NDArray[Any] = source.placed(placement, dtype, shape, offset, nbytes)
         return array
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:

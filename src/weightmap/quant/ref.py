@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap import kernels
-from weightmap.dtypes import GGML_SCHEMES
+from weightmap.dtypes import GGML_SCHEMES, numpy_dtype
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
@@ -51,14 +51,25 @@ class TensorRef(NamedTuple):
     row: Row
     quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None
 
+    @classmethod
+    def to(
+        cls, source: Source, row: Row, quantized: Callable[[Row, NDArray[np.uint8]], QuantizedTensor] | None
+    ) -> TensorRef:
+        """Return where a row lies; of one that is not row-major in the file, in a source of its bytes in that order."""
+        placement = row.dtype.placement
+        if placement is None or source is None:  # the shards of a model are counted without their sources
+            return cls(source, row, quantized)
+        derived = placement.derived(source, numpy_dtype(row.dtype), row.shape, row.offset, row.nbytes)
+        return cls(derived, row._replace(dtype=row.dtype.element), None)
+
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes of a dense tensor, little-endian, in pieces; each is valid until the next one."""
         row = self.row
-        pieces = self.source.chunks(row.offset, row.nbytes)
         if not row.dtype.swapped:
-            return pieces
-        words = f"u{row.dtype.bits // 8}"
-        return (memoryview(np.frombuffer(piece, words).byteswap().view(np.uint8)) for piece in pieces)
+            return self.source.chunks(row.offset, row.nbytes)
+        stored = numpy_dtype(row.dtype)
+        pieces = self.source.chunks(row.offset, row.nbytes, _PIECE * stored.itemsize)
+        return (memoryview(np.frombuffer(piece, stored).byteswap().view(np.uint8)) for piece in pieces)
 
     def decoder(self) -> QuantizedTensor:
         """Read a quantised tensor into private memory."""

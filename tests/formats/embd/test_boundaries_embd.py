@@ -80,10 +80,11 @@ def test_headers_as_large_as_allowed(name):
 
 
 def test_each_format_claims_its_own_files_and_no_others():
-    """The format of a file claims it, and no other does."""
+    """The format of a file claims it, and no other does, or none that is as certain."""
     for example in examples():
         claims = [format.name for format in FORMATS.values() if format.claims(example.data[:4096], len(example.data))]
-        assert claims == [example.format], example.name
+        certain = [name for name in claims if FORMATS[name].certain]
+        assert (certain or claims) == [example.format], example.name
 
 
 # --------------------------------------------------------------------------------- headers that their length frames

@@ -217,8 +217,8 @@ def test_the_number_of_tensors_is_bounded_by_the_limits(more: int) -> None:
 
 
 def test_every_dtype_has_a_place() -> None:
-    """safetensors has a name for every dtype of the package, so no array is refused for its dtype."""
-    assert set(DTYPES) == set(safetensors_format.DTYPE_NAMES.values())
+    """safetensors has a name for every dtype of the package but one, so no other array is refused for its dtype."""
+    assert set(DTYPES) - set(safetensors_format.DTYPE_NAMES.values()) == {"complex128"}
 
 
 def test_what_has_no_place_in_the_header_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+/* What the files of the pickle machine share: values, the arena, and the stack. See pickle.c. */
+#ifndef WEIGHTMAP_PICKLE_H
+#define WEIGHTMAP_PICKLE_H
+#include "internal.h"
+
+enum {
+    MARK,    /* at: where on the stack the mark below it is */
+    NONE,    /* None */
+    BOOLEAN, /* at: 0 or 1 */
+    INTEGER, /* at: the number, as int64 */
+    LONG,    /* an integer of more than 64 bits: n bytes at `at`, little-endian, two's complement */
+    REAL,    /* at: the bits of a double */
+    TEXT,    /* n bytes at `at` */
+    BYTES,   /* the same */
+    LATIN,   /* bytes, spelled as a text of the characters 0 to 255 */
+    TUPLE,   /* n values in the pool, from `at` on */
+    LIST,    /* a container at `at` */
+    DICT,    /* the same; keys and values take turns */
+    NAME,    /* at: its number in the list of names */
+    DTYPE,   /* of torch; at: its code, n: its number in the list of names */
+    DEVICE,  /* a device of torch: n bytes at `at` */
+    STORAGE, /* a record at `at` */
+    TENSOR,  /* the same */
+    KIND,    /* a dtype of numpy: n bytes at `at` */
+    SCALAR   /* of numpy; at: two values, its dtype and its bytes */
+};
+
+typedef struct {
+    uint32_t kind, n;
+    uint64_t at;
+} value;
+enum { VALUE_WORDS = 2, PAGE = 256, LIST_WORDS = 3, LINK_WORDS = 3, NOWHERE = 0 };
+
+/* A list or dictionary: the first and last of its links, and how many there are. A link is a value and where the next one is. */
+typedef struct {
+    uint64_t first, last, count;
+} container;
+typedef struct {
+    value item;
+    uint64_t next;
+} link;
+/* What make_storage and make_tensor leave in the pool. `previous` is the storage made before, so that all can be found. */
+typedef struct {
+    uint64_t number, key, nbytes, previous;
+    uint32_t key_len, type; /* the number of its name in the list */
+} storage_record;
+typedef struct {
+    uint64_t storage, begin, end, dims, strides; /* the first dimension and stride in the pool; its bytes in the storage */
+    uint32_t ndim, dtype;
+} tensor_record;
+enum { STORAGE_WORDS = sizeof(storage_record) / 8, TENSOR_WORDS = sizeof(tensor_record) / 8, NDIM_MOST = 64 };
+
+typedef struct {
+    const uint8_t *data;
+    uint64_t len, at, op; /* where reading is, and where the opcode being run begins */
+    uint64_t *arena, words;
+    uint64_t pool, stack; /* the first free word, and the top of the stack; the stack ends with the arena */
+    uint64_t mark;        /* where on the stack the last mark is; `words` when there is none */
+    uint64_t memo_used, storages, last_storage;
+    wm_fault *fault;
+} machine;
+
+static inline int fail(const machine *m, int code, uint64_t actual, uint64_t expected) {
+    return wm_fail(m->fault, code, 0, m->op, actual, expected);
+}
+
+/* What stands on the stack is not what the opcode takes. */
+static inline int bad_stack(const machine *m) { return fail(m, WM_FAULT_PICKLE_STACK, m->data[m->op], 0); }
+
+/* A call whose arguments are not those that torch.save writes. */
+static inline int bad_call(const machine *m) { return fail(m, WM_FAULT_PICKLE_CALL, m->data[m->op], 0); }
+
+/* ------------------------------------------------------------------------------------------------ the arena */
+static inline value get(const machine *m, uint64_t at) {
+    value v;
+    memcpy(&v, m->arena + at, sizeof v);
+    return v;
+}
+static inline void put(machine *m, uint64_t at, value v) { memcpy(m->arena + at, &v, sizeof v); }
+
+/* Takes words of the pool; NOWHERE, with the fault filled, when none are left. (Word 0 belongs to the memo.) */
+static inline uint64_t take(machine *m, uint64_t words) {
+    const uint64_t at = m->pool;
+    if (m->stack - at < words) return fail(m, WM_FAULT_MEMORY, m->words, 0), NOWHERE;
+    m->pool += words;
+    return at;
+}
+
+static inline int push(machine *m, uint32_t kind, uint32_t n, uint64_t at) {
+    if (m->stack - m->pool < VALUE_WORDS) return fail(m, WM_FAULT_MEMORY, m->words, 0);
+    m->stack -= VALUE_WORDS;
+    put(m, m->stack, (value){kind, n, at});
+    return 0;
+}
+
+/* How many values lie above the last mark, or on the whole stack when there is none. */
+static inline uint64_t above(const machine *m) { return (m->mark - m->stack) / VALUE_WORDS; }
+
+/* Value i from the top, 0 being the top. */
+static inline value top(const machine *m, uint64_t i) { return get(m, m->stack + i * VALUE_WORDS); }
+
+static inline int new_container(machine *m, uint32_t kind) {
+    const uint64_t at = take(m, LIST_WORDS);
+    if (at == NOWHERE) return -1;
+    memcpy(m->arena + at, &(container){NOWHERE, NOWHERE, 0}, sizeof(container));
+    return push(m, kind, 0, at);
+}
+
+static inline int append(machine *m, uint64_t list, value item) {
+    const uint64_t at = take(m, LINK_WORDS);
+    container c;
+    if (at == NOWHERE) return -1;
+    memcpy(m->arena + at, &(link){item, NOWHERE}, sizeof(link));
+    memcpy(&c, m->arena + list, sizeof c);
+    if (c.last)
+        m->arena[c.last + VALUE_WORDS] = at;
+    else
+        c.first = at;
+    c.last = at;
+    c.count++;
+    memcpy(m->arena + list, &c, sizeof c);
+    return 0;
+}
+
+/* pickle_calls.c */
+int wm_pickle_name(machine *m, value module, value name);
+int wm_pickle_storage(machine *m, value id);
+int wm_pickle_call(machine *m, value function, value args);
+#endif

@@ -1,0 +1,222 @@
+/* The names that a pickle program may call, and what each call makes of its arguments. See pickle.c. */
+#include "pickle.h"
+
+enum {
+    ORDERED_DICT,
+    REBUILD_V1,
+    REBUILD_V2,
+    REBUILD_V3,
+    REBUILD_PARAMETER,
+    REBUILD_FROM_TYPE,
+    SIZE,
+    A_DEVICE,
+    A_CLASS, /* of a tensor; changes nothing */
+    NUMPY_SCALAR,
+    NUMPY_DTYPE,
+    ENCODE,
+    UNTYPED,
+    A_STORAGE, /* of the type `dtype` */
+    A_DTYPE
+};
+
+static const struct {
+    const char *module, *name;
+    uint8_t role, dtype, bytes;
+} NAMES[] = {
+    {"collections", "OrderedDict", ORDERED_DICT, 0, 0},
+    {"torch._utils", "_rebuild_tensor", REBUILD_V1, 0, 0},
+    {"torch._utils", "_rebuild_tensor_v2", REBUILD_V2, 0, 0},
+    {"torch._utils", "_rebuild_tensor_v3", REBUILD_V3, 0, 0},
+    {"torch._utils", "_rebuild_parameter", REBUILD_PARAMETER, 0, 0},
+    {"torch._utils", "_rebuild_parameter_with_state", REBUILD_PARAMETER, 0, 0},
+    {"torch._tensor", "_rebuild_from_type_v2", REBUILD_FROM_TYPE, 0, 0},
+    {"torch", "Size", SIZE, 0, 0},
+    {"torch", "device", A_DEVICE, 0, 0},
+    {"torch", "Tensor", A_CLASS, 0, 0},
+    {"torch.nn.parameter", "Parameter", A_CLASS, 0, 0},
+    {"torch.nn.parameter", "Buffer", A_CLASS, 0, 0},
+    {"numpy.core.multiarray", "scalar", NUMPY_SCALAR, 0, 0},
+    {"numpy._core.multiarray", "scalar", NUMPY_SCALAR, 0, 0},
+    {"numpy", "dtype", NUMPY_DTYPE, 0, 0},
+    {"_codecs", "encode", ENCODE, 0, 0},
+    {"torch.storage", "UntypedStorage", UNTYPED, 0, 1},
+    {"torch", "UntypedStorage", UNTYPED, 0, 1},
+#define TYPE(code, bytes, name) {"torch", name, A_DTYPE, code, bytes}
+#define STORED(code, bytes, dtype, type) \
+    TYPE(code, bytes, dtype), { "torch", type, A_STORAGE, code, bytes }
+    STORED(0, 4, "float32", "FloatStorage"),
+    STORED(1, 8, "float64", "DoubleStorage"),
+    STORED(2, 2, "float16", "HalfStorage"),
+    STORED(3, 2, "bfloat16", "BFloat16Storage"),
+    STORED(4, 8, "int64", "LongStorage"),
+    STORED(5, 4, "int32", "IntStorage"),
+    STORED(6, 2, "int16", "ShortStorage"),
+    STORED(7, 1, "int8", "CharStorage"),
+    STORED(8, 1, "uint8", "ByteStorage"),
+    STORED(9, 1, "bool", "BoolStorage"),
+    STORED(10, 8, "complex64", "ComplexFloatStorage"),
+    STORED(11, 16, "complex128", "ComplexDoubleStorage"),
+    TYPE(12, 2, "uint16"),
+    TYPE(13, 4, "uint32"),
+    TYPE(14, 8, "uint64"),
+    TYPE(15, 1, "float8_e4m3fn"),
+    TYPE(16, 1, "float8_e5m2"),
+    TYPE(17, 1, "float8_e4m3fnuz"),
+    TYPE(18, 1, "float8_e5m2fnuz"),
+    TYPE(19, 1, "float8_e8m0fnu"),
+};
+enum { N_NAMES = sizeof NAMES / sizeof *NAMES, KEY_MOST = 255 };
+
+/* --------------------------------------------------------------------------------------------------- calls */
+static int same(const machine *m, value text, const char *wanted) {
+    const size_t n = strlen(wanted);
+    return text.kind == TEXT && text.n == n && memcmp(m->data + text.at, wanted, n) == 0;
+}
+
+int wm_pickle_name(machine *m, value module, value name) {
+    if (module.kind != TEXT || name.kind != TEXT) return bad_stack(m);
+    for (uint64_t i = 0; i < N_NAMES; i++) {
+        if (!same(m, module, NAMES[i].module) || !same(m, name, NAMES[i].name)) continue;
+        return NAMES[i].role == A_DTYPE ? push(m, DTYPE, (uint32_t)i, NAMES[i].dtype) : push(m, NAME, 0, i);
+    }
+    return wm_fail(m->fault, WM_FAULT_PICKLE_NAME, module.at, name.at, name.n, module.n);
+}
+
+/* Whether value v is a tuple of integers that are not negative, of as many as an array has dimensions. */
+static int is_shape(const machine *m, value v) {
+    if (v.kind != TUPLE || v.n > NDIM_MOST) return 0;
+    for (uint64_t i = 0; i < v.n; i++) {
+        const value dim = get(m, v.at + i * VALUE_WORDS);
+        if (dim.kind != INTEGER || dim.at > INT64_MAX) return 0;
+    }
+    return 1;
+}
+
+/* Pushes the storage of a tuple ("storage", type, key, device, number of elements), or of six where the last one is None. */
+int wm_pickle_storage(machine *m, value id) {
+    if (id.kind != TUPLE || (id.n != 5 && id.n != 6)) return bad_call(m);
+    value part[6] = {{0, 0, 0}};
+    for (uint64_t i = 0; i < id.n; i++) part[i] = get(m, id.at + i * VALUE_WORDS);
+    const int typed = part[1].kind == NAME && (NAMES[part[1].at].role == A_STORAGE || NAMES[part[1].at].role == UNTYPED);
+    const int counted = part[4].kind == INTEGER && part[4].at <= INT64_MAX / 16;
+    /* A key may be mentioned by every tensor, and is looked up each time. */
+    const int named = part[2].kind == TEXT && part[2].n <= KEY_MOST;
+    if (!same(m, part[0], "storage") || !typed || !named || !counted || (id.n == 6 && part[5].kind != NONE)) return bad_call(m);
+    const uint64_t at = take(m, STORAGE_WORDS);
+    if (at == NOWHERE) return -1;
+    const storage_record record = {m->storages++,   part[2].at, part[4].at * NAMES[part[1].at].bytes,
+                                   m->last_storage, part[2].n,  (uint32_t)part[1].at};
+    memcpy(m->arena + at, &record, sizeof record);
+    m->last_storage = at;
+    return push(m, STORAGE, 0, at);
+}
+
+/* Pushes the tensor of (storage, offset, shape, strides, ...), of the dtype of its storage or the one given. */
+static int make_tensor(machine *m, value args, int role) {
+    value part[7] = {{0, 0, 0}};
+    const uint64_t least = role == REBUILD_V3 ? 7 : role == REBUILD_V2 ? 6 : 4;
+    if (args.n < least || args.n > least + 1) return bad_call(m);
+    for (uint64_t i = 0; i < least; i++) part[i] = get(m, args.at + i * VALUE_WORDS);
+    storage_record storage;
+    if (part[0].kind != STORAGE || part[1].kind != INTEGER || part[1].at > INT64_MAX || !is_shape(m, part[2]) ||
+        !is_shape(m, part[3]) || part[2].n != part[3].n || (role == REBUILD_V3 && part[6].kind != DTYPE))
+        return bad_call(m);
+    memcpy(&storage, m->arena + part[0].at, sizeof storage);
+    uint32_t type = role == REBUILD_V3 ? part[6].n : storage.type;
+    if (NAMES[type].role == UNTYPED) return bad_call(m);
+    const uint64_t bytes = NAMES[type].bytes, room = storage.nbytes / bytes;
+    /* The last element's place, counted without overflow, as far as the storage goes. */
+    uint64_t last = part[1].at, dense = 1;
+    int empty = 0, overlong = last > room;
+    for (uint64_t i = part[2].n; i-- > 0;) {
+        const uint64_t dim = get(m, part[2].at + i * VALUE_WORDS).at, stride = get(m, part[3].at + i * VALUE_WORDS).at;
+        if (dim == 0) empty = 1;
+        if (dim > 1 && stride && !overlong) {
+            if (dim - 1 > (room - last) / stride)
+                overlong = 1;
+            else
+                last += (dim - 1) * stride;
+        }
+    }
+    if (!empty && (overlong || last >= room)) return fail(m, WM_FAULT_PICKLE_RANGE, last, room);
+    uint32_t strided = 0;
+    for (uint64_t i = part[2].n; i-- > 0;) { /* numpy multiplies the other dimensions of an empty tensor too */
+        const uint64_t dim = get(m, part[2].at + i * VALUE_WORDS).at;
+        if (dim > 1 && !empty && get(m, part[3].at + i * VALUE_WORDS).at != dense) strided = WM_PICKLE_STRIDED;
+        if (dim && dense > INT64_MAX / bytes / dim) return fail(m, WM_FAULT_PICKLE_OVERFLOW, dim, INT64_MAX);
+        if (dim) dense *= dim;
+    }
+    const uint64_t at = take(m, TENSOR_WORDS);
+    if (at == NOWHERE) return -1;
+    const uint64_t begin = empty ? 0 : part[1].at * bytes, end = empty ? 0 : (last + 1) * bytes;
+    const tensor_record record = {storage.number, begin, end, part[2].at, part[3].at, part[2].n, NAMES[type].dtype | strided};
+    memcpy(m->arena + at, &record, sizeof record);
+    return push(m, TENSOR, 0, at);
+}
+
+/* Calls name number `name` with the tuple `args`, which has been taken off the stack. */
+static int call(machine *m, uint64_t name, value args) {
+    const int role = NAMES[name].role;
+    value first = args.n ? get(m, args.at) : (value){MARK, 0, 0};
+    switch (role) {
+    case ORDERED_DICT: /* of a list of pairs, where it was pickled so */
+        if (args.n > 1 || (args.n && first.kind != LIST)) return bad_call(m);
+        if (new_container(m, DICT)) return -1;
+        if (args.n) {
+            const uint64_t dict = top(m, 0).at;
+            container c;
+            memcpy(&c, m->arena + first.at, sizeof c);
+            for (uint64_t at = c.first; at; at = m->arena[at + VALUE_WORDS]) {
+                const value pair = get(m, at);
+                if ((pair.kind != TUPLE || pair.n != 2)) return bad_call(m);
+                if (append(m, dict, get(m, pair.at)) || append(m, dict, get(m, pair.at + VALUE_WORDS))) return -1;
+            }
+        }
+        return 0;
+    case REBUILD_V1:
+    case REBUILD_V2:
+    case REBUILD_V3: return make_tensor(m, args, role);
+    case REBUILD_PARAMETER:
+        if (args.n < 3 || args.n > 4 || first.kind != TENSOR) return bad_call(m);
+        return push(m, TENSOR, 0, first.at);
+    case REBUILD_FROM_TYPE: { /* (function, class, arguments, state) */
+        if (args.n != 4 || first.kind != NAME) return bad_call(m);
+        const value class_ = get(m, args.at + VALUE_WORDS), inner = get(m, args.at + 2 * VALUE_WORDS);
+        const int rebuilds = NAMES[first.at].role >= REBUILD_V1 && NAMES[first.at].role <= REBUILD_PARAMETER;
+        if (!rebuilds || class_.kind != NAME || NAMES[class_.at].role != A_CLASS || inner.kind != TUPLE) return bad_call(m);
+        return call(m, first.at, inner);
+    }
+    case SIZE:
+        if (args.n != 1 || (first.kind != TUPLE && first.kind != LIST)) return bad_call(m);
+        return push(m, first.kind, first.n, first.at);
+    case A_DEVICE:
+        if (!args.n || args.n > 2 || first.kind != TEXT) return bad_call(m);
+        return push(m, DEVICE, first.n, first.at);
+    case ENCODE:
+        if (args.n != 2 || first.kind != TEXT || !same(m, get(m, args.at + VALUE_WORDS), "latin1")) return bad_call(m);
+        return push(m, LATIN, first.n, first.at);
+    case NUMPY_DTYPE:
+        if (args.n != 3 || first.kind != TEXT) return bad_call(m);
+        return push(m, KIND, first.n, first.at);
+    case NUMPY_SCALAR: {
+        const value raw = args.n == 2 ? get(m, args.at + VALUE_WORDS) : first;
+        if (args.n != 2 || first.kind != KIND || (raw.kind != BYTES && raw.kind != LATIN) || first.n > 255 || raw.n > 255)
+            return bad_call(m);
+        return push(m, SCALAR, 0, args.at);
+    }
+    default: return bad_call(m);
+    }
+}
+
+int wm_pickle_call(machine *m, value function, value args) { return call(m, function.at, args); }
+
+void wm_pickle_list_storages(const uint64_t *arena, const wm_pickle *pickle, uint64_t *key, uint32_t *key_len, uint64_t *nbytes,
+                             uint8_t *item) {
+    for (uint64_t at = pickle->storages, i = pickle->n_storages; i-- > 0;) {
+        storage_record storage;
+        memcpy(&storage, arena + at, sizeof storage);
+        key[i] = storage.key, key_len[i] = storage.key_len, nbytes[i] = storage.nbytes;
+        item[i] = NAMES[storage.type].bytes;
+        at = storage.previous;
+    }
+}

@@ -1,0 +1,142 @@
+/* The directory of a ZIP archive, as torch.save and numpy.savez write them: checked, and turned into columns.
+ *
+ * An archive lists its entries twice. The central directory, at the end of the file, has for each one
+ *
+ *     "PK\1\2" .. u16 flags, method .. u32 crc | u32 stored, size | u16 name_length, extra_length, comment_length .. u32 offset | name ..
+ *
+ * and at that offset the entry begins with a header of its own, "PK\3\4", which says most of it again, and then its bytes. Programs
+ * that believe one of the two see another archive than those that believe the other. So both are read here, and have to agree. Of
+ * sizes and offsets that do not fit 32 bits the fields are 0xFFFFFFFF, and the numbers stand in an "extra field" of type 1. A writer
+ * that did not know size and checksum when it wrote the header leaves zeros there (flag 8).
+ *
+ * The central directory is in private memory. The headers are read by pread, one at a time, or from the memory of a buffer.
+ */
+#if !defined(_WIN32)
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+#define _FILE_OFFSET_BITS 64
+#include <errno.h>
+#include <unistd.h>
+#endif
+#include <stdlib.h>
+
+#include "internal.h"
+
+enum { CENTRAL = 46, LOCAL = 30, ENCRYPTED = 1, LATER = 8, HEADER_ROOM = LOCAL + 2 * 65535 };
+static const uint32_t WIDE = 0xffffffff;
+
+typedef struct {
+    uint64_t stored, size, offset;
+} extent;
+
+typedef struct {
+    const wm_zip_source *source;
+    uint8_t *buffer; /* HEADER_ROOM bytes; NULL over memory */
+    wm_fault *fault;
+    uint64_t row;
+} scan;
+
+static int fail(const scan *s, int code, uint64_t at, uint64_t actual, uint64_t expected) {
+    return wm_fail(s->fault, code, s->row, at, actual, expected);
+}
+
+/* The bytes [at, at + n) of the file, which the caller knows to be there; NULL, with the fault filled, when they cannot be read. */
+static const uint8_t *look(const scan *s, uint64_t at, uint64_t n) {
+    if (!s->buffer) return s->source->data + at;
+#if defined(_WIN32)
+    return fail(s, WM_FAULT_ZIP_READ, at, 0, 0), NULL;
+#else
+    for (uint64_t filled = 0; filled < n;) {
+        const ssize_t got = pread(s->source->fd, s->buffer + filled, n - filled, (off_t)(at + filled));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return fail(s, WM_FAULT_ZIP_READ, at + filled, got < 0 ? (uint64_t)errno : 0, at + n), NULL;
+        filled += (uint64_t)got;
+    }
+    return s->buffer;
+#endif
+}
+
+/* Replaces the fields of `e` that are too narrow by those of the extra field of type 1 in extra[0, len). Returns 0 when it lacks
+ * one. */
+static int widen(const uint8_t *extra, uint64_t len, extent *e) {
+    uint64_t *const fields[] = {&e->size, &e->stored, &e->offset}; /* in this order, those alone that are needed */
+    if (e->size != WIDE && e->stored != WIDE && e->offset != WIDE) return 1;
+    for (uint64_t at = 0; len - at >= 4;) {
+        const uint64_t n = load_le16(extra + at + 2);
+        if (n > len - at - 4) return 0;
+        if (load_le16(extra + at) == 1) {
+            uint64_t used = 0;
+            for (int i = 0; i < 3; i++) {
+                if (*fields[i] != WIDE) continue;
+                if (n - used < 8) return 0;
+                *fields[i] = load_le64(extra + at + 4 + used);
+                used += 8;
+            }
+            return 1;
+        }
+        at += 4 + n;
+    }
+    return 0;
+}
+
+/* Checks that the entry's own header says what the central directory says at `c`; *data is where its bytes begin. */
+static int check_header(const scan *s, const uint8_t *c, const extent *e, uint64_t *data) {
+    const uint64_t end = s->source->end, name_len = load_le16(c + 28);
+    if (e->offset > end || end - e->offset < LOCAL + name_len) return fail(s, WM_FAULT_ZIP_RANGE, 0, e->offset, end);
+    const uint8_t *h = look(s, e->offset, LOCAL + name_len);
+    if (!h) return -1;
+    const uint64_t extra_len = load_le16(h + 28), room = end - e->offset - LOCAL - name_len;
+    const uint32_t flags = load_le16(h + 6), crc = load_le32(h + 14), stored = load_le32(h + 18), size = load_le32(h + 22);
+    if (load_le32(h) != 0x04034b50 || flags != load_le16(c + 8) || load_le16(h + 8) != load_le16(c + 10) ||
+        load_le16(h + 26) != name_len || memcmp(h + LOCAL, c + CENTRAL, name_len))
+        return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 0, 0);
+    if (extra_len > room || e->stored > room - extra_len)
+        return fail(s, WM_FAULT_ZIP_RANGE, 0, e->offset + LOCAL + name_len + extra_len + (extra_len > room ? 0 : e->stored),
+                    end);
+    *data = e->offset + LOCAL + name_len + extra_len;
+    if ((flags & LATER) && !crc && !stored && !size) return 0;
+    extent own = {stored, size, 0};
+    if (stored == WIDE || size == WIDE) {
+        h = look(s, e->offset + LOCAL + name_len, extra_len);
+        if (!h) return -1;
+        if (!widen(h, extra_len, &own)) return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 0, 0);
+    }
+    const int known = crc == load_le32(c + 16) || ((flags & LATER) && !crc);
+    if (!known || own.stored != e->stored || own.size != e->size) return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 1, 0);
+    return 0;
+}
+
+static int walk(scan *s, const uint8_t *central, uint64_t len, const wm_zip_entries *out) {
+    uint64_t at = 0, names = 0;
+    out->bounds[0] = 0;
+    for (; s->row < out->count; s->row++) {
+        const uint64_t i = s->row;
+        if (len - at < CENTRAL || load_le32(central + at) != 0x02014b50) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, 0, 0);
+        const uint8_t *c = central + at;
+        const uint64_t name_len = load_le16(c + 28), extra_len = load_le16(c + 30), left = len - at - CENTRAL;
+        const uint64_t whole = name_len + extra_len + load_le16(c + 32);
+        extent e = {load_le32(c + 20), load_le32(c + 24), load_le32(c + 42)};
+        if (whole > left) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, whole, left);
+        if (!widen(c + CENTRAL + name_len, extra_len, &e)) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, 0, 0);
+        if (load_le16(c + 8) & ENCRYPTED) return fail(s, WM_FAULT_ZIP_ENCRYPTED, at, 0, 0);
+        if (check_header(s, c, &e, &out->data[i])) return -1;
+        memcpy(out->names + names, c + CENTRAL, name_len); /* names are part of the directory, so there is room */
+        names += name_len;
+        out->bounds[i + 1] = (uint32_t)names;
+        out->method[i] = load_le16(c + 10);
+        out->crc[i] = load_le32(c + 16);
+        out->stored[i] = e.stored, out->size[i] = e.size, out->offset[i] = e.offset;
+        at += CENTRAL + whole;
+    }
+    return at == len ? 0 : fail(s, WM_FAULT_ZIP_DIRECTORY, at, len - at, 0);
+}
+
+int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t len, const wm_zip_entries *out, wm_fault *fault) {
+    scan s = {source, NULL, fault, 0};
+    wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    if (len > UINT32_MAX) return fail(&s, WM_FAULT_COLUMN, 0, len, UINT32_MAX);
+    if (source->fd >= 0 && !(s.buffer = malloc(HEADER_ROOM))) return fail(&s, WM_FAULT_MEMORY, 0, HEADER_ROOM, 0);
+    const int failed = walk(&s, central, len, out);
+    free(s.buffer);
+    return failed;
+}

@@ -1,0 +1,265 @@
+r"""Headers of numpy's .npy files: the file itself, and each member of an .npz archive.
+
+``"\x93NUMPY" | u8 major | u8 minor | u16 (1.0) or u32 (2.0, 3.0) length | header``, and then the data. The header is a
+Python dictionary literal with the keys "descr", "fortran_order" and "shape", in Latin-1 (1.0, 2.0) or UTF-8 (3.0). It
+is read by
+`_Literal`, which knows such dictionaries and nothing else of Python, so that nothing is compiled; the data type is
+made of "descr" by `numpy.lib.format`. Arrays of Python objects hold pickles, and are an `UnsupportedError`. A header
+has at most 1 MiB.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+from weightmap import kernels
+from weightmap.dtypes import DECLARED, DType, dtype_of
+from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError
+from weightmap.index.columns import ColumnTable
+from weightmap.index.rules import INT64_MAX, Rules
+from weightmap.io.placement import Deflated, Strided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightmap.io.source import Source
+
+__all__ = ["MAGIC", "Array", "read_header", "table_of"]
+
+MAGIC = b"\x93NUMPY"
+_LITERAL_MOST = 1 << 20
+# Bytes that hold nearly every header.
+_FIRST = 1 << 10
+_VERSIONS = {(1, 0): ("latin-1", 2), (2, 0): ("latin-1", 4), (3, 0): ("utf-8", 4)}
+_KEYS = {"descr", "fortran_order", "shape"}
+# What making a data type of a literal raises for bad input.
+_BAD = (ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError, OverflowError)
+# Texts, whole numbers (of Python 2 with an L behind them), words and brackets.
+_TOKEN = re.compile(
+    r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\d{1,19})L?|(True|False|None)|([][(){},:]))""", re.DOTALL
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\'\"])|(.))", re.DOTALL)
+_WORDS = {"True": True, "False": False, "None": None}
+_DEPTH = 16
+
+
+class Array(NamedTuple):
+    """An array, as its header describes it.
+
+    Attributes
+    ----------
+    dtype : DType
+    shape : tuple of int
+    strides : tuple of int or None
+        Of an array that is not row-major.
+    nbytes : int
+        Of its data.
+    start : int
+        Bytes before its data.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    nbytes: int
+    start: int
+
+
+class _Literal:
+    """A dictionary as Python spells it, of texts, numbers, words, lists, tuples: read without compiling anything.
+
+    Raises ValueError for anything else.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+        self._next: re.Match[str] | None = None
+        self._advance()
+
+    def _advance(self) -> str:
+        """Go on to the next token; return the bracket, comma or colon that the last one was, else ""."""
+        last = self._next
+        self._next = _TOKEN.match(self._text, self._at)
+        if self._next is not None:
+            self._at = self._next.end()
+        return (last and last[5]) or ""
+
+    def _is(self, mark: str) -> bool:
+        """Say whether the next token is this mark, and go on then."""
+        if self._next is None or self._next[5] != mark:
+            return False
+        self._advance()
+        return True
+
+    def value(self, depth: int = 0) -> Any:
+        """Return the value that begins here."""
+        token = self._next
+        if token is None or depth > _DEPTH:
+            raise ValueError
+        single, double, number, word, mark = token.groups()
+        self._advance()
+        if word is not None:
+            return _WORDS[word]
+        if number is not None:
+            return int(number)
+        if mark is None:
+            return _ESCAPE.sub(_unescaped, single if single is not None else double)
+        if mark == "{":
+            return self._dictionary(depth)
+        if mark not in "[(":
+            raise ValueError
+        close, commas = "])"["[(".index(mark)], 0
+        found: list[Any] = []
+        while not self._is(close):
+            if len(found) != commas:
+                raise ValueError
+            found.append(self.value(depth + 1))
+            commas += self._is(",")
+        if mark == "[":
+            return found
+        return tuple(found) if commas or not found else found[0]
+
+    def _dictionary(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while not self._is("}"):
+            key = self.value(depth + 1)
+            if not isinstance(key, str) or key in found or not self._is(":"):
+                raise ValueError
+            found[key] = self.value(depth + 1)
+            if not self._is(",") and (self._next is None or self._next[5] != "}"):
+                raise ValueError
+        return found
+
+    def finished(self) -> bool:
+        """Say whether nothing but white space is left."""
+        return self._next is None and not self._text[self._at :].strip()
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    narrow, wide, widest, plain, other = match.groups()
+    if other is not None:
+        raise ValueError
+    return plain or chr(int(narrow or wide or widest, 16))
+
+
+def read_header(read: Callable[[int], bytes], what: str, at: int) -> Array:
+    """Read a header: ``read(n)`` returns the first n bytes, or all that there are; `what` and `at` are for messages."""
+    data = read(_FIRST)
+    if not MAGIC.startswith(data[:6]):
+        raise FormatError(f"magic of {what}", field="magic", offset=at, actual=repr(data[:6]), expected=repr(MAGIC))
+    if len(data) < 8:
+        raise TruncatedError(f"{what} ends within its header", field="header", offset=at + len(data))
+    version = (data[6], data[7])
+    if version not in _VERSIONS:
+        shown = ".".join(map(str, version))
+        raise UnsupportedError(
+            f"version of {what}", field="version", offset=at + 6, actual=shown, expected="1.0, 2.0 or 3.0"
+        )
+    encoding, width = _VERSIONS[version]
+    begin = 8 + width
+    length = int.from_bytes(data[8:begin], "little")
+    if len(data) >= begin and length > _LITERAL_MOST:
+        expected = f"at most {_LITERAL_MOST}"
+        raise LimitError(
+            f"bytes of the header of {what}", field="header", offset=at + 8, actual=length, expected=expected
+        )
+    if _FIRST <= len(data) < begin + length:
+        data = read(begin + length)
+    if len(data) < begin + length:
+        raise TruncatedError(f"{what} ends within its header", field="header", offset=at + len(data))
+    dtype, shape, fortran = _parse(data[begin : begin + length], encoding, what, at + begin)
+    return _array(dtype, shape, begin + length, what, at + begin, fortran=fortran)
+
+
+def _parse(raw: bytes, encoding: str, what: str, at: int) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    try:
+        parser = _Literal(raw.decode(encoding))
+        literal = parser.value()
+        if not parser.finished() or not isinstance(literal, dict) or literal.keys() != _KEYS:
+            raise ValueError
+        fortran, shape = literal["fortran_order"], literal["shape"]
+        whole = isinstance(shape, tuple) and all(type(dim) is int and dim >= 0 for dim in shape)
+        dtype = npy.descr_to_dtype(literal["descr"])
+        if not whole or type(fortran) is not bool or not isinstance(dtype, np.dtype):
+            raise ValueError
+    except _BAD:
+        expected = "a dictionary of descr, fortran_order and shape"
+        raise FormatError(
+            f"header of {what}", field="header", offset=at, actual=repr(raw[:80]), expected=expected
+        ) from None
+    return dtype, shape, fortran
+
+
+def _array(dtype: np.dtype[Any], shape: tuple[int, ...], start: int, what: str, at: int, *, fortran: bool) -> Array:
+    if dtype.hasobject:
+        raise UnsupportedError(
+            f"{what} holds Python objects: their pickles could run any program", field="descr", offset=at
+        )
+    if dtype.subdtype is not None:
+        raise UnsupportedError(f"descr of {what} is an array itself", field="descr", offset=at)
+    if not dtype.itemsize:
+        raise UnsupportedError(f"descr of {what} has elements of no bytes", field="descr", offset=at)
+    if len(shape) > Rules.max_ndim:
+        expected = f"at most {Rules.max_ndim}"
+        raise LimitError(
+            f"number of dimensions of {what}", field="shape", offset=at, actual=len(shape), expected=expected
+        )
+    if math.prod(dim or 1 for dim in shape) * dtype.itemsize > INT64_MAX:
+        raise LayoutError(f"the product of the shape of {what} exceeds 2**63 - 1 bytes", field="shape", offset=at)
+    strides = None
+    if fortran and sum(dim > 1 for dim in shape) > 1:
+        steps = [dtype.itemsize]
+        for dim in shape[:-1]:
+            steps.append(steps[-1] * dim)
+        strides = tuple(steps)
+    return Array(_dtype(dtype), shape, strides, math.prod(shape) * dtype.itemsize, start)
+
+
+def _dtype(dtype: np.dtype[Any]) -> DType:
+    """Return the data type of arrays of a numpy dtype, of either byte order."""
+    known = dtype_of(dtype)
+    little = dtype.newbyteorder("<")
+    if known is not None and known.numpy == dtype == little:
+        return known
+    name = str(dtype) if dtype.names is not None else dtype.newbyteorder("=").name
+    return DType(name if known is None else known.name, dtype.itemsize * 8, dtype)
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = (DType("any", DECLARED),)
+    scattered = True
+
+
+def table_of(
+    names: Sequence[bytes],
+    arrays: Sequence[Array],
+    begins: Sequence[int],
+    sizes: Sequence[int],
+    source: Source,
+    deflated: Sequence[Deflated | None],
+) -> ColumnTable:
+    """Return the table of arrays whose data begins there in the file and takes so many bytes of it."""
+    dtypes = []
+    for array, how in zip(arrays, deflated, strict=True):
+        placed = how if how is not None else None if array.strides is None else Strided(array.strides)
+        dtypes.append(array.dtype if placed is None else array.dtype.placed(placed))
+    dims = [dim for array in arrays for dim in array.shape]
+    ndims = [len(array.shape) for array in arrays]
+    begin = np.array(begins, np.uint64)
+    columns = kernels.Columns(
+        b"".join(names),
+        np.cumsum([0, *map(len, names)], dtype=np.uint32),
+        np.zeros(len(arrays), np.uint8),
+        np.array(dims, np.uint64),
+        np.cumsum([0, *ndims], dtype=np.uint32),
+        begin,
+        begin + np.array(sizes, np.uint64),
+    )
+    rules = _Rules(0, source.size)
+    return ColumnTable(columns, rules, utf8=True, typed=lambda row, _dtype, _shape: dtypes[row])

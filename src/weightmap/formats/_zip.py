@@ -1,0 +1,327 @@
+"""ZIP archives whose entries are tensors: PyTorch checkpoints and .npz files.
+
+``entries .. | central directory | [ZIP64 end record and its locator] | end record``. An entry is a header and its
+bytes, and perhaps a data descriptor: CRC-32 and sizes once more. Two programs that read one archive must not see two,
+so all that it says twice has to agree, and every byte of it has to belong to something:
+
+- the end record and its comment reach to the end of the file, and the directory to the end record;
+- the entries begin at byte 0, follow one another up to the directory, and neither overlap nor share a name;
+- the header of each entry says what the directory says of it.
+
+What descriptors say, and CRC-32s of entries, is for `verify` to check.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
+from weightmap.formats._base import trailing
+from weightmap.index.strings import StringTable
+from weightmap.io.placement import INFLATION, inflate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightmap.formats._verifying import Verification
+    from weightmap.io.source import Source
+    from weightmap.options import Options
+
+__all__ = ["EMPTY", "Archive", "first_name"]
+
+STORED, DEFLATED = 0, 8
+# What an archive without entries begins with: its end record.
+EMPTY = b"PK\5\6"
+_END, _WIDE_END, _LOCATOR = EMPTY, b"PK\6\6", b"PK\6\7"
+_BEGINNINGS = (b"PK\3\4", _END)
+_END_RECORD = struct.Struct("<4s4H2IH")
+_WIDE_RECORD = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR_RECORD = struct.Struct("<4sIQI")
+_COMMENT_MOST = 65535
+_WIDE = {2: 0xFFFF, 4: 0xFFFFFFFF}
+# Sizes of a descriptor, with and without its signature and with sizes of 4 or 8 bytes.
+_DESCRIPTORS = (12, 16, 20, 24)
+_DESCRIPTOR = b"PK\7\x08"
+
+
+def first_name(head: bytes) -> bytes | None:
+    """Return the name of the first entry of an archive that begins with these bytes; None for anything else."""
+    if head[:4] == _END:
+        return b""
+    if head[:4] != b"PK\3\4" or len(head) < 30:
+        return None
+    return head[30 : 30 + int.from_bytes(head[26:28], "little")]
+
+
+class Archive:
+    """The entries of an archive.
+
+    Attributes
+    ----------
+    entries : ZipEntries
+    names : StringTable
+    """
+
+    __slots__ = ("_central", "_source", "entries", "names")
+
+    def __init__(self, source: Source, head: bytes, options: Options, warnings: list[str]) -> None:
+        """Read the central directory, and check all that the archive says twice."""
+        if not _BEGINNINGS[0].startswith(head[:4]) and not _BEGINNINGS[1].startswith(head[:4]):
+            expected = " or ".join(map(repr, _BEGINNINGS))
+            raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=expected)
+        begin, size, count, end = _find_directory(source, options, warnings)
+        limits = options.limits
+        limits.check("max_header_bytes", size, "size of the central directory", offset=end)
+        central = source.pread(begin, size)
+        fd = source.descriptor
+        found = kernels.zip_scan(fd, source.octets if fd < 0 else None, begin, central, count)
+        if isinstance(found, kernels.Fault):
+            _refuse(found, begin, source)
+        self._source = source
+        self.entries = found
+        self._central = (begin, size, kernels.crc32(central))
+        self.names = StringTable(found.names.tobytes(), found.bounds, 0, "entry name")
+        repeated, duplicate, original = self.names.duplicates()
+        if repeated:
+            what = f"entries {original} and {duplicate} are both called {quoted(self.names[duplicate])}"
+            raise LayoutError(what, field="name", offset=int(found.offset[duplicate]))
+        self._check_order(begin, options, warnings)
+
+    def _check_order(self, end: int, options: Options, warnings: list[str]) -> None:
+        """Refuse entries that overlap, and bytes that belong to none."""
+        entries = self.entries
+        order = np.argsort(entries.offset, kind="stable")
+        begins = np.append(entries.offset[order], np.uint64(end)).astype(np.int64)
+        ends = np.insert((entries.data + entries.stored)[order].astype(np.int64), 0, 0)
+        gaps = begins - ends
+        bad = np.flatnonzero(gaps < 0)
+        if len(bad):
+            row = int(bad[0])
+            what = "the central directory" if row == len(order) else f"entry {quoted(self.label(int(order[row])))}"
+            expected = f"at least {ends[row]}, where the entry before it ends"
+            raise LayoutError(
+                f"{what} begins within an entry", offset=int(begins[row]), actual=int(begins[row]), expected=expected
+            )
+        odd = np.flatnonzero((gaps > 0) & ~np.isin(gaps, _DESCRIPTORS))
+        odd = odd if len(odd) or not gaps[0] else np.zeros(1, np.int64)  # nothing stands before the first entry
+        if len(odd):
+            at = int(ends[odd[0]])
+            error = LayoutError(
+                "bytes of the archive belong to no entry: they begin",
+                field="gap",
+                offset=at,
+                actual=at,
+                expected=f"the next entry there, not {gaps[odd[0]]} bytes later",
+            )
+            options.tolerate(error, warnings)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def label(self, i: int) -> str:
+        """Return the name of an entry for messages."""
+        return self.names.raw(i).decode(errors="replace")
+
+    def size(self, i: int) -> int:
+        """Return the inflated bytes of an entry."""
+        return int(self.entries.size[i])
+
+    def begin(self, i: int) -> int:
+        """Return where the bytes of an entry begin in the file."""
+        return int(self.entries.data[i])
+
+    def is_stored(self, i: int) -> bool:
+        """Say whether the bytes of an entry lie in the file as they are. Raises `UnsupportedError` for odd methods."""
+        method = int(self.entries.method[i])
+        if method not in (STORED, DEFLATED):
+            what = f"method of entry {quoted(self.label(i))}"
+            expected = "0, stored, or 8, deflated"
+            raise UnsupportedError(
+                what, field="method", offset=int(self.entries.offset[i]), actual=method, expected=expected
+            )
+        if method == STORED and self.entries.stored[i] != self.entries.size[i]:
+            what = f"entry {quoted(self.label(i))} is stored, and has two sizes:"
+            raise LayoutError(
+                what,
+                field="size",
+                offset=int(self.entries.offset[i]),
+                actual=int(self.entries.size[i]),
+                expected=int(self.entries.stored[i]),
+            )
+        if method == DEFLATED and self.entries.size[i] > INFLATION * self.entries.stored[i]:
+            what = f"inflated size of entry {quoted(self.label(i))}"
+            raise LayoutError(
+                what,
+                field="size",
+                offset=int(self.entries.offset[i]),
+                actual=int(self.entries.size[i]),
+                expected=f"at most {INFLATION * int(self.entries.stored[i])}, what deflated bytes can hold",
+            )
+        return method == STORED
+
+    def read(self, i: int) -> bytes:
+        """Return the bytes of an entry, checked by their CRC-32. The caller bounds its size."""
+        if not self.is_stored(i):
+            return b"".join(self._inflated(i))
+        data = self._source.pread(self.begin(i), self.size(i))
+        self._check_crc(i, kernels.crc32(data))
+        return data
+
+    def beginning(self, i: int, count: int) -> bytes:
+        """Return the first `count` bytes of an entry, or all that it has, unchecked."""
+        count = min(count, self.size(i))
+        if self.is_stored(i):
+            return self._source.pread(self.begin(i), count)
+        data = b""
+        for piece in self._inflated(i, max(count, 1)):
+            data += piece
+            if len(data) >= count:
+                break
+        return data[:count]
+
+    def _inflated(self, i: int, window: int = 1 << 18) -> Iterator[bytes]:
+        """Yield the inflated bytes of a deflated entry, and check them when the last one has been taken."""
+        entries = self.entries
+        crc, name = int(entries.crc[i]), f"entry {quoted(self.label(i))}"
+        return inflate(self._source, self.begin(i), int(entries.stored[i]), self.size(i), crc, name, window)
+
+    def _check_crc(self, i: int, crc: int) -> None:
+        wanted = int(self.entries.crc[i])
+        if crc != wanted:
+            what = f"CRC-32 of entry {quoted(self.label(i))}"
+            raise ChecksumError(
+                what, field="crc", offset=self.begin(i), actual=f"{crc:#010x}", expected=f"{wanted:#010x}"
+            )
+
+    def verify(self, run: Verification) -> None:
+        """Check the CRC-32 of every entry, data descriptors, and that the directory is the one that was opened."""
+        entries = self.entries
+        order = np.argsort(entries.offset, kind="stable").tolist()
+        begins = [*(int(entries.offset[i]) for i in order[1:]), self._central[0]][: len(order)]
+        for i, after in zip(order, begins, strict=True):
+            begin, stored = self.begin(i), int(entries.stored[i])
+            run.until(begin)
+            crc = 0
+            for piece in run.chunks(begin, stored):
+                crc = kernels.crc32(piece, crc)
+            if not self.is_stored(i):
+                for _ in self._inflated(i):  # checks the CRC-32 itself
+                    pass
+            else:
+                self._check_crc(i, crc)
+            if after - begin - stored in _DESCRIPTORS:
+                self._check_descriptor(i, run.read(begin + stored, after - begin - stored))
+        run.checked("CRC-32 of every entry")
+        begin, size, crc = self._central
+        run.until(begin)
+        run.unchanged(run.read(begin, size), crc, "the central directory")
+        run.checked("central directory")
+        run.rest()
+
+    def _check_descriptor(self, i: int, data: bytes) -> None:
+        entries = self.entries
+        rest = data.removeprefix(_DESCRIPTOR) if len(data) in (16, 24) else data
+        said = struct.unpack("<3I" if len(rest) == 12 else "<I2Q", rest) if len(rest) in (12, 20) else ()
+        if said != (int(entries.crc[i]), int(entries.stored[i]), self.size(i)):
+            what = f"the data descriptor of entry {quoted(self.label(i))} says something else than the directory"
+            raise LayoutError(what, field="descriptor", offset=self.begin(i) + int(entries.stored[i]))
+
+
+def _find_directory(source: Source, options: Options, warnings: list[str]) -> tuple[int, int, int, int]:
+    """Return where the central directory begins, its bytes and entries, and where the end record begins."""
+    size = source.size
+    at = size - _END_RECORD.size
+    if at < 0:
+        raise TruncatedError("size of an archive", offset=0, actual=size, expected=f"at least {_END_RECORD.size}")
+    tail = source.pread(at, _END_RECORD.size)
+    if tail[:4] != _END or tail[-2:] != b"\0\0":
+        at, tail = _search(source, options, warnings)
+    _, disk, first_disk, here, count, length, begin, _ = _END_RECORD.unpack(tail)
+    end = at
+    wide = source.pread(at - _LOCATOR_RECORD.size, _LOCATOR_RECORD.size) if at >= _LOCATOR_RECORD.size else b""
+    if wide[:4] == _LOCATOR:
+        narrow = (disk, first_disk, here, count, length, begin)
+        end, widened = _find_wide(source, at - _LOCATOR_RECORD.size, wide)
+        for narrow_one, wide_one, most in zip(narrow, widened, (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2, strict=True):
+            if narrow_one not in (wide_one, most):
+                what = "the end record and that of ZIP64 say different things"
+                raise LayoutError(what, field="end record", offset=at, actual=narrow_one, expected=wide_one)
+        disk, first_disk, here, count, length, begin = widened
+    if disk or first_disk or here != count:
+        raise UnsupportedError(
+            "this archive is one of several parts: its disk", field="end record", offset=at, actual=disk, expected=0
+        )
+    if begin + length != end:
+        what = "the central directory does not end where the end record begins: its end"
+        raise LayoutError(what, field="end record", offset=at, actual=begin + length, expected=end)
+    if count * kernels.ZIP_ENTRY_LEAST > length:
+        expected = f"at most {length // kernels.ZIP_ENTRY_LEAST}, by the size of the central directory"
+        raise LayoutError("number of entries", field="end record", offset=at, actual=count, expected=expected)
+    return begin, length, count, at
+
+
+def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int, bytes]:
+    """Return where the end record is of an archive with a comment, or with bytes behind it, and its bytes."""
+    first = max(0, source.size - _END_RECORD.size - _COMMENT_MOST)
+    tail = source.pread(first, source.size - first)
+    ends, at = {}, tail.find(_END)
+    while 0 <= at <= len(tail) - _END_RECORD.size:
+        ends[at] = at + _END_RECORD.size + int.from_bytes(tail[at + 20 : at + 22], "little")
+        at = tail.find(_END, at + 1)
+    found = [at for at, end in ends.items() if end == len(tail)]
+    if len(found) > 1:
+        raise LayoutError(
+            "the archive has two end records: the second begins", field="end record", offset=first + found[1]
+        )
+    if not found:
+        found = [at for at, end in ends.items() if end < len(tail)][-1:]
+        if not found:
+            what = "the file ends before the end record of the archive: its size"
+            raise TruncatedError(what, field="end record", offset=source.size, actual=source.size)
+        trailing(source, first + ends[found[0]], options, warnings)
+    return first + found[0], tail[found[0] : found[0] + _END_RECORD.size]
+
+
+def _find_wide(source: Source, at: int, locator: bytes) -> tuple[int, tuple[int, int, int, int, int, int]]:
+    """Return where the ZIP64 end record begins whose locator is at `at`, and the six numbers that it widens."""
+    _, disk, begin, disks = _LOCATOR_RECORD.unpack(locator)
+    if disk or disks > 1:
+        raise UnsupportedError(
+            "this archive is one of several parts: its disk", field="locator", offset=at, actual=disk, expected=0
+        )
+    if begin > at - _WIDE_RECORD.size:
+        expected = f"at most {at - _WIDE_RECORD.size}"
+        raise LayoutError("place of the ZIP64 end record", field="locator", offset=at, actual=begin, expected=expected)
+    signature, size, _, _, *numbers = _WIDE_RECORD.unpack(source.pread(begin, _WIDE_RECORD.size))
+    if signature != _WIDE_END or begin + 12 + size != at:
+        what = "no ZIP64 end record is where its locator says"
+        raise LayoutError(what, field="locator", offset=at, actual=begin)
+    first, second, here, count, length, directory = numbers
+    return begin, (first, second, here, count, length, directory)
+
+
+def _refuse(fault: kernels.Fault, begin: int, source: Source) -> NoReturn:
+    kind, row, at, actual, expected = fault.kind, fault.row, fault.at, fault.actual, fault.expected
+    if kind == "ZIP_READ":
+        if actual:
+            raise OSError(actual, f"entry {row} cannot be read", source.name)
+        raise TruncatedError("the file became shorter while it was being read: it ends", offset=at)
+    if kind == "ZIP_DIRECTORY":
+        what = f"entry {row} of the central directory is damaged" if source.size else ""
+        raise LayoutError(what, field="central directory", offset=begin + at)
+    if kind == "ZIP_HEADER":
+        parts = "sizes and CRC-32" if actual else "signature, name, flags or method"
+        what = f"the header of entry {row} says something else than the central directory ({parts})"
+        raise LayoutError(what, field="local header", offset=at)
+    if kind == "ZIP_RANGE":
+        what = f"entry {row} lies outside the entries: it reaches"
+        raise LayoutError(
+            what, field="local header offset", actual=actual, expected=f"at most {expected}, where the directory begins"
+        )
+    if kind == "ZIP_ENCRYPTED":
+        raise UnsupportedError(f"entry {row} is encrypted", field="flags", offset=begin + at)
+    raise FormatError(f"the central directory is damaged ({kind})", offset=begin + at)

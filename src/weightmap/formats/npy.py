@@ -1,0 +1,53 @@
+"""numpy's `.npy`, read only: one array, called "".
+
+See `weightmap.formats._npy` for the header. The data follows it, to the end of the file. The array is a view of the
+mapping in whatever order and of whatever type it was saved: in Fortran order, big-endian, structured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightmap import kernels
+from weightmap.formats._base import Content, Format, take, trailing
+from weightmap.formats._npy import MAGIC, read_header, table_of
+
+if TYPE_CHECKING:
+    from weightmap.formats._verifying import Verification
+    from weightmap.io.source import Source
+    from weightmap.options import Options
+
+__all__ = ["FORMAT"]
+
+
+def parse(source: Source, head: bytes, options: Options) -> Content:
+    """Check the header and return the table of the one array."""
+    array = read_header(lambda count: take(source, head, 0, min(source.size, count)), "the array", 0)
+    options.limits.check("max_tensors", 1, "number of tensors", offset=0)
+    warnings: list[str] = []
+    table = table_of([b""], [array], [array.start], [array.nbytes], source, [None])
+    table.check()  # a look at one array
+    trailing(source, array.start + array.nbytes, options, warnings)
+    crc = kernels.crc32(take(source, head, 0, array.start))
+
+    def verify(run: Verification) -> None:
+        run.unchanged(run.read(0, array.start), crc, "the header")
+        run.checked("header")
+        run.rest()
+
+    return Content("npy", table, dict, verify, warnings)
+
+
+def _sniff(head: bytes, _size: int) -> bool:
+    return head.startswith(MAGIC)
+
+
+FORMAT = Format(
+    name="npy",
+    title="numpy .npy",
+    suffixes=(".npy",),
+    layouts=("npy",),
+    parse=parse,
+    sniff=_sniff,
+    certain=True,
+)

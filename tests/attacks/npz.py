@@ -1,0 +1,79 @@
+"""Attacks on .npz files: on their archives, and on their members."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests import zip_files
+from tests.builders import normal, npy, npz
+
+from . import npy as members
+from . import zipped
+from .case import BAD_UTF8, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KIND = "npz"
+A, B = normal((2,)), normal((3,), 1)
+SOUND = {KIND: npz.build({"a": A, "b": B})}
+ROWS = zipped.ROWS | {
+    "Y5": "A deflated member that inflates to more or less than it says, or is not deflated: an error when it is used.",
+    "Y6": "A member that is no array: LayoutError, left out if not strict. Bytes behind an array: LayoutError.",
+}
+
+
+def cases() -> Iterator[Case]:
+    """Every attack."""
+    yield from zipped.cases(KIND, lambda: [npz.entry("a", A), npz.entry("b", B)])
+    entry = zip_files.Entry
+    whole = npy.build(npy.header_of(A), A.data)
+    for name, data in {"text": b"hello", "empty": b"", "a pickle": b"\x80\x02}."}.items():
+        raw = zip_files.archive([npz.entry("a", A), entry(b"b.npy", data)])
+        yield Case("Y6", KIND, name, raw, "LayoutError", "magic", raw.index(b"b.npy") + 5, odd="is no array")
+    for name, data in {"one byte more": whole + b"\0", "one byte less": whole[:-1]}.items():
+        raw = zip_files.archive([entry(b"a.npy", data)])
+        yield Case("Y6", KIND, name, raw, "LayoutError", "size", 35)
+    yield Case(
+        "C10", KIND, "a and a.npy", zip_files.archive([npz.entry("a", A), entry(b"a", whole)]), "LayoutError", "name"
+    )
+    for case in members.cases():
+        if case.row == "Y3" and isinstance(case.data, bytes):
+            yield Case(
+                "Y3", KIND, case.name, zip_files.archive([entry(b"a.npy", case.data)]), "UnsupportedError", "descr", 45
+            )
+    for name, raw_name in BAD_UTF8.items():
+        yield Case("C11", KIND, name, zip_files.archive([entry(raw_name + b".npy", whole)]), "FormatError", "name")
+    for method in (1, 12, 99, 65535):
+        raw = zip_files.archive([entry(b"a.npy", whole, method=method, packed=whole)])
+        yield Case("Z5", KIND, f"method {method}", raw, "UnsupportedError", "method", 0)
+    wrong = {"crc": 1}
+    raw = zip_files.archive([entry(b"a.npy", whole, local=wrong, central=wrong)])
+    yield Case("C16", KIND, "another CRC-32", raw, "ChecksumError", "crc", 35, late=True)
+    deflated = entry(b"a.npy", whole, method=8)
+    raw = zip_files.archive([deflated])
+    yield Case(
+        "Y5",
+        KIND,
+        "another CRC-32",
+        zip_files.archive([entry(b"a.npy", whole, method=8, local=wrong, central=wrong)]),
+        "ChecksumError",
+        "crc",
+        35,
+        late=True,
+    )
+    yield Case(
+        "Y5",
+        KIND,
+        "not deflated",
+        zip_files.archive([entry(b"a.npy", whole, method=8, packed=b"\xff" * len(whole))]),
+        "FormatError",
+        "method",
+        35,
+    )
+    bomb = npy.build(npy.TEXT % ("'<f4'", False, "(2,)"), A.data + bytes(2**20))
+    said = {"size": len(whole)}
+    raw = zip_files.archive(
+        [entry(b"a.npy", whole, method=8, packed=entry(b"", bomb, method=8).stored, local=said, central=said)]
+    )
+    yield Case("Y5", KIND, "a bomb", raw, "FormatError", "size", 35, late=True)

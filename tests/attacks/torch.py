@@ -1,0 +1,457 @@
+"""Attacks on PyTorch checkpoints: on the pickle program, and on the storages behind it."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import TYPE_CHECKING, Any
+
+from tests import zip_files
+from tests.builders import torch
+
+from . import zipped
+from .case import BAD_UTF8, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+KIND, LEGACY = "torch", "torch-legacy"
+ROWS = {
+    "P1": "A name off the list, however it is pushed: UnsupportedError that gives it. Nothing is imported or called.",
+    "P2": "Opcodes that torch.save does not write, protocols above 5: UnsupportedError.",
+    "P3": "A stack that is too short, holds other things than the opcode takes, or lacks its mark: FormatError.",
+    "P4": "Entries of the memo that are not there, or numbered past the program: FormatError.",
+    "P5": "Calls of listed names, and BUILD, with arguments that torch.save does not write: UnsupportedError.",
+    "P6": "Containers deeper than 128, in themselves, or holding one another many times: LimitError.",
+    "P7": "Keys that are neither texts nor integers, storages and classes saved by themselves: UnsupportedError.",
+    "P8": "A tensor that reaches past its storage, or has more bytes than 2^63 - 1: LayoutError.",
+    "P9": "A storage that is missing, or claims more or fewer bytes than it has: LayoutError; fewer: a warning if lax.",
+    "P10": "Deflated storages, archives of TorchScript, an unknown byte order: UnsupportedError.",
+    "P11": "Bytes behind the program in its entry: LayoutError, a warning if not strict. Unused storages: a warning.",
+    "P12": "A program whose CRC-32 is wrong: ChecksumError at opening; that of a storage, of verify.",
+    "P13": "A legacy file with another magic number, protocol or byte order; missing or repeated keys: an error.",
+}
+A = torch.Stored("0", "float32", 2, 0, (2,), (1,))
+DATA = {"0": struct.pack("<2f", 1, 2)}
+ITEMS = {"0": torch.Item(DATA["0"], 4)}
+
+
+def make(value: Any, storages: Mapping[str, bytes] | None = None, **options: Any) -> bytes:
+    """A file of the layout "zip" around an object, or around opcodes."""
+    return torch.zipped(torch.dump(value), DATA if storages is None else storages, **options)
+
+
+def program(code: bytes, storages: Mapping[str, bytes] | None = None) -> bytes:
+    """A file around a program."""
+    return torch.zipped(code, DATA if storages is None else storages)
+
+
+SOUND = {KIND: make({"a": A, "n": 1}), LEGACY: torch.legacy(torch.dump({"a": A, "n": 1}), ITEMS)}
+# Where the program begins in these files, and the bytes of the protocol before an opcode.
+BEGIN = SOUND[KIND].index(b"\x80\x02")
+PLAIN = torch.Plain
+
+
+def cases() -> Iterator[Case]:
+    """Every attack."""
+    entry = zip_files.Entry
+    program_ = torch.dump({"a": A})
+    yield from zipped.cases(KIND, lambda: [entry(b"x/data.pkl", program_), entry(b"x/data/0", DATA["0"])])
+    for part in (names, opcodes, stacks, calls, containers, tensors, storages, programs, legacy):
+        yield from part()
+
+
+def at(row: str, name: str, code: bytes, error: str, field: str | None = None, offset: int | None = None) -> Case:
+    """A case of opcodes behind the protocol; `offset` counts from the first of them, -2 is where the program begins."""
+    where = None if offset is None else BEGIN + 2 + offset
+    return Case(row, KIND, name, program(b"\x80\x02" + code), error, field, where)
+
+
+def names() -> Iterator[Case]:
+    """Functions that a program must not have."""
+    bad = (
+        *(
+            "posix.system",
+            "os.system",
+            "builtins.eval",
+            "builtins.getattr",
+            "subprocess.Popen",
+            "torch.load",
+            "torch._utils.",
+        ),
+        *(
+            "torch.nn.Linear",
+            "torch._utils._rebuild_sparse_tensor",
+            "torch._utils._rebuild_qtensor",
+            "collections.Counter",
+        ),
+        *("torch.FloatStorage.__reduce__", "torch.._utils", "..os.system", "numpy.load", "torch.serialization._load"),
+    )
+    for name in bad:
+        module, _, attribute = name.rpartition(".")
+        code = torch.named(module, attribute)
+        yield at(
+            "P1", f"global {name}", code + torch.text("id") + b"\x85R.", "UnsupportedError", "name", 1 + len(module) + 1
+        )
+        stacked = torch.text(module) + torch.text(attribute) + b"\x93)R."
+        yield at("P1", f"stack global {name}", stacked, "UnsupportedError", "name", len(torch.text(module)) + 5)
+    evil = b"(" + torch.text("echo") + b"iposix\nsystem\n."
+    yield at("P1", "INST", evil, "UnsupportedError", "pickle", len(evil) - 15)
+    yield at("P1", "EXT1", b"\x82\1)R.", "UnsupportedError", "pickle", 0)
+    yield at(
+        "P1",
+        "OBJ",
+        b"(" + torch.named("torch", "Size") + b"o.",
+        "UnsupportedError",
+        "pickle",
+        len(torch.named("torch", "Size")) + 1,
+    )
+    yield at(
+        "P1",
+        "NEWOBJ",
+        torch.named("torch", "Size") + b")\x81.",
+        "UnsupportedError",
+        "pickle",
+        len(torch.named("torch", "Size")) + 1,
+    )
+    for number, raw in enumerate(BAD_UTF8.values()):
+        yield at(
+            "P1",
+            f"a name that is not UTF-8, {number}",
+            b"c" + raw + b"\nx\n.",
+            "UnsupportedError",
+            "name",
+            len(raw) + 2,
+        )
+
+
+KNOWN = b"0(NJKMG\x88\x89\x8a\x8bU\x8cXT\x8dCB\x8e\x96)t\x85\x86\x87]}aseuhjqr\x94c\x93RbQ.1\x80\x95"
+
+
+def opcodes() -> Iterator[Case]:
+    """Every byte that is no opcode of ours."""
+    for op in range(256):
+        if op not in KNOWN:
+            yield at("P2", f"opcode {op:#04x}", bytes([op]) + b".", "UnsupportedError", "pickle", 0)
+    for protocol in (6, 255):
+        data = program(bytes([0x80, protocol]) + b"}.")
+        yield Case("P2", KIND, f"protocol {protocol}", data, "UnsupportedError", "pickle", BEGIN)
+    for op, width in (
+        (b"K", 1),
+        (b"M", 2),
+        (b"J", 4),
+        (b"G", 8),
+        (b"X", 4),
+        (b"h", 1),
+        (b"j", 4),
+        (b"\x8d", 8),
+        (b"\x95", 8),
+    ):
+        yield at("P2", f"cut off in {op!r}", op + bytes(width - 1), "TruncatedError", "pickle", 0)
+    yield at("P2", "a text of 4 GiB", b"X\xff\xff\xff\xff.", "TruncatedError", "pickle", 0)
+    yield at("P2", "a text of 2^64 - 1 bytes", b"\x8d" + b"\xff" * 8 + b".", "TruncatedError", "pickle", 0)
+    yield at("P2", "a number of 4 GiB", b"\x8b\xff\xff\xff\xff.", "TruncatedError", "pickle", 0)
+    yield at("P2", "a name without an end", b"ctorch", "TruncatedError", "pickle", 0)
+    yield at("P2", "no end", b"}", "TruncatedError", "pickle", 0)
+
+
+def stacks() -> Iterator[Case]:
+    """What opcodes find on the stack, and in the memo."""
+    for code in (
+        b".",
+        b"0",
+        b"t",
+        b"\x85",
+        b"N\x86",
+        b"N\x87",
+        b"a",
+        b"]a",
+        b"NNa",
+        b"s",
+        b"}Ns",
+        b"NNNs",
+        b"e",
+        b"(e",
+        b"N(e",
+        b"u",
+        b"}(Nu",
+        b"](NNu",
+        b"1",
+        b"R",
+        b")R",
+        b"Q",
+        b"b",
+        b"N\x93",
+    ):
+        yield at("P3", repr(code), code + b".", "FormatError", "pickle", len(code) - 1)
+    for code, place in ((b"NN\x93.", 2), (b"(.", 1), (b"N(.", 2), (b"NN.", 2), (b"q\0.", 0), (b"(q\0.", 1)):
+        yield at("P3", f"{code!r} at the end", code, "FormatError", "pickle", place)
+    for code, place in (
+        (b"h\0.", 0),
+        (b"j\xff\xff\xff\xff.", 0),
+        (b"Nq\0h\1.", 3),
+        (b"Nr\xff\xff\xff\xff.", 1),
+        (b"Nr\0\1\0\0.", 1),
+    ):
+        yield at("P4", repr(code), code, "FormatError", "pickle", place)
+
+
+ORDERED = torch.named("collections", "OrderedDict")
+REBUILD = torch.named("torch._utils", "_rebuild_tensor_v2")
+STORAGE = torch.storage("0", "float32", 2)
+
+
+def calls() -> Iterator[Case]:
+    """Listed names with other arguments."""
+    bad = {
+        "OrderedDict of a number": ORDERED + b"K\1\x85R.",
+        "OrderedDict of two": ORDERED + b"]]\x86R.",
+        "OrderedDict of no pairs": ORDERED + b"](NNe\x85R.",
+        "a number called": b"K\1)R.",
+        "a tensor of nothing": REBUILD + b")R.",
+        "a tensor of no storage": REBUILD + b"(NK\0))\x89" + torch.ORDERED + b"tR.",
+        "a tensor of more strides": REBUILD + b"(" + STORAGE + b"K\0K\1\x85K\1K\1\x86\x89" + torch.ORDERED + b"tR.",
+        "a negative dimension": REBUILD
+        + b"("
+        + STORAGE
+        + b"K\0J\xff\xff\xff\xff\x85K\1\x85\x89"
+        + torch.ORDERED
+        + b"tR.",
+        "a negative stride": REBUILD + b"(" + STORAGE + b"K\1K\2\x85J\xff\xff\xff\xff\x85\x89" + torch.ORDERED + b"tR.",
+        "a negative offset": REBUILD + b"(" + STORAGE + b"J\xff\xff\xff\xffK\1\x85K\1\x85\x89" + torch.ORDERED + b"tR.",
+        "65 dimensions": REBUILD
+        + b"("
+        + STORAGE
+        + b"K\0("
+        + b"K\1" * 65
+        + b"t("
+        + b"K\1" * 65
+        + b"t\x89"
+        + torch.ORDERED
+        + b"tR.",
+        "a parameter of a number": torch.named("torch._utils", "_rebuild_parameter")
+        + b"(K\1\x88"
+        + torch.ORDERED
+        + b"tR.",
+        "a storage of another kind": b"("
+        + torch.text("file")
+        + torch.named("torch", "FloatStorage")
+        + torch.text("0")
+        + torch.text("cpu")
+        + b"K\2tQ.",
+        "a storage of a class": b"("
+        + torch.text("storage")
+        + ORDERED
+        + torch.text("0")
+        + torch.text("cpu")
+        + b"K\2tQ.",
+        "a storage of negative size": b"("
+        + torch.text("storage")
+        + torch.named("torch", "FloatStorage")
+        + torch.text("0")
+        + torch.text("cpu")
+        + b"J\xff\xff\xff\xfftQ.",
+        "a storage by a number": b"K\1Q.",
+        "BUILD of a number": b"K\1}b.",
+        "BUILD of a class": ORDERED + b"}b.",
+        "BUILD of a list": b"]}b.",
+        "encode to another code": torch.named("_codecs", "encode") + torch.text("a") + torch.text("rot13") + b"\x86R.",
+        "a scalar of objects": torch.named("numpy.core.multiarray", "scalar") + b"K\1K\1\x86R.",
+        "a dtype called": torch.named("torch", "float32") + b")R.",
+        "a storage class called": torch.named("torch", "FloatStorage") + b")R.",
+    }
+    for name, code in bad.items():
+        yield at("P5", name, code, "UnsupportedError", "pickle", len(code) - 2)
+
+
+def containers() -> Iterator[Case]:
+    """Containers that are too deep, or too many."""
+    yield at("P6", "lists 129 deep", b"]" * 129 + b"a" * 128 + b".", "LimitError", "pickle", -2)
+    yield at("P6", "lists 100,000 deep", b"]" * 100_000 + b"a" * 99_999 + b".", "LimitError", "pickle", -2)
+    yield at("P6", "tuples 100,000 deep", b")" + b"\x85" * 100_000 + b".", "LimitError", "pickle", -2)
+    yield at("P6", "a list in itself", b"]q\0h\0a.", "LimitError", "pickle", -2)
+    yield at("P6", "a dictionary in itself", b"}q\0" + torch.text("a") + b"h\0s.", "LimitError", "pickle", -2)
+    tenfold = b"".join(b"q%c0](" % i + b"h%c" % i * 10 + b"e" for i in range(9))
+    for name, (member, field) in {"lists": (b"]", "pickle"), "values": (b"N", "max_header_bytes")}.items():
+        laughs = b"](" + member * 10 + b"e" + tenfold
+        yield at("P6", f"a billion laughs of {name}", laughs + b".", "LimitError", field, -2)
+    nested = torch.text("k" * 60_000) + b"q\1" + b"0N"
+    for i in range(2, 100):
+        nested += b"q%c0}(h\1h%cu" % (i, i)
+    yield at("P6", "a long key in each of a hundred", nested + b".", "LimitError", "max_header_bytes", -2)
+    for name, code in {"a tuple": b")", "None": b"N", "a real": b"G" + bytes(8), "a list": b"]"}.items():
+        yield at("P7", f"the key {name}", b"}(" + code + b"Nu.", "UnsupportedError", "pickle", -2)
+    yield at("P7", "a storage", STORAGE + b".", "UnsupportedError", "pickle", -2)
+    yield at("P7", "a class", b"}(" + torch.text("a") + ORDERED + b"u.", "UnsupportedError", "pickle", -2)
+    yield Case("C10", KIND, "two names by nesting", make({"a.b": A, "a": {"b": A}}), "LayoutError", "name")
+    yield Case("C10", KIND, "an empty name", make({"": A}), "")
+    for name, raw in BAD_UTF8.items():
+        yield Case("C11", KIND, name, make({PLAIN(torch.text(raw)): A}), "FormatError", "name")
+
+
+def tensors() -> Iterator[Case]:
+    """Tensors past their storage."""
+    bad = {
+        "one more": A._replace(shape=(3,)),
+        "offset": A._replace(offset=1),
+        "offset past the end": A._replace(offset=3, shape=(0,)),
+        "stride": A._replace(strides=(2,)),
+        "offset of 2^62": A._replace(offset=2**62, shape=(), strides=()),
+        "dimension of 2^62": A._replace(shape=(2**62,)),
+        "stride of 2^62": A._replace(shape=(2, 2), strides=(2**62, 1)),
+        "product of 2^64": A._replace(shape=(2**32, 2**32), strides=(2**32, 1)),
+    }
+    for name, t in bad.items():
+        data = make({"a": t})
+        error = "" if name == "offset past the end" else "LayoutError"
+        yield Case(
+            "P8", KIND, name, data, error, "pickle" if error else None, data.rindex(b"tR") + 1 if error else None
+        )
+    huge = A._replace(shape=(2**31, 2**31, 2), strides=(0, 0, 0))
+    for name, t in {
+        "expanded to 2^65 bytes": huge,
+        "empty, with 2^64 elements": A._replace(shape=(0, 2**32, 2**32), strides=(1, 1, 1)),
+    }.items():
+        data = make({"a": t})
+        yield Case("C6", KIND, name, data, "LayoutError", "pickle", data.rindex(b"tR") + 1)
+    yield Case("C7", KIND, "empty", make({"a": A._replace(shape=(0, 2**30), strides=(1, 1))}), "")
+    yield Case("C8", KIND, "64 dimensions", make({"a": A._replace(shape=(1,) * 64, strides=(1,) * 64)}), "")
+    tied = {"a": A, "b": A._replace(shape=(1,)), "c": A}
+    yield Case("C9", KIND, "tied", make(tied), "")
+
+
+def storages() -> Iterator[Case]:
+    """Entries of storages."""
+    entry = zip_files.Entry
+    base = [entry(b"x/data.pkl", torch.dump({"a": A})), entry(b"x/version", b"3\n")]
+    data = DATA["0"]
+    # Where the key of the storage is in the program, behind the header of its entry.
+    claim = 30 + len(b"x/data.pkl") + base[0].data.index(torch.text("0")) + 5
+    for name, entries, error, field in (
+        ("missing", [], "LayoutError", "storage"),
+        ("in another folder", [entry(b"y/data/0", data)], "LayoutError", "storage"),
+        ("with a point before", [entry(b"x/data/./0", data)], "LayoutError", "storage"),
+        ("one byte short", [entry(b"x/data/0", data[:-1])], "LayoutError", "storage"),
+        ("empty", [entry(b"x/data/0", b"")], "LayoutError", "storage"),
+    ):
+        yield Case("P9", KIND, name, zip_files.archive(base + entries), error, field, claim)
+    more = zip_files.archive([*base, entry(b"x/data/0", data + b"\0")])
+    yield Case("P9", KIND, "one byte more", more, "LayoutError", "storage", claim, odd="claims")
+    key = torch.dump({"a": A._replace(key="../data.pkl")})
+    yield Case(
+        "P9", KIND, "a key with ..", zip_files.archive([entry(b"x/data.pkl", key)]), "LayoutError", "storage", claim
+    )
+    deflated = zip_files.archive([*base, entry(b"x/data/0", data * 1, method=8)])
+    yield Case("P10", KIND, "deflated", deflated, "UnsupportedError", "method", deflated.index(b"x/data/0") - 30)
+    program_entry = entry(b"x/data.pkl", torch.dump({"a": A}), method=8)
+    yield Case(
+        "P10",
+        KIND,
+        "a deflated program",
+        zip_files.archive([program_entry, entry(b"x/data/0", data)]),
+        "UnsupportedError",
+        "method",
+        0,
+    )
+    script = zip_files.archive([*base, entry(b"x/data/0", data), entry(b"x/constants.pkl", b"\x80\x02).")])
+    yield Case(
+        "P10", KIND, "TorchScript", script, "UnsupportedError", "constants.pkl", script.index(b"x/constants.pkl") - 30
+    )
+    for order in (b"Little", b"middle", b"", b"x" * 100):
+        raw = zip_files.archive([*base, entry(b"x/data/0", data), entry(b"x/byteorder", order)])
+        yield Case(
+            "P10",
+            KIND,
+            f"byteorder {order[:9]!r}",
+            raw,
+            "UnsupportedError",
+            "byteorder",
+            raw.index(b"x/byteorder") + 11,
+        )
+    half = A._replace(dtype="bfloat16", elements=4)
+    yield Case("P10", KIND, "big-endian bfloat16", make({"a": half}, order="big"), "UnsupportedError", "byteorder")
+    unused = zip_files.archive([*base, entry(b"x/data/0", data), entry(b"x/data/1", b"hidden")])
+    yield Case("P11", KIND, "an entry of no tensor", unused, "", odd="no tensor refers to")
+    behind = zip_files.archive([entry(b"x/data.pkl", torch.dump({"a": A}) + b"N."), entry(b"x/data/0", data)])
+    yield Case(
+        "P11",
+        KIND,
+        "a second program",
+        behind,
+        "LayoutError",
+        "pickle",
+        40 + len(base[0].data),
+        odd="goes on after its end",
+    )
+    for name, entries in (
+        ("no program", [entry(b"x/data/0", data)]),
+        ("two programs", [*base, entry(b"y/data.pkl", base[0].data)]),
+    ):
+        yield Case("P11", KIND, name, zip_files.archive(entries), "LayoutError", "data.pkl", 0)
+    wrong = {"crc": 1}
+    bad = zip_files.archive([entry(b"x/data.pkl", base[0].data, local=wrong, central=wrong), entry(b"x/data/0", data)])
+    yield Case("P12", KIND, "the program", bad, "ChecksumError", "crc", 40)
+    bad = zip_files.archive([base[0], entry(b"x/data/0", data, local=wrong, central=wrong)])
+    yield Case("P12", KIND, "a storage", bad, "ChecksumError", "crc", bad.index(b"x/data/0") + 8, late=True)
+
+
+def programs() -> Iterator[Case]:
+    """Programs as Python's own pickler writes them, of objects that torch has nothing to do with."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return eval, ("1",)
+
+    for protocol in range(1, 6):
+        data = program(pickle.dumps({"a": Evil()}, protocol))
+        yield Case("P1", KIND, f"eval by protocol {protocol}", data, "UnsupportedError", "name", data.index(b"eval"))
+    data = program(pickle.dumps({"a": Evil()}, 0))
+    yield Case("P1", KIND, "eval by protocol 0", data, "UnsupportedError", "pickle", BEGIN + 1)  # (d makes a dictionary
+
+
+def legacy() -> Iterator[Case]:
+    """Files of the layout "legacy"."""
+    code = torch.dump({"a": A})
+
+    def case(name: str, data: bytes, error: str, field: str | None) -> Case:
+        place = places[field or ""]
+        return Case("P13", LEGACY, name, data, error, field, data.index(b"system\n") if field == "name" else place)
+
+    system = torch.dump({"little_endian": 1})
+    good = torch.legacy(code, ITEMS)
+    old = torch.dump({"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}})
+    places = {
+        "sys_info": len(torch.MAGIC + torch.PROTOCOL),
+        "keys": len(torch.MAGIC + torch.PROTOCOL + old + code),
+        "name": 0,
+    }
+    places["storage"] = places["keys"] + len(torch.dump(["0"]))
+    places["pickle"] = len(torch.MAGIC)
+    yield case("protocol 1000", good.replace(torch.PROTOCOL, b"\x80\x02M\xe8\x03."), "UnsupportedError", "pickle")
+    yield case("a byte order of 1", good.replace(old, system), "UnsupportedError", "sys_info")
+    yield case("no keys", torch.legacy(code, {}), "LayoutError", "keys")
+    yield case("a key too many", torch.legacy(code, ITEMS | {"1": ITEMS["0"]}), "LayoutError", "keys")
+    twice = (
+        torch.legacy(code, {}).removesuffix(torch.dump([]))
+        + torch.dump(["0", "0"])
+        + (struct.pack("<Q", 2) + DATA["0"]) * 2
+    )
+    yield case("a key twice", twice, "LayoutError", "keys")
+    numbered = torch.legacy(code, {}).removesuffix(torch.dump([])) + torch.dump([0]) + struct.pack("<Q", 2) + DATA["0"]
+    yield case("a key that is a number", numbered, "LayoutError", "keys")
+    yield case("elements", torch.legacy(code, {"0": torch.Item(DATA["0"], 2)}), "LayoutError", "storage")
+    both = torch.dump({"a": A, "b": A._replace(elements=1, shape=(1,))})
+    data = torch.legacy(both, ITEMS)
+    yield Case(
+        "P13",
+        LEGACY,
+        "two sizes of one storage",
+        data,
+        "LayoutError",
+        "storage",
+        data.rindex(torch.text("0") + torch.text("cpu")) + 5,
+    )
+    evil = torch.legacy(torch.dump(PLAIN(torch.named("os", "system") + torch.text("id") + b"\x85R")), ITEMS)
+    yield case("os.system", evil, "UnsupportedError", "name")
+    tensor = good.replace(old, torch.dump({"little_endian": A}))
+    yield Case("P13", LEGACY, "a tensor in the system", tensor, "LayoutError", "pickle", places["sys_info"])

@@ -1,0 +1,125 @@
+"""numpy's .npy and .npz: what numpy writes, in any order, of any type, stored or deflated."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests import zip_files
+from tests.builders import normal, npy, npz
+
+import weightmap as wm
+from weightmap.model.parts import locate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MATRIX = np.arange(12, dtype="<f4").reshape(3, 4)
+ARRAYS: dict[str, Any] = {
+    "matrix": MATRIX,
+    "fortran": np.asfortranarray(MATRIX),
+    "fortran-3d": np.asfortranarray(np.arange(24).reshape(2, 3, 4)),
+    "big-endian": MATRIX.astype(">f4"),
+    "big-endian complex": MATRIX.astype(">c16"),
+    "big-endian fortran": np.asfortranarray(MATRIX.astype(">i2")),
+    "scalar": np.array(2.5),
+    "empty": np.zeros((0, 3)),
+    "texts": np.array(["a", "bcd", "ñ"]),
+    "bytes": np.array([b"a", b"bcd"]),
+    "dates": np.array(["2020-01-01", "NaT"], "M8[D]"),
+    "structured": np.array([(1, 2.5), (3, 4.5)], [("a", ">i4"), ("b", "<f8")]),
+    "nested": np.zeros(2, [("a", [("x", "<f4"), ("y", "u1", (2, 3))])]),
+    "named beyond Latin-1": np.zeros(2, [("名", "<f4")]),
+    "void": np.zeros(3, "V5"),
+    "nothing wide": np.zeros(3, "S0"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("kind", ["npy", "npz", "deflated"])
+def test_arrays_of_numpy(name: str, kind: str, tmp_path: Path) -> None:
+    """Every array has the type, order and bytes that numpy gave it, also when read in row-major order."""
+    array = ARRAYS[name]
+    path = tmp_path / f"a.{'npy' if kind == 'npy' else 'npz'}"
+    if kind == "npy":
+        np.save(path, array)
+    else:
+        (np.savez if kind == "npz" else np.savez_compressed)(path, w=array)
+    key = "" if kind == "npy" else "w"
+    with wm.open(path, verify="full") as f:
+        got = f[key]
+        assert got.dtype == array.dtype
+        assert got.shape == array.shape
+        assert got.tobytes() == array.tobytes()
+        assert not got.flags.writeable
+        assert got.flags.f_contiguous == array.flags.f_contiguous
+        little = array.astype(array.dtype.newbyteorder("<")) if array.dtype.names is None else array
+        assert b"".join(map(bytes, locate(f, key).chunks())) == little.tobytes()
+        assert f.info(key).nbytes == array.nbytes
+        assert next(iter(f.values())).tobytes() == array.tobytes()
+        f.prefetch()
+
+
+def test_deflated_members_are_inflated_within_the_limits() -> None:
+    """A member that inflates to more than `max_copy_bytes` opens, and is a LimitError when it is used."""
+    with io.BytesIO() as file:
+        np.savez_compressed(file, w=np.zeros(1 << 20, "<f4"), v=np.ones(3))
+        data = file.getvalue()
+    with wm.open(data, limits=wm.Limits(max_copy_bytes=1 << 16)) as f:
+        assert f["v"].tolist() == [1, 1, 1]
+        for use in (f.__getitem__, f.read, lambda name: list(locate(f, name).chunks())):
+            with pytest.raises(wm.LimitError):
+                use("w")
+    with wm.open(data, mode="copy") as f:
+        assert f["w"].flags.writeable
+        assert not f["w"].any()
+        assert sum(map(len, locate(f, "w").chunks())) == 4 << 20
+
+
+def test_a_deflated_archive_converts(tmp_path: Path) -> None:
+    """`convert` and `diff` take what is deflated or in Fortran order like anything else."""
+    np.savez_compressed(tmp_path / "a.npz", w=np.asfortranarray(MATRIX), v=MATRIX[0], big=MATRIX.astype(">f8"))
+    wm.convert(tmp_path / "a.npz", tmp_path / "a.safetensors")
+    loaded = wm.load(tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(loaded["w"], MATRIX)
+    np.testing.assert_array_equal(loaded["big"], MATRIX)
+    assert wm.diff(tmp_path / "a.npz", tmp_path / "a.safetensors").equal
+
+
+def test_types_that_a_target_lacks_are_named(tmp_path: Path) -> None:
+    """Texts and structured arrays are an EncodeError of `convert` that names them."""
+    np.savez(tmp_path / "a.npz", words=np.array(["a"]))
+    with pytest.raises(wm.EncodeError, match="words"):
+        wm.convert(tmp_path / "a.npz", tmp_path / "a.safetensors")
+
+
+def test_headers_of_python_2() -> None:
+    """Dimensions with an L behind them are numbers."""
+    data = npy.build("{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L), }", bytes(24))
+    assert wm.open(data)[""].shape == (2, 3)
+
+
+@pytest.mark.parametrize(("text", "shape"), [("()", ()), ("(3,)", (3,)), ("(1,2)", (1, 2)), ("( 1 , 2 , )", (1, 2))])
+def test_spellings_of_shapes(text: str, shape: tuple[int, ...]) -> None:
+    """Tuples with and without a last comma and spaces."""
+    data = npy.build(f'{{"descr": "<f4", "fortran_order":False,"shape":{text}}}', bytes(4 * int(np.prod(shape))))
+    assert wm.open(data)[""].shape == shape
+
+
+def test_escapes_in_names_of_fields() -> None:
+    """Names of fields are spelled as Python spells texts."""
+    data = npy.build(
+        r"{'descr': [('a\'\x62\u0063\U00000064\\', '<f4')], 'fortran_order': False, 'shape': (1,)}", bytes(4)
+    )
+    assert wm.open(data)[""].dtype.names == ("a'bcd\\",)
+
+
+def test_what_is_no_array_is_left_out_if_not_strict() -> None:
+    """With ``strict=False`` a member that is no array is a warning, and the others open."""
+    entries = [npz.entry("a", normal((2,))), zip_files.Entry(b"README", b"hello")]
+    with wm.open(zip_files.archive(entries), strict=False) as f:
+        assert list(f) == ["a"]
+        assert any("README" in warning for warning in f.verify().warnings)

@@ -1,0 +1,296 @@
+"""PyTorch checkpoints: files of torch, tensors that are not row-major, values, and programs that torch never wrote."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests import zip_files
+from tests.builders import torch as files
+from tests.support import DATA
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.io import placement
+from weightmap.model.parts import locate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRUTH = sorted(path for path in (DATA / "torch").iterdir() if path.suffix in {".pt", ".npy", ".npz"})
+TWO = np.arange(24, dtype="<f4")
+
+
+def by_name(paths: list[Path]) -> Any:
+    """Run a test for each of these files."""
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.name)
+
+
+@by_name(TRUTH)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_files_of_torch_and_numpy(path: Path, in_memory: bool) -> None:
+    """Names, types, shapes, bytes and values are those that torch and numpy read; what they hold besides is refused."""
+    truth = json.loads((path.parent / f"{path.name}.json").read_text(encoding="utf-8"))
+    source = path.read_bytes() if in_memory else path
+    if truth["verdict"] == "reject":
+        with pytest.raises(wm.FormatError):
+            wm.open(source)
+        return
+    with wm.open(source, verify="full") as f:
+        if truth["verdict"] == "either":
+            return
+        assert set(f) == set(truth["tensors"])
+        for name, stated in truth["tensors"].items():
+            array = f[name]
+            assert list(array.shape) == stated["shape"]
+            raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
+            assert b"".join(map(bytes, locate(f, name).chunks())) == raw
+            if stated["dtype"][0] == ">":
+                assert array.dtype == stated["dtype"]
+                raw = array.byteswap().tobytes() if raw.hex() != stated["hex"] else raw
+            else:
+                assert f.info(name).dtype == stated["dtype"]
+            assert raw.hex() == stated["hex"]
+        assert truth["values"].items() <= dict(f.metadata).items()
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, elements: int = 24) -> bytes:
+    """A file with one tensor in a storage of numbers that count."""
+    t = files.Stored("0", "float32", elements, offset, shape, strides)
+    return files.zipped(files.dump({"w": t}), {"0": np.arange(elements, dtype="<f4").tobytes()})
+
+
+WAYS = {
+    "transposed": ((4, 6), (1, 4), 0),
+    "transposed with an offset": ((3, 5), (1, 4), 2),
+    "stepped": ((5,), (3,), 1),
+    "rows apart": ((3, 4), (8, 1), 0),
+    "permuted": ((4, 2, 3), (1, 12, 4), 0),
+    "expanded": ((5, 3), (0, 1), 7),
+    "expanded at the end": ((3, 5), (1, 0), 7),
+    "one element, many times": ((4, 4), (0, 0), 9),
+    "overlapping": ((5, 4), (1, 1), 0),
+    "axes of one": ((1, 4, 1, 2), (99, 1, 55, 12), 0),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tensor_that_is_not_row_major_is_a_view(way: str, tmp_path: Path) -> None:
+    """`f[name]` is a view with strides; read, info, convert and diff see its values in row-major order."""
+    shape, strides, offset = WAYS[way]
+    want = np.lib.stride_tricks.as_strided(TWO[offset:], shape, [4 * s for s in strides])
+    path = tmp_path / "a.pt"
+    path.write_bytes(strided(shape, strides, offset))
+    with wm.open(path) as f:
+        array = f["w"]
+        assert not array.flags.owndata
+        assert not array.flags.writeable
+        np.testing.assert_array_equal(array, want)
+        np.testing.assert_array_equal(next(iter(f.values())), want)
+        assert f.info("w").nbytes == want.nbytes
+        assert f.info("w") == f.infos()[0]
+        np.testing.assert_array_equal(f.read("w"), want)
+        np.testing.assert_array_equal(f.read("w", np.float64), want)
+        f.prefetch()
+        f.prefetch("w")
+        assert not f.verify().warnings
+    wm.convert(path, tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(wm.load(tmp_path / "a.safetensors")["w"], want)
+    assert wm.diff(path, tmp_path / "a.safetensors").equal
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_strides_in_pieces_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes in row-major order are those of numpy, whatever the sizes of groups, windows, gaps and pieces."""
+    random = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in random.integers(1, 5, random.integers(1, 5)))
+    order = random.permutation(len(shape))
+    strides, step = [0] * len(shape), int(random.integers(1, 3))
+    for axis in order:
+        strides[axis] = step * int(random.integers(0, 4) > 0)
+        step *= int(shape[axis]) * int(random.integers(1, 3))
+    elements = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+    for name, sizes in {"_GROUP": (1, 16, 64), "_WINDOW": (4, 32, 1 << 20), "_GAP": (1, 16)}.items():
+        monkeypatch.setattr(placement, name, int(random.choice(sizes)))
+    want = np.lib.stride_tricks.as_strided(np.arange(elements, dtype="<f4"), shape, [4 * s for s in strides]).tobytes()
+    with wm.open(strided(shape, tuple(strides), 0, elements)) as f:
+        source, row, _ = locate(f, "w")
+        for size in (4, 12, 1 << 18):
+            pieces = [bytes(piece) for piece in source.chunks(row.offset, row.nbytes, size)]
+            assert b"".join(pieces) == want
+            assert {len(piece) for piece in pieces[:-1]} <= {size}
+        for start, stop in itertools.combinations(range(0, len(want) + 1, 4), 2):
+            if (start + stop) % 3 == 0:
+                assert source.pread(row.offset + start, stop - start) == want[start:stop]
+
+
+def test_an_expanded_tensor_takes_no_more_memory_than_asked_for() -> None:
+    """A scalar expanded to 4 TiB is a view; reading it is a LimitError where there is a limit."""
+    data = strided((1 << 20, 1 << 20), (0, 0), 3)
+    with wm.open(data, limits=wm.Limits(max_copy_bytes=1 << 30)) as f:
+        assert f["w"][5, 7] == 3
+        assert f.info("w").nbytes == 4 << 40
+        with pytest.raises(wm.LimitError):
+            f.read("w")
+
+
+def test_tied_tensors_share_memory() -> None:
+    """Two tensors of one storage are views of the same bytes."""
+    whole = files.Stored("0", "float32", 24, 0, (4, 6), (6, 1))
+    tied = {"a": whole, "b": whole, "row": whole._replace(offset=6, shape=(6,), strides=(1,))}
+    with wm.open(files.zipped(files.dump(tied), {"0": TWO.tobytes()})) as f:
+        assert np.shares_memory(f["a"], f["b"])
+        assert np.shares_memory(f["a"], f["row"])
+        np.testing.assert_array_equal(f["row"], TWO[6:12])
+
+
+def numpy_scalar(code: str, raw: bytes, *, latin: bool = False) -> files.Plain:
+    """The opcodes of a scalar of numpy."""
+    kind = files.named("numpy", "dtype") + b"(" + files.text(code) + b"\x89\x88tR"
+    state = b"(K\3" + files.text("<") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+    content = files.code(raw)
+    if latin:
+        content = (
+            files.named("_codecs", "encode") + b"(" + files.text(raw.decode("latin-1")) + files.text("latin1") + b"tR"
+        )
+    return files.Plain(files.named("numpy.core.multiarray", "scalar") + b"(" + kind + state + content + b"tR")
+
+
+def test_values() -> None:
+    """Scalars of numpy are Python numbers; devices, types and numpy's types are texts."""
+    device = files.Plain(files.named("torch", "device") + b"(" + files.text("cuda") + b"K\1tR")
+    size = files.Plain(files.named("torch", "Size") + b"((K\2K\3ttR")
+    value = {
+        "f8": numpy_scalar("f8", np.float64(0.25).tobytes()),
+        "i4": numpy_scalar("i4", np.int32(-9).tobytes(), latin=True),
+        "device": device,
+        "size": size,
+        "dtype": files.Dtype("bfloat16"),
+        5: "five",
+        -1: "minus",
+        "empty": {},
+    }
+    with wm.open(files.zipped(files.dump(value), {})) as f:
+        assert f.metadata == {
+            "f8": 0.25, "i4": -9, "device": "cuda", "size.0": 2, "size.1": 3, "dtype": "torch.bfloat16", "5": "five",
+            "-1": "minus",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        files.Plain(files.text(b"\xff")),
+        numpy_scalar("f8", b"1234"),
+        numpy_scalar("O", b"12345678"),
+        numpy_scalar("M8", b"12345678"),
+    ],
+)
+def test_a_bad_value_is_an_error_of_metadata(value: files.Plain) -> None:
+    """A text that is not UTF-8, or a scalar that is no number, is an error when the metadata is looked at."""
+    with wm.open(files.zipped(files.dump({"a": value}), {})) as f, pytest.raises(wm.FormatError):
+        dict(f.metadata)
+
+
+def test_two_values_of_one_name() -> None:
+    """Equal names of values, by keys with points, are a LayoutError."""
+    with wm.open(files.zipped(files.dump({"a.b": 1, "a": {"b": 2}}), {})) as f, pytest.raises(wm.LayoutError):
+        dict(f.metadata)
+
+
+def test_metadata_of_a_file_that_changed(tmp_path: Path) -> None:
+    """The program is read again for the values; another one is a FileChangedError."""
+    path = tmp_path / "a.pt"
+    data = files.zipped(files.dump({"epoch": 3}), {})
+    path.write_bytes(data)
+    with wm.open(path) as f:
+        at = data.index(b"epoch") + len("epoch")
+        with path.open("r+b") as file:
+            file.seek(at + 1)
+            file.write(b"\4")
+        with pytest.raises(wm.FileChangedError):
+            dict(f.metadata)
+
+
+def test_a_name_that_is_refused_is_told() -> None:
+    """The error names module and function, and what kind of tensor they make."""
+    code = files.named("torch._utils", "_rebuild_sparse_tensor") + b")R."
+    with pytest.raises(wm.UnsupportedError, match=r"torch\._utils\._rebuild_sparse_tensor', a sparse tensor"):
+        wm.open(files.zipped(b"\x80\x02" + code, {}))
+    assert "os.path.nothing" not in sys.modules
+
+
+def test_opcodes_of_newer_protocols() -> None:
+    """Frames, short texts, STACK_GLOBAL and MEMOIZE make the same as the opcodes of protocol 2."""
+    new = (
+        b"\x80\5\x95"
+        + bytes(8)
+        + b"}\x94(\x8c\1a\x94"
+        + b"\x8c\x0ctorch._utils\x94\x8c\x12_rebuild_tensor_v2\x94\x93\x94("
+        + files.storage("0", "float32", 24)
+        + b"K\0K\4K\6\x86K\6K\1\x86\x89"
+        + b"\x8c\x0bcollections\x8c\x0bOrderedDict\x93)R"
+        + b"tR\x94u."
+    )
+    with wm.open(files.zipped(new, {"0": TWO.tobytes()})) as f:
+        np.testing.assert_array_equal(f["a"], TWO.reshape(4, 6))
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 200_000])
+def test_legacy_programs_of_any_length(size: int) -> None:
+    """The pickles at the beginning of a legacy file are read in windows that grow, and no more of the file."""
+    value = {"text": "x" * size, "w": files.Stored("0", "float32", 24, 0, (24,), (1,))}
+    data = files.legacy(files.dump(value), {"0": files.Item(TWO.tobytes(), 4)})
+    with wm.open(data, verify="full") as f:
+        assert f.metadata["text"] == "x" * size
+        np.testing.assert_array_equal(f["w"], TWO)
+    with pytest.raises(wm.LimitError):
+        wm.open(data, limits=wm.Limits(max_header_bytes=size))
+
+
+def test_the_arena_is_large_enough() -> None:
+    """Every program runs within the words that Python gives it, also with pages of the memo far apart."""
+    code = (
+        b"\x80\x02" + b"]0" * 5000 + b"N" + b"".join(b"r" + (i * 256).to_bytes(4, "little") for i in range(40)) + b"."
+    )
+    pickle = kernels.Pickle(code, 10, 10)
+    assert pickle.fault is None
+    assert pickle.end == len(code)
+
+
+def test_data_descriptors_of_every_size() -> None:
+    """Archives whose entries have descriptors, of 12 to 24 bytes, open and verify."""
+    for size in (12, 16, 20, 24):
+        entries = [
+            zip_files.Entry(b"x/data.pkl", files.dump({"a": 1}), descriptor=size),
+            zip_files.Entry(b"x/version", b"3\n", descriptor=size),
+        ]
+        with wm.open(zip_files.archive(entries), verify="full") as f:
+            assert f.metadata == {"a": 1}
+
+
+@pytest.mark.parametrize("layout", ["zip", "legacy"])
+def test_torch_itself(layout: str, tmp_path: Path) -> None:
+    """What torch saves is what we read."""
+    torch = pytest.importorskip("torch")
+    base = torch.arange(math.prod((3, 4, 5)), dtype=torch.float32).reshape(3, 4, 5)
+    state = {
+        "a": base,
+        "t": base.permute(2, 0, 1),
+        "row": base[1],
+        "e": torch.ones(1).expand(4),
+        "h": base.bfloat16(),
+        "n": 3,
+    }
+    torch.save(state, tmp_path / "a.pt", _use_new_zipfile_serialization=layout == "zip")
+    with wm.open(tmp_path / "a.pt", verify="full") as f:
+        assert f.layout == layout
+        assert f.metadata == {"n": 3}
+        for name, want in state.items():
+            if name != "n":
+                np.testing.assert_array_equal(f.read(name), want.float().numpy())
