@@ -90,5 +90,5 @@ BUILDER = Builder(
     errors=(8, 9),
     sealed=zip_files.sealed,
     trailing=zip_files.trailing,
-    seconds={"npz": 90},
+    seconds={"npz": 40},
 )

@@ -10,6 +10,7 @@ has at most 1 MiB.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
 
-__all__ = ["MAGIC", "Array", "read_header", "table_of"]
+__all__ = ["FIRST", "MAGIC", "Array", "read_header", "table_of"]
 
 MAGIC = b"\x93NUMPY"
 _LITERAL_MOST = 1 << 20
-# Bytes that hold nearly every header.
-_FIRST = 1 << 10
+# Bytes that hold nearly every header; of one that is longer, others are not likely to be equal.
+FIRST = 128
 _VERSIONS = {(1, 0): ("latin-1", 2), (2, 0): ("latin-1", 4), (3, 0): ("utf-8", 4)}
 _KEYS = {"descr", "fortran_order", "shape"}
 # What making a data type of a literal raises for bad input.
@@ -147,9 +148,11 @@ def _unescaped(match: re.Match[str]) -> str:
     return plain or chr(int(narrow or wide or widest, 16))
 
 
-def read_header(read: Callable[[int], bytes], what: str, at: int) -> Array:
-    """Read a header: ``read(n)`` returns the first n bytes, or all that there are; `what` and `at` are for messages."""
-    data = read(_FIRST)
+def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -> Array:
+    """Read a header.
+
+    `data` are the first `FIRST` bytes, or all that there are; ``read(n)`` returns n; `what` and `at` are for messages.
+    """
     if not MAGIC.startswith(data[:6]):
         raise FormatError(f"magic of {what}", field="magic", offset=at, actual=repr(data[:6]), expected=repr(MAGIC))
     if len(data) < 8:
@@ -168,7 +171,7 @@ def read_header(read: Callable[[int], bytes], what: str, at: int) -> Array:
         raise LimitError(
             f"bytes of the header of {what}", field="header", offset=at + 8, actual=length, expected=expected
         )
-    if _FIRST <= len(data) < begin + length:
+    if FIRST <= len(data) < begin + length:
         data = read(begin + length)
     if len(data) < begin + length:
         raise TruncatedError(f"{what} ends within its header", field="header", offset=at + len(data))
@@ -178,20 +181,27 @@ def read_header(read: Callable[[int], bytes], what: str, at: int) -> Array:
 
 def _parse(raw: bytes, encoding: str, what: str, at: int) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     try:
-        parser = _Literal(raw.decode(encoding))
-        literal = parser.value()
-        if not parser.finished() or not isinstance(literal, dict) or literal.keys() != _KEYS:
-            raise ValueError
-        fortran, shape = literal["fortran_order"], literal["shape"]
-        whole = isinstance(shape, tuple) and all(type(dim) is int and dim >= 0 for dim in shape)
-        dtype = npy.descr_to_dtype(literal["descr"])
-        if not whole or type(fortran) is not bool or not isinstance(dtype, np.dtype):
-            raise ValueError
+        return _literal(raw, encoding) if len(raw) <= FIRST else _literal.__wrapped__(raw, encoding)
     except _BAD:
         expected = "a dictionary of descr, fortran_order and shape"
         raise FormatError(
             f"header of {what}", field="header", offset=at, actual=repr(raw[:80]), expected=expected
         ) from None
+
+
+# Of the headers of an archive, many are equal.
+@functools.lru_cache(256)
+def _literal(raw: bytes, encoding: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Return what a header says. Raises one of `_BAD` for one that is wrong."""
+    parser = _Literal(raw.decode(encoding))
+    literal = parser.value()
+    if not parser.finished() or not isinstance(literal, dict) or literal.keys() != _KEYS:
+        raise ValueError
+    fortran, shape = literal["fortran_order"], literal["shape"]
+    whole = isinstance(shape, tuple) and all(type(dim) is int and dim >= 0 for dim in shape)
+    dtype = npy.descr_to_dtype(literal["descr"])
+    if not whole or type(fortran) is not bool or not isinstance(dtype, np.dtype):
+        raise ValueError
     return dtype, shape, fortran
 
 

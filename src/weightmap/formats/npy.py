@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.formats._base import Content, Format, take, trailing
-from weightmap.formats._npy import MAGIC, read_header, table_of
+from weightmap.formats._npy import FIRST, MAGIC, read_header, table_of
 
 if TYPE_CHECKING:
     from weightmap.formats._verifying import Verification
@@ -22,7 +22,11 @@ __all__ = ["FORMAT"]
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
     """Check the header and return the table of the one array."""
-    array = read_header(lambda count: take(source, head, 0, min(source.size, count)), "the array", 0)
+
+    def read(count: int) -> bytes:
+        return take(source, head, 0, min(source.size, count))
+
+    array = read_header(read(FIRST), read, "the array", 0)
     options.limits.check("max_tensors", 1, "number of tensors", offset=0)
     warnings: list[str] = []
     table = table_of([b""], [array], [array.start], [array.nbytes], source, [None])

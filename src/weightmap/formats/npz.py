@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from weightmap.errors import LayoutError, quoted
 from weightmap.formats._base import Content, Format
-from weightmap.formats._npy import MAGIC, Array, read_header, table_of
+from weightmap.formats._npy import FIRST, MAGIC, Array, read_header, table_of
 from weightmap.formats._zip import EMPTY, Archive, first_name
 from weightmap.io.placement import Deflated
 
@@ -39,15 +39,13 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     for i, name in enumerate(archive.names.raws()):
         begin, size = archive.begin(i), archive.size(i)
         stored, what = archive.is_stored(i), f"entry {quoted(archive.label(i))}"
-        read = functools.partial(archive.beginning, i)
-        start = read(len(MAGIC))
-        if start != MAGIC:
-            error = LayoutError(
-                f"{what} is no array", field="magic", offset=begin, actual=repr(start), expected=repr(MAGIC)
-            )
+        start = archive.beginning(i, FIRST)
+        if not start.startswith(MAGIC):
+            shown = repr(start[: len(MAGIC)])
+            error = LayoutError(f"{what} is no array", field="magic", offset=begin, actual=shown, expected=repr(MAGIC))
             options.tolerate(error, warnings)
             continue
-        array = read_header(read, what, begin)
+        array = read_header(start, functools.partial(archive.beginning, i), what, begin)
         if array.start + array.nbytes != size:
             expected = f"{array.start + array.nbytes}, by its header"
             raise LayoutError(f"size of {what}", field="size", offset=begin, actual=size, expected=expected)
