@@ -240,7 +240,7 @@ int wm_pickle_run(const uint8_t *data, uint64_t len, uint64_t *arena, uint64_t w
     m.pool = len / PAGE + 1; /* behind the directory of the memo, which has fewer entries than the program bytes */
     *out = (wm_pickle){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    if (words < m.pool) return fail(&m, WM_FAULT_MEMORY, words, m.pool);
+    if (words < m.pool) return fail(&m, WM_FAULT_PICKLE_MEMORY, words, m.pool);
     memset(arena, 0, m.pool * sizeof *arena);
     for (int done = 0; !done;) {
         if (m.at == len) return fail(&m, WM_FAULT_PICKLE_END, 0, 1);

@@ -81,13 +81,13 @@ static inline void put(machine *m, uint64_t at, value v) { memcpy(m->arena + at,
 /* Takes words of the pool; NOWHERE, with the fault filled, when none are left. (Word 0 belongs to the memo.) */
 static inline uint64_t take(machine *m, uint64_t words) {
     const uint64_t at = m->pool;
-    if (m->stack - at < words) return fail(m, WM_FAULT_MEMORY, m->words, 0), NOWHERE;
+    if (m->stack - at < words) return fail(m, WM_FAULT_PICKLE_MEMORY, m->words, 0), NOWHERE;
     m->pool += words;
     return at;
 }
 
 static inline int push(machine *m, uint32_t kind, uint32_t n, uint64_t at) {
-    if (m->stack - m->pool < VALUE_WORDS) return fail(m, WM_FAULT_MEMORY, m->words, 0);
+    if (m->stack - m->pool < VALUE_WORDS) return fail(m, WM_FAULT_PICKLE_MEMORY, m->words, 0);
     m->stack -= VALUE_WORDS;
     put(m, m->stack, (value){kind, n, at});
     return 0;

@@ -101,6 +101,7 @@ enum {
     WM_FAULT_PICKLE_KEY = 130,    /* a key that is neither a string nor an integer */
     WM_FAULT_PICKLE_LEAF = 131,   /* a storage, or a class, where a tensor or value is expected */
     WM_FAULT_PICKLE_OVERFLOW = 132, /* a tensor of more bytes than 2**63 - 1 (expected); actual: the dimension */
+    WM_FAULT_PICKLE_MEMORY = 133,   /* actual: words of the arena, which are too few */
     /* archives; row: the entry */
     WM_FAULT_ZIP_DIRECTORY = 136, /* at: in the central directory, where no entry is */
     WM_FAULT_ZIP_HEADER = 137,    /* at: a header, in the file, that says other things than the directory; actual: 1: sizes */

@@ -30,6 +30,7 @@ ROWS = {
     "P11": "Bytes behind the program in its entry: LayoutError, a warning if not strict. Unused storages: a warning.",
     "P12": "A program whose CRC-32 is wrong: ChecksumError at opening; that of a storage, of verify.",
     "P13": "A legacy file with another magic number, protocol or byte order; missing or repeated keys: an error.",
+    "P14": "Keys, shapes and folders longer than torch.save writes, each mentioned often: an error in little time.",
 }
 A = torch.Stored("0", "float32", 2, 0, (2,), (1,))
 DATA = {"0": struct.pack("<2f", 1, 2)}
@@ -279,6 +280,20 @@ def containers() -> Iterator[Case]:
     for i in range(2, 100):
         nested += b"q%c0}(h\1h%cu" % (i, i)
     yield at("P6", "a long key in each of a hundred", nested + b".", "LimitError", "max_header_bytes", -2)
+    longest = b"X" + struct.pack("<I", 256) + b"0" * 256
+    keyed = STORAGE.replace(torch.text("0"), longest)
+    yield at("P14", "a key of 256 bytes", keyed + b".", "UnsupportedError", "pickle", len(keyed) - 1)
+    dims = b"(" + b"K\1" * 100_000 + b"tq\1" + b"0"
+    call = torch.named("torch._utils", "_rebuild_tensor_v2") + b"q\2" + b"0" + STORAGE + b"q\3" + b"0"
+    made = b"h\2(h\3K\0h\1h\1\x89NtR"
+    code, end = dims + call + b"(" + made * 10_000 + b"t.", len(dims + call + made)
+    yield at("P14", "a shape of 100,000 dimensions", code, "UnsupportedError", "pickle", end)
+    pairs = b"](" + b"NN\x86" * 5000 + b"eq\1" + b"0" + ORDERED + b"q\2" + b"0("
+    code = pairs + b"h\2h\1\x85R" * 5000 + b"t."
+    yield at("P14", "a dictionary made again and again of one list", code, "LimitError", "pickle", -2)
+    entries = [zip_files.Entry(b"x" * 60_000 + b"/data.pkl", torch.dump({"a": A}))]
+    folder = zip_files.archive([*entries, zip_files.Entry(b"x" * 60_000 + b"/data/0", DATA["0"])])
+    yield Case("P14", KIND, "a folder of 60,000 letters", folder, "LimitError", "data.pkl", 60_039)
     for name, code in {"a tuple": b")", "None": b"N", "a real": b"G" + bytes(8), "a list": b"]"}.items():
         yield at("P7", f"the key {name}", b"}(" + code + b"Nu.", "UnsupportedError", "pickle", -2)
     yield at("P7", "a storage", STORAGE + b".", "UnsupportedError", "pickle", -2)

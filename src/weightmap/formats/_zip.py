@@ -25,7 +25,7 @@ from weightmap.index.strings import StringTable
 from weightmap.io.placement import INFLATION, inflate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from weightmap.formats._verifying import Verification
     from weightmap.io.source import Source
@@ -66,7 +66,7 @@ class Archive:
     names : StringTable
     """
 
-    __slots__ = ("_central", "_source", "entries", "names")
+    __slots__ = ("_central", "_options", "_source", "entries", "names")
 
     def __init__(self, source: Source, head: bytes, options: Options, warnings: list[str]) -> None:
         """Read the central directory, and check all that the archive says twice."""
@@ -81,7 +81,7 @@ class Archive:
         found = kernels.zip_scan(fd, source.octets if fd < 0 else None, begin, central, count)
         if isinstance(found, kernels.Fault):
             _refuse(found, begin, source)
-        self._source = source
+        self._source, self._options = source, options
         self.entries = found
         self._central = (begin, size, kernels.crc32(central))
         self.names = StringTable(found.names.tobytes(), found.bounds, 0, "entry name")
@@ -197,7 +197,19 @@ class Archive:
                 what, field="crc", offset=self.begin(i), actual=f"{crc:#010x}", expected=f"{wanted:#010x}"
             )
 
-    def verify(self, run: Verification) -> None:
+    @property
+    def verifier(self) -> Callable[[Verification], None]:
+        """What verifies the archive; it keeps nothing of it, but reads the directory again."""
+        source, options, central = self._source, self._options, self._central
+
+        def verify(run: Verification) -> None:
+            again = Archive(source, source.pread(0, len(EMPTY)), options, [])
+            again._central = central
+            again._verify(run)
+
+        return verify
+
+    def _verify(self, run: Verification) -> None:
         """Check the CRC-32 of every entry, data descriptors, and that the directory is the one that was opened."""
         entries = self.entries
         order = np.argsort(entries.offset, kind="stable").tolist()

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import kernels
-from weightmap.errors import FileChangedError, FormatError, LayoutError, TruncatedError, UnsupportedError, quoted
+from weightmap.errors import (
+    FileChangedError,
+    FormatError,
+    LayoutError,
+    LimitError,
+    TruncatedError,
+    UnsupportedError,
+    quoted,
+)
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._zip import Archive
 from weightmap.formats.torch.program import DTYPE_NAMES, Span, dtypes, run, values_of
@@ -30,6 +38,10 @@ if TYPE_CHECKING:
 _PROGRAM = "data.pkl"
 # Bytes of the first window of a legacy file in which its programs are run; each further one is so many times as large.
 _WINDOW, _GROWTH = 1 << 16, 4
+# Bytes of the folder in an archive, which torch.save calls as the file; every storage is looked up in it.
+_FOLDER_MOST = 255
+# Storages that are looked up at once: more would take more memory, and no less time.
+_BATCH = 4096
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 # What an archive of TorchScript has and a checkpoint has not.
@@ -73,11 +85,8 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
         table.check()
     crc = kernels.crc32(data)
 
-    def verify(run: Verification) -> None:
-        archive.verify(run)
-
     metadata = functools.partial(_load_metadata, source, span, len(data), crc, options)
-    content = Content("zip", table, metadata, verify, warnings)
+    content = Content("zip", table, metadata, archive.verifier, warnings)
     content.has_metadata = has_values
     return content
 
@@ -96,7 +105,11 @@ def _find_program(archive: Archive) -> tuple[int, str]:
     if len(found) != 1:
         what = "entries <prefix>/data.pkl of the archive"
         raise LayoutError(what, field=_PROGRAM, offset=0, actual=len(found), expected=1)
-    return found[0], archive.names[found[0]].removesuffix(_PROGRAM)
+    prefix = archive.names[found[0]].removesuffix(_PROGRAM)
+    if len(prefix) > _FOLDER_MOST:
+        what, expected = "length of the name of the archive's folder", f"at most {_FOLDER_MOST}"
+        raise LimitError(what, field=_PROGRAM, offset=archive.begin(found[0]), actual=len(prefix), expected=expected)
+    return found[0], prefix
 
 
 def _refuse_script(archive: Archive, prefix: str) -> None:
@@ -134,8 +147,10 @@ def _storages_in(
     at, lengths, claimed, _ = pickle.storages()
     entries, names = archive.entries, archive.names
     folder = f"{prefix}data/".encode()
-    wanted = _joined(folder, data, at, lengths)
-    rows = names.find_spans(*wanted)
+    rows = np.empty(len(at), np.int64)
+    for first in range(0, len(at), _BATCH):
+        part = slice(first, first + _BATCH)
+        rows[part] = names.find_spans(*_joined(folder, data, at[part], lengths[part]))
     missing = np.flatnonzero(rows < 0)
     if len(missing):
         i = int(missing[0])
@@ -172,9 +187,6 @@ def _joined(
     count, size = len(at), len(folder)
     bounds = np.zeros(count + 1, np.int64)
     np.cumsum(lengths.astype(np.int64) + size, out=bounds[1:])
-    if bounds[-1] > kernels.U32_MAX:
-        what = "keys of storages: the sum of their lengths"
-        raise LayoutError(what, field="storage", actual=int(bounds[-1]), expected=f"at most {kernels.U32_MAX}")
     blob = np.empty(int(bounds[-1]), np.uint8)
     blob[(bounds[:-1, None] + np.arange(size)).reshape(-1)] = np.tile(np.frombuffer(folder, np.uint8), count)
     # Byte k of key i comes from at[i] + k, and goes to where its name begins, behind the folder.
