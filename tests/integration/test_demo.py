@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.builders import Tensor
+from tests.builders import torch as torch_files
 
 import weightmap
 from weightmap import demo
@@ -392,6 +394,42 @@ def test_the_model_quantised_to_gguf(checkpoint, encoder, tmp_path, scheme, leas
         for x in (embeddings_of(tmp_path / "q.gguf", demo.DEFAULT_SENTENCES), encoder.embed(demo.DEFAULT_SENTENCES))
     )
     assert (found * exact).sum(1).min() > least
+
+
+@pytest.mark.parametrize("writer", ["the builder", "torch"])
+def test_a_checkpoint_in_a_directory_gives_the_same_embeddings(checkpoint, encoder, tmp_path, writer):
+    """The demo runs in place on `pytorch_model.bin`, with the files beside it: the same embeddings, bit for bit."""
+    path = tmp_path / "pytorch_model.bin"
+    for name in ("config.json", "vocab.txt", "special_tokens_map.json"):
+        (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
+    originals = read_safetensors(checkpoint / "model.safetensors")
+    if writer == "torch":
+        torch = pytest.importorskip("torch")
+        kinds = {"F32": torch.float32, "I64": torch.int64}
+        made = {n: torch.frombuffer(bytearray(raw), dtype=kinds[t]).reshape(s) for n, (t, s, raw) in originals.items()}
+        torch.save(made, path)
+    else:
+        kinds = {"F32": "float32", "I64": "int64"}
+        found, storages = torch_files.stored({n: Tensor(kinds[t], s, bytes(r)) for n, (t, s, r) in originals.items()})
+        path.write_bytes(torch_files.zipped(torch_files.dump(found), storages))
+    sentences = ["A cat sleeps.", "Numbers: 1, 2 and 3!"]
+    with weightmap.open(tmp_path) as file:
+        assert file.format == "torch"
+        assert not file["embeddings.word_embeddings.weight"].flags.owndata
+        np.testing.assert_array_equal(demo.SentenceEncoder(file).embed(sentences), encoder.embed(sentences))
+    out = io.StringIO()
+    assert demo.run(str(path), ["One.", "Two."], out=out) == 0
+    assert "torch, 104 tensors" in out.getvalue()
+    assert "int64" not in out.getvalue()
+    assert "bit for bit" in out.getvalue()
+
+
+def test_an_amb_file_is_made_where_one_is_asked_for(tmp_path):
+    """A model file that does not exist and is called .amb is made as AMB, and gives the same embedding bit for bit."""
+    out = io.StringIO()
+    assert demo.run(str(tmp_path / "new.amb"), ["One.", "Two."], out=out) == 0
+    assert "amb, 103 tensors" in out.getvalue()
+    assert (tmp_path / "new.amb").read_bytes()[:5] == b"AMBEE"
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path):

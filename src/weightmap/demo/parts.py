@@ -1,14 +1,17 @@
 """The parts of a model that an encoder needs besides tensors: its numbers, vocabulary and special ids.
 
 EMBD has them in its metadata and vocabulary. AMB has the numbers in its configuration and the rest in its tokenizer,
-under other names, which are translated here.
+under other names, which are translated here. A file that has tensors alone, such as a PyTorch checkpoint, lies in a
+Hugging Face directory with the rest.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import TensorFileError
+from weightmap.importers import _huggingface as hub
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +53,10 @@ def model_parts(model: Any) -> Parts:
     metadata |= {ours: str(config[theirs]) for ours, theirs in _CONFIG.items() if theirs in config}
     vocab = getattr(model, "vocab", None)
     tokenizer = getattr(model, "tokenizer", None)
+    path = getattr(model, "path", None)
+    if vocab is None and tokenizer is None and path is not None:
+        beside = hub.read_directory(os.path.dirname(path), path)
+        return Parts(beside.metadata | metadata, beside.vocab, beside.special_ids)
     if vocab is not None or tokenizer is None:
         return Parts(metadata, vocab, getattr(vocab, "special_ids", None))
     try:

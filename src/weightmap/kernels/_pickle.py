@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._faults import fault_of
+from weightmap.kernels._native import fault_of
 from weightmap.kernels._native import NULL, U32_MAX, as_output, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.kernels._faults import Fault
+    from weightmap.kernels._native import Fault
 
 __all__ = ["PICKLE_STRIDED", "PICKLE_VALUES", "Pickle", "PickleTensors", "PickleValues"]
 
