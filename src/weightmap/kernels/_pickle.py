@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import fault_of
-from weightmap.kernels._native import NULL, U32_MAX, as_output, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, U32_MAX, as_output, fault_of, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

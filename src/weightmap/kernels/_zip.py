@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.kernels._native import fault_of
-from weightmap.kernels._native import NULL, as_input, as_output, ffi, from_buffer, lib
+from weightmap.kernels._native import NULL, as_input, as_output, fault_of, ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
