@@ -35,6 +35,7 @@ from weightmap.kernels._gguf import (
     gguf_types,
 )
 from weightmap.kernels._native import FAULTS, U32_MAX, Fault
+from weightmap.kernels._pickle import PICKLE_STRIDED, PICKLE_VALUES, Pickle, PickleTensors, PickleValues
 from weightmap.kernels._scans import (
     SECTION_FIELDS,
     Section,
@@ -56,6 +57,7 @@ from weightmap.kernels._strings import (
     walk_indexed,
     walk_strings,
 )
+from weightmap.kernels._zip import ZIP_ENTRY_LEAST, ZipEntries, zip_scan
 from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
@@ -68,12 +70,10 @@ if TYPE_CHECKING:
     from weightmap.kernels._isa import *
     from weightmap.kernels._memory import *
     from weightmap.kernels._pages import *
-    from weightmap.kernels._pickle import *
     from weightmap.kernels._pq import *
     from weightmap.kernels._quantize import *
     from weightmap.kernels._ranges import *
     from weightmap.kernels._subwords import *
-    from weightmap.kernels._zip import *
 
 __all__ = [
     "available_isas",
@@ -103,12 +103,10 @@ _ON_DEMAND = {
     "_isa": "available_isas isa use_isa variant",
     "_memory": "check_out empty given_array",
     "_pages": "cached_pages drop_pages file_system page_size resident_pages",
-    "_pickle": "PICKLE_STRIDED PICKLE_VALUES Pickle PickleTensors PickleValues",
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers",
     "_ranges": "join_ranges",
     "_subwords": "NGRAMS_MOST Ngrams gather_rows pack_texts unit_sums",
-    "_zip": "ZIP_ENTRY_LEAST ZipEntries zip_scan",
 }
 __getattr__ = on_demand(
     __name__, globals(), {name: module for module, names in _ON_DEMAND.items() for name in names.split()}
