@@ -86,6 +86,7 @@ CONTENDERS = (
     | ours(partial(weightmap, suffix="safetensors"), "weightmap, safetensors", isas=AVX2)
     | ours(partial(weightmap, suffix="bt"), "weightmap, BinTensors", isas=AVX2)
     | ours(partial(weightmap, suffix="spec.bt"), "weightmap, BinTensors of the specification", isas=AVX2)
+    | ours(partial(weightmap, suffix="pt"), "weightmap, PyTorch", isas=AVX2)
     | {
         "safetensors, numpy": safe_open("safetensors", "safetensors", "numpy"),
         "safetensors, torch": safe_open("safetensors", "safetensors", "pt"),

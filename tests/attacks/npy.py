@@ -73,6 +73,7 @@ def cases() -> Iterator[Case]:
         yield Case("Y2", KIND, f"fortran_order {fortran}", header(fortran=fortran), "FormatError", "header", 10)
     for descr in ("'|O'", "'O'", "[('a', '|O')]", "[('a', [('b', '|O')])]"):
         yield Case("Y3", KIND, f"descr {descr}", header(descr), "UnsupportedError", "descr", 10)
+    yield Case("Y3", KIND, "texts of no letters", header("'|S0'"), "UnsupportedError", "descr", 10)
     yield Case("Y3", KIND, "an array of arrays", header("('<f4', (2,))"), "UnsupportedError", "descr", 10)
     long = npy.build("{" + " " * 2**20 + "}", version=(2, 0))
     yield Case("Y4", KIND, "a header of 1 MiB and more", long, "LimitError", "header", 8)

@@ -71,6 +71,11 @@ def cases() -> Iterator[Case]:
         "method",
         35,
     )
+    said = {"size": 10**9}
+    raw = zip_files.archive([entry(b"a.npy", whole, method=8, local=said, central=said)])
+    yield Case("Y5", KIND, "more than deflated bytes can hold", raw, "LayoutError", "size", 0)
+    raw = zip_files.archive([entry(b"a.npy", b"", method=8)])
+    yield Case("Y6", KIND, "an empty deflated member", raw, "LayoutError", "magic", 35, odd="is no array")
     bomb = npy.build(npy.TEXT % ("'<f4'", False, "(2,)"), A.data + bytes(2**20))
     said = {"size": len(whole)}
     raw = zip_files.archive(

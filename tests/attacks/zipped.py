@@ -85,6 +85,23 @@ def cases(kind: str, entries: Callable[[], list[zip_files.Entry]]) -> Iterator[C
         0,
         change=lambda found: found[1].central.update(offset=0),
     )
+
+    def sized(found: list[zip_files.Entry], entry: int, size: int) -> None:
+        found[entry].central.update(stored=size, size=size)
+        found[entry].local.update(stored=size, size=size)
+
+    longer = sound.index(b"PK\1\2") - 30 - len(entries()[0].name)
+    yield case(
+        "Z2", "an entry within another", "LayoutError", None, second, change=lambda found: sized(found, 0, longer)
+    )
+    yield case(
+        "Z1",
+        "two sizes of what is stored",
+        "LayoutError",
+        "size",
+        second,
+        change=lambda found: (found[1].central.update(size=1), found[1].local.update(size=1)),
+    )
     yield case(
         "Z2",
         "bytes between",

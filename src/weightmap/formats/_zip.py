@@ -176,12 +176,7 @@ class Archive:
         count = min(count, self.size(i))
         if self.is_stored(i):
             return self._source.pread(self.begin(i), count)
-        data = b""
-        for piece in self._inflated(i, max(count, 1)):
-            data += piece
-            if len(data) >= count:
-                break
-        return data[:count]
+        return next(self._inflated(i, max(count, 1)), b"")
 
     def _inflated(self, i: int, window: int = 1 << 18) -> Iterator[bytes]:
         """Yield the inflated bytes of a deflated entry, and check them when the last one has been taken."""

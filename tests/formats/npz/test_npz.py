@@ -11,6 +11,9 @@ from tests import zip_files
 from tests.builders import normal, npy, npz
 
 import weightmap as wm
+from weightmap import kernels
+from weightmap.formats import _zip
+from weightmap.io.opening import from_path
 from weightmap.model.parts import locate
 
 if TYPE_CHECKING:
@@ -123,3 +126,40 @@ def test_what_is_no_array_is_left_out_if_not_strict() -> None:
     with wm.open(zip_files.archive(entries), strict=False) as f:
         assert list(f) == ["a"]
         assert any("README" in warning for warning in f.verify().warnings)
+
+
+@pytest.mark.parametrize("format", ["npz", "npy", "torch"])
+def test_another_beginning_is_no_file_of_the_format(format: str) -> None:
+    """Where the format is named, a file that begins otherwise is a FormatError that says how one begins."""
+    with pytest.raises(wm.FormatError, match="magic") as caught:
+        wm.open(b"hello, hello, hello, hello, hello", format=format)
+    assert (caught.value.field, caught.value.offset) == ("magic", 0)
+
+
+def test_elements_that_are_no_numbers_are_not_read_as_numbers(tmp_path: Path) -> None:
+    """Texts and records are what ``f[name]`` gives; `read` gives them only as what they are."""
+    np.savez(tmp_path / "a.npz", texts=ARRAYS["texts"], records=ARRAYS["structured"], dates=ARRAYS["dates"])
+    with wm.open(tmp_path / "a.npz") as f:
+        for name in f:
+            with pytest.raises(wm.UnsupportedError, match=r"f\[name\] gives them"):
+                f.read(name)
+        assert f.read("texts", "U3").tolist() == ["a", "bcd", "ñ"]
+
+
+def test_a_header_that_cannot_be_read(tmp_path: Path) -> None:
+    """An archive that became shorter is a TruncatedError; a descriptor that fails is an OSError that names the file."""
+    data = npz.build({"a": normal((2,)), "b": normal((3,))})
+    begin = data.index(b"PK\1\2")
+    central = data[begin : data.index(b"PK\5\6")]
+    path = tmp_path / "a.npz"
+    path.write_bytes(data[:40])
+    with path.open("rb") as file:
+        short = kernels.zip_scan(file.fileno(), None, begin, central, 2)
+    closed = kernels.zip_scan(1 << 20, None, begin, central, 2)
+    large = kernels.Fault(kernels.FAULTS["COLUMN"], 0, 0, 0, 0)
+    source = from_path(str(path), "mmap")
+    for fault, error in ((short, wm.TruncatedError), (closed, OSError), (large, wm.FormatError)):
+        assert isinstance(fault, kernels.Fault)
+        with pytest.raises(error):
+            _zip._refuse(fault, begin, source)
+    source.close()

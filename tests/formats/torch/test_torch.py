@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 import sys
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests import zip_files
+from tests.builders import noise
 from tests.builders import torch as files
 from tests.support import DATA
 
@@ -173,12 +175,13 @@ def test_values() -> None:
         "dtype": files.Dtype("bfloat16"),
         5: "five",
         -1: "minus",
+        "raw": b"\0\xff",
         "empty": {},
     }
     with wm.open(files.zipped(files.dump(value), {})) as f:
         assert f.metadata == {
             "f8": 0.25, "i4": -9, "device": "cuda", "size.0": 2, "size.1": 3, "dtype": "torch.bfloat16", "5": "five",
-            "-1": "minus",
+            "-1": "minus", "raw": b"\0\xff",
         }  # fmt: skip
 
 
@@ -272,6 +275,72 @@ def test_data_descriptors_of_every_size() -> None:
         ]
         with wm.open(zip_files.archive(entries), verify="full") as f:
             assert f.metadata == {"a": 1}
+
+
+def test_more_tensors_than_the_limits_allow() -> None:
+    """Tensors and storages are bounded by `max_tensors`."""
+    one = files.Stored("0", "float32", 24, 0, (24,), (1,))
+    data = files.zipped(files.dump({"a": one, "b": one}), {"0": TWO.tobytes()})
+    wm.open(data, limits=wm.Limits(max_tensors=2)).close()
+    for limits in (wm.Limits(max_tensors=1), wm.Limits(max_tensors=0)):
+        with pytest.raises(wm.LimitError, match="max_tensors"):
+            wm.open(data, limits=limits)
+
+
+def test_integers_of_any_length() -> None:
+    """An integer of more than 64 bits is what Python made it; one that Python would not write out is a LimitError."""
+    with wm.open(files.zipped(files.dump({"a": 2**70, "b": -(2**100)}), {})) as f:
+        assert f.metadata == {"a": 2**70, "b": -(2**100)}
+    long = files.Plain(b"\x8b" + (1025).to_bytes(4, "little") + b"\1" * 1025)
+    with wm.open(files.zipped(files.dump({"a": long}), {})) as f, pytest.raises(wm.LimitError, match="integer"):
+        dict(f.metadata)
+
+
+def test_a_text_that_is_mentioned_often_is_made_once() -> None:
+    """Values of one place in the program are one object: a program cannot make them take more than it has."""
+    text = files.text("x" * 10_000) + b"q\1" + b"0("
+    with wm.open(files.zipped(b"\x80\2" + text + b"h\1" * 1000 + b"t.", {})) as f:
+        assert len(f.metadata) == 1000
+        assert len({id(value) for value in f.metadata.values()}) == 1
+
+
+def test_bytes_spelled_as_a_text_that_are_no_bytes() -> None:
+    """A character above 255 where bytes are spelled as a text is a FormatError of the metadata."""
+    code = files.named("_codecs", "encode") + b"(" + files.text("\u20ac") + files.text("latin1") + b"tR"
+    with wm.open(files.zipped(files.dump({"a": files.Plain(code)}), {})) as f, pytest.raises(wm.FormatError):
+        dict(f.metadata)
+
+
+def test_other_entries_of_an_archive() -> None:
+    """Entries that are called nearly like the program are others; the byte order may be deflated."""
+    program = files.dump({"a": files.Stored("0", "float32", 1, 0, (1,), (1,))})
+    entries = [
+        zip_files.Entry(b"x/data.pkl", program),
+        zip_files.Entry(b"x/data.pkl.old", b"."),
+        zip_files.Entry(b"x/y/data.pkl", b"."),
+        zip_files.Entry(b"x/byteorder", b"big", method=8),
+        zip_files.Entry(b"x/data/0", np.array([7], ">f4").tobytes()),
+    ]
+    with wm.open(zip_files.archive(entries), verify="full") as f:
+        assert f["a"].tolist() == [7]
+
+
+def test_opening_keeps_and_takes_little(tmp_path: Path) -> None:
+    """An open checkpoint of 10,000 tensors, each in a storage of its own, keeps less than 100 bytes a tensor."""
+    count = 10_000
+    found, storages = files.stored({f"model.layers.{i}.weight": noise("float32", (2,), i) for i in range(count)})
+    path = tmp_path / "a.pt"
+    path.write_bytes(files.zipped(files.dump(found), storages))
+    wm.open(path).close()
+    tracemalloc.start()
+    try:
+        with wm.open(path) as f:
+            kept, peak = tracemalloc.get_traced_memory()
+            assert len(f) == count
+    finally:
+        tracemalloc.stop()
+    assert kept < 100 * count
+    assert peak < (1 << 20) + 500 * count
 
 
 @pytest.mark.parametrize("layout", ["zip", "legacy"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightmap.kernels import Fault, Pickle, PickleValues
     from weightmap.options import Options
 
-__all__ = ["DTYPE_NAMES", "Span", "run", "values_of"]
+__all__ = ["DTYPE_NAMES", "Span", "dtypes", "error_of", "run", "values_of"]
 
 # By the codes of csrc/pickle_calls.c.
 DTYPE_NAMES = (

@@ -19,7 +19,7 @@ from weightmap.errors import (
 )
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._zip import Archive
-from weightmap.formats.torch.program import DTYPE_NAMES, Span, dtypes, run, values_of
+from weightmap.formats.torch.program import DTYPE_NAMES, Span, dtypes, error_of, run, values_of
 from weightmap.index.columns import ColumnTable
 from weightmap.index.rules import Rules
 from weightmap.io.placement import Strided
@@ -257,8 +257,7 @@ class _Window:
                 break
         if pickle.fault.kind == "PICKLE_END" and self._limit < self._source.size:
             self._options.limits.check("max_header_bytes", self._limit + 1, "size of the pickles")
-        run(data, span, self._options)  # raises
-        raise AssertionError
+        raise error_of(pickle.fault, data, span, self._options)
 
     def _grow(self) -> bool:
         size = min(max(_WINDOW, _GROWTH * len(self._data)), self._limit)
