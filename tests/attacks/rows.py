@@ -47,12 +47,12 @@ COMMON = {
 }
 OTHER = {
     "D1": "An index of shards that is not a JSON object with a map of texts: FormatError.",
-    "P1": "A model larger than its control group: `plan.run(release=True)` goes through it, and is not killed.",
-    "P2": "A file that becomes shorter under a plan: an error at the next tensor; the other threads of `warm` end.",
-    "P3": "An index of more parts than memory has room for, or out of range: PlanError before anything is read.",
-    "P4": "A changed byte under a checksum: with verify=True an error before the first tensor comes.",
-    "P5": "A network or FUSE file system: read, not mapped, so that a lost page is an exception.",
-    "P6": "Pages of a stranger's file, about which the system lies: PermissionError, and not a wrong number.",
+    "R1": "A model larger than its control group: `plan.run(release=True)` goes through it, and is not killed.",
+    "R2": "A file that becomes shorter under a plan: an error at the next tensor; the other threads of `warm` end.",
+    "R3": "An index of more parts than memory has room for, or out of range: PlanError before anything is read.",
+    "R4": "A changed byte under a checksum: with verify=True an error before the first tensor comes.",
+    "R5": "A network or FUSE file system: read, not mapped, so that a lost page is an exception.",
+    "R6": "Pages of a stranger's file, about which the system lies: PermissionError, and not a wrong number.",
     "S1": "A write fails without space or permission: OSError, the old file stays, no other remains.",
     "S2": "fsync fails: OSError, the old file stays; on the directory: the new one is in place.",
     "S3": "Renaming fails: OSError, the old file stays.",
@@ -80,7 +80,7 @@ def parts() -> dict[str, dict[str, str]]:
             found[builder.title] = own
     for title, letter in (
         ("Models in a directory", "D"),
-        ("Plans", "P"),
+        ("Plans", "R"),
         ("Saving", "S"),
         ("The most that a format holds", "L"),
     ):
@@ -126,12 +126,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "C30": ("test_shards_outside_the_directory_are_never_opened",),
     "C31": ("test_content_is_the_builders", "test_arrays_of_any_strides_and_byte_order"),
     "C32": ("test_opening_has_no_side_effects",),
-    "P1": ("test_a_model_larger_than_its_control_group", "test_a_model_larger_than_the_memory_of_its_process"),
-    "P2": ("test_a_file_that_becomes_shorter_under_way", "test_a_file_that_becomes_shorter_while_it_is_warmed"),
-    "P3": ("test_runs_without_number_are_refused", "test_wrong_wants_are_one_clear_error"),
-    "P4": ("test_nothing_is_handed_out_before_it_is_verified",),
-    "P5": ("test_auto_reads_where_mappings_may_fail",),
-    "P6": ("test_who_may_not_ask_is_not_told",),
+    "R1": ("test_a_model_larger_than_its_control_group", "test_a_model_larger_than_the_memory_of_its_process"),
+    "R2": ("test_a_file_that_becomes_shorter_under_way", "test_a_file_that_becomes_shorter_while_it_is_warmed"),
+    "R3": ("test_runs_without_number_are_refused", "test_wrong_wants_are_one_clear_error"),
+    "R4": ("test_nothing_is_handed_out_before_it_is_verified",),
+    "R5": ("test_auto_reads_where_mappings_may_fail",),
+    "R6": ("test_who_may_not_ask_is_not_told",),
     "S1": (
         "test_the_target_is_the_old_file_or_the_new_one",
         "test_a_file_size_limit_leaves_the_old_file",

@@ -16,6 +16,7 @@ import pytest
 from tests.attacks import TESTS, Case, cases, rows, sound
 from tests.attacks.__main__ import OUTCOMES, write_all
 from tests.attacks.others import Child, table
+from tests.attacks.rows import parts
 from tests.attacks.table import MARK, between, lines
 from tests.support import exercise, run_child
 
@@ -68,6 +69,11 @@ def test_the_published_table_is_current() -> None:
     """docs/reliability.md has the rows as they are: `python -m tests.attacks.table --into docs/reliability.md`."""
     document = (Path(__file__).resolve().parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
     assert between(document, MARK).splitlines() == "\n".join(lines()).strip("\n").splitlines()
+
+
+def test_no_two_rows_have_one_name() -> None:
+    """A letter belongs to one part of the threat tables."""
+    assert len(rows()) == sum(map(len, parts().values()))
 
 
 def test_no_two_cases_have_one_name() -> None:
