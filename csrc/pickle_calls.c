@@ -128,7 +128,7 @@ static int make_tensor(machine *m, value args, int role) {
     /* The last element's place, counted without overflow, as far as the storage goes. */
     uint64_t last = part[1].at, dense = 1;
     int empty = 0, overlong = last > room;
-    for (uint64_t i = part[2].n; i-- > 0;) {
+    for (uint64_t i = 0; i < part[2].n; i++) {
         const uint64_t dim = get(m, part[2].at + i * VALUE_WORDS).at, stride = get(m, part[3].at + i * VALUE_WORDS).at;
         if (dim == 0) empty = 1;
         if (dim > 1 && stride && !overlong) {
@@ -140,9 +140,9 @@ static int make_tensor(machine *m, value args, int role) {
     }
     if (!empty && (overlong || last >= room)) return fail(m, WM_FAULT_PICKLE_RANGE, last, room);
     uint32_t strided = 0;
-    for (uint64_t i = part[2].n; i-- > 0;) { /* numpy multiplies the other dimensions of an empty tensor too */
-        const uint64_t dim = get(m, part[2].at + i * VALUE_WORDS).at;
-        if (dim > 1 && !empty && get(m, part[3].at + i * VALUE_WORDS).at != dense) strided = WM_PICKLE_STRIDED;
+    for (uint64_t i = part[2].n; i > 0; i--) { /* numpy multiplies the other dimensions of an empty tensor too */
+        const uint64_t axis = (i - 1) * VALUE_WORDS, dim = get(m, part[2].at + axis).at;
+        if (dim > 1 && !empty && get(m, part[3].at + axis).at != dense) strided = WM_PICKLE_STRIDED;
         if (dim && dense > INT64_MAX / bytes / dim) return fail(m, WM_FAULT_PICKLE_OVERFLOW, dim, INT64_MAX);
         if (dim) dense *= dim;
     }
@@ -212,7 +212,9 @@ int wm_pickle_call(machine *m, value function, value args) { return call(m, func
 
 void wm_pickle_list_storages(const uint64_t *arena, const wm_pickle *pickle, uint64_t *key, uint32_t *key_len, uint64_t *nbytes,
                              uint8_t *item) {
-    for (uint64_t at = pickle->storages, i = pickle->n_storages; i-- > 0;) {
+    uint64_t at = pickle->storages;
+    for (uint64_t left = pickle->n_storages; left > 0; left--) {
+        const uint64_t i = left - 1;
         storage_record storage;
         memcpy(&storage, arena + at, sizeof storage);
         key[i] = storage.key, key_len[i] = storage.key_len, nbytes[i] = storage.nbytes;

@@ -90,10 +90,11 @@ static int check_header(const scan *s, const uint8_t *c, const extent *e, uint64
     if (load_le32(h) != 0x04034b50 || flags != load_le16(c + 8) || load_le16(h + 8) != load_le16(c + 10) ||
         load_le16(h + 26) != name_len || memcmp(h + LOCAL, c + CENTRAL, name_len))
         return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 0, 0);
-    if (extra_len > room || e->stored > room - extra_len)
-        return fail(s, WM_FAULT_ZIP_RANGE, 0, e->offset + LOCAL + name_len + extra_len + (extra_len > room ? 0 : e->stored),
-                    end);
-    *data = e->offset + LOCAL + name_len + extra_len;
+    const uint64_t begin = e->offset + LOCAL + name_len + extra_len;
+    if (extra_len > room) return fail(s, WM_FAULT_ZIP_RANGE, 0, begin, end);
+    if (e->stored > room - extra_len)
+        return fail(s, WM_FAULT_ZIP_RANGE, 0, e->stored > UINT64_MAX - begin ? UINT64_MAX : begin + e->stored, end);
+    *data = begin;
     if ((flags & LATER) && !crc && !stored && !size) return 0;
     extent own = {stored, size, 0};
     if (stored == WIDE || size == WIDE) {
