@@ -122,6 +122,10 @@ static int make_tensor(machine *m, value args, int role) {
         !is_shape(m, part[3]) || part[2].n != part[3].n || (role == REBUILD_V3 && part[6].kind != DTYPE))
         return bad_call(m);
     memcpy(&storage, m->arena + part[0].at, sizeof storage);
+    if (args.n > least) { /* what the values are besides: conjugated, negated */
+        const value extra = get(m, args.at + least * VALUE_WORDS);
+        if (extra.kind != NONE && (extra.kind != DICT || m->arena[extra.at])) return bad_call(m);
+    }
     uint32_t type = role == REBUILD_V3 ? part[6].n : storage.type;
     if (NAMES[type].role == UNTYPED) return bad_call(m);
     const uint64_t bytes = NAMES[type].bytes, room = storage.nbytes / bytes;

@@ -280,6 +280,12 @@ def containers() -> Iterator[Case]:
     for i in range(2, 100):
         nested += b"q%c0}(h\1h%cu" % (i, i)
     yield at("P6", "a long key in each of a hundred", nested + b".", "LimitError", "max_header_bytes", -2)
+    parts = b"(" + STORAGE + b"K\0K\2\x85K\1\x85\x89" + ORDERED + b")R"
+    for name in ("conj", "neg"):
+        code = torch.named("torch._utils", "_rebuild_tensor_v2") + parts + b"}" + torch.text(name) + b"\x88st"
+        yield at(
+            "P5", f"a tensor whose values are others: {name}", code + b"R.", "UnsupportedError", "pickle", len(code)
+        )
     longest = b"X" + struct.pack("<I", 256) + b"0" * 256
     keyed = STORAGE.replace(torch.text("0"), longest)
     yield at("P14", "a key of 256 bytes", keyed + b".", "UnsupportedError", "pickle", len(keyed) - 1)
