@@ -66,8 +66,11 @@ def about(run: Run) -> Iterator[str]:
     yield ""
     yield f"Command, as `make bench` runs it: `{machine.get('command')}`."
     yield ""
+    again: dict[str, list[str]] = {}
     for group, commit in run.again.items():
-        yield f"A later run, at commit {commit}, measured this group again: {group}."
+        again.setdefault(commit, []).append(group)
+    for commit, groups in again.items():
+        yield f"Measured again in later runs, at commit {commit}: {'; '.join(groups)}."
         yield ""
 
 
