@@ -20,6 +20,7 @@ from tests import builders
 from tests.support import run_child
 
 import weightmap as wm
+from weightmap.embeddings.embeddings import Embeddings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,6 +148,20 @@ def test_closing_while_seven_threads_use_it(paths: dict[str, Path], kind: str) -
         f.close()
     assert set(met) <= {"right", "closed"}
     assert met.count("closed") == ROUNDS * (THREADS - 1)
+
+
+def test_closing_while_embeddings_are_made(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked for embeddings before another thread closed the handle gets them; the handle keeps none."""
+    f, made = wm.open(paths["embd"]), Embeddings.of
+
+    def closing(file: wm.TensorFile, names: tuple[str, str] | None) -> Embeddings | None:
+        found = made(file, names)
+        file.close()
+        return found
+
+    monkeypatch.setattr(Embeddings, "of", closing)
+    assert isinstance(f.embeddings, Embeddings)
+    assert f._embeddings is False
 
 
 def test_eight_threads_open_and_close_one_file(paths: dict[str, Path]) -> None:

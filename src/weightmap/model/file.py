@@ -227,12 +227,16 @@ class TensorFile(Mapping[str, Any]):
     def embeddings(self) -> Embeddings | None:
         """Word vectors of a file with a vocabulary and one matrix that has a row for each token; else None."""
         check_open(self)
-        if self._embeddings is False:
+        # Another thread may close the handle at any moment, which forgets them.
+        found: Any = self._embeddings
+        if found is False:
             from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
             from weightmap.formats import by_name  # noqa: PLC0415 - opening does not need it
 
-            self._embeddings = Embeddings.of(self, by_name(self.format).embeddings)
-        return self._embeddings  # type: ignore[return-value]
+            self._embeddings = found = Embeddings.of(self, by_name(self.format).embeddings)
+            if self._source.closed:
+                self._embeddings = False
+        return found  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------------------------------------- information
     def info(self, name: str) -> TensorInfo:
