@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format clients-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format clients-test vllm-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -30,6 +30,7 @@ help:
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
+	@echo "make vllm-test  vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU"
 	@echo "make fuzz    10,000,000 mutants of every format, numbered: MUTANTS=100000 FIRST=0 FORMATS='amb embd'"
 	@echo "make fuzz-guided  every reader under atheris, for SECONDS=60 each"
 	@echo "make clean   remove everything that these made, .venv included"
@@ -119,7 +120,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-vllm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -189,5 +190,17 @@ $(CLIENTS)/.installed: requirements/clients.txt
 
 clients-test: $(MODULE) $(CLIENTS)/.installed
 	@WEIGHTMAP_CLIENTS=1 PYTHONPATH=$(CURDIR)/src $(CLIENTS)/bin/python -m pytest -p no:cacheprovider $(CLIENTS_TESTS)
+
+# vLLM's build for processors, at the versions that work together. Nothing else may be installed with it: a torchvision or
+# triton for CUDA breaks it. Another folder: make vllm-test VLLM=/tmp/vllm
+VLLM := .venv-vllm
+$(VLLM)/.installed: requirements/vllm.txt
+	@echo "Installing vLLM in $(VLLM)"
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps -r $<
+	@touch $@
+
+vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
+	@WEIGHTMAP_VLLM=$(abspath $(VLLM))/bin/python $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py
 
 include checks.mk

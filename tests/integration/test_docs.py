@@ -76,9 +76,10 @@ def test_the_examples_of_serving_run(tmp_path, monkeypatch, capsys):
         exec(compile(block, "serving.md", "exec"), names)
     assert "(128, 256) (512, 64)\n" in capsys.readouterr().out
     assert names["report"].nbytes == names["plan"].nbytes == 8 * 512 * 256 * 4
-    [commands] = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    for line in commands.splitlines():
-        assert cli.main(line.partition("#")[0].split()[1:]) == 0, line
+    commands = re.findall(r"^weightmap (.*)$", "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)), re.MULTILINE)
+    assert len(commands) == 4
+    for line in commands:
+        assert cli.main(line.partition("#")[0].split()) == 0, line
 
 
 def test_the_table_of_formats_is_that_of_the_builders():

@@ -32,6 +32,7 @@ LAYERS = [
     {"words"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "dlpack", "jax", "torch"},
+    {"vllm"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -39,7 +40,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
-INTEGRATIONS = {"__main__", "cli", "compat", "demo", "dlpack", "jax", "torch"}
+INTEGRATIONS = {"__main__", "cli", "compat", "demo", "dlpack", "jax", "torch", "vllm"}
 
 
 def dotted(path):

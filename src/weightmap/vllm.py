@@ -1,0 +1,354 @@
+"""Load format "weightmap" of vLLM, and the same loader for SGLang; vllm and sglang are imported in functions only.
+
+vLLM finds `register` by the entry-point group ``vllm.general_plugins`` in each of its processes::
+
+    vllm serve ./model --load-format weightmap --model-loader-extra-config '{"threads": 8}'
+
+The model is a directory with ``config.json`` and files of safetensors, EMBD, BinTensors, AMB or GGUF, with the names
+that Hugging Face gives to tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError, quoted
+from weightmap.formats import FORMATS
+from weightmap.model.opening import open as open_model
+from weightmap.model.single import INDEX_SUFFIX
+from weightmap.plans.planning import plan
+from weightmap.torch import read_tensor, torch_device, writable_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+__all__ = ["Settings", "has_head", "loader_class", "model_files", "register", "register_sglang", "sglang_loader_class"]
+
+_FORMATS = ("safetensors", "embd", "bintensors", "amb", "gguf")
+_USUAL_INDEX = "model.safetensors.index.json"
+# A setting of the stock loader that concerns no file: whether every parameter has to come from the checkpoint.
+_STOCK = ("enable_weights_track",)
+_CHOICES = {"mode": ("mmap", "cow", "copy", "sealed"), "verify": ("header", "full", "none")}
+# What llama.cpp calls the tensors of layers.
+_LLAMA_CPP = re.compile(r"blk\.\d+\.")
+
+
+class Settings(NamedTuple):
+    """What ``model_loader_extra_config`` sets."""
+
+    mode: str | None = None
+    verify: str = "header"
+    threads: int | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> tuple[Settings, dict[str, Any]]:
+        """Return the settings, and what the stock loader gets; the configuration itself stays as it is.
+
+        Parameters
+        ----------
+        config : dict
+            ``mode`` and ``verify`` as for `weightmap.open`, by default what suits the device, and "header";
+            ``threads``, how many bring a file into memory before its tensors are used, 8 by default and 0 for none.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an unknown key or a wrong value.
+        """
+        known = (*cls._fields, *_STOCK)
+        if not isinstance(config, dict):
+            raise TypeError(f"model_loader_extra_config is a {type(config).__name__}, expected a dictionary")
+        unknown = [key for key in config if key not in known]
+        if unknown:
+            what = f"unknown keys in model_loader_extra_config: {', '.join(map(quoted, unknown))}"
+            raise ValueError(f"{what}; load format weightmap knows {', '.join(known)}")
+        for key, choices in _CHOICES.items():
+            if key in config and config[key] not in choices:
+                raise ValueError(f"{key} is {config[key]!r}, expected one of {', '.join(choices)}")
+        threads = config.get("threads", 0)
+        if type(threads) is not int or threads < 0:
+            raise ValueError(f"threads is {threads!r}, expected a number, 0 for none")
+        own = cls(**{key: config[key] for key in cls._fields if key in config})
+        return own, {key: config[key] for key in _STOCK if key in config}
+
+
+def model_files(folder: str) -> tuple[list[str], str]:
+    """Return the paths of a model's files, and the name of its index of shards: the usual name if it has none.
+
+    Files that an index does not name are left out, as in the stock loader: they hold the same weights again.
+
+    Raises
+    ------
+    NotRegularFileError
+        When the directory has no such files.
+    UnknownFormatError
+        When it has several indices and none of the usual name, or, without an index, files of several formats.
+    FormatError
+        When the index or a shard is damaged, or a shard is missing.
+    """
+    suffixes = {format_: FORMATS[format_].suffixes for format_ in _FORMATS}
+    every = tuple(suffix for own in suffixes.values() for suffix in own)
+    names = sorted(os.listdir(folder), key=_natural)
+    indices = [name for name in names if name.endswith(INDEX_SUFFIX) and name[: -len(INDEX_SUFFIX)].endswith(every)]
+    if _USUAL_INDEX in indices:
+        indices = [_USUAL_INDEX]
+    if len(indices) > 1:
+        msg = f"this directory has several indices of shards: {', '.join(map(quoted, indices[:10]))}"
+        raise UnknownFormatError(msg, path=folder)
+    if indices:
+        with open_model(os.path.join(folder, indices[0])) as model:
+            found = sorted(model.shards, key=_natural)
+        return [os.path.join(folder, name) for name in found], indices[0]
+    by_format = {own: [name for name in names if name.endswith(own)] for own in suffixes.values()}
+    present = [files for files in by_format.values() if files]
+    if not present:
+        raise NotRegularFileError(f"this directory has no model file ({', '.join(every)})", path=folder)
+    if len(present) > 1:
+        msg = f"this directory has model files of several formats: {', '.join(quoted(files[0]) for files in present)}"
+        raise UnknownFormatError(msg, path=folder)
+    return [os.path.join(folder, name) for name in present[0]], _USUAL_INDEX
+
+
+def _natural(name: str) -> list[Any]:
+    """Return a key that sorts numbers in names by value, as the stock loader sorts shards."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", os.path.basename(name))]
+
+
+def has_head(paths: Iterable[str]) -> bool:
+    """Return whether a checkpoint has an ``lm_head`` of its own."""
+    for path in paths:
+        with open_model(path) as file:
+            if any(name.endswith("lm_head.weight") for name in file):
+                return True
+    return False
+
+
+def tensors(
+    paths: Iterable[str],
+    settings: Settings,
+    *,
+    shared: bool,
+    skip: Callable[[str], bool] = lambda _: False,
+    local: tuple[int, int] = (0, 1),
+) -> Iterator[tuple[str, Any]]:
+    """Yield names and tensors of files in the order of their bytes.
+
+    Parameters
+    ----------
+    paths : iterable of str
+    settings : Settings
+    shared : bool
+        Whether tensors may share the pages of files, copy-on-write, where the settings name no mode. Otherwise each is
+        a copy of its own, for a driver that gets mapped pages may pin or migrate them.
+    skip : callable
+        Tells by its name whether a tensor is left out; its bytes are not read.
+    local : (int, int)
+        Number of this process among those on this machine that load the same model, and how many these are: each
+        brings a part of every file into memory.
+    """
+    mode = settings.mode or (writable_mode() if shared else "mmap")
+    cpu = torch_device("cpu")
+    done: set[str] = set()  # the first file of a split model opens all
+    for path in paths:
+        if path in done:
+            continue
+        with open_model(path, mode=mode, verify=settings.verify) as file:
+            done.update(os.path.join(os.path.dirname(path), name) for name in file.shards)
+            names = [name for name in file if not skip(name)]
+            if any(map(_LLAMA_CPP.match, names)):
+                expected = "those of Hugging Face, such as model.layers.0.input_layernorm.weight"
+                raise UnsupportedError("names of tensors", path=path, actual="those of llama.cpp", expected=expected)
+            reads = plan(file, names, local_rank=local[0], local_world=local[1])
+            if settings.threads != 0 and mode in {"mmap", "cow"}:
+                reads.warm(settings.threads)
+            for name, array in reads.run():
+                yield name, read_tensor(file, name, cpu, array)
+
+
+def _stock_config(load_config: Any) -> tuple[Settings, Any]:
+    """Return the settings, and a copy of a load configuration that the stock loader takes."""
+    settings, rest = Settings.of(load_config.model_loader_extra_config or {})
+    stock = copy.copy(load_config)  # other loaders get the same object
+    stock.model_loader_extra_config = rest
+    return settings, stock
+
+
+def _on_cpu(model: Any) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def _wanted(paths: list[str], unused: Callable[[str], bool]) -> list[str]:
+    """Return the files that hold a tensor that is used; all if none does, as the stock loader does."""
+
+    def used(path: str) -> bool:
+        with open_model(path) as file:
+            return not all(map(unused, file))
+
+    return [path for path in paths if used(path)] or paths
+
+
+# ------------------------------------------------------------------------------------------------------------- vLLM
+
+
+@functools.cache
+def register() -> None:
+    """Register the load format "weightmap" in vLLM; once in a process, however often it is called."""
+    from vllm.model_executor.model_loader import register_model_loader
+
+    register_model_loader("weightmap")(loader_class())
+
+
+@functools.cache
+def loader_class() -> Any:
+    """Return the class of vLLM's loader: the stock one, with the files and tensors of this package."""
+    from vllm.model_executor.model_loader import ep_weight_filter, weight_utils
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    class WeightmapModelLoader(DefaultModelLoader):  # type: ignore[misc]
+        """Loads models by weightmap; see `Settings.of` for ``model_loader_extra_config``."""
+
+        counter_before_loading_weights: float = 0.0
+
+        def __init__(self, load_config: Any) -> None:
+            self._settings, stock = _stock_config(load_config)
+            stock.load_format = "safetensors"  # what the stock loader downloads
+            super().__init__(stock)
+            self._shared = False
+
+        def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+            # vLLM looks for this tensor in safetensors only, and would drop it. If both are equal, it ties them again.
+            config = model_config.hf_config
+            if getattr(config, "tie_word_embeddings", False) and has_head(self._files_of(model_config)):
+                config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+                model_config.word_embeddings_untied_by_checkpoint = True
+            return super().create_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            # Quantised parameters may keep the tensors they get.
+            self._shared = _on_cpu(model) and model_config.quantization is None
+            super().load_weights(model, model_config)
+
+        def _files_of(self, model_config: Any) -> list[str]:
+            where = (model_config.model, None, model_config.revision)
+            return self._prepare_weights(*where, fall_back_to_pt=False, allow_patterns_overrides=None)[1]
+
+        def _prepare_weights(
+            self,
+            model_name_or_path: str,
+            subfolder: str | None,
+            revision: str | None,
+            fall_back_to_pt: Any,
+            allow_patterns_overrides: list[str] | None,
+        ) -> tuple[str, list[str], bool, str]:
+            if allow_patterns_overrides is not None or not os.path.isdir(model_name_or_path):
+                where = (model_name_or_path, subfolder, revision)
+                found = super()._prepare_weights(*where, fall_back_to_pt, allow_patterns_overrides)
+                return found[0], sorted(found[1], key=_natural), found[2], found[3]
+            folder = os.path.join(model_name_or_path, subfolder or "")
+            files, index = model_files(folder)
+            return folder, files, True, index
+
+        def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
+            folder, files, _, index = self._prepare_weights(
+                source.model_or_path,
+                source.subfolder,
+                source.revision,
+                source.fall_back_to_pt,
+                source.allow_patterns_overrides,
+            )
+            if self._encoder_only_lm_prefixes is not None:
+                files = weight_utils.filter_mm_encoder_only_safetensors_files(
+                    files,
+                    folder,
+                    index,
+                    self._encoder_only_lm_prefixes,
+                    weights_mapper=self._encoder_only_weights_mapper,
+                )
+            if source.is_unused_weight is not None:
+                files = _wanted(files, source.is_unused_weight)
+            if self.counter_before_loading_weights == 0.0:
+                self.counter_before_loading_weights = time.perf_counter()
+            every = tensors(
+                files,
+                self._settings,
+                shared=self._shared,
+                skip=lambda name: ep_weight_filter.should_skip_weight(name, self.local_expert_ids),
+                local=_local_ranks(),
+            )
+            return ((source.prefix + name, tensor) for name, tensor in every)
+
+    return WeightmapModelLoader
+
+
+def _local_ranks() -> tuple[int, int]:
+    """Return the number of this process of vLLM on its machine and how many there are; (0, 1) if nobody knows."""
+    from vllm.distributed import parallel_state
+
+    try:
+        group, nodes = parallel_state.get_world_group(), parallel_state.get_node_count()
+    except AssertionError:  # outside of a worker
+        return 0, 1
+    local: tuple[int, int] = group.local_rank, group.world_size // nodes
+    return local if 0 <= local[0] < local[1] else (0, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- SGLang
+
+
+@functools.cache
+def register_sglang() -> None:
+    """Make SGLang use this loader where ``model_loader_extra_config`` has the key "weightmap", the settings."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", choose_sglang_loader, HookType.AROUND)
+
+
+def choose_sglang_loader(stock: Callable[..., Any], load_config: Any, *args: Any, **named: Any) -> Any:
+    """Return this loader if the configuration asks for it, and what `stock` returns otherwise."""
+    config: Mapping[str, Any] = load_config.model_loader_extra_config or {}
+    if "weightmap" not in config:
+        return stock(load_config, *args, **named)
+    own = copy.copy(load_config)
+    own.model_loader_extra_config = config["weightmap"]
+    return sglang_loader_class()(own)
+
+
+@functools.cache
+def sglang_loader_class() -> Any:
+    """Return the class of SGLang's loader, which its ``load_format`` takes as it is."""
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    class WeightmapModelLoader(DefaultModelLoader):  # type: ignore[misc]
+        """Loads models by weightmap; see `Settings.of` for ``model_loader_extra_config``."""
+
+        counter_before_loading_weights: float = 0.0
+
+        def __init__(self, load_config: Any) -> None:
+            self._settings, stock = _stock_config(load_config)
+            stock.model_loader_extra_config = {}
+            super().__init__(stock)
+
+        def _prepare_weights(self, model_name_or_path: str, *_: Any, **__: Any) -> tuple[str, list[str], bool]:
+            if not os.path.isdir(model_name_or_path):
+                expected = "a directory; download the model first"
+                raise NotRegularFileError("model", actual=quoted(model_name_or_path), expected=expected)
+            # False: the stock loader neither adds files nor reads them ahead.
+            return model_name_or_path, model_files(model_name_or_path)[0], False
+
+        def _get_weights_iterator(self, source: Any, **resolved: Any) -> Iterator[tuple[str, Any]]:
+            given = resolved.get("resolved_source")
+            files = self._prepare_weights(source.model_or_path)[1] if given is None else given.weight_files
+            every = tensors(files, self._settings, shared=False)
+            layer = self.load_config.draft_model_idx
+            if layer is not None:
+                return self._filter_mtp_weights(every, source.prefix, layer)  # type: ignore[no-any-return]
+            if self.counter_before_loading_weights == 0.0:
+                self.counter_before_loading_weights = time.perf_counter()
+            return ((source.prefix + name, tensor) for name, tensor in every)
+
+    return WeightmapModelLoader
