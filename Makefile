@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format clients-test vllm-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format clients-test vllm-test distributed-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -31,6 +31,7 @@ help:
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
 	@echo "make vllm-test  vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU"
+	@echo "make distributed-test  torch.distributed, jax and MPI ranks on one model, in an environment of 1.5 GB"
 	@echo "make fuzz    10,000,000 mutants of every format, numbered: MUTANTS=100000 FIRST=0 FORMATS='amb embd'"
 	@echo "make fuzz-guided  every reader under atheris, for SECONDS=60 each"
 	@echo "make clean   remove everything that these made, .venv included"
@@ -120,7 +121,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-vllm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-vllm .venv-distributed build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -202,5 +203,19 @@ $(VLLM)/.installed: requirements/vllm.txt
 
 vllm-test: $(MODULE) $(VENV)/.extra-test $(VLLM)/.installed
 	@WEIGHTMAP_VLLM=$(abspath $(VLLM))/bin/python $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py
+
+# Engines past one machine, run on this one: ranks of torch.distributed, jax and MPI, executors, object stores. What is not
+# installed or not there, such as nginx, is skipped visibly. Another folder: make distributed-test DISTRIBUTED=/tmp/engines
+DISTRIBUTED := .venv-distributed
+DISTRIBUTED_TESTS := tests/distributed
+$(DISTRIBUTED)/.installed: requirements/distributed.txt
+	@echo "Installing PyTorch, jax, MPI and the other engines in $(DISTRIBUTED)"
+	@test -x $(DISTRIBUTED)/bin/python || $(PYTHON) -m venv $(DISTRIBUTED)
+	@$(DISTRIBUTED)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+distributed-test: $(MODULE) $(DISTRIBUTED)/.installed
+	@WEIGHTMAP_DISTRIBUTED=1 PYTHONPATH=$(CURDIR)/src $(DISTRIBUTED)/bin/python -m pytest -p no:cacheprovider -rs \
+	    $(DISTRIBUTED_TESTS)
 
 include checks.mk
