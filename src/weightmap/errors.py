@@ -25,6 +25,8 @@ __all__ = [
     "PlanError",
     "QuantError",
     "Remedy",
+    "ShardsError",
+    "TargetError",
     "TensorFileError",
     "TensorNotFoundError",
     "TruncatedError",
@@ -270,6 +272,24 @@ class NotRegularFileError(TensorFileError, OSError):
     """The path names a directory, FIFO, socket or device where a regular file is needed."""
 
     __str__ = TensorFileError.__str__
+
+
+class TargetError(TensorFileError, OSError):
+    """The target of a sharded model is taken: another run is writing it, or it holds a model already."""
+
+    __str__ = TensorFileError.__str__
+
+
+class ShardsError(TensorFileError):
+    """Shards of a model failed, by errors of several classes or of one that is not weightmap's.
+
+    Attributes
+    ----------
+    errors : tuple of (str, BaseException)
+        Each failed shard with its error; the message names the first of many.
+    """
+
+    errors: tuple[tuple[str, BaseException], ...] = ()
 
 
 class MissingDependencyError(TensorFileError, ImportError):

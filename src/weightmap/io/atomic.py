@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,17 +23,20 @@ from weightmap.io.descriptor import Descriptor, own
 from weightmap.io.sink import DIRECT, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from weightmap.io.sink import Plan
     from weightmap.kernels import Temporary
 
-__all__ = ["write_plan"]
+__all__ = ["remove_leftovers", "write_plan"]
 
 # Linux follows at most so many.
 _MOST_LINKS = 40
 # Every file system, except very old ones, takes names of so many bytes.
 _ANY_NAME = 64
+# Random bytes of a hidden name, and what such a name looks like.
+_RANDOM = 6
+_HIDDEN = re.compile(rf"(\..*\.)[0-9a-f]{{{2 * _RANDOM}}}\.tmp", re.DOTALL)
 # Flags for a file without a name, which disappears with its descriptor, and errors of systems that have none. Only
 # Linux can name such a file later.
 _UNNAMED: int = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC if hasattr(os, "O_TMPFILE") else 0
@@ -258,12 +262,26 @@ def _nameless(error: OSError) -> OSError:
 
 def _hidden(name: str) -> str:
     """Return a hidden name derived from `name`, no longer than `name`, or than any file system allows."""
-    ending = f".{os.urandom(6).hex()}.tmp"
+    return f"{_beginning(name)}{os.urandom(_RANDOM).hex()}.tmp"
+
+
+def _beginning(name: str) -> str:
+    """Return the beginning of all hidden names derived from `name`."""
     encoded = os.fsencode(name)
-    room = max(len(encoded), _ANY_NAME) - len(ending) - 1
+    room = max(len(encoded), _ANY_NAME) - len("..") - 2 * _RANDOM - len(".tmp")
     # Drops a character that is cut in two: some file systems refuse names that are not UTF-8.
     stem = name if len(encoded) <= room else encoded[:room].decode("utf-8", "ignore")
-    return f".{stem}{ending}"
+    return f".{stem}."
+
+
+def remove_leftovers(folder: str, names: Iterable[str]) -> None:
+    """Remove the temporary files that killed writers of these names left; nobody may be writing them now."""
+    beginnings = {_beginning(name) for name in names}
+    for name in os.listdir(folder or os.curdir):
+        match = _HIDDEN.fullmatch(name)
+        if match is not None and match[1] in beginnings:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
 
 
 def _keep_mode(fd: int, mode: int, group: int) -> None:

@@ -45,6 +45,11 @@ class Sink:
     A staging buffer collects small data, and all data that needs a checksum: summed and written from the same buffer,
     checksum and bytes agree even if another thread changes the tensor meanwhile. Long data without a checksum is
     written directly. The first piece, with the header, is written last.
+
+    Attributes
+    ----------
+    digest : int or None
+        The CRC-32 of the whole file, as far as it is written; None, the default, does without it.
     """
 
     def __init__(self, fd: int, total: int, progress: Callable[[int, int], None] | None, *, exact: bool = True) -> None:
@@ -60,6 +65,7 @@ class Sink:
         self._crc = 0
         self._first: memoryview | None = None
         self.offset = 0
+        self.digest: int | None = None
         self._tell(0)
 
     def _tell(self, done: int) -> None:
@@ -94,7 +100,7 @@ class Sink:
                 # Unfaulted source pages would split the write, and the file would get small pages.
                 kernels.populate(view[:count], 0, count)
                 _write_all(self._fd, view[:count], self.offset)
-                self._advance(count)
+                self._advance(view[:count])
             view = view[count:]
 
     def pad(self, count: int) -> None:
@@ -119,17 +125,19 @@ class Sink:
 
     def _flush(self) -> None:
         self._sum()
-        piece, count = self._view[: self._filled], self._filled
+        piece = self._view[: self._filled]
         if self._first is None:
             self._first = piece
             self._view = memoryview(bytearray(self._room))
         else:
             _write_all(self._fd, piece, self.offset)
         self._filled = self._summed = 0
-        self._advance(count)
+        self._advance(piece)
 
-    def _advance(self, count: int) -> None:
-        self.offset += count
+    def _advance(self, piece: memoryview) -> None:
+        if self.digest is not None:
+            self.digest = kernels.crc32(piece, self.digest)
+        self.offset += len(piece)
         self._tell(min(self.offset, self._total - 1) if self.offset else 0)
 
     def finish(self) -> None:

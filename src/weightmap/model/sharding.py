@@ -1,0 +1,229 @@
+"""Writes models in several files: numbered shards and the index, last, that makes them one model."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import struct
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.errors import EncodeError, Remedy, TargetError
+from weightmap.formats import FORMATS, Plan
+from weightmap.io.atomic import remove_leftovers, write_plan
+from weightmap.io.descriptor import own
+from weightmap.model.parts import located
+from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file
+from weightmap.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from weightmap.formats import Format
+    from weightmap.io.descriptor import Descriptor
+
+__all__ = ["ShardTarget", "holding", "sharded_target", "tensor_bytes", "write_index", "write_shards"]
+
+# Longest index that `open` reads by default.
+_MOST = DEFAULT_LIMITS.max_header_bytes
+# Errors of file systems without locks.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+class ShardTarget(NamedTuple):
+    """The place of a sharded model: ``FOLDER/STEM-00001-of-00008SUFFIX`` ..., and the index."""
+
+    folder: str
+    index_name: str
+    stem: str
+    suffix: str
+
+    @property
+    def path(self) -> str:
+        """The path of the index."""
+        return os.path.join(self.folder, self.index_name)
+
+    def names(self, count: int) -> list[str]:
+        """Return the file names of so many shards."""
+        return [f"{self.stem}-{i:05}-of-{count:05}{self.suffix}" for i in range(1, count + 1)]
+
+    def check_free(self) -> None:
+        """Raise `TargetError` if there is an index already: writing its shards would change a model that is in use."""
+        if os.path.lexists(self.path):
+            msg = "this model exists already, and a sharded model is not replaced: remove it, or choose another target"
+            raise TargetError(msg, path=self.path)
+
+
+def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
+    """Return the target of a sharded model if `path` names one, else None.
+
+    A directory (one that exists, or a path that ends in a slash) gets the index ``model.SUFFIX.index.json``; any other
+    path is that of an index, ``*.index.json``, whose name says the format unless `found` is given.
+
+    Raises
+    ------
+    EncodeError
+        When nothing says the format.
+    """
+    if path.endswith(INDEX_SUFFIX):
+        folder, index = os.path.split(path)
+        stem, suffix = _split(index.removesuffix(INDEX_SUFFIX), found)
+    elif path and (not os.path.basename(path) or os.path.isdir(path)):
+        folder, stem, suffix = os.path.join(path, ""), "model", found.suffixes[0] if found is not None else ""
+        index = f"{stem}{suffix}{INDEX_SUFFIX}"
+    else:
+        return None
+    if not suffix:
+        raise EncodeError("nothing says which format the shards have", path=path, remedy=Remedy("give {}", "format"))
+    return ShardTarget(folder, index, stem, suffix)
+
+
+def _split(name: str, found: Format | None) -> tuple[str, str]:
+    """Return stem and suffix of the shards of an index of this name."""
+    known = FORMATS.values() if found is None else (found,)
+    for suffix in (suffix for format_ in known for suffix in format_.suffixes):
+        if name.lower().endswith(suffix):
+            return name[: -len(suffix)] or "model", name[-len(suffix) :]
+    return name or "model", "" if found is None else found.suffixes[0]
+
+
+def encode_index(target: ShardTarget, where: Mapping[str, str], total: int, metadata: Mapping[str, Any]) -> bytes:
+    """Return the content of an index: the shard of each tensor, the bytes of all tensors, and metadata.
+
+    Raises `EncodeError` for an index that is longer than `open` reads by default.
+    """
+    content = {"metadata": {**metadata, "total_size": total}, "weight_map": where}
+    data = f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode("utf-8", "surrogatepass")
+    if len(data) > _MOST:
+        raise EncodeError("size of the index", path=target.path, actual=len(data), expected=f"at most {_MOST} bytes")
+    return data
+
+
+def write_index(
+    target: ShardTarget, where: Mapping[str, str], total: int, metadata: Mapping[str, Any], *, durable: bool = True
+) -> int:
+    """Write the index, which makes whole shards a model; return its size."""
+    data = encode_index(target, where, total, metadata)
+    return write_plan(target.path, Plan(len(data), lambda sink: sink.write(data)), durable=durable)
+
+
+def tensor_bytes(path: str) -> int:
+    """Return the bytes of all tensors of a file, as an index counts them."""
+    with open_file(path, path, Options(DEFAULT_LIMITS, private=True)) as file:
+        return sum(place.row.nbytes for place in located(file))
+
+
+def write_shards(
+    target: ShardTarget,
+    shards: Sequence[tuple[Plan, Sequence[str]]],
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    durable: bool = True,
+) -> int:
+    """Write a model in several files: a plan, and the names of its tensors, for each; return the bytes of all files.
+
+    Nothing is written if the model exists or another run is writing it (`TargetError`).
+    """
+    names = target.names(len(shards))
+    where = {tensor: name for name, (_, tensors) in zip(names, shards, strict=True) for tensor in tensors}
+    encode_index(target, where, 2**63, metadata or {})
+    total, done, nbytes = sum(plan.size for plan, _ in shards), 0, 0
+    with holding(target):
+        target.check_free()
+        for name, (plan, _) in zip(names, shards, strict=True):
+            path = os.path.join(target.folder, name)
+            done += write_plan(path, plan, progress=within(progress, done, plan.size, total), durable=durable)
+            nbytes += tensor_bytes(path)
+        done += write_index(target, where, nbytes, metadata or {}, durable=durable)
+        remove_leftovers(target.folder, [*names, target.index_name])
+    return done
+
+
+def within(
+    progress: Callable[[int, int], None] | None, done: int, share: int, total: int
+) -> Callable[[int, int], None] | None:
+    """Return the progress of a part: so much is done before it, and it is this share of the total."""
+    if progress is None:
+        return None
+    return lambda part, whole: progress(done + (share * part // whole if whole else share), total)
+
+
+@contextlib.contextmanager
+def holding(target: ShardTarget, part: int | None = None) -> Iterator[None]:
+    """Hold a target, or one of the parts that ranks write; make its directory if only that is missing.
+
+    A lock on the hidden file ``.INDEX.lock`` keeps other runs out, on other machines too where the file system shares
+    locks. It ends with the process; the last run removes the file.
+
+    Raises
+    ------
+    TargetError
+        When another run holds the target, or this part of it.
+    """
+    made = _make_folder(target)
+    path = os.path.join(target.folder, f".{target.index_name}.lock")
+    file = _open_lock(path)
+    try:
+        while True:
+            if not _lock(file, 0 if part is None else part, 0 if part is None else 1):
+                msg = "another run is writing this model: wait for its end, or choose another target"
+                raise TargetError(msg, path=target.path)
+            if _is_there(file, path):
+                break
+            file = _open_lock(path)  # the run before removed the file after this one had opened it
+        yield
+    finally:
+        # Other ranks may still hold their parts.
+        if _is_there(file, path) and _lock(file, 0, 0):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        del file
+        if made:
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(target.folder)
+
+
+def _make_folder(target: ShardTarget) -> bool:
+    """Make the directory of a target; say whether it was missing."""
+    if not target.folder:
+        return False
+    try:
+        os.mkdir(target.folder)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _open_lock(path: str) -> Descriptor:
+    return own(os.open, path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+
+
+def _is_there(file: Descriptor, path: str) -> bool:
+    """Say whether the path still leads to this file."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(file: Descriptor, start: int, length: int) -> bool:
+    """Lock bytes of a file, all from `start` on if the length is 0; say whether no other run has them."""
+    try:
+        import fcntl  # noqa: PLC0415 - Windows has none
+    except ImportError:
+        return True
+    try:
+        if sys.platform == "linux":  # a lock of this descriptor: two runs of one process keep each other out
+            flock = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, flock)
+        else:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True

@@ -1,0 +1,178 @@
+"""Models written in several files: numbered shards, an index that comes last, and one run at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap.formats import Request, by_name
+from weightmap.io import atomic
+from weightmap.model import sharding
+from weightmap.model.payload import from_arrays
+from weightmap.model.saving import plan_request
+
+SHARDS = [{"a": np.arange(6, dtype=np.float32), "b": np.ones((2, 2), np.int32)}, {"c": np.zeros((3, 1), np.float16)}]
+
+
+def there(folder: Any) -> list[str]:
+    """Names of the files of a directory."""
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def target_of(path: Any, format_: str | None = None) -> sharding.ShardTarget:
+    """The target that a path names."""
+    target = sharding.sharded_target(str(path), None if format_ is None else by_name(format_))
+    assert target is not None
+    return target
+
+
+def write(target: sharding.ShardTarget, shards: Any = SHARDS, format_: str = "safetensors", **options: Any) -> int:
+    """Write arrays as shards."""
+    found = by_name(format_)
+    plans = [(plan_request("x", found, Request(from_arrays(some), found.layouts[0])), list(some)) for some in shards]
+    return sharding.write_shards(target, plans, **options)
+
+
+@pytest.mark.parametrize("format_", ["safetensors", "embd", "bintensors", "amb", "gguf"])
+def test_shards_and_index_open_as_one_model(tmp_path: Path, format_: str) -> None:
+    """What is written opens as one model; the index counts bytes as opening does, and progress ends at the total."""
+    seen: list[tuple[int, int]] = []
+    if format_ == "amb":
+        shards: Any = [{"a": SHARDS[0]["a"], "q": wm.quantize(np.ones((4, 32)), "int4_block")}, {"c": SHARDS[1]["c"]}]
+    else:
+        shards = SHARDS
+    target = target_of(f"{tmp_path}/out/", format_)
+    size = write(target, shards, format_, progress=lambda done, total: seen.append((done, total)), metadata={"k": "v"})
+    names = there(tmp_path / "out")
+    suffix = by_name(format_).suffixes[0]
+    first, second = f"model-00001-of-00002{suffix}", f"model-00002-of-00002{suffix}"
+    assert names == sorted([first, second, f"model{suffix}.index.json"])
+    assert size == sum((tmp_path / "out" / name).stat().st_size for name in names)
+    with wm.open(tmp_path / "out") as file:
+        assert {name: list(shard) for name, shard in file.shards.items()} == {
+            name: list(some) for name, some in zip((first, second), shards, strict=True)
+        }
+        assert np.array_equal(file["c"], shards[1]["c"])
+        assert file.metadata["k"] == "v"
+        assert not file.verify().warnings or format_ == "embd"
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_names_come_from_the_index(tmp_path: Path) -> None:
+    """An index names stem and suffix; a directory gets those of Hugging Face."""
+    path = tmp_path / "bert.v2.safetensors.index.json"
+    assert target_of(path).names(2) == ["bert.v2-00001-of-00002.safetensors", "bert.v2-00002-of-00002.safetensors"]
+    assert target_of(path).path == str(path)
+    assert target_of(tmp_path / "x.index.json", "embd").names(1) == ["x-00001-of-00001.weights"]
+    assert target_of(tmp_path / ".AMB.index.json").names(1) == ["model-00001-of-00001.AMB"]
+    assert target_of(tmp_path, "gguf").path == str(tmp_path / "model.gguf.index.json")
+    assert sharding.sharded_target(str(tmp_path / "x.safetensors"), None) is None
+    for path in (tmp_path, tmp_path / "model.index.json"):
+        with pytest.raises(wm.EncodeError, match="nothing says which format the shards have; give format="):
+            sharding.sharded_target(str(path), None)
+
+
+def test_a_model_that_exists_is_not_replaced(tmp_path: Path) -> None:
+    """Replacing shards one by one would change a model under its readers: the old one stays, bit for bit."""
+    target = target_of(tmp_path, "safetensors")
+    write(target)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(wm.TargetError, match=r"model\.safetensors\.index\.json: this model exists already"):
+        write(target, SHARDS[:1])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_two_runs_do_not_write_one_model(tmp_path: Path) -> None:
+    """The second run is refused, of this process or another, before it writes anything; ranks hold a part each."""
+    target = target_of(tmp_path / "new" / "x.safetensors.index.json")
+    with sharding.holding(target):
+        with pytest.raises(wm.TargetError, match="another run is writing this model"):
+            write(target)
+        code = f"""
+import weightmap as wm
+from weightmap.model import sharding
+try:
+    with sharding.holding(sharding.ShardTarget(*{tuple(target)!r})): print("in")
+except wm.TargetError: print("out")
+"""
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert child.stdout == "out\n"
+        assert there(target.folder) == [".x.safetensors.index.json.lock"]
+        with pytest.raises(wm.TargetError), sharding.holding(target, 3):
+            pass
+    assert not Path(target.folder).exists()
+    with sharding.holding(target, 0), sharding.holding(target, 1):
+        for part in (0, 1, None):
+            with pytest.raises(wm.TargetError), sharding.holding(target, part):
+                pass
+    assert not Path(target.folder).exists()
+
+
+def test_a_lock_that_was_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that opened the lock of one that ends does not hold a file that nobody else will find."""
+    target, opened = target_of(tmp_path, "embd"), []
+    open_lock = sharding._open_lock
+
+    def removed_meanwhile(path: str) -> Any:
+        file = open_lock(path)
+        if not opened:
+            Path(path).unlink()
+        opened.append(path)
+        return file
+
+    monkeypatch.setattr(sharding, "_open_lock", removed_meanwhile)
+    with sharding.holding(target):
+        assert len(opened) == 2
+        assert there(tmp_path) == [".model.weights.index.json.lock"]
+    assert not there(tmp_path)
+
+
+def test_files_of_killed_writers_go(tmp_path: Path) -> None:
+    """Hidden files that a killed writer of these shards left are removed; those of others stay."""
+    target = target_of(tmp_path, "safetensors")
+    ours = [".model-00001-of-00002.safetensors.0123456789ab.tmp", ".model.safetensors.index.json.0123456789ab.tmp"]
+    others = [".other.safetensors.0123456789ab.tmp", ".model-00001-of-00002.safetensors.0123.tmp"]
+    for name in (*ours, *others):
+        (tmp_path / name).touch()
+    write(target)
+    assert sorted(path.name for path in tmp_path.glob(".*")) == sorted(others)
+    long = ["n" * 46 + ".bt", "é" * 40, "n" * 250]
+    assert all(atomic._HIDDEN.fullmatch(atomic._hidden(name))[1] == atomic._beginning(name) for name in long)
+
+
+def test_an_index_that_opening_refuses_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index beyond the limit of `open` is an EncodeError, and no shard is there."""
+    monkeypatch.setattr(sharding, "_MOST", 100)
+    with pytest.raises(wm.EncodeError, match=r"size of the index is \d+, expected at most 100 bytes"):
+        write(target_of(f"{tmp_path}/x/", "safetensors"))
+    assert not there(tmp_path)
+
+
+def test_an_error_leaves_no_index(tmp_path: Path) -> None:
+    """A shard that cannot be written ends the run: what is there is no model."""
+    found = by_name("safetensors")
+    plan = plan_request("x", found, Request(from_arrays(SHARDS[0]), found.layouts[0]))
+
+    def fails(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    bad = sharding.Plan(plan.size, fails)
+    with pytest.raises(OSError, match="No space") as caught:
+        sharding.write_shards(target_of(tmp_path, "safetensors"), [(plan, ["a", "b"]), (bad, ["c"])])
+    assert str(caught.value.filename).endswith("model-00002-of-00002.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["model-00001-of-00002.safetensors"]
+
+
+def test_an_index_is_plain_json(tmp_path: Path) -> None:
+    """An index is what transformers reads: total_size and weight_map, in UTF-8."""
+    write(target_of(tmp_path, "safetensors"), [{"ключ": np.ones(1, np.int8)}])
+    content = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert content == {"metadata": {"total_size": 1}, "weight_map": {"ключ": "model-00001-of-00001.safetensors"}}
