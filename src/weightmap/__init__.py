@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from weightmap.conversion.schemes import quantize
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.model.reports import TensorInfo, VerifyReport
+    from weightmap.index.table import TensorInfo
     from weightmap.model.saving import save
+    from weightmap.model.verifying import VerifyReport
     from weightmap.plans.indices import shard
     from weightmap.plans.planning import ReadPlan, plan
     from weightmap.quant.blocks import QuantizedTensor
@@ -104,8 +105,8 @@ _ON_DEMAND = {
     "QuantizedTensor": "quant.blocks",
     "ReadPlan": "plans.planning",
     "TensorDiff": "conversion.compare",
-    "TensorInfo": "model.reports",
-    "VerifyReport": "model.reports",
+    "TensorInfo": "index.table",
+    "VerifyReport": "model.verifying",
     "Vocabulary": "embeddings.vocabulary",
     "convert": "conversion.converting",
     "diff": "conversion.compare",

@@ -20,7 +20,7 @@ from tests.support import run_child
 import weightmap as wm
 from weightmap import kernels
 from weightmap.cli import main
-from weightmap.formats.finalfusion import toml as toml_parser
+from weightmap.formats.finalfusion import metadata as toml_parser
 from weightmap.io import strict_json
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,6 +24,7 @@ from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedErro
 from weightmap.index.columns import ColumnTable
 from weightmap.index.rules import INT64_MAX, Rules
 from weightmap.io.placement import Deflated, Strided
+from weightmap.lazy import Named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,15 +42,13 @@ _KEYS = {"descr", "fortran_order", "shape"}
 # What making a data type of a literal raises for bad input.
 _BAD = (ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError, OverflowError)
 # Texts, whole numbers (of Python 2 with an L behind them), words and brackets.
-_TOKEN = re.compile(
-    r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\d{1,19})L?|(True|False|None)|([][(){},:]))""", re.DOTALL
-)
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\'\"])|(.))", re.DOTALL)
+_PIECE = r"""(?s)\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\d{1,19})L?|(True|False|None)|([][(){},:]))"""
+_ESCAPE = r"(?s)\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\'\"])|(.))"
 _WORDS = {"True": True, "False": False, "None": None}
 _DEPTH = 16
 
 
-class Array(NamedTuple):
+class Array(Named):
     """An array, as its header describes it.
 
     Attributes
@@ -79,13 +78,15 @@ class _Literal:
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
+        # Compiled at the first use: it takes half a millisecond.
+        self._match = re.compile(_PIECE).match
         self._next: re.Match[str] | None = None
         self._advance()
 
     def _advance(self) -> str:
         """Go on to the next token; return the bracket, comma or colon that the last one was, else ""."""
         last = self._next
-        self._next = _TOKEN.match(self._text, self._at)
+        self._next = self._match(self._text, self._at)
         if self._next is not None:
             self._at = self._next.end()
         return (last and last[5]) or ""
@@ -109,7 +110,7 @@ class _Literal:
         if number is not None:
             return int(number)
         if mark is None:
-            return _ESCAPE.sub(_unescaped, single if single is not None else double)
+            return re.sub(_ESCAPE, _unescaped, single if single is not None else double)
         if mark == "{":
             return self._dictionary(depth)
         if mark not in "[(":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Place = tuple[DType, tuple[int, ...], int, int]
     Run = tuple[DType, tuple[int, ...], int, int, int, int]
 
-__all__ = ["Row", "Table"]
+__all__ = ["Row", "Table", "TensorInfo"]
 
 # Rows made into Python objects at once when all are asked for.
 _BATCH = 4096
@@ -47,6 +47,28 @@ class Row(NamedTuple):
     """
 
     dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class TensorInfo(NamedTuple):
+    """A tensor's entry in the index of its file.
+
+    Attributes
+    ----------
+    name : str
+    dtype : str
+        Canonical name, such as "float32" or "bfloat16".
+    shape : tuple of int
+    offset : int
+        Position of the first byte in the file.
+    nbytes : int
+        Size of the data, in bytes.
+    """
+
+    name: str
+    dtype: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int

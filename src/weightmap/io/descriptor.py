@@ -1,9 +1,4 @@
-"""Opens and reads files through descriptors that close themselves, and checks that a file is still the same.
-
-A `Descriptor` is an int that closes with the last reference to it, so no reader ever meets a reused number.
-``own(function, *args)`` makes one from the number that the function returns, in one step: an exception, as from a
-signal handler, cannot come in between and leak it. Closing happens in C and works while the interpreter shuts down.
-"""
+"""Opens, reads and maps files through descriptors that close themselves; checks that a file is still the same."""
 
 from __future__ import annotations
 
@@ -12,6 +7,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from weightmap import kernels
 from weightmap.errors import FileChangedError, NotRegularFileError
 from weightmap.kernels import Descriptor, own
@@ -19,17 +16,53 @@ from weightmap.kernels import Descriptor, own
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
 __all__ = [
+    "ADVICE",
     "Descriptor",
+    "aligned",
     "check_path",
     "fail_changed",
     "identity_of",
+    "map_file",
     "open_again",
     "open_descriptor",
     "own",
     "read_into",
     "refuse",
 ]
+
+# Ways to touch pages; kernels.h numbers them in this order.
+ADVICE = ("normal", "random", "sequential")
+_WINDOWS = os.name == "nt"
+_ALIGN = 64
+
+
+def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray[np.uint8], Any]:
+    """Map a file in mode "mmap", "cow" or "sealed"; return its bytes, and their owner to make arrays on.
+
+    Raises `OSError` when mapping fails.
+    """
+    cow = mode == "cow"
+    if _WINDOWS:
+        import mmap  # noqa: PLC0415 - other systems need it for buffers only
+
+        mapped: Any = mmap.mmap(fd, size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
+    else:
+        mapped = kernels.map_file(fd, size, cow=cow, sealed=mode == "sealed")
+    if advice is not None:
+        kernels.advise(mapped, ADVICE.index(advice))
+    # A read-only mapping exports read-only memory, so nobody can make an array on it writeable.
+    return np.ndarray((size,), np.uint8, mapped), mapped
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Return `size` bytes of new memory, aligned to 64: tensors that are aligned in the file stay so in a copy."""
+    room = kernels.empty(size + _ALIGN, np.uint8)
+    start = -room.ctypes.data % _ALIGN
+    return room[start : start + size]
+
 
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weightmap.io.descriptor import open_descriptor, own
-from weightmap.io.mapping import aligned
+from weightmap.io.descriptor import aligned, open_descriptor, own
 from weightmap.io.source import CHUNK, Source
 
 __all__ = ["from_buffer", "from_path", "open_source", "path_of", "take_over"]

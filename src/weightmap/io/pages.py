@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap import kernels
+from weightmap.io.descriptor import map_file
 from weightmap.io.filesystem import file_system_of
-from weightmap.io.mapping import map_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

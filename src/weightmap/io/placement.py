@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap.errors import ChecksumError, FormatError, LimitError, TruncatedError
-from weightmap.io.mapping import aligned
+from weightmap.io.descriptor import aligned
 from weightmap.io.source import Source
 
 if TYPE_CHECKING:

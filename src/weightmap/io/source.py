@@ -22,8 +22,17 @@ import numpy as np
 
 from weightmap import kernels
 from weightmap.errors import ClosedError, TruncatedError, escape
-from weightmap.io.descriptor import Descriptor, check_path, fail_changed, identity_of, open_again, read_into, refuse
-from weightmap.io.mapping import aligned, map_file
+from weightmap.io.descriptor import (
+    Descriptor,
+    aligned,
+    check_path,
+    fail_changed,
+    identity_of,
+    map_file,
+    open_again,
+    read_into,
+    refuse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,8 +11,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightmap.kernels._archives import (
+    PICKLE_STRIDED,
+    PICKLE_VALUES,
+    ZIP_ENTRY_LEAST,
+    Pickle,
+    PickleTensors,
+    PickleValues,
+    ZipEntries,
+    zip_scan,
+)
 from weightmap.kernels._checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64
-from weightmap.kernels._columns import Columns, row_rules
 from weightmap.kernels._files import (
     Descriptor,
     advise,
@@ -25,20 +34,17 @@ from weightmap.kernels._files import (
     will_need,
     with_temporary,
 )
-from weightmap.kernels._gguf import (
+from weightmap.kernels._native import FAULTS, U32_MAX, Fault
+from weightmap.kernels._scans import (
     GGUF_DEEPEST,
     GGUF_KEY_MOST,
     GGUF_TENSOR_LEAST,
     GGUF_VALUE_LEAST,
+    SECTION_FIELDS,
     GGUFHeader,
+    Section,
     ggml_block,
     gguf_types,
-)
-from weightmap.kernels._native import FAULTS, U32_MAX, Fault
-from weightmap.kernels._pickle import PICKLE_STRIDED, PICKLE_VALUES, Pickle, PickleTensors, PickleValues
-from weightmap.kernels._scans import (
-    SECTION_FIELDS,
-    Section,
     json_depth,
     pairs_check,
     records_check,
@@ -49,15 +55,16 @@ from weightmap.kernels._scans import (
     scan_section,
 )
 from weightmap.kernels._strings import (
+    Columns,
     index_build,
     index_find_many,
     index_finder,
+    row_rules,
     skip_strings,
     utf8_strings,
     walk_indexed,
     walk_strings,
 )
-from weightmap.kernels._zip import ZIP_ENTRY_LEAST, ZipEntries, zip_scan
 from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:

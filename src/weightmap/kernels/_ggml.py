@@ -13,7 +13,6 @@ import numpy as np
 from weightmap.dtypes import GGML_SCHEMES
 from weightmap.errors import QuantError
 from weightmap.kernels._blocks import check_range, count_of, take_out
-from weightmap.kernels._gguf import ggml_block
 from weightmap.kernels._native import (
     NULL,
     as_input,
@@ -24,6 +23,7 @@ from weightmap.kernels._native import (
     thread_count,
 )
 from weightmap.kernels._quantize import floats
+from weightmap.kernels._scans import ggml_block
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

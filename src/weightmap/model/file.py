@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, counted, escape, quoted
-from weightmap.index.table import Row
+from weightmap.index.table import Row, TensorInfo
 from weightmap.model.parts import (
     OCTET,
     Closed,
@@ -23,7 +23,6 @@ from weightmap.model.parts import (
     located,
     not_found,
 )
-from weightmap.model.reports import TensorInfo, VerifyReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from weightmap.index.table import Table
     from weightmap.io.source import Source
     from weightmap.model.residency import Residency
+    from weightmap.model.verifying import VerifyReport
     from weightmap.options import Options
     from weightmap.quant.blocks import QuantizedTensor
 

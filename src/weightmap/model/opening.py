@@ -8,7 +8,7 @@ from typing import Any
 
 from weightmap.errors import FileChangedError, UnknownFormatError
 from weightmap.formats import by_name
-from weightmap.io.mapping import ADVICE
+from weightmap.io.descriptor import ADVICE
 from weightmap.io.opening import from_path, path_of, take_over
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import identities, parts_of

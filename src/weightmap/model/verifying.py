@@ -1,19 +1,50 @@
-"""`TensorFile.verify`: reads a handle's files once and reports what was checked."""
+"""`TensorFile.verify` and its `VerifyReport`: reads a handle's files once and reports what was checked."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import TensorFileError
 from weightmap.formats import Verification, by_name
 from weightmap.model.parts import check_open, files_of, parts_of
-from weightmap.model.reports import VerifyReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["verify"]
+__all__ = ["VerifyReport", "verify"]
+
+
+class VerifyReport(NamedTuple):
+    """The result of `TensorFile.verify` for a sound file; a damaged one raises an error instead.
+
+    Attributes
+    ----------
+    path : str or None
+    format, layout : str
+    checks : tuple of str
+        Descriptions of the checks.
+    warnings : tuple of str
+        Legal oddities, and deviations tolerated by ``strict=False``.
+    nbytes : int
+        Bytes read.
+    structure_only : str or None
+        Why changes of tensor data would go unnoticed, such as "safetensors has no checksums"; None if checksums cover
+        all data. Bytes without a checksum are only shown to be readable.
+    """
+
+    path: str | None
+    format: str
+    layout: str
+    checks: tuple[str, ...]
+    warnings: tuple[str, ...]
+    nbytes: int
+    structure_only: str | None = None
+
+    @property
+    def scope(self) -> str:
+        """A summary of the checks: "structure and checksums", or "structure only" and why."""
+        return "structure and checksums" if self.structure_only is None else f"structure only: {self.structure_only}"
 
 
 def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyReport:

@@ -9,7 +9,7 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, quoted
-from weightmap.io.mapping import aligned
+from weightmap.io.descriptor import aligned
 from weightmap.io.pages import ask_for, give_back
 from weightmap.model.parts import check_unchanged, parts_of
 from weightmap.plans.indices import Shard, axes_of, runs_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import quoted
-from weightmap.model.reports import TensorInfo
+from weightmap.index.table import TensorInfo
 from weightmap.plans.indices import Shard, axes_of, runs_of
 from weightmap.quant.places import places_of
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import GGML_SCHEMES, numpy_dtype
 from weightmap.errors import TensorFileError
+from weightmap.lazy import Named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ __all__ = ["PQShape", "TensorRef", "in_pieces"]
 _PIECE = 1 << 18
 
 
-class PQShape(NamedTuple):
+class PQShape(Named):
     """The parts of a product-quantised tensor, besides its shape (rows, length)."""
 
     quantized_len: int  # codes of a row
@@ -36,7 +37,7 @@ class PQShape(NamedTuple):
     norms: bool  # whether it has them
 
 
-class TensorRef(NamedTuple):
+class TensorRef(Named):
     """The place of a tensor in its file, for callers that copy or convert bytes without making an array.
 
     Attributes

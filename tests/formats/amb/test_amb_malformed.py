@@ -15,7 +15,7 @@ import pytest
 from tests.builders import amb, noise, normal
 
 import weightmap as wm
-from weightmap.formats.amb import layout, records
+from weightmap.formats.amb import layout
 from weightmap.io.opening import from_buffer, from_path
 from weightmap.kernels import _scans
 from weightmap.options import Options
@@ -153,7 +153,7 @@ def test_records_are_damaged_before_memory_is_taken() -> None:
 def walked(source: Any, data: bytes) -> None:
     """Walk the records of a source by the sections of other bytes."""
     header = layout.read_header(from_buffer(data, "mmap"), data, OPTIONS, [])
-    records.walk(source, header, None, OPTIONS, [])
+    layout.walk(source, header, None, OPTIONS, [])
 
 
 def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:

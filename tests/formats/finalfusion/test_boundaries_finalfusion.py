@@ -12,7 +12,7 @@ from tests.builders import Tensor, noise, normal
 from tests.builders import finalfusion as ff
 
 import weightmap as wm
-from weightmap.formats.finalfusion import chunk
+from weightmap.formats.finalfusion import layout as chunk
 from weightmap.formats.finalfusion import vocabulary as strings
 from weightmap.formats.finalfusion.verify import numbered
 

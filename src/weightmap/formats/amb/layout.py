@@ -1,14 +1,27 @@
-"""The fields of AMB files: header, codes, and the sections before the records."""
+"""The sections of AMB, and the records of its tensors."""
 
 from __future__ import annotations
 
+import os
 import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.errors import FormatError, TruncatedError, UnsupportedError
+from weightmap import kernels
+from weightmap.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES
+from weightmap.errors import (
+    FormatError,
+    LayoutError,
+    LimitError,
+    QuantError,
+    TensorFileError,
+    TruncatedError,
+    UnsupportedError,
+)
 from weightmap.formats._base import trailing
 from weightmap.formats.amb import DENSE, MAGIC, SCHEME_CODES
+from weightmap.index.columns import ColumnTable
+from weightmap.index.rules import Rules
 from weightmap.io import strict_json
 
 if TYPE_CHECKING:
@@ -17,6 +30,7 @@ if TYPE_CHECKING:
     from weightmap.dtypes import DType
     from weightmap.io.source import Source
     from weightmap.options import Options
+
 
 VERSION = 1
 HEADER = struct.Struct("<5sBH3IQ")
@@ -107,3 +121,138 @@ def bare_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
     if not isinstance(scale_type, str) or scale_type not in SCALE_SIZES:
         return None
     return block_size, SCALE_SIZES[scale_type]
+
+
+# Most bytes between two tensors: padding and the longest header of a record. The walk knows the exact number.
+_MAX_GAP = 7 + 2 + 65535 + 1 + 4 * NUMPY_MAX_NDIM + 1 + 8
+
+
+class _Rules(Rules):
+    __slots__ = ()
+    dtypes = TYPES
+    max_gap = _MAX_GAP
+    fields = MappingProxyType({"name": ("name", 2)})
+
+
+class Records:
+    """The records of a file."""
+
+    __slots__ = ("columns", "relative")
+
+    def __init__(self, columns: kernels.Columns, *, relative: bool) -> None:
+        self.columns = columns
+        self.relative = relative  # whether padding counts from the beginning of the section
+
+    def content(self) -> tuple[Any, ...]:
+        """Return everything that the records say, for comparison."""
+        columns, n = self.columns, self.columns.count
+        arrays = (
+            columns.array(columns.bounds, n + 1, "<u4"),
+            columns.array(columns.dtype, n, "u1"),
+            columns.array(columns.dims, columns.n_dims, "<u8"),
+            columns.array(columns.dim_bounds, n + 1, "<u4"),
+            columns.array(columns.begin, n, "<u8"),
+            columns.array(columns.end, n, "<u8"),
+        )
+        return columns.text(), *(array.tobytes() for array in arrays)
+
+
+def walk(
+    source: Source, header: Header, bare: tuple[int, int] | None, options: Options, warnings: list[str]
+) -> Records:
+    """Walk the records, with padding by absolute offset; if that does not end exactly, by offset in the section.
+
+    `bare` is block size and bytes of a scale of blocks without a header. Raises the error of the walk that got further.
+    """
+    fd = source.descriptor  # held until this returns
+    section = kernels.Section(
+        fd,
+        source.octets if fd < 0 else None,
+        header.weights,
+        header.end,
+        options.limits.max_tensors,
+        options.limits.max_header_bytes,
+        bare or (0, 0),
+    )
+    bases = (False, True) if header.weights % ALIGNMENT else (False,)
+    failures: list[tuple[tuple[int, int], kernels.Fault, int]] = []
+    for lax in (False,) if options.strict else (False, True):
+        failures.clear()
+        for relative in bases:
+            columns, found, fault = kernels.scan_section(section, relative=relative, lax=lax)
+            if fault is None:
+                warnings += _odd(found, source.name)
+                return Records(columns, relative=relative)
+            failures.append(((found.n_tensors, fault.at), fault, found.part))
+    _, fault, part = max(failures, key=lambda failure: failure[0])
+    raise _error(fault, part, source.name)
+
+
+def _odd(found: Any, name: str) -> list[str]:
+    """Return the warnings of a walk that tolerated padding."""
+    odd = []
+    if found.odd_padding:
+        odd.append(LayoutError("padding is not zero", path=name, field="padding", offset=found.odd_padding))
+    if found.unpadded:
+        what = "the last record lacks padding"
+        odd.append(LayoutError(what, path=name, field="padding", offset=found.unpadded))
+    return list(map(str, odd))
+
+
+# For faults that compare two values: the class of the error, the wrong value's name, and the expected value.
+_WORDS: dict[str, tuple[type[TensorFileError], str, str]] = {
+    "AMB_END": (TruncatedError, "the weights section ends within this field: bytes left", "{expected}"),
+    "AMB_DATA": (TruncatedError, "data_size", "at most {expected}, the bytes left in the weights section"),
+    "AMB_NAMES": (LimitError, "bytes of all names", "at most {expected} (Limits.max_header_bytes)"),
+    "AMB_PADDING": (LayoutError, "a byte of padding", "0"),
+    "AMB_UNPADDED": (LayoutError, "padding of the last record", "{expected} zero bytes"),
+    "AMB_QUANT_TYPE": (QuantError, "quant_type", "{expected} by its dtype"),
+    "AMB_SCALE_TYPE": (QuantError, "scale_type", "0 (FP32) or 1 (FP16)"),
+    "AMB_SCHEME_SIZE": (QuantError, "data_size", "{expected} by its shape, block size and scale type"),
+    "TABLE_NDIM": (LimitError, "number of dimensions", "at most {expected}"),
+    "TABLE_SIZE": (LayoutError, "data_size", "{expected} by its shape and dtype"),
+}
+
+
+def _error(  # noqa: PLR0911 - one return for each kind of fault
+    fault: kernels.Fault, part: int, name: str
+) -> TensorFileError | OSError:
+    kind, field = fault.kind, kernels.SECTION_FIELDS[part]
+    label = f"tensor {fault.row}"
+    if kind == "AMB_READ":
+        if fault.actual:
+            return OSError(fault.actual, os.strerror(fault.actual), name)
+        what = "the file changed or became shorter while it was being read: it ends"
+        return TruncatedError(what, offset=fault.at)
+    if kind == "CAPACITY":
+        what, expected = "number of tensors", f"at most {fault.expected} (Limits.max_tensors)"
+        return LimitError(what, field="max_tensors", offset=fault.at, actual=fault.actual, expected=expected)
+    if kind == "TABLE_DTYPE":
+        known = ", ".join(f"{code} {dtype}" for code, dtype in enumerate(DTYPE_NAMES))
+        what, expected = f"{label}: dtype code", f"one of {known}"
+        return UnsupportedError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
+    if kind == "TABLE_OVERFLOW":
+        return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field=field, offset=fault.at)
+    if kind == "AMB_BLOCK_SIZE":
+        what, step = f"{label}: block_size", fault.expected
+        expected = f"a positive multiple of {step}" if step else "0: there is one scale"
+        return QuantError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
+    if kind in _WORDS:
+        cls, what, expected = _WORDS[kind]
+        expected = expected.format(expected=fault.expected)
+        return cls(f"{label}: {what}", field=field, offset=fault.at, actual=fault.actual, expected=expected)
+    return FormatError(f"{label}: the records are damaged ({kind or fault.code})", offset=fault.at)
+
+
+def table_of(records: Records, header: Header, options: Options) -> ColumnTable:
+    """Return the table of the records; its names are unchecked."""
+    columns, origin = records.columns, header.weights if records.relative else 0
+
+    def locate(row: int) -> int:
+        if row == 0:
+            return header.weights
+        end: int = header.weights + columns.end[row - 1]
+        return end + -(end - origin) % ALIGNMENT
+
+    rules = _Rules(header.weights, header.end, header.end - header.weights, lax=not options.strict)
+    return ColumnTable(columns, rules, utf8=True, locate=locate)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap import kernels
 from weightmap.formats._base import Content, take
-from weightmap.formats.amb.layout import bare_blocks, read_header, read_json
-from weightmap.formats.amb.records import table_of, walk
+from weightmap.formats.amb.layout import bare_blocks, read_header, read_json, table_of, walk
 from weightmap.formats.amb.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:

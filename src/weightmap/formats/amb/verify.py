@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import LayoutError, counted
-from weightmap.formats.amb.layout import QUANT_HEADER, bare_blocks, read_json
+from weightmap.formats.amb.layout import QUANT_HEADER, bare_blocks, read_json, table_of, walk
 from weightmap.formats.amb.quantized import quantization
-from weightmap.formats.amb.records import table_of, walk
 from weightmap.formats.amb.scales import check_scales
 from weightmap.formats.amb.tokenizer import WORDPIECE, read_tokenizer
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightmap.formats._verifying import Verification
-    from weightmap.formats.amb.layout import Header
-    from weightmap.formats.amb.records import Records
+    from weightmap.formats.amb.layout import Header, Records
     from weightmap.formats.amb.tokenizer import Tokenizer
     from weightmap.index.table import Table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import namedtuple
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from weightmap.errors import FormatError, LayoutError
 from weightmap.formats.embd import DTYPE_NAMES
 from weightmap.index.records import RecordTable
 from weightmap.index.rules import Rules
+from weightmap.lazy import Named
 
 if TYPE_CHECKING:
     from weightmap.dtypes import DType
@@ -45,12 +45,28 @@ REQUIRED_KEYS = (
 DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
 
 
-# Fields without types: those of a typing.NamedTuple would take a quarter of a millisecond of every import.
-Header = namedtuple(  # noqa: PYI024
-    "Header",
-    "magic version_major version_minor flags metadata_offset metadata_size vocab_offset vocab_size tensor_index_offset "
-    "tensor_index_count tensor_data_offset tensor_data_size total_file_size header_checksum reserved",
-)
+class Header(Named):
+    """The fields of the header, in their order."""
+
+    __slots__ = ()
+
+    magic: bytes
+    version_major: int
+    version_minor: int
+    flags: int
+    metadata_offset: int
+    metadata_size: int
+    vocab_offset: int
+    vocab_size: int
+    tensor_index_offset: int
+    tensor_index_count: int
+    tensor_data_offset: int
+    tensor_data_size: int
+    total_file_size: int
+    header_checksum: int
+    reserved: int
+
+
 # Where opening a file, which has no time for more than the tuple of the fields, finds one of them.
 TOTAL_FILE_SIZE = Header._fields.index("total_file_size")
 # The offset of each field, for messages.

@@ -18,8 +18,7 @@ from weightmap.formats.embd.layout import (
     check_table,
     record_rules,
 )
-from weightmap.formats.embd.metadata import load_metadata
-from weightmap.formats.embd.vocabulary import vocabulary
+from weightmap.formats.embd.sections import load_metadata, vocabulary
 from weightmap.index.records import RecordTable
 from weightmap.io.opening import from_buffer
 

@@ -1,18 +1,109 @@
-"""Metadata: a TOML document, kept with its text."""
+"""The metadata of finalfusion: TOML, bounded by keys and depth before it is parsed."""
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FormatError, LimitError, MissingDependencyError
-from weightmap.formats.finalfusion import toml
 from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from weightmap.formats._writing import Reason
+
+
+# Most parts of keys, including those of dotted keys and table names. The parser keeps up to two kilobytes for each.
+MOST_KEYS = 1 << 16
+# The pieces of a document: comments and strings, which are skipped, and the signs of its structure. An unclosed string
+# ends with the line or the document; the parser reports it later.
+_PIECE = r"""(?xs)
+    \#[^\n]*+
+    | \"""(?:[^"\\]++|\\.|"(?!""))*+(?:\"""\"{0,2})?
+    | '''(?:[^']++|'(?!''))*+(?:'''\'{0,2})?
+    | "(?:[^"\\\n]++|\\[^\n])*+"?
+    | '[^'\n]*+'?
+    | (?P<sign>[\n.=,\[\]{}])"""
+_SIGNS = ".=[{"
+
+
+class TooDeepError(ValueError):
+    """Something is nested too deeply."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is nested more than {DEEPEST} deep")
+
+
+def loads(text: str) -> dict[str, Any]:
+    """Parse a document.
+
+    Raises
+    ------
+    LimitError
+        When it has more than `MOST_KEYS` keys.
+    ValueError
+        `TooDeepError` for nesting deeper than `DEEPEST`; that of `tomllib` for any other defect.
+    """
+    import tomllib  # noqa: PLC0415 - takes 5 ms, needed when metadata is used
+
+    if sum(map(text.count, _SIGNS)) > DEEPEST:  # each key and each level has one of these
+        _check(found["sign"] for found in re.finditer(_PIECE, text))
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:  # the caller has used up most of the stack
+        raise TooDeepError from None
+    if not shallow(content):
+        raise TooDeepError
+    return content
+
+
+def _check(signs: Iterable[str | None]) -> None:
+    """Check the parts of keys, and the depth of arrays and inline tables, by the signs of a document."""
+    keys = 0
+    parts = 1  # of the current key
+    opened: list[str] = []
+    in_key, in_name = True, False  # in a key or a table's name; in the latter, in brackets at the beginning of a line
+    for sign in signs:
+        if sign is None:
+            continue
+        if sign == "." and in_key:
+            parts += 1
+        elif sign == "=":
+            keys, parts, in_key = keys + parts, 1, False
+        elif sign == "\n" and not opened:
+            keys, parts, in_key, in_name = keys + in_name * parts, 1, True, False
+        elif sign == "[" and in_key and not opened:
+            in_name = True
+        elif sign in "[{":
+            opened.append(sign)
+            in_key = sign == "{"
+        elif sign in "]}" and opened:
+            opened.pop()
+            in_key = False
+        elif sign == ",":
+            in_key = opened[-1:] == ["{"]
+        if parts > DEEPEST or len(opened) > DEEPEST:
+            raise TooDeepError
+        if keys > MOST_KEYS:
+            what, expected = "number of keys in the metadata", f"at most {MOST_KEYS}"
+            raise LimitError(what, field="metadata", actual=f"more than {MOST_KEYS}", expected=expected)
+
+
+def shallow(content: Any) -> bool:
+    """Whether content is nested at most `DEEPEST` deep, found without recursion."""
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return True
+    return False
 
 
 class TomlDocument(dict[str, Any]):
@@ -51,7 +142,7 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
 
     try:
         text = raw.decode()
-        return TomlDocument(toml.loads(text), text)
+        return TomlDocument(loads(text), text)
     except UnicodeDecodeError as error:
         raise fail(f"it is not UTF-8 ({error.reason})", error.start) from None
     except LimitError as error:
@@ -78,12 +169,12 @@ def encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes
     except ImportError:
         msg = "new metadata of finalfusion files needs the package tomli_w: pip install tomli-w"
         raise MissingDependencyError(msg) from None
-    if not toml.shallow(_plain(document)):
+    if not shallow(_plain(document)):
         reasons.append(f"metadata nested more than {DEEPEST} deep")
         return b""
     try:
         text: str = tomli_w.dumps(document)
-        toml.loads(text)
+        loads(text)
         return text.encode()
     except LimitError as error:
         reasons.append(str(error))
@@ -96,7 +187,7 @@ def encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes
 def _says(document: TomlDocument) -> bool:
     """Whether the text of a document still says its content, which the caller may have changed."""
     try:
-        return toml.loads(document.text) == document
+        return loads(document.text) == document
     except (ValueError, RecursionError):
         return False
 

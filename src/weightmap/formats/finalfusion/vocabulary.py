@@ -10,7 +10,6 @@ from weightmap import kernels
 from weightmap.embeddings.subwords import Subwords
 from weightmap.embeddings.vocabulary import Vocabulary
 from weightmap.errors import LayoutError, TensorFileError, UnsupportedError
-from weightmap.formats.finalfusion.chunk import check_count
 from weightmap.formats.finalfusion.layout import (
     CHUNK,
     EXPLICIT,
@@ -22,6 +21,7 @@ from weightmap.formats.finalfusion.layout import (
     U64,
     Block,
     VocabChunk,
+    check_count,
 )
 from weightmap.index.strings import StringTable
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 from weightmap.formats._base import take, trailing
 from weightmap.formats.finalfusion import MAGIC
-from weightmap.formats.finalfusion.chunk import check_size, read_fields, scan_end
 from weightmap.formats.finalfusion.layout import (
     CHUNK,
     HEADER,
@@ -23,6 +22,9 @@ from weightmap.formats.finalfusion.layout import (
     Block,
     Chunks,
     VocabChunk,
+    check_size,
+    read_fields,
+    scan_end,
 )
 from weightmap.formats.finalfusion.storage import Placing, read_matrix, read_norms, read_product
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from weightmap.quant.blocks import QuantizedTensor
 
 # Name of the first of several files. A model of one part is whole.
-_FIRST_PART = re.compile(r"(.*)-00001-of-([0-9]{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
+_FIRST_PART = r"(?si)(.*)-00001-of-([0-9]{5})(\.gguf)"
 _FEWEST = 2
 _verify = later("weightmap.formats.gguf.verify", "verify")
 
@@ -143,7 +143,7 @@ def _part(source: Source, header: Header) -> Part | None:
     number, count = integer(header, (SPLIT_NO,)), integer(header, (SPLIT_COUNT,))
     if number is None or count is None or count < _FEWEST:
         return None
-    match = _FIRST_PART.fullmatch(os.path.basename(source.path or ""))
+    match = re.fullmatch(_FIRST_PART, os.path.basename(source.path or ""))
     names: tuple[str, ...] = ()
     if number == 0 and match is not None and int(match[2]) == count:
         names = tuple(f"{match[1]}-{i:05}-of-{match[2]}{match[3]}" for i in range(2, count + 1))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap import kernels
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, quoted
+from weightmap.lazy import Named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ _LONG_MOST = 1024
 _OF_KIND = {number: name for name, number in kernels.PICKLE_VALUES.items()}
 
 
-class Span(NamedTuple):
+class Span(Named):
     """Where a program lies in the file, and how messages call it."""
 
     name: str

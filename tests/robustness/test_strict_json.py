@@ -1,0 +1,116 @@
+"""The parser of JSON beside the one of the standard library: the same values, and errors at the same places."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import pytest
+from tests.support import run_child
+
+import weightmap as wm
+from weightmap.io import strict_json
+
+TEXTS = [
+    '{"a": 1}',
+    ' \t\n\r{"a": [1, -2.5e3, true, false, null, "\\u00e9\\ud83d\\ude00"], "b": {"c": {}}} \t\n\r',
+    '{"\\u0061": "\\"\\\\\\/\\b\\f\\n\\r\\t"}',
+    *(
+        "",
+        " ",
+        "{",
+        "[",
+        '{"a"',
+        '{"a":',
+        '{"a":}',
+        '{"a": 1,}',
+        "{a: 1}",
+        '{"a": 1} x',
+        '{"a": 1}\0',
+        "\x0b{}",
+        "\xa0{}",
+    ),
+    *(
+        '{"a": "\x01"}',
+        '{"a": "\\x"}',
+        '{"a": "\\u12"}',
+        '{"a": nul}',
+        '{"a": 01}',
+        '{"a": 1.}',
+        '{"a": .5}',
+        '{"a": "b}',
+    ),
+]
+
+
+def outcome_of(loads, text):
+    """What a parser makes of a text: its value, or where its error is."""
+    try:
+        return loads(text)
+    except ValueError as error:
+        return getattr(error, "offset", None), getattr(error, "pos", None)
+
+
+class TwiceError(ValueError):
+    """A key occurs twice."""
+
+
+def once(pairs):
+    """A dictionary of keys that differ."""
+    if len(dict(pairs)) < len(pairs):
+        raise TwiceError
+    return dict(pairs)
+
+
+def library(text):
+    """The standard library's outcome, its place in bytes; lone surrogates and repeated keys are errors without one."""
+    try:
+        value = json.loads(text, object_pairs_hook=once)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, TwiceError):
+        return None, None
+    except json.JSONDecodeError as error:
+        return len(text[: error.pos].encode()), None
+    return value
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_values_and_places_are_those_of_the_library(text):
+    """A text has the value that `json.loads` gives it, or its error has the same place."""
+    assert outcome_of(lambda raw: strict_json.loads(raw, "text"), text.encode()) == library(text)
+
+
+def test_damaged_texts_are_judged_as_the_library_judges_them():
+    """Each character of a text replaced by twenty others: the value or the place of the error is the library's."""
+    dice = random.Random(1)
+    places = [place for place in range(len(TEXTS[1])) for _ in range(20)]
+    for place in places:
+        text = TEXTS[1][:place] + dice.choice('{}[]",:0 aé') + TEXTS[1][place + 1 :]
+        expected = library(text)
+        if isinstance(expected, (dict, tuple)):
+            assert outcome_of(lambda raw: strict_json.loads(raw, "text"), text.encode()) == expected
+
+
+@pytest.mark.parametrize("text", ['{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": [{"b": "x\\ud83dy"}]}'])
+def test_lone_surrogates_are_refused_wherever_they_stand(text):
+    """A lone surrogate in a key or a value at any depth is a FormatError."""
+    with pytest.raises(wm.FormatError, match="lone surrogate"):
+        strict_json.loads(text.encode(), "text")
+
+
+def test_without_the_scanner_in_c_the_library_scans(monkeypatch):
+    """An interpreter that lacks `_json`, or whose scanner asks for more, gets the scanner that `json` makes."""
+    monkeypatch.setitem(sys.modules, "_json", None)
+    scan = strict_json._scanner()
+    assert scan('{"a": [1]}', 0) == ({"a": [1]}, 10)
+    monkeypatch.setattr(strict_json, "_scan", scan)
+    with pytest.raises(wm.FormatError, match="occurs twice"):
+        strict_json.loads(b'{"a": 1, "a": 2}', "text")
+
+
+def test_importing_the_package_imports_no_json():
+    """`import weightmap` does without the module `json`, unless numpy has imported it."""
+    run_child(
+        "import sys, numpy; before = 'json' in sys.modules; import weightmap; assert ('json' in sys.modules) == before"
+    )
