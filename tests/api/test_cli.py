@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import struct
 import subprocess
@@ -74,14 +75,9 @@ def embd_bytes(values, tokens):
 WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
 
 
+[COMMANDS] = [action.choices for action in parser.build_parser()._actions if isinstance(action.choices, dict)]
 # The commands that print a JSON document with --json.
-WITH_JSON = [
-    name
-    for action in parser.build_parser()._actions
-    if isinstance(action.choices, dict)
-    for name, command in action.choices.items()
-    if "--json" in command.format_usage()
-]
+WITH_JSON = [name for name, command in COMMANDS.items() if "--json" in command.format_usage()]
 
 
 @pytest.fixture
@@ -379,6 +375,90 @@ def test_a_stream_that_lacks_a_character_gets_it_escaped(write):
     assert rb"\u91cd\u307f" in done.stdout
 
 
+# --- the tree of modules
+
+
+def layered(layers=3):
+    """Return a model of alike layers, but one that has another shape, and tensors beside them."""
+    tensors = {"embed.weight": ("F32", (4, 2), bytes(32))}
+    for i in range(layers):
+        rows = 3 if i == 1 else 2
+        tensors |= {
+            f"layers.{i}.up.weight": ("F32", (rows, 2), bytes(8 * rows)),
+            f"layers.{i}.up.bias": floats(*range(rows)),
+        }
+    return tensors | {"norm": floats(1)}
+
+
+def test_inspect_shows_a_tree_on_a_terminal_and_lines_in_a_pipe(write, run):
+    """Modules built alike share a line on a terminal or with --tree; --flat, and a pipe, list tensors with offsets."""
+    path = write(tensors=layered())
+    status, tree, _ = run("inspect", "--tree", path)
+    assert status == 0
+    lines = [line.split() for line in tree.splitlines()]
+    assert ["layers", "████████▍···", "84", "B", "6"] in lines
+    at = lines.index(["{0,", "2}.up", "████▊·······", "48", "B", "4"])
+    assert lines[at + 1] == ["bias", "█▌··········", "16", "B", "2", "float32", "[2]"]
+    assert lines[at + 3] == ["1.up", "███▌········", "36", "B", "2"]
+    assert "offset" not in tree
+    flat = run("inspect", path)[1]
+    assert flat == run("inspect", "--flat", path)[1]
+    assert "layers.2.up.bias" in flat
+    assert "layers.2.up.bias" not in tree
+    status, sent = on_terminal("inspect", path)
+    assert (status, "{0, 2}.up" in sent, "layers.2.up.bias" in sent) == (0, True, False)
+    status, sent = on_terminal("inspect", "--flat", path)
+    assert (status, "{0, 2}.up" in sent, "layers.2.up.bias" in sent) == (0, False, True)
+    assert run("inspect", "--flat", "--tree", path)[0] == 2
+
+
+def test_the_tree_of_a_large_module_is_bounded(write, run):
+    """A module of many tensors shows 63, and one line for the rest; a name of a million dots is no deep recursion."""
+    path = write(tensors={f"a.t{i}x": floats(i) for i in range(100)} | {"." * 100_000: floats(1), "a": floats(2)})
+    status, out, _ = run("inspect", "--tree", path)
+    assert status == 0
+    assert len(out.splitlines()) < 85
+    [rest] = [line.split() for line in out.splitlines() if "…" in line and "characters" not in line]
+    assert rest[-3:] == ["148", "B", "37"]
+    assert "(itself)" in out
+
+
+# --- completions
+
+
+def completed(*words):
+    """Return what bash would offer for the last of these words."""
+    script = """
+    source <("$0" -m weightmap completions bash)
+    COMP_WORDS=(weightmap "$@"); COMP_CWORD=$#; _weightmap; printf '%s\n' "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(["bash", "-c", script, sys.executable, *words], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+def test_bash_completes_commands_options_and_values():
+    """Commands, options of the command, and values of an option or argument; a path is left to bash."""
+    assert completed("conv") == ["convert"]
+    assert set(completed("")) == {*COMMANDS, "--help", "--version"}
+    assert completed("diff", "--tens") == ["--tensors-only"]
+    assert {"int4_block", "int5_block"} <= set(completed("quantize", "--scheme", "int"))
+    assert completed("completions", "f") == ["fish"]
+    assert completed("inspect", "mo") == []
+
+
+def test_completions_of_every_shell_know_every_option(run):
+    """Each script names every command and option, and has no quote too many for its shell where that is here."""
+    for shell in ("bash", "zsh", "fish"):
+        status, script, err = run("completions", shell)
+        assert (status, err) == (0, "")
+        for name, command in COMMANDS.items():
+            flags = [flag for action in command._actions for flag in action.option_strings]
+            assert all((flag.lstrip("-") if shell == "fish" else flag) in script for flag in (name, *flags))
+        if shutil.which(shell):
+            subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
 # --- verify
 
 
@@ -489,6 +569,21 @@ def test_diff_names_the_differences(write, run):
     assert document["only_in_b"] == ["right"]
     assert [change["name"] for change in document["changed"]] == ["changed"]
     assert document["metadata"] == [{"key": "k", "a": "one", "b": "two"}]
+
+
+def test_diff_by_value(write, run):
+    """--by-value and --rtol, --atol compare numbers; a tolerance that is none is wrong usage."""
+    a = write("a.safetensors", {"t": floats(1, 2)})
+    b = write("b.safetensors", {"t": ("BF16", (2,), b"\x80\x3f\x00\x40")})
+    c = write("c.safetensors", {"t": floats(1, 2.5)})
+    assert run("diff", a, b)[0] == 1
+    assert run("diff", a, b, "--by-value") == (0, "no differences\n", "")
+    assert run("diff", b, c, "--by-value")[0] == 1
+    assert run("diff", b, c, "--rtol", "0.2")[0] == run("diff", b, c, "--atol", "0.5")[0] == 0
+    for wrong in ("-1", "nan", "inf", "x"):
+        status, out, err = run("diff", a, b, f"--rtol={wrong}")
+        assert (status, out) == (2, "")
+        assert "--rtol" in err
 
 
 def test_diff_after_convert_is_0(write, run, tmp_path):

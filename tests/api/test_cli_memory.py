@@ -14,7 +14,7 @@ from tests.builders import safetensors as safe
 
 import weightmap as wm
 from weightmap import cli
-from weightmap.cli.memory import bar
+from weightmap.cli.show import bar
 from weightmap.model import residency
 
 if TYPE_CHECKING:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 from tests import builders
 from tests.builders import Tensor, cnn_v2, embd, noise, normal
@@ -209,6 +211,93 @@ def test_a_model_in_shards_and_what_convert_made_of_it_are_equal(tmp_path: Path,
     assert wm.diff(index, target) == wm.diff(index, target)._replace(metadata=(), notes=())
     assert wm.diff(index, target).equal
     assert wm.diff(target, tmp_path).equal
+
+
+def saved(tmp_path: Path, **tensors: Any) -> Callable[[str], Path]:
+    """Save one tensor "t" a file; give the function that finds their paths."""
+
+    def path(name: str) -> Path:
+        return tmp_path / f"{name}.{'amb' if isinstance(tensors[name], wm.QuantizedTensor) else 'safetensors'}"
+
+    for name, array in tensors.items():
+        wm.save(path(name), {"t": array})
+    return path
+
+
+def test_types_that_store_the_same_values_differ_unless_asked_by_value(tmp_path: Path) -> None:
+    """float32 beside bfloat16 and int4 beside what it decodes to are equal by value, and of other dtypes bit by bit."""
+    values = np.arange(-32, 32, dtype=np.float32).reshape(2, 32)
+    quantised = wm.quantize(values, "int4_block")
+    narrow = values.astype(ml_dtypes.bfloat16)
+    path = saved(tmp_path, wide=values, narrow=narrow, codes=quantised, decoded=quantised.dequantize())
+    for a, b in (("wide", "narrow"), ("codes", "decoded")):
+        for one, other in ((a, b), (b, a)):
+            files = path(one), path(other)
+            assert [change.what for change in wm.diff(*files).changed] == ["dtype"]
+            assert wm.diff(*files, by_value=True).equal
+    [change] = wm.diff(path("wide"), path("codes"), by_value=True).changed
+    apart = np.abs(values - quantised.dequantize())
+    assert change == ("t", "values", "float32 [2, 32]", "int4_block [2, 32]", int((apart > 0).sum()), apart.max())
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "different"),
+    [
+        ([1.0, 2.0], [1.25, 2.0], {"by_value": True}, 1),
+        ([1.0, 2.0], [1.25, 2.0], {"atol": 0.25}, 0),
+        ([1.0, 2.0], [1.25, 2.5], {"atol": 0.25}, 1),
+        ([1.25, 2.5], [1.0, 2.0], {"rtol": 0.25}, 0),
+        ([1.25, 2.5], [1.0, -2.0], {"rtol": 0.25}, 1),
+        ([1.5, 2.5], [1.0, 2.0], {"rtol": 0.25, "atol": 0.25}, 0),
+        ([np.nan, np.inf, 0.0], [np.nan, np.inf, -0.0], {"atol": 0.0}, 0),
+        ([np.nan, 1.0, np.inf, -np.inf], [1.0, np.inf, 1.0, np.inf], {"rtol": 1.0, "atol": 1e300}, 4),
+    ],
+)
+def test_tolerances_are_those_of_numpy(
+    tmp_path: Path, a: list[float], b: list[float], options: dict[str, float], different: int
+) -> None:
+    """An element differs where numpy.isclose says so; either tolerance asks for a comparison by value."""
+    path = saved(tmp_path, a=np.array(a), b=np.array(b))
+    report = wm.diff(path("a"), path("b"), **options)
+    assert sum(change.n_different or 0 for change in report.changed) == different
+    close = np.isclose(a, b, options.get("rtol", 0), options.get("atol", 0), equal_nan=True)
+    assert int((~close).sum()) == different
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        (np.array([2**53]), np.array([2**53 + 1]), 1),
+        (np.array([-(2**63)]), np.array([2**63 - 1]), 2.0**64),
+        (np.array([2**64 - 1], np.uint64), np.array([2**64 - 3], np.uint64), 2),
+        (np.array([200], np.uint8), np.array([-56], np.int8), 256),
+        (np.array([2**63], np.uint64), np.array([-1]), 2.0**63),
+    ],
+)
+def test_integers_by_value_are_exact(tmp_path: Path, a: Any, b: Any, distance: float) -> None:
+    """Whole numbers that float64 would round differ, by as much as they differ; no difference wraps around."""
+    path = saved(tmp_path, a=a, b=b, same=a.astype(np.float64) if distance > 2 else a)
+    [change] = wm.diff(path("a"), path("b"), by_value=True).changed
+    assert (change.n_different, change.max_abs) == (1, distance)
+    assert wm.diff(path("a"), path("b"), atol=distance).equal
+    assert wm.diff(path("a"), path("same"), by_value=True).equal
+
+
+def test_shapes_and_complex_numbers_by_value(tmp_path: Path) -> None:
+    """Another shape stays a difference; complex numbers differ by the absolute value of their difference."""
+    numbers = {name: np.array([value], np.complex64) for name, value in (("c", 1 + 1j), ("d", 4 + 5j))}
+    path = saved(tmp_path, a=np.zeros((2, 3), np.float32), b=np.zeros((3, 2), np.float32), **numbers)
+    assert [change.what for change in wm.diff(path("a"), path("b"), by_value=True).changed] == ["shape"]
+    [change] = wm.diff(path("c"), path("d"), by_value=True).changed
+    assert change.max_abs == 5
+    assert wm.diff(path("c"), path("d"), atol=5).equal
+
+
+@pytest.mark.parametrize("options", [{"rtol": -1}, {"atol": np.inf}, {"atol": np.nan}])
+def test_a_tolerance_is_a_number(put: Callable[..., Path], options: dict[str, float]) -> None:
+    """A tolerance that is negative or not finite is a ValueError before any file is opened."""
+    with pytest.raises(ValueError, match="expected a finite number of at least 0"):
+        wm.diff("absent", "absent", **options)
 
 
 def test_errors_are_those_of_opening(put: Callable[..., Path], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 import weightmap as wm
 from weightmap.cli import quantising, show
-from weightmap.cli.outcome import DIFFERENT, OK, no_embeddings
+from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import counted, quoted
 from weightmap.formats import Plan
@@ -55,7 +55,12 @@ def convert(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Compare two files; 0 if they hold the same, 1 if not."""
-    report = wm.diff(args.a, args.b, tensors_only=args.tensors_only)
+    for name in ("rtol", "atol"):
+        given = getattr(args, name)
+        if given is not None and not (math.isfinite(given) and given >= 0):
+            raise UsageError(f"--{name} is {given:g}, expected a finite number of at least 0")
+    options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "rtol", "atol")}
+    report = wm.diff(args.a, args.b, **options)
     if args.json:
         show.emit_json(
             {

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
     from weightmap.model.residency import Residency
 
-# Characters of a bar.
-_WIDTH = 24
-_FULL, _PARTS, _EMPTY = "█", " ▏▎▍▌▋▊▉", "·"
-
 
 def doctor(args: argparse.Namespace) -> int:
     """Say what using a model will cost here, and what to do about it."""
@@ -52,8 +48,10 @@ def residency(args: argparse.Namespace) -> int:
             {"command": "residency", "path": args.file, "resident": resident, "nbytes": nbytes, "tensors": tensors}
         )
         return OK
-    rows = [(name, bar(one.resident, one.nbytes), _percent(*one), f"{one.nbytes:,}") for name, one in found.items()]
-    rows.append(("total", bar(resident, nbytes), _percent(resident, nbytes), f"{nbytes:,}"))
+    rows = [
+        (name, show.bar(one.resident, one.nbytes), _percent(*one), f"{one.nbytes:,}") for name, one in found.items()
+    ]
+    rows.append(("total", show.bar(resident, nbytes), _percent(resident, nbytes), f"{nbytes:,}"))
     show.emit_table(("tensor", "in memory", "", "bytes"), rows, right=("", "bytes"))
     return OK
 
@@ -93,15 +91,6 @@ def evict(args: argparse.Namespace) -> int:
     left = f"; {show.sizes(resident)} stay" if resident else ""
     show.emit(f"{show.clean(args.file)}: {show.sizes(released)} of {show.sizes(nbytes)} left memory{left}")
     return OK
-
-
-def bar(part: int, whole: int) -> str:
-    """Return a bar for a part of a whole: full only where all is there, empty only where nothing is."""
-    steps = _WIDTH * len(_PARTS)
-    filled = steps if part >= whole else min(max(part * steps // whole, part > 0), steps - 1)
-    cells, rest = divmod(filled, len(_PARTS))
-    text = _FULL * cells + (_PARTS[rest] if rest else "")
-    return text + _EMPTY * (_WIDTH - len(text))
 
 
 def _percent(part: int, whole: int) -> str:

@@ -9,7 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.cli import commands, memory, quantising, reading, show, words
+from weightmap.cli import commands, completions, memory, quantising, reading, show, words
 from weightmap.cli.outcome import UsageError
 from weightmap.conversion.schemes import SCHEMES
 
@@ -70,6 +70,11 @@ def _add_readers(command: _Command) -> None:
     """Add the commands that read models and write none."""
     sub = command("inspect", reading.inspect, "show the contents of a file", "No tensor data is read.")
     sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
+    shape = sub.add_mutually_exclusive_group()
+    shape.add_argument(
+        "--tree", action="store_true", help="show modules, those built alike in one line (the default on a terminal)"
+    )
+    shape.add_argument("--flat", action="store_true", help="show a line for each tensor (the default in a pipe)")
     _add_json(sub)
     _add_lenient(sub)
 
@@ -83,6 +88,15 @@ def _add_readers(command: _Command) -> None:
     sub.add_argument("a", metavar="A", help="a tensor file, a model directory or an *.index.json")
     sub.add_argument("b", metavar="B")
     sub.add_argument("--tensors-only", action="store_true", help="compare neither metadata nor vocabulary")
+    sub.add_argument(
+        "--by-value",
+        action="store_true",
+        help="compare numbers, whatever the types that store them: quantised with dense, float32 with bfloat16",
+    )
+    for name, tolerance in (("rtol", "N times the absolute value in B"), ("atol", "N")):
+        sub.add_argument(
+            f"--{name}", type=float, metavar="N", help=f"compare by value, and let elements differ by {tolerance}"
+        )
     _add_json(sub)
 
     sub = command(
@@ -154,7 +168,7 @@ def _add_memory(command: _Command) -> None:
 
 
 def _add_lookups(command: _Command) -> None:
-    """Add the commands for words, and the demonstration."""
+    """Add the commands for words, shells and the demonstration."""
     sub = command("lookup", commands.lookup, "print the embeddings of words")
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("words", metavar="WORD", nargs="+")
@@ -170,6 +184,14 @@ def _add_lookups(command: _Command) -> None:
             sub.add_argument(name, metavar=name.upper())
         sub.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
         _add_json(sub)
+
+    sub = command(
+        "completions",
+        completions.completions,
+        "print what a shell needs to complete commands and options",
+        "For example: source <(weightmap completions bash)",
+    )
+    sub.add_argument("shell", metavar="SHELL", choices=completions.SHELLS, help=", ".join(completions.SHELLS))
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
     sub.add_argument("sentences", metavar="SENTENCE", nargs="*")

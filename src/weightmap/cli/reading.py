@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, error_document, reason, status_of
 from weightmap.errors import ChecksumError, QuantError, TensorFileError, counted
+from weightmap.model.modules import module_tree, separator
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import located
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
     import weightmap as wm
 
+# Lines that the tree shows of one module.
+_MOST_LINES = 64
+
 
 def inspect(args: argparse.Namespace) -> int:
     """Print the contents of a file."""
@@ -27,7 +32,7 @@ def inspect(args: argparse.Namespace) -> int:
         if args.json:
             show.emit_json(_inspect_document(args.file, file))
         else:
-            _inspect_text(args.file, file)
+            _inspect_text(args.file, file, tree=args.tree or (sys.stdout.isatty() and not args.flat))
     return OK
 
 
@@ -109,7 +114,7 @@ def _inspect_document(path: str, file: wm.TensorFile) -> dict[str, object]:
     }
 
 
-def _inspect_text(path: str, file: wm.TensorFile) -> None:
+def _inspect_text(path: str, file: wm.TensorFile, *, tree: bool) -> None:
     infos = file.infos()
     pairs = [
         ("file", show.clean(path)),
@@ -137,7 +142,7 @@ def _inspect_text(path: str, file: wm.TensorFile) -> None:
             show.emit_pairs(((k, show.shorten(show.value(v))) for k, v in mapping.items()), indent="  ")
     if infos:
         show.emit("")
-        _tensor_table(file)
+        (_tree_table if tree else _tensor_table)(file)
         show.emit("")
         show.emit_table(
             ("total", "tensors", "bytes"),
@@ -164,6 +169,20 @@ def _tensor_table(file: wm.TensorFile) -> None:
             row += [how["block_size"] or "", how["scale_type"], "" if bits is None else f"{bits:.3f}"]
         rows.append(row)
     show.emit_table(columns, rows, right=("offset", "bytes", "block", "bits"))
+
+
+def _tree_table(file: wm.TensorFile) -> None:
+    """Print a line for each module, those built alike in one, and for each tensor in them."""
+    infos = file.infos()
+    mark = separator(info.name for info in infos)
+    root = module_tree(infos, mark)
+    rows = []
+    for line in root.lines(mark, _MOST_LINES):
+        kind = ("", "") if line.tensor is None else (line.tensor.dtype, show.shape(line.tensor.shape))
+        label = "  " * line.depth + (line.label or "(itself)")
+        count = "" if line.tensor is not None and line.tensors == 1 else f"{line.tensors:,}"
+        rows.append((label, show.bar(line.nbytes, root.nbytes, 12), show.brief(line.nbytes), count, *kind))
+    show.emit_table(("module", "share", "size", "tensors", "type", "shape"), rows, right=("size", "tensors"))
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -25,6 +25,9 @@ _SCHEMA = 1
 # Characters of the widest column; names in messages are cut at the same length (`weightmap.errors.quoted`).
 _WIDEST = 200
 
+# The characters of a bar.
+_FULL, _PARTS, _EMPTY = "█", " ▏▎▍▌▋▊▉", "·"
+
 # rich measures and wraps every cell, which costs seconds on a file with 100,000 tensors.
 _MAX_RICH_ROWS = 2000
 
@@ -87,6 +90,25 @@ def sizes(nbytes: int) -> str:
             break
         amount /= 1024
     return f"{nbytes:,} bytes ({amount:,.1f} {unit})" if unit else counted(nbytes, "byte")
+
+
+def brief(nbytes: int) -> str:
+    """Return a byte count in as few characters as people need: ``"512 B"``, ``"86.7 MiB"``."""
+    amount, unit = float(nbytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:,.1f} {unit}" if unit != "B" else f"{nbytes} B"
+
+
+def bar(part: int, whole: int, width: int = 24) -> str:
+    """Return a bar for a part of a whole: full only where all is there, empty only where nothing is."""
+    steps = width * len(_PARTS)
+    filled = steps if part >= whole else min(max(part * steps // whole, part > 0), steps - 1)
+    cells, rest = divmod(filled, len(_PARTS))
+    text = _FULL * cells + (_PARTS[rest] if rest else "")
+    return text + _EMPTY * (width - len(text))
 
 
 def seconds(duration: float) -> str:

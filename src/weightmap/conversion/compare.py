@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap.conversion.extras import file_metadata, spared
+from weightmap.conversion.values import Tolerance, apart, distances, has_numbers, pairs
 from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.errors import UnsupportedError, counted, quoted
 from weightmap.formats import FORMATS
@@ -26,8 +26,6 @@ from weightmap.quant.ref import in_pieces
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from weightmap.index.table import Row
     from weightmap.quant.ref import TensorRef
 
@@ -35,6 +33,7 @@ __all__ = ["DiffReport", "TensorDiff", "diff"]
 
 # Elements of quantised tensors that are decoded at once.
 _PIECE = 1 << 18
+_EXACT = Tolerance()
 
 
 class TensorDiff(NamedTuple):
@@ -94,8 +93,16 @@ class DiffReport(NamedTuple):
         return not (self.only_in_a or self.only_in_b or self.changed or self.metadata or self.vocab)
 
 
-def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
-    """Compare two model files tensor by tensor, bit by bit, with flat memory.
+def diff(
+    a: Any,
+    b: Any,
+    *,
+    tensors_only: bool = False,
+    by_value: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> DiffReport:
+    """Compare two model files tensor by tensor, bit by bit or by value, with flat memory.
 
     A file and its conversion are equal, unless something was changed on request, renamed or left behind, as the report
     of `convert` says. Additions of `convert` are not differences: see `DiffReport.notes`.
@@ -107,10 +114,21 @@ def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
         vocabulary that `convert` would take along, if the other side has them.
     tensors_only : bool
         Compare names, dtypes, shapes and values of tensors, and neither metadata nor vocabulary.
+    by_value : bool
+        Compare numbers, not bits: tensors of one shape with equal values do not differ, whatever their dtypes, and
+        quantised ones count with the values that they decode to. 0 equals -0, and NaN equals NaN.
+    rtol, atol : float, optional
+        Compare by value, and let an element differ by up to ``atol + rtol * abs(b)``, as `numpy.isclose` does; what is
+        not given is 0. An infinity equals only itself.
 
     Returns
     -------
     DiffReport
+
+    Raises
+    ------
+    ValueError
+        For a tolerance that is negative or not finite.
 
     Examples
     --------
@@ -120,12 +138,14 @@ def diff(a: Any, b: Any, *, tensors_only: bool = False) -> DiffReport:
     >>> wm.diff("a.weights", "b.safetensors").changed[0].max_abs
     2.0
     """
+    tolerance = Tolerance.of(rtol, atol)
+    wanted = tolerance if by_value or rtol is not None or atol is not None else None
     with contextlib.ExitStack() as stack:
         sides = [_side(source, stack) for source in (a, b)]
         for side in sides:
             check_unchanged(side.file)
             detach_index(side.file)
-        return _diff(sides[0], sides[1], tensors_only=tensors_only)
+        return _diff(sides[0], sides[1], tensors_only=tensors_only, tolerance=wanted)
 
 
 class _Side:
@@ -189,11 +209,12 @@ def _side(source: Any, stack: contextlib.ExitStack) -> _Side:
     return _Side(stack.enter_context(open_privately(source)), folder)
 
 
-def _diff(a: _Side, b: _Side, *, tensors_only: bool) -> DiffReport:
+def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None) -> DiffReport:
     notes: list[str] = []
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
     common = (name for name in a.file if name in b)
-    changed = tuple(filter(None, (_compare(name, locate(a.file, name), locate(b.file, name)) for name in common)))
+    places = ((name, locate(a.file, name), locate(b.file, name)) for name in common)
+    changed = tuple(filter(None, (_compare(*place, tolerance) for place in places)))
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None
     if not tensors_only:
@@ -240,10 +261,25 @@ def _alike(a: Any, b: Any) -> bool:
     return isinstance(value, (int, float)) and text == json.dumps(value)
 
 
-def _compare(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:
+def _compare(name: str, a: TensorRef, b: TensorRef, tolerance: Tolerance | None) -> TensorDiff | None:
+    """Compare two tensors: by value with a tolerance, as far as they hold numbers, else bit by bit."""
+    if tolerance is None or a.row.shape != b.row.shape or not (has_numbers(a.row) and has_numbers(b.row)):
+        return _compare_bits(name, a, b)
+    if _types(a.row) == _types(b.row) and _compare_bits(name, a, b) is None:
+        return None  # the quick answer, for most tensors of similar files
+    different, largest = _compare_values(a, b, tolerance)
+    texts = (f"{row.dtype.name} {list(row.shape)}" for row in (a.row, b.row))
+    return TensorDiff(name, "values", *texts, different, largest) if different else None
+
+
+def _types(row: Row) -> tuple[str, bool]:
+    return row.dtype.name, row.dtype.quantized
+
+
+def _compare_bits(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:
     row_a, row_b = a.row, b.row
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
-    if (row_a.dtype.name, row_a.dtype.quantized) != (row_b.dtype.name, row_b.dtype.quantized):
+    if _types(row_a) != _types(row_b):
         known = row_a.shape == row_b.shape and _has_values(row_a) and _has_values(row_b)
         return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if known else (None, None)))
     if row_a.shape != row_b.shape:
@@ -291,33 +327,15 @@ def _has_values(row: Row) -> bool:
     return row.dtype.quantized or row.dtype.name in FLOATING
 
 
-def _compare_values(a: TensorRef, b: TensorRef) -> tuple[int, float]:
+def _compare_values(a: TensorRef, b: TensorRef, tolerance: Tolerance = _EXACT) -> tuple[int, float]:
     """Compare values of two tensors of one shape, of any types; return how many differ, and the largest difference."""
-    different, largest, left_over = 0, 0.0, math.prod(a.row.shape)
-    left = right = np.empty(0)
-    lefts, rights = _values(a), _values(b)
-    while left_over:
-        left, right = left if left.size else next(lefts), right if right.size else next(rights)
-        count = min(left.size, right.size)
-        one, other = left[:count], right[:count]
-        apart = (one != other) & ~(np.isnan(one) & np.isnan(other))
-        different += int(apart.sum())
-        with np.errstate(invalid="ignore"):
-            largest = float(np.maximum(largest, np.abs(one - other)[apart].max(initial=0)))
-        left, right, left_over = left[count:], right[count:], left_over - count
+    different, largest = 0, 0.0
+    for one, other in pairs(a, b):
+        distance = distances(one, other)
+        differ = apart(one, other, distance, tolerance)
+        different += int(differ.sum())
+        largest = float(np.maximum(largest, distance[differ].max(initial=0)))
     return different, largest
-
-
-def _values(place: TensorRef) -> Iterator[NDArray[np.float64]]:
-    """Yield the values of a tensor, some at a time."""
-    if place.row.dtype.quantized:
-        for tensor in in_pieces(place):
-            for values in tensor.in_runs(_PIECE):
-                yield values.astype(np.float64)
-        return
-    stored = numpy_dtype(DTYPES[place.row.dtype.name])
-    for chunk in place.chunks():
-        yield np.frombuffer(chunk, stored).astype(np.float64)
 
 
 def _distance(raw: tuple[Any, Any], apart: Any, row: Row) -> float:

@@ -1,0 +1,169 @@
+"""The tree of modules that the names of tensors spell, with modules that are built alike folded into one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from weightmap.model.reports import TensorInfo
+
+__all__ = ["Line", "Module", "module_tree", "separator"]
+
+# A name of more parts than this is cut there; nobody nests modules deeper, but a file may say so.
+_DEEPEST = 32
+
+
+class Line(NamedTuple):
+    """One line of a folded tree.
+
+    Attributes
+    ----------
+    depth : int
+    label : str
+        Name within the module around it; of alike modules their common name, with the numbers in braces.
+    modules : int
+        Number of alike modules in this line; 1 for others and for a tensor.
+    tensors, nbytes : int
+        Of all of them.
+    tensor : TensorInfo or None
+        A tensor, the first of those that the line stands for; None for a module.
+    """
+
+    depth: int
+    label: str
+    modules: int
+    tensors: int
+    nbytes: int
+    tensor: TensorInfo | None
+
+
+class Module:
+    """A module: tensors and modules by name, in file order, and how much they hold.
+
+    Attributes
+    ----------
+    children : dict of str to Module
+    tensor : TensorInfo or None
+        The tensor of this very name.
+    tensors, nbytes : int
+        Of all that is inside.
+    build : int
+        Equal for modules of equal structure: names, dtypes and shapes.
+    """
+
+    __slots__ = ("build", "children", "nbytes", "tensor", "tensors")
+
+    def __init__(self) -> None:
+        self.children: dict[str, Module] = {}
+        self.tensor: TensorInfo | None = None
+        self.tensors = 0
+        self.nbytes = 0
+        self.build = 0
+
+    def lines(self, mark: str, most: int | None = None) -> Iterator[Line]:
+        """Yield the lines below this module, the outermost first.
+
+        Parameters
+        ----------
+        mark : str
+            What separates the parts of names: see `separator`.
+        most : int, optional
+            Lines of one module; one more then stands for the rest, with the label "…".
+        """
+        yield from _lines(self, 0, mark, most, 1)
+
+
+def separator(names: Iterable[str]) -> str:
+    """Return what separates the parts of names: a dot, or a slash where no name has a dot."""
+    slash = False
+    for name in names:
+        if "." in name:
+            return "."
+        slash = slash or "/" in name
+    return "/" if slash else "."
+
+
+def module_tree(infos: Iterable[TensorInfo], mark: str = ".") -> Module:
+    """Return the root of the tree that these tensors make.
+
+    Parameters
+    ----------
+    infos : iterable of TensorInfo
+    mark : str
+        What separates the parts of names.
+    """
+    root = Module()
+    for info in infos:
+        node = root
+        for part in info.name.split(mark, _DEEPEST):
+            node = node.children.setdefault(part, Module())
+        # A name that repeats, possible in an unchecked file, counts its bytes in one place.
+        node.tensor = node.tensor or info
+        node.tensors += 1
+        node.nbytes += info.nbytes
+    _total(root, {})
+    return root
+
+
+def _total(node: Module, builds: dict[object, int]) -> None:
+    for child in node.children.values():
+        _total(child, builds)
+        node.tensors += child.tensors
+        node.nbytes += child.nbytes
+    own = None if node.tensor is None else (node.tensor.dtype, node.tensor.shape)
+    key = (own, tuple((name, child.build) for name, child in node.children.items()))
+    node.build = builds.setdefault(key, len(builds) + 1)
+
+
+def _lines(node: Module, depth: int, mark: str, most: int | None, times: int) -> Iterator[Line]:
+    groups = list(_groups(node))
+    shown = groups if most is None or len(groups) <= most else groups[: most - 1]
+    for alike, child in shown:
+        names = alike
+        label, count, inner = _label(names), len(names), child
+        while inner.tensor is None and len(below := list(_groups(inner))) == 1:
+            [(names, inner)] = below  # a module of one thing is not worth a line
+            label += mark + _label(names)
+            count *= len(names)
+        totals = times * count * inner.tensors, times * count * inner.nbytes
+        alone = inner.tensor if not inner.children else None
+        yield Line(depth, label, count, *totals, alone)
+        if inner.children:
+            if inner.tensor is not None:  # a tensor whose name is also that of a module
+                yield Line(depth + 1, "", 1, times * count, times * count * inner.tensor.nbytes, inner.tensor)
+            yield from _lines(inner, depth + 1, mark, most, times * count)
+    rest = groups[len(shown) :]
+    if rest:
+        tensors = sum(len(names) * child.tensors for names, child in rest)
+        nbytes = sum(len(names) * child.nbytes for names, child in rest)
+        yield Line(depth, "…", len(rest), times * tensors, times * nbytes, None)
+
+
+def _groups(node: Module) -> Iterator[tuple[list[str], Module]]:
+    """Yield the children, those with numbers for names that are built alike together."""
+    groups: dict[tuple[bool, object], tuple[list[str], Module]] = {}
+    for name, child in node.children.items():
+        numbered = name.isascii() and name.isdigit()
+        key = (True, child.build) if numbered else (False, name)
+        groups.setdefault(key, ([], child))[0].append(name)
+    yield from groups.values()
+
+
+def _label(names: Sequence[str]) -> str:
+    """Return the label of alike modules: ``0``, ``{0…11}``, ``{0…2, 4, 6…9}``."""
+    if len(names) == 1:
+        return names[0]
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and name == _next(runs[-1][-1]):
+            runs[-1][1:] = [name]
+        else:
+            runs.append([name])
+    return "{" + ", ".join("…".join(run) for run in runs) + "}"
+
+
+def _next(number: str) -> str:
+    # Python reads no number of more than 4,300 digits.
+    return str(int(number) + 1) if len(number) < 20 else ""
