@@ -398,7 +398,7 @@ def test_inspect_shows_a_tree_on_a_terminal_and_lines_in_a_pipe(write, run):
     lines = [line.split() for line in tree.splitlines()]
     assert ["layers", "████████▍···", "84", "B", "6"] in lines
     at = lines.index(["{0,", "2}.up", "████▊·······", "48", "B", "4"])
-    assert lines[at + 1] == ["bias", "█▌··········", "16", "B", "2", "float32", "[2]"]
+    assert lines[at + 2] == ["bias", "█▌··········", "16", "B", "2", "float32", "[2]"]
     assert lines[at + 3] == ["1.up", "███▌········", "36", "B", "2"]
     assert "offset" not in tree
     flat = run("inspect", path)[1]
