@@ -268,8 +268,8 @@ def _compare(name: str, a: TensorRef, b: TensorRef, tolerance: Tolerance | None)
     if _types(a.row) == _types(b.row) and _compare_bits(name, a, b) is None:
         return None  # the quick answer, for most tensors of similar files
     different, largest = _compare_values(a, b, tolerance)
-    texts = (f"{row.dtype.name} {list(row.shape)}" for row in (a.row, b.row))
-    return TensorDiff(name, "values", *texts, different, largest) if different else None
+    text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a.row, b.row))
+    return TensorDiff(name, "values", text_a, text_b, different, largest) if different else None
 
 
 def _types(row: Row) -> tuple[str, bool]:

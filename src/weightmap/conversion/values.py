@@ -86,7 +86,8 @@ def distances(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
             left, right = one.astype(common), other.astype(common)
             # The difference of two int64 may not fit into one; as uint64 it does.
             exact = (np.maximum(left, right) - np.minimum(left, right)).view(np.uint64)
-            return exact.astype(np.float64)
+            wide: NDArray[np.float64] = exact.astype(np.float64)
+            return wide
         one, other = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         found: NDArray[np.float64] = np.abs(one - other).astype(np.float64)
@@ -101,4 +102,5 @@ def apart(
     if tolerance != (0, 0):
         with np.errstate(invalid="ignore", over="ignore"):
             close |= np.isfinite(distance) & (distance <= tolerance.atol + tolerance.rtol * np.abs(other))
-    return ~(close | (one == other) | (np.isnan(one) & np.isnan(other)))
+    differ: NDArray[np.bool_] = ~(close | (one == other) | (np.isnan(one) & np.isnan(other)))
+    return differ

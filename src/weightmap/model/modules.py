@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from weightmap.model.reports import TensorInfo
+    from weightmap.index.table import TensorInfo
 
 __all__ = ["Line", "Module", "module_tree", "separator"]
 
