@@ -38,11 +38,9 @@ class _Command(NamedTuple):
     choices: tuple[str, ...]
 
 
-def completions(args: argparse.Namespace) -> int:
-    """Print the script for a shell."""
-    from weightmap.cli.parser import build_parser
-
-    commands = tuple(_commands(build_parser()))
+def completions(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    """Print the script for a shell that completes what the parser takes."""
+    commands = tuple(_commands(parser))
     for line in {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](commands):
         show.emit(line)
     return OK

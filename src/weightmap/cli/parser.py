@@ -63,6 +63,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_writers(command)
     _add_memory(command)
     _add_lookups(command)
+    sub = command(
+        "completions",
+        lambda args: completions.completions(parser, args),
+        "print what a shell needs to complete commands and options",
+        "For example: source <(weightmap completions bash)",
+    )
+    sub.add_argument("shell", metavar="SHELL", choices=completions.SHELLS, help=", ".join(completions.SHELLS))
     return parser
 
 
@@ -168,7 +175,7 @@ def _add_memory(command: _Command) -> None:
 
 
 def _add_lookups(command: _Command) -> None:
-    """Add the commands for words, shells and the demonstration."""
+    """Add the commands for words, and the demonstration."""
     sub = command("lookup", commands.lookup, "print the embeddings of words")
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("words", metavar="WORD", nargs="+")
@@ -184,14 +191,6 @@ def _add_lookups(command: _Command) -> None:
             sub.add_argument(name, metavar=name.upper())
         sub.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
         _add_json(sub)
-
-    sub = command(
-        "completions",
-        completions.completions,
-        "print what a shell needs to complete commands and options",
-        "For example: source <(weightmap completions bash)",
-    )
-    sub.add_argument("shell", metavar="SHELL", choices=completions.SHELLS, help=", ".join(completions.SHELLS))
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
     sub.add_argument("sentences", metavar="SENTENCE", nargs="*")
