@@ -18,7 +18,7 @@ TESTS = (
     *map(
         suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "cursor", "align")
     ),
-    *map(suite, ("read_only_format", "plan_spans")),
+    *map(suite, ("read_only_format", "plan_spans", "strict_json", "strings")),
     "tests/plans/test_plan_run.py::test_nothing_is_handed_out_before_it_is_verified",
     "tests/robustness/test_big.py::test_a_collision_flood_stays_quick",
     "tests/robustness/test_big.py::test_a_flooded_vocabulary_stays_quick",

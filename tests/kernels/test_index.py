@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.collisions import colliding, fnv1a
 from tests.scan_support import Arena, pack, u8, u32
 
 from weightmap._kernels import ffi, lib
@@ -61,38 +61,6 @@ class Index:
         pointers = (pointer, len(blob), u32(bounds), len(names), ffi.from_buffer("int64_t[]", out))
         assert lib.wm_index_find_many(*self.base, *self.table, *pointers) == 0
         return out.tolist()
-
-
-def fnv1a(blocks: np.ndarray, state: int = 0x811C9DC5) -> np.ndarray:
-    """FNV-1a 32 of each row of bytes, beginning in `state`."""
-    hashes = np.full(len(blocks), state, np.uint32)
-    for column in blocks.T:
-        hashes = (hashes ^ column) * np.uint32(0x01000193)
-    return hashes
-
-
-@functools.cache
-def colliding() -> list[bytes]:
-    """Return 512 different names with one and the same FNV-1a 32 hash.
-
-    Two blocks that lead from one state to the same next state can stand for each other. k such pairs one after another
-    give 2^k names. A pair is a coincidence among some 200,000 blocks: the birthday paradox.
-    """
-    names, state = [b""], 0x811C9DC5
-    rng = np.random.default_rng(11)
-    while len(names) < 512:
-        blocks = np.unique(rng.integers(97, 123, (200_000, 6), np.uint8), axis=0)
-        hashes = fnv1a(blocks, state)
-        order = np.argsort(hashes)
-        same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
-        if not same.size:
-            continue
-        one, two = blocks[order[same[0]]], blocks[order[same[0] + 1]]
-        names = [name + block.tobytes() for name in names for block in (one, two)]
-        state = int(fnv1a(one[None], state)[0])
-    assert len(set(names)) == len(names)
-    assert {lib.wm_fnv1a32(u8(name), len(name)) for name in names} == {state}
-    return names
 
 
 def words(n: int, seed: int = 0) -> list[bytes]:

@@ -51,6 +51,10 @@ class Row(NamedTuple):
     offset: int
     nbytes: int
 
+    def info(self, name: str) -> TensorInfo:
+        """Return what users are told of the tensor, called `name`."""
+        return TensorInfo(name, self.dtype.name, self.shape, self.offset, self.nbytes)
+
 
 class TensorInfo(NamedTuple):
     """A tensor's entry in the index of its file.

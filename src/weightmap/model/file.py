@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, counted, escape, quoted
-from weightmap.index.table import Row, TensorInfo
+from weightmap.index.table import Row
 from weightmap.model.parts import (
     OCTET,
     Closed,
@@ -19,14 +19,15 @@ from weightmap.model.parts import (
     check_index,
     check_open,
     detach_index,
+    embeddings_of,
     locate,
     located,
     not_found,
+    shared_descriptor,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     from numpy.typing import DTypeLike, NDArray
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.formats import Content
-    from weightmap.index.table import Table
+    from weightmap.index.table import Table, TensorInfo
     from weightmap.io.source import Source
     from weightmap.model.residency import Residency
     from weightmap.model.verifying import VerifyReport
@@ -46,6 +47,8 @@ __all__ = ["TensorFile"]
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
 
+# For a model in several files it has a `Shards` (model/sharded.py) as its source, content and table. The functions of
+# model/parts.py give the rest of the package what users do not need.
 class TensorFile(Mapping[str, Any]):
     """An open model file: a read-only mapping from tensor names to arrays that are views of the file.
 
@@ -56,10 +59,8 @@ class TensorFile(Mapping[str, Any]):
     `FileChangedError` when the file is no longer the same. In mode "sealed", as an argument of a process that
     `multiprocessing` starts, it takes its memory along instead, without opening or copying anything there.
 
-    For a model in several files the same class has a `Shards` (see model/sharded.py) as its source, content and table;
-    `path` is then that of the index, `info` counts offsets within a shard, and `metadata` has the entries of the index
-    and those on which the shards agree. The functions of model/parts.py give the rest of the package what users do not
-    need.
+    For a model in several files, `path` is that of the index, `info` counts offsets within a shard, and `metadata` has
+    the entries of the index and those on which the shards agree.
 
     Attributes
     ----------
@@ -76,8 +77,7 @@ class TensorFile(Mapping[str, Any]):
     `FileChangedError` if not. A file truncated in place *after* that faults the process that touches its pages
     (SIGBUS): replace model files by rename, as `save` does, or open with ``mode="copy"`` or, on Linux, "sealed".
 
-    A handle holds the descriptor of its file, so it keeps that file when the path gets another one. Arrays need no
-    descriptor.
+    A handle holds the descriptor of its file, and so keeps that file when the path gets another one. Arrays need none.
     """
 
     __slots__ = (
@@ -111,7 +111,6 @@ class TensorFile(Mapping[str, Any]):
         self.format = format_
         self.layout = content.layout
 
-    # ------------------------------------------------------------------------------------------------- mapping
     def __getitem__(self, name: str) -> Any:
         source = self._source
         try:
@@ -166,7 +165,6 @@ class TensorFile(Mapping[str, Any]):
         assert self._content.quantized is not None  # noqa: S101 - a format that has schemes has this
         return self._content.quantized(row, self._source.array(OCTET, (row.nbytes,), row.offset, row.nbytes))
 
-    # ----------------------------------------------------------------------------------------------- properties
     @property
     def path(self) -> str | None:
         """The path as given; None for a descriptor or a buffer."""
@@ -226,19 +224,8 @@ class TensorFile(Mapping[str, Any]):
     @property
     def embeddings(self) -> Embeddings | None:
         """Word vectors of a file with a vocabulary and one matrix that has a row for each token; else None."""
-        check_open(self)
-        # Another thread may close the handle at any moment, which forgets them.
-        found: Any = self._embeddings
-        if found is False:
-            from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
-            from weightmap.formats import by_name  # noqa: PLC0415 - opening does not need it
+        return embeddings_of(self)
 
-            self._embeddings = found = Embeddings.of(self, by_name(self.format).embeddings)
-            if self._source.closed:
-                self._embeddings = False
-        return found  # type: ignore[no-any-return]
-
-    # ---------------------------------------------------------------------------------------------- information
     def info(self, name: str) -> TensorInfo:
         """Return name, dtype, shape, offset and size of a tensor, without touching its data.
 
@@ -246,13 +233,12 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        return _info(name, locate(self, name).row)
+        return locate(self, name).row.info(name)
 
     def infos(self) -> list[TensorInfo]:
         """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
-        return [_info(name, row) for name, (_, row, _) in zip(self, located(self), strict=True)]
+        return [row.info(name) for name, (_, row, _) in zip(self, located(self), strict=True)]
 
-    # -------------------------------------------------------------------------------------------------- reading
     def read(
         self, name: str, dtype: DTypeLike = np.float32, *, out: NDArray[Any] | None = None, threads: int | None = None
     ) -> NDArray[Any]:
@@ -308,20 +294,9 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        check_open(self)
-        if names is None:
-            runs, size = self._table.runs(), self._source.size
-            # Tensors whose elements share bytes may have more bytes than the file.
-            self._source.prefetch(
-                (offset, min(nbytes + (count - 1) * step, size - offset)) for _, _, offset, nbytes, count, step in runs
-            )
-            return
-        wanted: dict[Source, list[tuple[int, int]]] = {}
-        for name in [names] if isinstance(names, str) else names:
-            source, row, _ = locate(self, name)
-            wanted.setdefault(source, []).append((row.offset, row.nbytes))
-        for source, ranges in wanted.items():
-            source.prefetch(ranges)
+        from weightmap.model.residency import prefetch  # noqa: PLC0415 - opening needs none of it
+
+        prefetch(self, names)
 
     def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Residency]:
         """Return how many bytes of these tensors (default: all) are in memory, and how many there are, by name.
@@ -364,7 +339,7 @@ class TensorFile(Mapping[str, Any]):
         Parameters
         ----------
         progress : callable, optional
-            Called as ``progress(done, total)``, in bytes, from 0 to the size of the file.
+            Called as ``progress(done, total)``, in bytes.
 
         Returns
         -------
@@ -396,16 +371,8 @@ class TensorFile(Mapping[str, Any]):
             In any other mode, and for a model of several files.
         ClosedError
         """
-        check_open(self)
-        number = self._source.sealed
-        if number is None:
-            from io import UnsupportedOperation  # noqa: PLC0415 - for this message
+        return shared_descriptor(self)
 
-            msg = 'only a single file opened with mode="sealed" has a descriptor to share'
-            raise UnsupportedOperation(msg)
-        return number
-
-    # -------------------------------------------------------------------------------------------------- closing
     def close(self) -> None:
         """Release the file. Idempotent; never raises; arrays obtained before remain valid."""
         source = self._source
@@ -419,9 +386,7 @@ class TensorFile(Mapping[str, Any]):
         check_open(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -431,11 +396,5 @@ class TensorFile(Mapping[str, Any]):
         return f"<{state}TensorFile {escape(repr(self._source.name))}: {kind}, {count}, {self.nbytes} bytes>"
 
     # Mapping compares all values, which makes no sense for arrays.
+    __eq__ = object.__eq__
     __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-def _info(name: str, row: Row) -> TensorInfo:
-    return TensorInfo(name, row.dtype.name, row.shape, row.offset, row.nbytes)

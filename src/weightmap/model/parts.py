@@ -19,6 +19,7 @@ from weightmap.index.table import Row
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from weightmap.embeddings.embeddings import Embeddings
     from weightmap.io.source import Source
     from weightmap.quant.ref import TensorRef
 
@@ -32,6 +33,7 @@ __all__ = [
     "check_unchanged",
     "detach_index",
     "disagreements",
+    "embeddings_of",
     "files_of",
     "identities",
     "locate",
@@ -39,6 +41,7 @@ __all__ = [
     "name_of",
     "not_found",
     "parts_of",
+    "shared_descriptor",
 ]
 
 # Runs of fewer tensors are made one by one.
@@ -210,3 +213,30 @@ class Closed:
 
     def __getattr__(self, _: str) -> NoReturn:
         self._source.fail_closed()
+
+
+def shared_descriptor(file: Any) -> int:
+    """Return the descriptor of a handle's sealed memory: see `TensorFile.fileno`."""
+    check_open(file)
+    number: int | None = file._source.sealed
+    if number is None:
+        from io import UnsupportedOperation  # noqa: PLC0415 - for this message
+
+        msg = 'only a single file opened with mode="sealed" has a descriptor to share'
+        raise UnsupportedOperation(msg)
+    return number
+
+
+def embeddings_of(file: Any) -> Embeddings | None:
+    """Return the word vectors of a handle, made at the first use: see `TensorFile.embeddings`."""
+    check_open(file)
+    # Another thread may close the handle at any moment, which forgets them.
+    found: Embeddings | bool | None = file._embeddings
+    if isinstance(found, bool):
+        from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
+        from weightmap.formats import by_name  # noqa: PLC0415 - opening does not need it
+
+        file._embeddings = found = Embeddings.of(file, by_name(file.format).embeddings)
+        if file._source.closed:
+            file._embeddings = False
+    return found

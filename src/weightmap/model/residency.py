@@ -1,4 +1,4 @@
-"""Which tensors are in memory, and giving their pages back: `TensorFile.residency` and `TensorFile.release`."""
+"""Which tensors are in memory, and what brings them there and out of it: the functions behind those of `TensorFile`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap.errors import TensorFileError
 from weightmap.io.pages import give_back, resident_in
-from weightmap.model.parts import check_unchanged, parts_of
+from weightmap.model.parts import check_open, check_unchanged, locate, parts_of
 from weightmap.model.spans import Spans, spans_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Residency", "release", "residency"]
+    from weightmap.io.source import Source
+
+__all__ = ["Residency", "prefetch", "release", "residency"]
 
 
 class Residency(NamedTuple):
@@ -49,6 +51,26 @@ def resident_bytes(spans: Spans, numbers: NDArray[np.int64]) -> NDArray[np.int64
         source = parts_of(spans.files[file])[0]
         found[places] = resident_in(source, spans.begin[numbers[places]], spans.nbytes[numbers[places]])
     return found
+
+
+def prefetch(model: Any, names: str | Sequence[str] | None) -> None:
+    """Do what `TensorFile.prefetch` says."""
+    check_open(model)
+    if names is None:
+        source, content, _ = parts_of(model)
+        size = source.size
+        # Tensors whose elements share bytes may have more bytes than the file.
+        source.prefetch(
+            (offset, min(nbytes + (count - 1) * step, size - offset))
+            for _, _, offset, nbytes, count, step in content.table.runs()
+        )
+        return
+    wanted: dict[Source, list[tuple[int, int]]] = {}
+    for name in [names] if isinstance(names, str) else names:
+        source, row, _ = locate(model, name)
+        wanted.setdefault(source, []).append((row.offset, row.nbytes))
+    for source, ranges in wanted.items():
+        source.prefetch(ranges)
 
 
 def release(model: Any, names: str | Sequence[str] | None) -> int:

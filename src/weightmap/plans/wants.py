@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import quoted
-from weightmap.index.table import TensorInfo
 from weightmap.plans.indices import Shard, axes_of, runs_of
 from weightmap.quant.places import places_of
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.index.table import TensorInfo
     from weightmap.model.spans import Spans
     from weightmap.quant.ref import TensorRef
 
@@ -109,7 +109,7 @@ def _chosen(spans: Spans, wants: Callable[[TensorInfo], object]) -> Iterable[int
     numbers = np.arange(len(spans), dtype=np.int64)
     for number, name in zip(numbers.tolist(), spans.names(numbers), strict=True):
         row = spans.ref(number).row
-        if wants(TensorInfo(name, row.dtype.name, row.shape, row.offset, row.nbytes)):
+        if wants(row.info(name)):
             yield number
 
 

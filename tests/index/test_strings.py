@@ -1,0 +1,29 @@
+"""Tables of strings whose hashes collide: every way to look strings up gives what a dictionary gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.collisions import colliding
+
+from weightmap.index.strings import StringTable
+
+FLOODED = [name.decode() for name in colliding()[:200]]
+PLAIN = [f"word {i}" for i in range(200)]
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["first look-up", "later"])
+@pytest.mark.parametrize("names", [PLAIN, FLOODED], ids=["plain", "flooded"])
+def test_spans_and_texts_are_found_as_in_a_dictionary(names, built):
+    """`find`, `find_many` and `find_spans` agree with a dictionary, on an index and where it cannot be built."""
+    table = StringTable.of(names, "word")
+    expected = {name: i for i, name in enumerate(names)}
+    if built:
+        assert table.find(names[3]) == 3
+    asked = [names[7], "missing", names[-1], "", names[7]]
+    numbers = [expected.get(name, -1) for name in asked]
+    bounds = np.cumsum([0, *map(len, asked)]).astype(np.uint32)
+    assert table.find_spans("".join(asked).encode(), bounds).tolist() == numbers
+    assert table.find_many(asked).tolist() == numbers
+    assert [table.find(text) for text in asked] == numbers
+    assert (table.index is None) == (names is FLOODED)
