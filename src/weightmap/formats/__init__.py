@@ -58,7 +58,12 @@ def _discover() -> dict[str, Format]:
 FORMATS: dict[str, Format] = _discover()
 _BY_MAGIC = {format_.magic[:4]: format_ for format_ in FORMATS.values() if format_.magic}
 _UNMARKED = tuple(format_ for format_ in FORMATS.values() if not format_.magic)
-_GUESSED = tuple(format_ for format_ in _UNMARKED if not format_.certain)
+_GUESSED = tuple(format_ for format_ in _UNMARKED if not format_.leads)
+# By the first byte of a file: the formats without magic bytes that may claim it, where these are more than `_GUESSED`.
+_BY_LEAD = {
+    bytes([lead]): tuple(format_ for format_ in _UNMARKED if lead in format_.leads or not format_.leads)
+    for lead in b"".join(format_.leads for format_ in _UNMARKED)
+}
 
 
 def formats() -> tuple[str, ...]:
@@ -127,8 +132,8 @@ def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Impor
     format_ = _BY_MAGIC.get(head[:4])
     if format_ is not None and head.startswith(format_.magic):
         return format_
-    found = [format_ for format_ in _UNMARKED if format_.claims(head, source.size)]
-    claims: list[Format | Importer] = [format_ for format_ in found if format_.certain] or [*found]
+    found = [format_ for format_ in _BY_LEAD.get(head[:1], _GUESSED) if format_.claims(head, source.size)]
+    claims: list[Format | Importer] = [format_ for format_ in found if format_.leads] or [*found]
     if not claims and head:
         look = source.pread(0, min(LOOK, source.size))
         claims += [importer for importer in importers() if importer.claims(look, source.size)]

@@ -181,8 +181,9 @@ class Format:
     layout_for : callable or None
         ``layout_for(metadata)``: the layout that the metadata calls for when the caller asks for none; None for the
         first. Raises `EncodeError` for one that does not exist.
-    certain : bool
-        Whether `sniff` is as sure as magic bytes: a file that it recognises is of this format, right or wrong.
+    leads : bytes
+        For a format whose `sniff` is as sure as magic bytes, so that a file that it recognises is of this format, right
+        or wrong: the bytes that such a file may begin with. Only files that begin with one of these are shown to it.
     embeddings : tuple of (str, str), optional
         For formats of word embeddings: the names of the matrix, and of the former norms of its rows.
     aligns : mapping of str to int
@@ -196,12 +197,12 @@ class Format:
     __slots__ = (
         "aligns",
         "carries",
-        "certain",
         "checksums",
         "dtypes",
         "embeddings",
         "layout_for",
         "layouts",
+        "leads",
         "magic",
         "metadata_keys",
         "metadata_kinds",
@@ -229,7 +230,7 @@ class Format:
         magic: bytes = b"",
         *,
         sniff: Callable[[bytes, int], bool] | None = None,
-        certain: bool = False,
+        leads: bytes = b"",
         schemes: Mapping[str, frozenset[str]] = _NOTHING,
         metadata_keys: frozenset[str] | None = None,
         metadata_kinds: frozenset[str] = TEXT,
@@ -245,7 +246,7 @@ class Format:
         self.suffixes = suffixes
         self.layouts = layouts
         self.sniff = sniff
-        self.certain = certain
+        self.leads = leads
         self.parse = parse
         self.plan = plan
         self.carries = carries

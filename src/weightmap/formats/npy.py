@@ -53,5 +53,5 @@ FORMAT = Format(
     layouts=("npy",),
     parse=parse,
     sniff=_sniff,
-    certain=True,
+    leads=MAGIC[:1],
 )

@@ -74,6 +74,6 @@ FORMAT = Format(
     layouts=("npz",),
     parse=parse,
     sniff=_sniff,
-    certain=True,
+    leads=b"P",
     checksums=frozenset({"npz"}),
 )

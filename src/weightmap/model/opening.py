@@ -117,7 +117,7 @@ def open_with(source: Any, options: Options) -> TensorFile:
         file = open_file(source, path, options)
         if path is None or type(file) is not TensorFile:
             return file
-        part = parts_of(file)[1].part
+        part = file._content.part  # noqa: SLF001 - `parts_of` would take a hundredth of opening
         return file if part is None or not part.names else _open_parts(path, file, options)
     except IsADirectoryError:
         if path is None:

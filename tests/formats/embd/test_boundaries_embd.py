@@ -83,8 +83,10 @@ def test_each_format_claims_its_own_files_and_no_others():
     """The format of a file claims it, and no other does, or none that is as certain."""
     for example in examples():
         claims = [format.name for format in FORMATS.values() if format.claims(example.data[:4096], len(example.data))]
-        certain = [name for name in claims if FORMATS[name].certain]
+        certain = [name for name in claims if FORMATS[name].leads]
         assert (certain or claims) == [example.format], example.name
+        leads = FORMATS[example.format].leads
+        assert not leads or example.data[:1] in [leads[i : i + 1] for i in range(len(leads))], example.name
 
 
 # --------------------------------------------------------------------------------- headers that their length frames

@@ -66,6 +66,6 @@ FORMAT = Format(
     layouts=("zip", "legacy"),
     parse=later(f"{__name__}.reading", "parse"),
     sniff=_sniff,
-    certain=True,
+    leads=b"P\x80",
     checksums=frozenset({"zip"}),
 )
