@@ -33,14 +33,14 @@ LAYERS = [
     {""},  # weightmap/__init__.py, the public names
     {"compat", "dlpack", "jax", "torch"},
     {"vllm"},
-    {"demo"},
+    {"demo", "report"},
     {"cli"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
-INTEGRATIONS = {"__main__", "cli", "compat", "demo", "dlpack", "jax", "torch", "vllm"}
+INTEGRATIONS = {"__main__", "cli", "compat", "demo", "dlpack", "jax", "report", "torch", "vllm"}
 
 
 def dotted(path):

@@ -9,7 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.cli import commands, completions, memory, quantising, reading, show, words
+from weightmap.cli import commands, completions, memory, quantising, reading, reporting, show, words
 from weightmap.cli.outcome import UsageError
 from weightmap.conversion.schemes import SCHEMES
 
@@ -104,6 +104,19 @@ def _add_readers(command: _Command) -> None:
         sub.add_argument(
             f"--{name}", type=float, metavar="N", help=f"compare by value, and let elements differ by {tolerance}"
         )
+    _add_json(sub)
+
+    sub = command(
+        "report",
+        reporting.report,
+        "write a page about a model, or about how two differ, to look at in a browser",
+        "One HTML file that needs no network: modules, the map of the file, values, what quantising would cost, "
+        "warnings. Of two models: how far each tensor is apart. Needs weightmap[report].",
+    )
+    sub.add_argument("file", metavar="MODEL", help="a tensor file, a model directory or an *.index.json")
+    sub.add_argument("other", metavar="OTHER", nargs="?", help="a model to compare it with")
+    sub.add_argument("-o", "--output", metavar="OUT", required=True, help="the page to write, for example report.html")
+    sub.add_argument("--no-verify", action="store_true", help="do not read the whole file to verify it")
     _add_json(sub)
 
     sub = command(

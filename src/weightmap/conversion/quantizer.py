@@ -108,12 +108,12 @@ class Quantizer:
             wanted = len(row.shape) >= 2 and not any(part in name.lower() for part in _EMBEDDINGS)
         if not wanted:
             return False
-        scheme = self._scheme_of(row.shape)
+        scheme = self.scheme_of(row.shape)
         if scheme != self.scheme:
             self._others.setdefault(scheme, []).append(name)
         return scheme is not None
 
-    def _scheme_of(self, shape: tuple[int, ...]) -> str | None:
+    def scheme_of(self, shape: tuple[int, ...]) -> str | None:
         """Return the scheme for a tensor of this shape; None if its rows are not whole blocks of any."""
         scheme: str | None = self.scheme
         while scheme in GGML_SCHEMES and (not shape or shape[-1] % kernels.GGML_TYPES[scheme].block_size):
@@ -134,7 +134,7 @@ class Quantizer:
         """Return the payload of a tensor for a format that holds these schemes. It is read when it is written."""
         row, scale_type = place.row, self._options["scale_type"]
         size = math.prod(row.shape)
-        scheme = self._scheme_of(row.shape) or self.scheme
+        scheme = self.scheme_of(row.shape) or self.scheme
         if scheme not in held:  # the writer will refuse it by its name
             return Payload(name, SCHEMES[scheme], row.shape, 0, lambda: iter(()))
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole

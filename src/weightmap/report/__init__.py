@@ -1,0 +1,15 @@
+"""Pages about models, to look at rather than to read: one file of HTML that needs no network.
+
+>>> import numpy as np, weightmap as wm
+>>> from weightmap.report import write_report
+>>> wm.save("model.safetensors", {"layer.0.w": np.eye(64, dtype=np.float32)})
+>>> write_report("model.html", "model.safetensors")
+
+Needs the package vl-convert-python: ``pip install 'weightmap[report]'``.
+"""
+
+from __future__ import annotations
+
+from weightmap.report.writing import write_report
+
+__all__ = ["write_report"]

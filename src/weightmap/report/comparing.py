@@ -1,0 +1,114 @@
+"""What a report on two models says: how far the values of each tensor are apart."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightmap.conversion.values import distances, has_numbers, pairs
+from weightmap.errors import TensorFileError
+from weightmap.model.parts import check_unchanged, detach_index, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightmap.model.file import TensorFile
+    from weightmap.quant.ref import TensorRef
+
+__all__ = ["Comparison", "Pair", "comparison"]
+
+
+class Pair(NamedTuple):
+    """A tensor that both models have.
+
+    Attributes
+    ----------
+    name : str
+    a, b : str
+        Dtype and shape in each.
+    nbytes : int
+        In the first.
+    largest, rms, relative, cosine : float or None
+        Largest absolute difference, root of the mean square of the differences, the same by that of the first tensor's
+        values, and the cosine of the two as vectors; of elements that are finite in both. None where shapes differ or
+        there are no numbers.
+    odd : int
+        Elements that are NaN or infinite in one of them.
+    problem : str or None
+    """
+
+    name: str
+    a: str
+    b: str
+    nbytes: int
+    largest: float | None
+    rms: float | None
+    relative: float | None
+    cosine: float | None
+    odd: int
+    problem: str | None
+
+
+class Comparison(NamedTuple):
+    """The result of `comparison`."""
+
+    pairs: tuple[Pair, ...]
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+
+
+def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None] | None) -> Comparison:
+    """Compare all tensors that two models share, by value, with flat memory."""
+    for file in (a, b):
+        check_unchanged(file)
+        detach_index(file)
+    others = set(b)
+    common = [info for info in a.infos() if info.name in others]
+    whole, done, found = sum(info.nbytes for info in common), 0, []
+    for info in common:
+        found.append(_pair(info.name, locate(a, info.name), locate(b, info.name)))
+        done += info.nbytes
+        if progress is not None:
+            progress(done, whole)
+    own = set(a)
+    only_in_a, only_in_b = tuple(n for n in a if n not in others), tuple(n for n in b if n not in own)
+    return Comparison(tuple(found), only_in_a, only_in_b)
+
+
+def _pair(name: str, a: TensorRef, b: TensorRef) -> Pair:
+    text_a, text_b = (f"{place.row.dtype.name} {list(place.row.shape)}" for place in (a, b))
+    found = Pair(name, text_a, text_b, a.row.nbytes, None, None, None, None, 0, None)
+    if a.row.shape != b.row.shape:
+        return found._replace(problem="the shapes differ")
+    if not (has_numbers(a.row) and has_numbers(b.row)):
+        return found._replace(problem="holds no numbers")
+    try:
+        largest, rms, relative, cosine, odd = _measures(a, b)
+    except TensorFileError as error:
+        return found._replace(problem=str(error))
+    return found._replace(largest=largest, rms=rms, relative=relative, cosine=cosine, odd=odd)
+
+
+def _measures(a: TensorRef, b: TensorRef) -> tuple[float, float, float, float, int]:
+    largest, odd, count = 0.0, 0, 0
+    sums = np.zeros(4)  # of squared differences, of products, of squares in a and in b
+    with np.errstate(over="ignore", invalid="ignore"):
+        for one, other in pairs(a, b):
+            good = np.isfinite(one) & np.isfinite(other)
+            left, right = (one, other) if good.all() else (one[good], other[good])
+            odd += len(one) - len(left)
+            count += len(left)
+            apart = distances(left, right)
+            largest = max(largest, float(apart.max(initial=0)))
+            if left.dtype.kind != "c" and right.dtype.kind != "c":
+                left, right = left.astype(np.float64), right.astype(np.float64)
+            products = np.vdot(left, right), np.vdot(left, left), np.vdot(right, right)
+            sums += np.array([apart @ apart, *(product.real for product in products)])
+    apart_2, product, a_2, b_2 = sums.tolist()
+    rms = math.sqrt(apart_2 / count) if count else 0.0
+    relative = math.sqrt(apart_2 / a_2) if a_2 else (0.0 if not apart_2 else math.inf)
+    both = math.sqrt(a_2) * math.sqrt(b_2)
+    cosine = min(max(product / both, -1.0), 1.0) if both else (1.0 if a_2 == b_2 else 0.0)
+    return largest, rms, relative, cosine, odd

@@ -1,0 +1,211 @@
+"""The page of a report: one HTML file with its tables, its charts and the library that draws them.
+
+Everything from a file is text: control characters spelt out, then escaped for HTML, or for the JSON of the charts.
+The page's own policy lets it run these scripts and no others, and fetch nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.errors import MissingDependencyError, escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["Cell", "amount", "document", "figure", "number", "pairs", "short", "table", "text"]
+
+# Characters of a name that are shown.
+_LONGEST = 200
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+class Cell(NamedTuple):
+    """A cell of a table: its HTML, and the number by which it is sorted if its text is none."""
+
+    html: str
+    value: float | None = None
+
+
+def short(item: object) -> str:
+    """Return a text of a file with control characters spelt out, cut where it is long."""
+    shown = escape(str(item)[: _LONGEST + 1])
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
+
+
+def text(item: object) -> str:
+    """Return a text of a file as HTML."""
+    return html.escape(short(item))
+
+
+def amount(nbytes: float) -> str:
+    """Return a count of bytes for people."""
+    value, unit = float(nbytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:,.0f} B" if unit == "B" else f"{value:,.1f} {unit}"
+
+
+def number(value: float | None, form: str = ".4g") -> Cell:
+    """Return a number as a cell; an empty one for None."""
+    return Cell("" if value is None else format(value, form))
+
+
+def spark(bins: Sequence[int]) -> str:
+    """Return a histogram as a line of text, which needs no script."""
+    if len(bins) < 2:
+        return ""
+    halves = [a + b for a, b in zip(bins[::2], bins[1::2], strict=True)]
+    most = max(halves)
+    return "".join(_LEVELS[min(n * len(_LEVELS) // (most + 1), 7)] if n else " " for n in halves)
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a list of terms and HTML."""
+    return "<dl>" + "".join(f"<dt>{html.escape(term)}</dt><dd>{value}</dd>" for term, value in rows) + "</dl>"
+
+
+def table(
+    name: str,
+    caption: str,
+    columns: Sequence[tuple[str, bool]],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    kinds: Iterable[str] = (),
+) -> str:
+    """Return a table with its tools; the script makes it sort and filter, and without one it is all there.
+
+    Parameters
+    ----------
+    name : str
+        Its id.
+    caption : str
+    columns : sequence of (str, bool)
+        Headings, and whether the column holds numbers.
+    rows : iterable of sequence of Cell
+        The first cell of each is its heading.
+    kinds : iterable of str
+        Texts of the second column to choose from.
+    """
+    choices = "".join(f"<option>{html.escape(kind)}</option>" for kind in kinds)
+    select = f'<label>type <select><option value="">all</option>{choices}</select></label>' if choices else ""
+    head = "".join(
+        f'<th scope="col"{" class=number" if numeric else ""}><button type="button" disabled>'
+        f"{html.escape(column)}</button></th>"
+        for column, numeric in columns
+    )
+    lines = []
+    for row in rows:
+        cells = [f'<th scope="row">{row[0].html}</th>']
+        for cell, (_, numeric) in zip(row[1:], columns[1:], strict=True):
+            value = "" if cell.value is None else f' data-v="{cell.value:.9g}"'
+            cells.append(f"<td{' class=number' if numeric else ''}{value}>{cell.html}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f'<div class="tools script" id="{name}-tools"><label>filter by name <input type="search"></label>{select}'
+        f'<button type="button">previous</button><button type="button">next</button>'
+        f'<output aria-live="polite"></output></div>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}">'
+        f'<table id="{name}" data-tools="{name}-tools"><caption>{html.escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "\n</tbody></table></div>"
+    )
+
+
+def figure(name: str, spec: Mapping[str, Any], table_name: str) -> str:
+    """Return the place of a chart, with words for those who cannot see it."""
+    said = html.escape(f"{spec['description']} The table has the same numbers.")
+    return (
+        f'<div class="chart wide script" id="{name}" role="figure" aria-label="{said}"></div>'
+        '<p class="noscript faint">A chart stands here where scripts run; '
+        f'<a href="#{table_name}">the table</a> has its numbers.</p>'
+    )
+
+
+def document(
+    title: str,
+    sections: Sequence[tuple[str, str, str]],
+    charts: Mapping[str, Any],
+    data: Mapping[str, Any],
+) -> bytes:
+    """Return the page.
+
+    Parameters
+    ----------
+    title : str
+        Shown as text.
+    sections : sequence of (id, heading, HTML)
+    charts : mapping of str to specification
+        By the id of their place.
+    data : mapping
+        For the script: data sets and tensors.
+
+    Raises
+    ------
+    MissingDependencyError
+        Without vl-convert-python, which has the library that draws the charts.
+    """
+    library, own, style = _library(), _own("page.js"), _own("page.css")
+    marker = 'document.documentElement.classList.add("js");'
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in (marker, library, own))
+    # Vega compiles the expressions of specifications, which are all ours: hence unsafe-eval.
+    policy = f"default-src 'none'; script-src {hashes} 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
+    links = "".join(f'<li><a href="#{name}">{html.escape(heading)}</a></li>' for name, heading, _ in sections)
+    body = "\n".join(
+        f'<section aria-labelledby="{name}"><h2 id="{name}">{html.escape(heading)}</h2>{content}</section>'
+        for name, heading, content in sections
+    )
+    values = json.dumps({"charts": charts, **data}, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    for char in "<>&":
+        values = values.replace(char, f"\\u{ord(char):04x}")
+    page = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{text(title)}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+<script>{marker}</script>
+</head>
+<body>
+<a class="skip" href="#main">to the content</a>
+<header><h1>{text(title)}</h1><nav aria-label="sections"><ul>{links}</ul></nav></header>
+<main id="main">
+{body}
+</main>
+<script type="application/json" id="data">{values}</script>
+<script>{library}</script>
+<script>{own}</script>
+</body>
+</html>
+"""
+    return page.encode("utf-8", "backslashreplace")
+
+
+def _library() -> str:
+    """Return Vega-Lite, Vega and Vega-Embed as one script."""
+    try:
+        import vl_convert  # noqa: PLC0415 - for reports only; its stub demands an argument that it does not
+    except ImportError:
+        msg = "reports need the package vl-convert-python, which has Vega-Lite: pip install 'weightmap[report]'"
+        raise MissingDependencyError(msg) from None
+    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+    # What would end a script element within it can only stand in its texts.
+    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _own(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

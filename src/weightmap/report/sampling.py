@@ -1,0 +1,218 @@
+"""What the elements of a tensor look like: ranges, moments and a histogram of a sample, and what quantising would cost.
+
+Elements are read by pread, never through a mapping, a bounded number of them from runs that lie evenly over the tensor:
+memory stays flat and a file of 500 GB takes as long as one of 5.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.conversion.quantizer import Quantizer
+from weightmap.conversion.schemes import quantize
+from weightmap.conversion.values import has_numbers
+from weightmap.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
+from weightmap.errors import QuantError
+from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.schemes import BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.quant.ref import TensorRef
+
+__all__ = ["SCHEMES", "Cost", "Numbers", "budget", "costs_of", "numbers_of", "sample"]
+
+# Elements of one tensor that are looked at, and of a whole model.
+_MOST, _LEAST, _ALL = 1 << 16, 1 << 11, 1 << 25
+# Runs that these lie in; whole blocks of every scheme.
+_RUNS, _BLOCK = 16, 256
+_BINS = 32
+# Elements of a tensor that are quantised for an estimate.
+_TRIED = 1 << 14
+# The schemes whose cost is estimated: from the most bits to the fewest.
+SCHEMES = ("q8_0", "int8", "q6_k", "q5_0", "int5_block", "q4_k", "q4_0", "int4_block")
+
+
+class Numbers(NamedTuple):
+    """What a sample of a tensor's elements looks like.
+
+    Attributes
+    ----------
+    count : int
+        Elements looked at.
+    low, high, mean, deviation : float or None
+        Of those that are finite; None without any.
+    zeros, nans, infinities : int
+    bins : tuple of int
+        A histogram of the finite ones, in equal steps from `low` to `high`.
+    """
+
+    count: int
+    low: float | None
+    high: float | None
+    mean: float | None
+    deviation: float | None
+    zeros: int
+    nans: int
+    infinities: int
+    bins: tuple[int, ...]
+
+
+class Cost(NamedTuple):
+    """What quantising a tensor would cost.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the whole tensor then.
+    error, square : float
+        Sums of squared errors and of squares, estimated for the whole tensor.
+    """
+
+    nbytes: int
+    error: float
+    square: float
+
+    @property
+    def relative(self) -> float:
+        """Root of the mean squared error, by the root of the mean square."""
+        return math.sqrt(self.error / self.square) if self.square else 0.0
+
+
+def budget(tensors: int) -> int:
+    """Return how many elements of each of so many tensors to look at."""
+    return min(_MOST, max(_LEAST, _ALL // max(tensors, 1) // (_RUNS * _BLOCK) * _RUNS * _BLOCK))
+
+
+def sample(place: TensorRef, most: int) -> NDArray[Any] | None:
+    """Return up to `most` elements of a tensor, in order; None of one that holds no numbers."""
+    row = place.row
+    if not has_numbers(row):
+        return None
+    pieces = list(_runs(place, math.prod(row.shape), most))
+    return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+
+
+def _starts(size: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield where runs begin, at multiples of blocks, and how long they are."""
+    if size <= most:
+        if size:
+            yield 0, size
+        return
+    length = max(most // _RUNS // _BLOCK, 1) * _BLOCK
+    for run in range(max(most // length, 1)):
+        first = (size - length) * run // max(most // length - 1, 1) // _BLOCK * _BLOCK
+        yield first, length
+
+
+def _runs(place: TensorRef, size: int, most: int) -> Iterator[NDArray[Any]]:
+    source, row, _ = place
+    if not row.dtype.quantized:
+        stored = row.dtype.numpy or numpy_dtype(DTYPES[row.dtype.name])
+        width = stored.itemsize
+        for first, count in _starts(size, most):
+            yield np.frombuffer(source.pread(row.offset + first * width, count * width), stored)
+        return
+    scheme, layout = row.dtype.name, place.layout()
+    if layout is None or (scheme not in BITS and scheme not in GGML_SCHEMES):
+        left = most  # schemes whose blocks differ in size: the first elements
+        for values in place.decoder().in_runs(min(most, 1 << 14)):
+            yield values[:left]
+            left -= len(values)
+            if left <= 0:
+                return
+        return
+    if scheme in GGML_SCHEMES:
+        from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - few files need it
+
+        for first, count in _starts(size, most):
+            begin = row.offset + kernels.ggml_size(first, scheme)
+            octets = source.pread(begin, kernels.ggml_size(count, scheme))
+            yield GgmlTensor(scheme, (count,), octets).dequantize()
+        return
+    start, block_size, scale_type = layout
+    at, bits = row.offset + start, BITS[scheme]
+
+    def bytes_of(count: int) -> int:
+        return kernels.blocks_size(count, bits=bits, block_size=block_size, scale_type=scale_type)
+
+    step = math.lcm(block_size or 1, 8)
+    scale = b"" if block_size else source.pread(at, bytes_of(0))
+    for wanted, length in _starts(size, most):
+        first = wanted // step * step
+        count = min(max(length, step), size - first)
+        octets = source.pread(at + bytes_of(first), bytes_of(count) - len(scale))
+        tensor = QuantizedTensor(scheme, (count,), scale + octets, block_size=block_size, scale_type=scale_type)
+        yield tensor.dequantize()[:length]
+
+
+def numbers_of(values: NDArray[Any]) -> Numbers:
+    """Return what these elements look like; of complex ones the absolute values."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = np.abs(values).astype(np.float64) if values.dtype.kind == "c" else values.astype(np.float64)
+        finite = wide[np.isfinite(wide)]
+        nans = int(np.isnan(wide).sum())
+        zeros, infinities = int((wide == 0).sum()), len(wide) - len(finite) - nans
+        if not len(finite):
+            return Numbers(len(wide), None, None, None, None, zeros, nans, infinities, ())
+        low, high = float(finite.min()), float(finite.max())
+        span = high - low
+        if span > 0 and math.isfinite(span):
+            where = np.minimum(((finite - low) / span * _BINS).astype(np.int64), _BINS - 1)
+            bins = tuple(np.bincount(where, minlength=_BINS).tolist())
+        else:
+            bins = (len(finite),)
+        return Numbers(len(wide), low, high, float(finite.mean()), float(finite.std()), zeros, nans, infinities, bins)
+
+
+def costs_of(name: str, place: TensorRef, values: NDArray[Any]) -> dict[str, Cost]:
+    """Return what quantising a tensor would cost, by scheme; nothing for one that `convert` leaves dense.
+
+    Estimated from a sample of its elements. A scale for a whole tensor, as "int8" has one, is that of the sample. Where
+    rows are no whole blocks of a scheme, the costs are those of the scheme that `convert` takes instead.
+    """
+    found: dict[str, Cost] = {}
+    tried = values
+    if len(values) > _TRIED:  # whole blocks, from all of the runs
+        tried = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)[:: len(values) // _TRIED].reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        tried = tried.astype(np.float32)
+    known: dict[str, Cost] = {}
+    for scheme, quantizer in _quantizers().items():
+        if not quantizer.wants(name, place):
+            continue
+        used = quantizer.scheme_of(place.row.shape) or scheme
+        if used not in known:
+            block = kernels.GGML_TYPES[used].block_size if used in GGML_SCHEMES else 1
+            whole = tried[: len(tried) // block * block]
+            try:
+                known[used] = _cost(whole, used, math.prod(place.row.shape))
+            except QuantError:  # NaN or infinite
+                return {}
+        found[scheme] = known[used]
+    return found
+
+
+@functools.cache
+def _quantizers() -> dict[str, Quantizer]:
+    return {scheme: Quantizer(scheme) for scheme in SCHEMES}
+
+
+def _cost(values: NDArray[np.float32], scheme: str, size: int) -> Cost:
+    if not len(values):
+        return Cost(0, 0.0, 0.0)
+    tensor = quantize(values, scheme)
+    wide = values.astype(np.float64)
+    apart = tensor.dequantize().astype(np.float64) - wide
+    times = size / len(values)
+    per_tensor = scheme in BITS and not tensor.block_size
+    nbytes = -(-size * BITS[scheme] // 8) + 2 if per_tensor else round(tensor.payload.nbytes * times)
+    return Cost(nbytes, float(apart @ apart) * times, float(wide @ wide) * times)

@@ -1,0 +1,162 @@
+"""What a report on one model says, as plain values: its tensors, the map of its files, costs, warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.errors import QuantError, TensorFileError
+from weightmap.model.parts import located, parts_of
+from weightmap.report.sampling import Cost, Numbers, budget, costs_of, numbers_of, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from weightmap.index.table import TensorInfo
+    from weightmap.model.file import TensorFile
+    from weightmap.model.residency import Residency
+    from weightmap.model.verifying import VerifyReport
+
+__all__ = ["File", "Gap", "Survey", "Tensor", "alignment", "survey"]
+
+
+class Tensor(NamedTuple):
+    """A tensor of the report: its entry, its file, its sample, the costs of quantising it."""
+
+    info: TensorInfo
+    file: str
+    quantized: bool
+    resident: int | None
+    numbers: Numbers | None
+    costs: dict[str, Cost]
+    problem: str | None
+
+
+class Gap(NamedTuple):
+    """Bytes of a file that no tensor has: header, padding or footer."""
+
+    kind: str
+    begin: int
+    end: int
+
+
+class File(NamedTuple):
+    """A file of the model."""
+
+    name: str
+    nbytes: int
+    gaps: tuple[Gap, ...]
+
+
+class Survey(NamedTuple):
+    """All that a report on one model says.
+
+    Attributes
+    ----------
+    format, layout : str
+    nbytes : int
+    metadata : dict
+    tokens : int or None
+        Length of the vocabulary.
+    files : tuple of File
+    tensors : tuple of Tensor
+    verified : VerifyReport or None
+        None where verification failed or was not asked for.
+    damage : str or None
+        Why verification failed.
+    per_tensor : int
+        Elements of a tensor that were looked at, at most.
+    """
+
+    format: str
+    layout: str | None
+    nbytes: int
+    metadata: dict[str, Any]
+    tokens: int | None
+    files: tuple[File, ...]
+    tensors: tuple[Tensor, ...]
+    verified: VerifyReport | None
+    damage: str | None
+    per_tensor: int
+
+
+def survey(file: TensorFile, *, verify: bool, progress: Callable[[int, int], None] | None) -> Survey:
+    """Look at a model; `progress` gets bytes read and to read, first those of verification."""
+    infos = list(file.infos())
+    most = budget(len(infos))
+    before = file.nbytes if verify else 0
+    whole = before + sum(min(info.nbytes, most * 4) for info in infos)
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, whole)
+
+    verified, damage = None, None
+    resident = _residency(file)  # before anything is read
+    if verify:
+        try:
+            verified = file.verify(progress=lambda done, _: tell(min(done, before)))
+        except TensorFileError as error:
+            damage = str(error)
+    tensors = []
+    shard_of = {name: shard for shard, part in file.shards.items() for name in part}
+    only = "" if file.shards else "the file"
+    done = before
+    for info, place in zip(infos, located(file), strict=True):
+        numbers, costs, problem = None, {}, None
+        try:
+            values = sample(place, most)
+            if values is not None:
+                numbers = numbers_of(values)
+                costs = costs_of(info.name, place, values)
+        except QuantError as error:
+            problem = str(error)
+        there = None if resident is None else resident[info.name].resident if info.name in resident else 0
+        where = shard_of.get(info.name, only)
+        tensors.append(Tensor(info, where, place.row.dtype.quantized, there, numbers, costs, problem))
+        done += min(info.nbytes, most * 4)
+        tell(done)
+    return Survey(
+        file.format,
+        file.layout,
+        file.nbytes,
+        dict(file.metadata),
+        None if file.vocab is None else len(file.vocab),
+        tuple(_files(file, tensors, only)),
+        tuple(tensors),
+        verified,
+        damage,
+        most,
+    )
+
+
+def _residency(file: TensorFile) -> dict[str, Residency] | None:
+    """Return how much of each tensor is in memory; None where the system does not say."""
+    with contextlib.suppress(OSError):
+        return file.residency()
+    return None
+
+
+def _files(file: TensorFile, tensors: list[Tensor], only: str) -> Iterator[File]:
+    sources = {name: parts_of(part)[0] for name, part in file.shards.items()} or {only: parts_of(file)[0]}
+    places: dict[str, list[tuple[int, int]]] = {name: [] for name in sources}
+    for tensor in tensors:
+        places[tensor.file].append((tensor.info.offset, tensor.info.nbytes))
+    for name, source in sources.items():
+        yield File(name, source.size, tuple(_gaps(sorted(places[name]), source.size)))
+
+
+def _gaps(places: list[tuple[int, int]], size: int) -> Iterator[Gap]:
+    end = 0
+    for begin, nbytes in places:
+        if begin > end:
+            yield Gap("padding" if end else "header", end, begin)
+        end = max(end, begin + nbytes)
+    if end < size:
+        yield Gap("footer" if end else "header", end, size)
+
+
+def alignment(offset: int) -> int:
+    """Return the largest power of two up to 4096 that an offset is a multiple of."""
+    return math.gcd(offset, 4096)
