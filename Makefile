@@ -30,6 +30,7 @@ help:
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
+	@echo "make browser-test   the pages of weightmap report in a headless Chromium, which the system has"
 	@echo "make vllm-test  vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU"
 	@echo "make distributed-test  torch.distributed, jax and MPI ranks on one model, in an environment of 1.5 GB"
 	@echo "make fuzz    10,000,000 mutants of every format, numbered: MUTANTS=100000 FIRST=0 FORMATS='amb embd'"
@@ -217,5 +218,14 @@ $(DISTRIBUTED)/.installed: requirements/distributed.txt
 distributed-test: $(MODULE) $(DISTRIBUTED)/.installed
 	@WEIGHTMAP_DISTRIBUTED=1 PYTHONPATH=$(CURDIR)/src $(DISTRIBUTED)/bin/python -m pytest -p no:cacheprovider -rs \
 	    $(DISTRIBUTED_TESTS)
+
+# The browser and its driver come from the system: apt install chromium chromium-driver.
+$(VENV)/.browser: requirements/browser.txt $(BASE)
+	@echo "Installing what drives a browser"
+	@$(PIP) install -r $<
+	@touch $@
+
+browser-test: $(MODULE) $(VENV)/.extra-test $(VENV)/.browser
+	@WEIGHTMAP_BROWSER=1 $(PYTEST) -n 0 tests/browser
 
 include checks.mk

