@@ -119,7 +119,7 @@ def test_it_draws_without_errors_and_fetches_nothing(
 
 
 def test_filters_and_sorts(browser: Any, made: dict[str, Path]) -> None:
-    """Ten thousand tensors stay usable: a hundred rows at a time, found by name, sorted by number, by keyboard alone."""
+    """Ten thousand tensors stay usable: a hundred rows at a time, found by name, sorted by number, by keyboard."""
     visit(browser, made["many"])
     assert len(names(browser, "places")) == 100
     assert status(browser, "places") == "10,000 of 10,000 rows, page 1 of 100"
