@@ -147,10 +147,19 @@ typedef void wm_ggml_quantize_fn(int type, const float *x, uint64_t n, uint8_t *
 typedef void wm_stream_fn(const float *values, float *out, uint64_t lines);
 /* Rounds n floats to float16, ties to even; `out` need not be aligned. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
-/* Quantises n finite floats to a scale and n codes; returns the sum of the squared errors. `grid` holds WM_GRID codes to try
- * for the element of largest magnitude. */
-enum { WM_GRID = 32 };
-typedef double wm_quantize_fn(const float *x, uint64_t n, const float *grid, int bits, int scale_type, uint8_t *out);
+/* Quantises blocks of n finite floats, each to a scale and n codes, `stride` bytes apart; fills the sums of the squared errors
+ * unless `errors` is NULL. `grid` holds codes to try for the element of largest magnitude. `table` holds the finer ones for
+ * short blocks, times 2^(15 - bits), each as two int16: in each row one of the grid and those up to the next, or 0. Rows from
+ * `clips` on exceed the largest code. */
+enum { WM_GRID = 32, WM_ROWS = WM_GRID + 4, WM_FINER = 6 };
+typedef struct {
+    float grid[WM_GRID];
+    uint32_t table[WM_ROWS][WM_FINER];
+    int rows, clips;
+    int bits, scale_type;
+    uint64_t stride;
+} wm_quantizing;
+typedef void wm_quantize_fn(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors);
 
 /* sums[v] = vectors[v][0] * row 0 + vectors[v][1] * row 1 + ... of a dims x dims matrix, for v < count. */
 typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums);
@@ -244,6 +253,7 @@ wm_half_fn f16_to_f32_arm_neon, bf16_to_f32_arm_neon;
 wm_intblock_fn intblock_arm_neon;
 wm_ggml_fn ggml_arm_neon;
 wm_narrow_fn narrow_arm_neon;
+wm_quantize_fn quantize_arm_neon;
 #endif
 
 #endif

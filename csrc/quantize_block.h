@@ -17,6 +17,9 @@
  * Each of sixteen lanes tries a scale of its own, over the elements one after another. So the order of additions, and with it
  * every bit of the result, does not depend on the width of registers. Sums are in float32 over at most CHUNK elements and in
  * float64 beyond. Nothing may be contracted into a fused multiply-add.
+ *
+ * Short blocks of int4 and int5 are many: quantize_lanes.h searches sixteen of them at once, in fixed point and on a finer grid,
+ * and leaves to this search the blocks whose scale must be exact in its last bits, or is beyond fixed point.
  */
 #include <float.h>
 
@@ -190,10 +193,37 @@ TARGET static double write_codes(const float *x, uint64_t n, float scale, int bi
     return error;
 }
 
-TARGET double NAME(const float *x, uint64_t n, const float *codes, int bits, int scale_type, uint8_t *out) {
-    const float extreme = extreme_of(x, n);
-    const float scale = extreme != 0 ? search_scale(x, n, extreme, codes, bits, scale_type) : 0;
+#include "quantize_lanes.h"
+
+TARGET static void put_scale(uint8_t *out, float scale, int scale_type) {
     const uint32_t raw = scale_type == WM_SCALE_FP16 ? narrow_float(scale) : bits_of_float(scale);
-    for (unsigned k = 0; k < scale_bytes(scale_type); k++) *out++ = (uint8_t)(raw >> 8 * k);
-    return write_codes(x, n, scale, bits, out);
+    for (unsigned i = 0; i < scale_bytes(scale_type); i++) out[i] = (uint8_t)(raw >> 8 * i);
+}
+
+TARGET void NAME(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors) {
+    const uint64_t head = scale_bytes(w->scale_type);
+    const int lanes_fit = w->bits <= 5 && n % 8 == 0 && n <= MOST;
+    sixteen s;
+    s.n = n, s.bits = w->bits;
+    for (uint64_t b = 0; b < blocks; b += LANES, out += LANES * w->stride) {
+        const uint64_t count = blocks - b < LANES ? blocks - b : LANES;
+        float scales[LANES] = {0}, sums[LANES];
+        if (lanes_fit) {
+            load_sixteen(&s, x + b * n, count);
+            search_sixteen(&s, w, scales);
+            write_sixteen(&s, w, scales, count, out + head, sums);
+        }
+        for (uint64_t k = 0; k < count; k++) {
+            const float *block = x + (b + k) * n;
+            uint8_t *to = out + k * w->stride;
+            double error = (double)sums[k];
+            if (scales[k] == 0) {
+                const float extreme = extreme_of(block, n);
+                scales[k] = extreme != 0 ? search_scale(block, n, extreme, w->grid, w->bits, w->scale_type) : 0;
+                error = write_codes(block, n, scales[k], w->bits, to + head);
+            }
+            put_scale(to, scales[k], w->scale_type);
+            if (errors) errors[b + k] = error;
+        }
+    }
 }

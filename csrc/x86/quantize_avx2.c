@@ -1,8 +1,77 @@
-/* The search for scales, compiled for AVX2: the compiler makes wider code of the same lanes. */
+/* The search for scales, compiled for AVX2: sixteen lanes are two registers. */
 #include "../internal.h"
 
 #if WM_X86
+#include <immintrin.h>
 #define TARGET WM_TARGET("avx2")
 #define NAME quantize_x86_avx2
+
+typedef struct {
+    __m256 low, high;
+} lanes;
+typedef struct {
+    __m256i low, high;
+} words;
+#define BOTH(name, intrinsic) \
+    TARGET WM_INLINE lanes name(lanes a, lanes b) { return (lanes){intrinsic(a.low, b.low), intrinsic(a.high, b.high)}; }
+BOTH(lanes_add, _mm256_add_ps)
+BOTH(lanes_sub, _mm256_sub_ps)
+BOTH(lanes_mul, _mm256_mul_ps)
+BOTH(lanes_div, _mm256_div_ps)
+BOTH(lanes_min, _mm256_min_ps)
+BOTH(lanes_max, _mm256_max_ps)
+TARGET WM_INLINE lanes lanes_load(const float *from) { return (lanes){_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+TARGET WM_INLINE void lanes_store(float *to, lanes a) { _mm256_storeu_ps(to, a.low), _mm256_storeu_ps(to + 8, a.high); }
+TARGET WM_INLINE lanes lanes_all(float value) { return (lanes){_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
+#include "transpose_avx2.h"
+TARGET WM_INLINE void lanes_transpose(const float *const rows[16], uint64_t at, float (*to)[16]) {
+    transpose_eight(rows, at, to[0]);
+    transpose_eight(rows + 8, at, to[0] + 8);
+}
+TARGET WM_INLINE lanes lanes_pick(lanes a, lanes b, lanes x, lanes y) {
+    return (lanes){_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ)),
+                   _mm256_blendv_ps(y.high, x.high, _mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ))};
+}
+TARGET WM_INLINE int lanes_any(lanes a, lanes b) {
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GE_OQ), _mm256_cmp_ps(a.high, b.high, _CMP_GE_OQ)));
+}
+TARGET WM_INLINE words words_all(uint32_t value) {
+    return (words){_mm256_set1_epi32((int)value), _mm256_set1_epi32((int)value)};
+}
+TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shift) {
+    const __m256i fields = _mm256_set1_epi32((int)mask);
+    const __m128i by = _mm_cvtsi32_si128((int)shift);
+    w.low = _mm256_or_si256(w.low, _mm256_sll_epi32(_mm256_and_si256(_mm256_castps_si256(a.low), fields), by));
+    w.high = _mm256_or_si256(w.high, _mm256_sll_epi32(_mm256_and_si256(_mm256_castps_si256(a.high), fields), by));
+    return w;
+}
+TARGET WM_INLINE void words_store(uint32_t *to, words w) {
+    _mm256_storeu_si256((__m256i *)to, w.low), _mm256_storeu_si256((__m256i *)to + 1, w.high);
+}
+
+/* The sums of eight lanes. */
+TARGET WM_INLINE void correlate_eight(const uint32_t *y, uint64_t pairs, __m256i inverse, int bits, int clips, __m256 *yq,
+                                      __m256 *qq) {
+    const __m256i half = _mm256_set1_epi16((int16_t)(1 << (14 - bits)));
+    const __m256i lowest = _mm256_set1_epi16((int16_t)-(1 << (bits - 1)));
+    const __m256i highest = _mm256_set1_epi16((int16_t)((1 << (bits - 1)) - 1));
+    const __m128i shift = _mm_cvtsi32_si128(15 - bits);
+    __m256i a = _mm256_setzero_si256(), b = a;
+#pragma GCC unroll 4
+    for (uint64_t i = 0; i < pairs; i++) {
+        const __m256i values = _mm256_loadu_si256((const __m256i *)(y + 16 * i));
+        __m256i q = _mm256_sra_epi16(_mm256_add_epi16(_mm256_mulhrs_epi16(values, inverse), half), shift);
+        if (clips) q = _mm256_min_epi16(_mm256_max_epi16(q, lowest), highest);
+        a = _mm256_add_epi32(a, _mm256_madd_epi16(values, q));
+        b = _mm256_add_epi32(b, _mm256_madd_epi16(q, q));
+    }
+    *yq = _mm256_cvtepi32_ps(a), *qq = _mm256_cvtepi32_ps(b);
+}
+TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, int clips, lanes *yq,
+                                      lanes *qq) {
+    correlate_eight(y[0], pairs, inverse.low, bits, clips, &yq->low, &qq->low);
+    correlate_eight(y[0] + 8, pairs, inverse.high, bits, clips, &yq->high, &qq->high);
+}
+
 #include "../quantize_block.h"
 #endif

@@ -93,6 +93,33 @@ def test_the_same_bytes_everywhere(bits):
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("scale_type", SCALES)
+@pytest.mark.parametrize(("bits", "size"), [(4, 8), (4, 32), (5, 32), (5, 256), (4, 264), (4, 6)])
+def test_a_block_does_not_depend_on_its_neighbours(isa, bits, size, scale_type):
+    """Sixteen blocks are searched at once: each gets the bytes that it gets alone, whatever lies beside it."""
+    x = gaussian(size * 37).reshape(-1, size)
+    x[1::7] *= np.float32(1e-6)  # scales that are subnormal as float16
+    x[2::7] *= np.float32(1e-30)
+    x[3::7] *= np.float32(1e25)
+    x[4::7] = np.round(x[4::7] * 3)
+    x[5::7, 1:] = 0
+    x[6] = 0
+    together = kernels.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
+    alone = [kernels.encode_blocks(block, bits=bits, block_size=size, scale_type=scale_type) for block in x]
+    assert together.tobytes() == b"".join(part.tobytes() for part in alone)
+
+
+@pytest.mark.parametrize(("bits", "scale_type"), [(4, "fp16"), (5, "fp32")])
+def test_sums_of_squared_errors(bits, scale_type):
+    """The errors that come with the bytes are those of the decoded values, to the precision of float32."""
+    x = gaussian(32 * 100 - 3)
+    data, errors = kernels.encode_with_errors(x, bits=bits, block_size=32, scale_type=scale_type)
+    back = kernels.decode_blocks(data, x.size, bits=bits, block_size=32, scale_type=scale_type)
+    wrong = np.zeros(32 * 100)
+    wrong[: x.size] = (x.astype(np.float64) - back) ** 2
+    assert np.allclose(errors, wrong.reshape(-1, 32).sum(1), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("bits", [4, 5])
 def test_no_block_is_worse_than_the_plain_scale(bits):
     """No block has a larger error than with the extreme element at the lowest code, and all together clearly less."""
@@ -106,9 +133,9 @@ def test_no_block_is_worse_than_the_plain_scale(bits):
     assert ours[:1000].sum() < 0.93 * theirs[:1000].sum()
 
 
-@pytest.mark.parametrize(("bits", "size", "slack"), [(4, 32, 1.002), (5, 32, 1.01), (4, 128, 1.005), (5, 128, 1.02)])
+@pytest.mark.parametrize(("bits", "size", "slack"), [(4, 32, 1.0002), (5, 32, 1.002), (4, 128, 1.001), (5, 128, 1.003)])
 def test_near_the_best_scale_there_is(bits, size, slack):
-    """The squared error is within a percent or two of the least that trying thousands of scales finds."""
+    """The squared error is within three thousandths of the least that trying thousands of scales finds."""
     x = gaussian(size * 30, seed=2).reshape(-1, size)
     scales, codes = parse(QUANTIZE[bits](x, size, scale_type="fp32"), x.size, bits, size, "fp32")
     total = best = 0.0

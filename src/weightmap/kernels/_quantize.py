@@ -83,14 +83,14 @@ def encode_blocks(
     >>> encode_blocks([1, -2, 127], bits=8, block_size=0, scale_type="fp32").tobytes()
     b'\x00\x00\x80?\x01\xfe\x7f'
     """
-    return encode(floats(a), bits, block_size, scale_type, threads)[0]
+    return encode(a, bits, block_size, scale_type, threads)[0]
 
 
 def encode_with_errors(
     a: ArrayLike, *, bits: int, block_size: int, scale_type: str = "fp16", threads: int = 1
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """Return the bytes of `encode_blocks`, and the sum of the squared errors of each block."""
-    return encode(floats(a), bits, block_size, scale_type, threads)
+    return encode(a, bits, block_size, scale_type, threads)
 
 
 def real_numbers(a: ArrayLike) -> NDArray[Any]:
@@ -110,17 +110,27 @@ def real_numbers(a: ArrayLike) -> NDArray[Any]:
 def floats(a: ArrayLike) -> NDArray[np.float32]:
     """Return the elements as a flat array of float32. Raises QuantError unless they are finite real numbers."""
     array = real_numbers(a)
-    with np.errstate(over="ignore"):  # elements that overflow are reported below
-        flat = np.require(array, np.float32, ("C", "A")).reshape(-1)
+    flat = _flat(array)
     if (index := lib.wm_first_not_finite(from_buffer("float[]", flat), flat.size)) >= 0:
-        raise QuantError(f"element {index}", actual=array.reshape(-1)[index], expected="a number finite in float32")
+        raise _not_finite(array, index)
     return flat
 
 
+def _flat(array: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # elements that overflow are reported as not finite
+        return np.require(array, np.float32, ("C", "A")).reshape(-1)
+
+
+def _not_finite(array: NDArray[Any], index: int) -> QuantError:
+    return QuantError(f"element {index}", actual=array.reshape(-1)[index], expected="a number finite in float32")
+
+
 def encode(
-    flat: NDArray[np.float32], bits: int, block_size: int, scale_type: str, threads: int
+    a: ArrayLike, bits: int, block_size: int, scale_type: str, threads: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """Return the bytes of all blocks and the sum of the squared errors of each; 16 bits mean blocks of float16."""
+    array = real_numbers(a)
+    flat = _flat(array)
     count = -(-flat.size // block_size) if block_size else 1
     size = 2 * count * block_size
     if bits != 16:
@@ -129,6 +139,9 @@ def encode(
     source = from_buffer("float[]", flat) if flat.size else NULL
     target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")
     code, most = scale_code(scale_type), thread_count(threads)
-    if lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, most) != -1:
+    index = lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, most)
+    if index >= 0:
+        raise _not_finite(array, index)
+    if index != -1:
         raise AssertionError("sizes were checked")
     return data, errors
