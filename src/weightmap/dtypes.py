@@ -60,14 +60,14 @@ class DType:
     __slots__ = ("bits", "declared", "element", "name", "numpy", "packed", "placement", "quantized", "swapped")
 
     def __init__(self, name: str, bits: int, numpy: np.dtype[Any] | None = None, *, quantized: bool = False) -> None:
-        self.name = name
-        self.bits = bits
-        self.numpy = numpy
-        self.quantized = quantized
-        self.declared = bits == DECLARED
-        self.swapped = numpy is not None and numpy.str[0] == ">"
-        self.packed = not quantized and bits % 8 != 0
-        self.element = self
+        self.name: str = name
+        self.bits: int = bits
+        self.numpy: np.dtype[Any] | None = numpy
+        self.quantized: bool = quantized
+        self.declared: bool = bits == DECLARED
+        self.swapped: bool = numpy is not None and numpy.str[0] == ">"
+        self.packed: bool = not quantized and bits % 8 != 0
+        self.element: DType = self
         self.placement: Placement | None = None
 
     def placed(self, placement: Placement) -> DType:

@@ -256,9 +256,6 @@ class PlanError(TensorFileError, ValueError, IndexError):
 class TensorNotFoundError(TensorFileError, KeyError):
     """The file has no tensor of this name."""
 
-    # KeyError would show the repr of its argument.
-    __str__ = TensorFileError.__str__
-
 
 class ClosedError(TensorFileError, ValueError):
     """The handle was closed."""
@@ -267,19 +264,13 @@ class ClosedError(TensorFileError, ValueError):
 class FileChangedError(TensorFileError, OSError):
     """The file is no longer the one that was opened."""
 
-    __str__ = TensorFileError.__str__
-
 
 class NotRegularFileError(TensorFileError, OSError):
     """The path names a directory, FIFO, socket or device where a regular file is needed."""
 
-    __str__ = TensorFileError.__str__
-
 
 class TargetError(TensorFileError, OSError):
     """The target of a sharded model is taken: another run is writing it, or it holds a model already."""
-
-    __str__ = TensorFileError.__str__
 
 
 class ShardsError(TensorFileError):
@@ -296,5 +287,3 @@ class ShardsError(TensorFileError):
 
 class MissingDependencyError(TensorFileError, ImportError):
     """The operation needs an optional package that is not installed."""
-
-    __str__ = TensorFileError.__str__

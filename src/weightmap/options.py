@@ -104,14 +104,14 @@ class Options:
         advise: str | None = None,
         private: bool = False,
     ) -> None:
-        self.format = format
-        self.mode = mode
-        self.verify = verify
-        self.strict = strict
-        self.limits = limits
-        self.advise = advise
-        self.private = private
-        self.checked = verify != "none"
+        self.format: str | None = format
+        self.mode: str | None = mode
+        self.verify: str = verify
+        self.strict: bool = strict
+        self.limits: Limits = limits
+        self.advise: str | None = advise
+        self.private: bool = private
+        self.checked: bool = verify != "none"
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return keyword arguments that make equal options, some of them replaced by `other`."""
@@ -134,4 +134,4 @@ class ImportOptions(Options):
 
     def __init__(self, limits: Limits, *, lossy: bool) -> None:
         super().__init__(limits, private=True)
-        self.lossy = lossy
+        self.lossy: bool = lossy

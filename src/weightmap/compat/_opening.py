@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.compat._frameworks import Framework
+    from weightmap.model.file import TensorFile
 
 __all__ = ["SafeSlice", "code_of", "load_file", "open_handle", "safe_open"]
 
@@ -54,7 +55,7 @@ class Reader:
         elif device not in {None, "cpu"}:
             raise UnsupportedError("device", expected=f"cpu, for {framework.name}", actual=repr(device))
         try:
-            self.file = open_privately(filename) if pread else wm.open(filename, mode=mode)
+            self.file: TensorFile = open_privately(filename) if pread else wm.open(filename, mode=mode)
         except FileNotFoundError as error:
             raise MissingFileError(error.errno, error.strerror, error.filename) from None
         self.pread = pread

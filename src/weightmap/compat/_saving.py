@@ -166,9 +166,9 @@ class TensorSpec:
         if found.packed and dims:
             dims[-1] *= 2
         self._dtype = found
-        self.shape = dims
-        self.data_ptr = data_ptr
-        self.data_len = data_len
+        self.shape: list[int] = dims
+        self.data_ptr: int = data_ptr
+        self.data_len: int = data_len
 
     @property
     def dtype(self) -> str:

@@ -215,10 +215,10 @@ class GGUFReader:
         header: Header = content.header
         self._header = header
         self.data: NDArray[np.uint8] = source.octets
-        self.endianess = GGUFEndian(int(header.order == ">"))
+        self.endianess: GGUFEndian = GGUFEndian(int(header.order == ">"))
         self.byte_order: Literal["I", "S"] = "I" if (header.order == "<") == (sys.byteorder == "little") else "S"
-        self.alignment = header.alignment
-        self.data_offset = header.base
+        self.alignment: int = header.alignment
+        self.data_offset: int = header.base
 
     def get_field(self, key: str) -> ReaderField | None:
         """Return the field of this key; None where there is none."""

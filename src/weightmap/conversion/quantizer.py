@@ -95,7 +95,7 @@ class Quantizer:
         # Wrong options raise before any file is read.
         row = kernels.GGML_TYPES[scheme].block_size if scheme in GGML_SCHEMES else 1
         trial = quantize(np.zeros(row, np.float32), scheme, **self._options)
-        self.block_size = trial.block_size
+        self.block_size: int = trial.block_size
 
     def wants(self, name: str, place: TensorRef) -> bool:
         """Whether to quantise this tensor."""

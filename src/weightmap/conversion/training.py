@@ -145,7 +145,7 @@ class Trainer:
 
     def __init__(self, name: str, rows: int, dims: int, blocks: Blocks, options: Options) -> None:
         self.name = name
-        self.shape = (rows, dims)
+        self.shape: tuple[int, int] = (rows, dims)
         self._blocks = blocks
         self._options = options
         self._check()
@@ -153,10 +153,11 @@ class Trainer:
         self.info: QuantizedInfo | None = None
         self.norms: NDArray[np.float32] | None = np.empty(rows, np.float32) if options.norms else None
         sample = self._sample()
+        self.projection: NDArray[np.float32] | None
         self.projection = _rotation(sample, self._subquantizers) if options.projection else None
         if self.projection is not None:
             sample = sample @ self.projection
-        self.codebooks = self._train(sample, cluster)
+        self.codebooks: NDArray[np.float32] = self._train(sample, cluster)
         self._cluster = cluster
 
     def _check(self) -> None:

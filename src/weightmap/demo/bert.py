@@ -206,7 +206,8 @@ class BertEncoder:
             )
 
         self._word = tensor("embeddings.word_embeddings.weight", None, None)
-        self.vocab_size, self.dims = (int(n) for n in self._word.shape)
+        self.vocab_size: int = int(self._word.shape[0])
+        self.dims: int = int(self._word.shape[1])
         d = self.dims
         self._position = tensor("embeddings.position_embeddings.weight", None, d)
         segments = tensor("embeddings.token_type_embeddings.weight", None, d)
@@ -215,7 +216,7 @@ class BertEncoder:
         self._layers = [layer(f"encoder.layer.{number}") for number in range(int(metadata["num_layers"]))]
         self._heads = int(metadata["num_attention_heads"])
         self._eps = float(metadata.get("layer_norm_eps", "1e-12"))
-        self.max_positions = min(int(metadata["max_position_emb"]), int(self._position.shape[0]))
+        self.max_positions: int = min(int(metadata["max_position_emb"]), int(self._position.shape[0]))
         if self._heads < 1 or d % self._heads:
             raise ValueError(f"a width of {d} does not divide into {self._heads} attention heads")
         if self.max_positions < 3:

@@ -92,11 +92,11 @@ class Subwords:
             expected = "a power of two" if kind == "bucket" else f"at most {_LARGEST[kind]}"
             raise LayoutError(f"number of {kind} subwords", field="size", actual=size, expected=expected)
         self.kind = kind
-        self.n_words = n_words
-        self.min_n = min_n
-        self.max_n = max_n
-        self.size = size
-        self.ngrams = ngrams
+        self.n_words: int = n_words
+        self.min_n: int = min_n
+        self.max_n: int = max_n
+        self.size: int = size
+        self.ngrams: Callable[[], tuple[StringTable, NDArray[np.uint64]]] | None = ngrams
         self._native: kernels.Ngrams | dict[str, int] | None = None
 
     def indices(self, word: str) -> list[int]:

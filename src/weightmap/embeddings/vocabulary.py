@@ -51,7 +51,7 @@ class Vocabulary(Sequence[str]):
         *,
         subwords: Subwords | None = None,
     ) -> None:
-        self.subwords = subwords
+        self.subwords: Subwords | None = subwords
         self._load = load
         self._count = count
         self._load_special_ids = special_ids

@@ -64,11 +64,11 @@ class Part:
     def __init__(
         self, number: int, parts: int, tensors: int | None, names: tuple[str, ...], keys: frozenset[str]
     ) -> None:
-        self.number = number
-        self.parts = parts
-        self.tensors = tensors
-        self.names = names
-        self.keys = keys
+        self.number: int = number
+        self.parts: int = parts
+        self.tensors: int | None = tensors
+        self.names: tuple[str, ...] = names
+        self.keys: frozenset[str] = keys
 
 
 class Content:
@@ -241,26 +241,26 @@ class Format:
         special_ids: frozenset[str] = frozenset(),
         aligns: Mapping[str, int] = _NOWHERE,
     ) -> None:
-        self.name = name
-        self.title = title
-        self.suffixes = suffixes
-        self.layouts = layouts
-        self.sniff = sniff
-        self.leads = leads
-        self.parse = parse
-        self.plan = plan
-        self.carries = carries
-        self.dtypes = dtypes
-        self.magic = magic
-        self.schemes = schemes
-        self.metadata_keys = metadata_keys
-        self.metadata_kinds = metadata_kinds
-        self.layout_for = layout_for
-        self.embeddings = embeddings
-        self.checksums = checksums
-        self.vocab_keys = vocab_keys
-        self.special_ids = special_ids
-        self.aligns = aligns
+        self.name: str = name
+        self.title: str = title
+        self.suffixes: tuple[str, ...] = suffixes
+        self.layouts: tuple[str, ...] = layouts
+        self.sniff: Callable[[bytes, int], bool] | None = sniff
+        self.leads: bytes = leads
+        self.parse: Callable[[Source, bytes, Options], Content] = parse
+        self.plan: Callable[[Request], Plan] | None = plan
+        self.carries: Mapping[str, frozenset[str]] = carries
+        self.dtypes: Mapping[str, frozenset[str]] = dtypes
+        self.magic: bytes = magic
+        self.schemes: Mapping[str, frozenset[str]] = schemes
+        self.metadata_keys: frozenset[str] | None = metadata_keys
+        self.metadata_kinds: frozenset[str] = metadata_kinds
+        self.layout_for: Callable[[Mapping[str, Any] | None], str | None] | None = layout_for
+        self.embeddings: tuple[str, str] | None = embeddings
+        self.checksums: frozenset[str] = checksums
+        self.vocab_keys: Mapping[str, str | None] = vocab_keys
+        self.special_ids: frozenset[str] = special_ids
+        self.aligns: Mapping[str, int] = aligns
 
     def claims(self, head: bytes, size: int) -> bool:
         """Say whether a file of `size` bytes that begins with `head` looks like this format."""
@@ -305,12 +305,12 @@ class Importer:
         plan: Callable[[Any], Plan] | None = None,
         carries: frozenset[str] = frozenset(),
     ) -> None:
-        self.name = name
-        self.hint = hint
-        self.claims = claims
-        self.read = read
-        self.plan = plan
-        self.carries = carries
+        self.name: str = name
+        self.hint: str = hint
+        self.claims: Callable[[bytes, int], bool] = claims
+        self.read: Callable[[Source, bytes, Any], Any] = read
+        self.plan: Callable[[Any], Plan] | None = plan
+        self.carries: frozenset[str] = carries
 
     def parse(self, _source: Source, _head: bytes, _options: Options) -> NoReturn:
         """Refuse to open such a file in place: see `Format.parse`."""

@@ -60,10 +60,10 @@ class Verification:
     def __init__(self, source: Source, options: Options, progress: Callable[[int, int], None] | None) -> None:
         self.source = source
         self.options = options
-        self.position = 0
+        self.position: int = 0
         self.checks: list[str] = []
         self.warnings: list[str] = []
-        self.done = 0
+        self.done: int = 0
         self._progress = progress
         self.reached(0)
 

@@ -61,17 +61,17 @@ class Payload:
         parts: PQShape | None = None,
         refused: str = "",
     ) -> None:
-        self.parts = parts
-        self.refused = refused
-        self.name = name
-        self.dtype = dtype
-        self.shape = shape
-        self.nbytes = nbytes
+        self.parts: PQShape | None = parts
+        self.refused: str = refused
+        self.name: str = name
+        self.dtype: DType = dtype
+        self.shape: tuple[int, ...] = shape
+        self.nbytes: int = nbytes
         self._make = chunks
         # The garbage collector sees one object for each of thousands of tensors, beside its function.
         self._args = args
-        self.block_size = block_size
-        self.scale_type = scale_type
+        self.block_size: int = block_size
+        self.scale_type: str = scale_type
 
     def chunks(self) -> Iterable[Any]:
         """Return the bytes, row-major and little-endian, in pieces of any size; each is valid until the next one."""
@@ -96,15 +96,15 @@ class Request:
         checksums: bool = True,
         align: int = 1,
     ) -> None:
-        self.align = align
-        self.tensors = tensors
-        self.layout = layout
-        self.metadata = metadata
-        self.vocab = vocab
-        self.special_ids = special_ids
-        self.config = config
-        self.tokenizer = tokenizer
-        self.checksums = checksums
+        self.align: int = align
+        self.tensors: Sequence[Payload] = tensors
+        self.layout: str = layout
+        self.metadata: Mapping[str, Any] | None = metadata
+        self.vocab: Sequence[str] | None = vocab
+        self.special_ids: Mapping[str, int] | None = special_ids
+        self.config: Mapping[str, Any] | None = config
+        self.tokenizer: Any = tokenizer
+        self.checksums: bool = checksums
 
 
 class Unfit(NamedTuple):

@@ -79,11 +79,11 @@ class ModelDirectory:
     ) -> None:
         self._folder = folder
         self._json = {} if config is None else config
-        self.metadata = metadata
-        self.vocab = vocab
-        self.special_ids = special_ids
-        self.about = {} if config is None else _about(config, metadata)
-        self.config = _amb_config(self._json)
+        self.metadata: dict[str, str] = metadata
+        self.vocab: list[str] | None = vocab
+        self.special_ids: dict[str, int] | None = special_ids
+        self.about: dict[str, str] = {} if config is None else _about(config, metadata)
+        self.config: dict[str, Any] = _amb_config(self._json)
 
     def tokenizer(self) -> TokenizerParts | None:
         """Read and return the tokenizer, perhaps ten megabytes; None when there is none.

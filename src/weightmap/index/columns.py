@@ -46,7 +46,7 @@ class ColumnTable(Table):
         locate: Callable[[int], int | None] | None = None,
         typed: Callable[[int, DType, tuple[int, ...]], DType] | None = None,
     ) -> None:
-        self.count = columns.count
+        self.count: int = columns.count
         self.rules = rules
         self._columns = columns
         self._utf8 = utf8

@@ -44,9 +44,9 @@ class RecordTable(Table):
 
     RECORD = struct.Struct("<I2BH4IQ")
     _LENGTH_AT = 6
-    names_size = 0
+    names_size: int = 0
     _bytes: Index | None = None
-    is_mapped = True
+    is_mapped: bool = True
 
     def __init__(
         self, load: Callable[..., Index], count: int, start: int, rules: Rules, loaded: bytes | None = None

@@ -67,11 +67,11 @@ class Rules:
     # Only what one file says. Setting a rule of the class on one file is an error instead of having no effect.
     __slots__ = ("base", "data_size", "declared", "lax", "room")
     dtypes: Sequence[DType | None] = ()
-    bits = b""
+    bits: bytes = b""
     sized: Sequence[int] = ()  # codes of schemes, whose bytes a row states
     min_ndim = 0
     max_ndim = NUMPY_MAX_NDIM
-    ndims = range(NUMPY_MAX_NDIM + 1)
+    ndims: range = range(NUMPY_MAX_NDIM + 1)
     alignment = 1
     max_gap = 0
     fields: Mapping[str, tuple[str, int]] = MappingProxyType({})
@@ -91,14 +91,14 @@ class Rules:
         cls.native = kernels.row_rules(cls)
 
     def __init__(self, base: int, file_size: int, declared: int = U64_MAX, *, lax: bool = False) -> None:
-        self.base = base
+        self.base: int = base
         room = file_size - base
         if room < 0:  # noqa: PLR1730 - half the time; the padding before the data is cut off
             room = 0
-        self.room = room
-        self.declared = declared
-        self.data_size = declared if declared < room else room  # noqa: FURB136 - half the time
-        self.lax = lax
+        self.room: int = room
+        self.declared: int = declared
+        self.data_size: int = declared if declared < room else room  # noqa: FURB136 - half the time
+        self.lax: bool = lax
 
     @classmethod
     def varied(cls, **attributes: Any) -> type[Self]:

@@ -49,6 +49,11 @@ class Derived(Source):
         Where the tensor begins, and how many bytes it has.
     """
 
+    path: str | None
+    name: str
+    mode: str
+    size: int
+
     def __init__(self, parent: Source, base: int, size: int) -> None:
         # No file of its own is looked at, as `Source` does.
         self.path, self.name, self.mode, self.size = parent.path, parent.name, parent.mode, base + size
@@ -120,7 +125,7 @@ class Strided:
     __slots__ = ("strides",)
 
     def __init__(self, strides: tuple[int, ...]) -> None:
-        self.strides = strides
+        self.strides: tuple[int, ...] = strides
 
     def array(
         self, source: Source, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, _nbytes: int
@@ -215,13 +220,13 @@ class Deflated:
     def __init__(
         self, name: str, stored: int, size: int, crc: int, skip: int, strides: tuple[int, ...] | None, limits: Limits
     ) -> None:
-        self.name = name
-        self.stored = stored
-        self.size = size
-        self.crc = crc
-        self.skip = skip
-        self.strides = strides
-        self.limits = limits
+        self.name: str = name
+        self.stored: int = stored
+        self.size: int = size
+        self.crc: int = crc
+        self.skip: int = skip
+        self.strides: tuple[int, ...] | None = strides
+        self.limits: Limits = limits
 
     def array(
         self, source: Source, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int

@@ -34,9 +34,9 @@ class Plan:
         *,
         exact: bool = True,
     ) -> None:
-        self.size = size
-        self.write = write
-        self.exact = exact
+        self.size: int = size
+        self.write: Callable[[Sink], None] = write
+        self.exact: bool = exact
 
 
 class Sink:

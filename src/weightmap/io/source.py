@@ -87,7 +87,7 @@ class Source:
     """
 
     # Class attributes, because most handles never set these, and setting attributes costs much of opening a file.
-    closed = False
+    closed: bool = False
     private = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
     _released: str | None = None  # the path of a file whose descriptor was released
@@ -114,12 +114,12 @@ class Source:
     ) -> None:
         self.path = path
         self.name = name
-        self.mode = mode
+        self.mode: str = mode
         self._file = file
         if file is None:
             self._octets = self._memory = octets
             self._stable = stable
-            self.size = 0 if octets is None else len(octets)
+            self.size: int = 0 if octets is None else len(octets)
             return
         try:
             seen = self._seen = kernels.fstat(file)

@@ -121,11 +121,15 @@ class PickleTensors:
     __slots__ = ("begin", "bounds", "dim_bounds", "dims", "dtype", "end", "names", "storage", "strides")
 
     def __init__(self, count: int, n_dims: int, names: int) -> None:
-        self.names, self.dtype = np.empty(names, np.uint8), np.empty(count, np.uint8)
-        self.bounds, self.dim_bounds = np.empty(count + 1, np.uint32), np.empty(count + 1, np.uint32)
-        self.begin, self.end = np.empty(count, np.uint64), np.empty(count, np.uint64)
-        self.dims, self.strides = np.empty(n_dims, np.uint64), np.empty(n_dims, np.uint64)
-        self.storage = np.empty(count, np.uint32)
+        self.names: NDArray[np.uint8] = np.empty(names, np.uint8)
+        self.dtype: NDArray[np.uint8] = np.empty(count, np.uint8)
+        self.bounds: NDArray[np.uint32] = np.empty(count + 1, np.uint32)
+        self.dim_bounds: NDArray[np.uint32] = np.empty(count + 1, np.uint32)
+        self.begin: NDArray[np.uint64] = np.empty(count, np.uint64)
+        self.end: NDArray[np.uint64] = np.empty(count, np.uint64)
+        self.dims: NDArray[np.uint64] = np.empty(n_dims, np.uint64)
+        self.strides: NDArray[np.uint64] = np.empty(n_dims, np.uint64)
+        self.storage: NDArray[np.uint32] = np.empty(count, np.uint32)
 
 
 class PickleValues:
@@ -144,12 +148,11 @@ class PickleValues:
     __slots__ = ("at", "bounds", "kind", "length", "names")
 
     def __init__(self, count: int, names: int) -> None:
-        self.names, self.bounds = np.empty(names, np.uint8), np.empty(count + 1, np.uint32)
-        self.kind, self.length, self.at = (
-            np.empty(count, np.uint8),
-            np.empty(count, np.uint32),
-            np.empty(count, np.uint64),
-        )
+        self.names: NDArray[np.uint8] = np.empty(names, np.uint8)
+        self.bounds: NDArray[np.uint32] = np.empty(count + 1, np.uint32)
+        self.kind: NDArray[np.uint8] = np.empty(count, np.uint8)
+        self.length: NDArray[np.uint32] = np.empty(count, np.uint32)
+        self.at: NDArray[np.uint64] = np.empty(count, np.uint64)
 
 
 class Pickle:

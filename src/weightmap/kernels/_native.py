@@ -79,11 +79,11 @@ class Fault:
     __slots__ = ("actual", "at", "code", "expected", "row")
 
     def __init__(self, code: int, row: int, at: int, actual: int, expected: int) -> None:
-        self.code = code
-        self.row = row
-        self.at = at
-        self.actual = actual
-        self.expected = expected
+        self.code: int = code
+        self.row: int = row
+        self.at: int = at
+        self.actual: int = actual
+        self.expected: int = expected
 
     @property
     def kind(self) -> str:

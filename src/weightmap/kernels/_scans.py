@@ -289,7 +289,7 @@ class GGUFHeader:
     __slots__ = ("_keys", "_room", "native")
 
     def __init__(self, limit: int, pos: int, count: int, n_tensors: int, version: int, *, big: bool) -> None:
-        self.native = ffi.new("wm_gguf *", (limit, pos, count, n_tensors, version, big))
+        self.native: Any = ffi.new("wm_gguf *", (limit, pos, count, n_tensors, version, big))
         self._keys: Any = NULL
         self._room = 0
 

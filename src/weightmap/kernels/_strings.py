@@ -48,11 +48,13 @@ class Columns:
     def __init__(
         self, names: bytes, bounds: Any, dtype: Any, dims: Any, dim_bounds: Any, begin: Any, end: Any = None
     ) -> None:
-        self.count, self.n_dims, self.names_len = len(dtype), len(dims), len(names)
+        self.count: int = len(dtype)
+        self.n_dims: int = len(dims)
+        self.names_len: int = len(names)
         kinds = ("uint8_t[]", "uint32_t[]", "uint8_t[]", "uint64_t[]", "uint32_t[]", "uint64_t[]", "uint64_t[]")
         given = (names, bounds, dtype, dims, dim_bounds, begin, *(() if end is None else (end,)))
         self._memory: Any = tuple(map(from_buffer, kinds, given))
-        self.native = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
+        self.native: Any = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
         self._row: Any = None
 
     @classmethod

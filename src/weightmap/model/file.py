@@ -108,8 +108,8 @@ class TensorFile(Mapping[str, Any]):
         self._shards = shards
         self._metadata: Mapping[str, Any] | None = None
         self._embeddings: Embeddings | bool | None = False
-        self.format = format_
-        self.layout = content.layout
+        self.format: str = format_
+        self.layout: str = content.layout
 
     def __getitem__(self, name: str) -> Any:
         source = self._source

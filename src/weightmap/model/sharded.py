@@ -26,7 +26,8 @@ from weightmap.model.single import INDEX_SUFFIX, mode_of, open_file
 from weightmap.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import NoReturn
 
     import numpy as np
     from numpy.typing import NDArray
@@ -215,25 +216,29 @@ class Shards:
 
     # No sharded model has these.
     config = tokenizer = sealed = part = None
-    is_mapped = False
-    layout = "sharded"
-    closed = False
+    is_mapped: bool = False
+    layout: str = "sharded"
+    closed: bool = False
+    path: str | None
+    name: str
+    absolute: str | None
+    identity: tuple[int, ...]
 
     def __init__(
         self, index: Source, shards: Mapping[str, TensorFile], where: Mapping[str, str], metadata: dict[str, Any]
     ) -> None:
         self.path, self.name, self.absolute, self.identity = index.path, index.name, index.absolute, index.identity
-        self.fail_closed = index.fail_closed
-        self.size = sum(file.nbytes for file in shards.values())
+        self.fail_closed: Callable[[], NoReturn] = index.fail_closed
+        self.size: int = sum(file.nbytes for file in shards.values())
         self.warnings: list[str] = []
         self.shards = shards
         self._metadata = metadata
         self._parts = [parts_of(file)[:2] for file in shards.values()]
-        self.vocab = next((content.vocab for _, content in self._parts if content.vocab is not None), None)
+        self.vocab: Any = next((content.vocab for _, content in self._parts if content.vocab is not None), None)
         self._own_keys = frozenset(key for _, content in self._parts if content.part for key in content.part.keys)
         self._detached = False
         self._most = sum(map(len, shards.values()))
-        self.names = self._rows_by_name(where)
+        self.names: dict[str, int] = self._rows_by_name(where)
         self._rows = frozenset(self.names.values())
 
     def _rows_by_name(self, where: Mapping[str, str]) -> dict[str, int]:

@@ -23,10 +23,15 @@ __all__ = ["Spans", "spans_of"]
 class _Columns:
     """The columns of a `Spans`. They know no handle, so that they can be kept as long as one lives, and no longer."""
 
+    file: NDArray[np.int32]
+    row: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+
     def __init__(self, model: Any) -> None:
         files = files_of(model)
         counts = [len(file) for file in files]
-        self.base = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.base: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         spans = [_spans_of_file(file) for file in files]
         nothing: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         self.file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -72,6 +77,11 @@ class Spans:
     begin, nbytes : ndarray of int64
         Of its data, in that file.
     """
+
+    file: NDArray[np.int32]
+    row: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
 
     def __init__(self, model: Any, columns: _Columns) -> None:
         self.files: Sequence[Any] = tuple(files_of(model))

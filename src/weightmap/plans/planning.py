@@ -57,10 +57,14 @@ class ReadPlan:
         self, file: TensorFile, numbers: NDArray[np.int64], indices: Mapping[int, Any], **options: Any
     ) -> None:
         self.file = file
-        self.rank, self.world = options["rank"], options["world"]
-        self.local_rank, self.local_world = options["local_rank"], options["local_world"]
-        self.gap, self.max_over_read = options["gap"], options["max_over_read"]
-        self.chunk, self.budget = options["chunk"], options["budget"]
+        self.rank: int = options["rank"]
+        self.world: int = options["world"]
+        self.local_rank: int = options["local_rank"]
+        self.local_world: int = options["local_world"]
+        self.gap: int = options["gap"]
+        self.max_over_read: float = options["max_over_read"]
+        self.chunk: int = options["chunk"]
+        self.budget: int | None = options["budget"]
         self._owned, self._dealt = options["owned"], options["dealt"]
         self._spans: Spans = spans_of(file)
         self._numbers = numbers

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from weightmap.formats._verifying import Sum
     from weightmap.io.source import Source
+    from weightmap.model.file import TensorFile
     from weightmap.model.spans import Spans
     from weightmap.quant.ref import TensorRef
 
@@ -68,10 +69,14 @@ class Run:
         sums: Sequence[Sum] = (),
     ) -> None:
         self.spans = spans
-        self.number, self.file = file, spans.files[file]
+        self.number: int = file
+        self.file: TensorFile = spans.files[file]
         self.source: Source = parts_of(self.file)[0]
         self.keys = keys
-        self.chunk, self.window, self.gap, self.most = chunk, window, gap, most
+        self.chunk: int = chunk
+        self.window: int = window
+        self.gap: int = gap
+        self.most: float = most
         self._release = release
         self._from = self._to = 0  # consumed, and not given back yet
         self._consumed: list[tuple[int, int]] = []
@@ -261,8 +266,8 @@ class Part:
         self._axes = axes_of(key, shape, what)
         self._ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
         starts, length = runs_of(self._axes, shape, what)
-        self.length = length * self._dtype.itemsize
-        self.nbytes = len(starts) * self.length
+        self.length: int = length * self._dtype.itemsize
+        self.nbytes: int = len(starts) * self.length
 
     def reads(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64], gap: int, most: float, chunk: int

@@ -37,6 +37,9 @@ class Slices(Mapping[int, Shard]):
         Tensors whose slice is in several parts, or of blocks.
     """
 
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
     def __init__(self, spans: Spans, part: Shard) -> None:
         self._part = part
         self.begins, self.ends = spans.begin.copy(), spans.begin + spans.nbytes

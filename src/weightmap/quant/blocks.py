@@ -105,11 +105,11 @@ class QuantizedTensor:
         if scheme in BITS and bool(block_size) != (scheme in BLOCKED):
             expected = "a positive number" if scheme in BLOCKED else "0: there is one scale"
             raise QuantError(f"block size of {scheme}", field="block_size", actual=block_size, expected=expected)
-        self.scheme = scheme
+        self.scheme: str = scheme
         self.shape = checked_shape(shape)
         self.size = math.prod(self.shape)
         self.block_size = index(block_size)
-        self.scale_type = scale_type
+        self.scale_type: str = scale_type
         self._octets = octets = octets_of(payload)
         if scheme == "adaptive":
             self._plan = kernels.adaptive_plan(self._octets, self.size, self.block_size, scale_type=scale_type)

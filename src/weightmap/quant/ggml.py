@@ -93,10 +93,10 @@ class GgmlTensor(QuantizedTensor):
         if kind is None:
             raise QuantError("scheme", field="type", actual=repr(scheme), expected=f"one of {', '.join(GGML_SCHEMES)}")
         self.scheme = scheme
-        self.shape = checked_shape(shape)
-        self.size = math.prod(self.shape)
-        self.block_size = kind.block_size
-        self.scale_type = _OTHER_SCALES[scheme][0] if scheme in _OTHER_SCALES else "fp16"
+        self.shape: tuple[int, ...] = checked_shape(shape)
+        self.size: int = math.prod(self.shape)
+        self.block_size: int = kind.block_size
+        self.scale_type: str = _OTHER_SCALES[scheme][0] if scheme in _OTHER_SCALES else "fp16"
         _check_rows(scheme, self.shape)
         self._octets = octets = octets_of(payload)
         wanted = self.size // kind.block_size * kind.block_bytes

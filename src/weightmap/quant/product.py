@@ -91,10 +91,10 @@ class ProductQuantized(QuantizedTensor):
         self._projection = None if projection is None else _checked("projection", projection, float32, square)
         self._norms = None if norms is None else _checked("norms", norms, float32, column)
         self.scheme = "pq"
-        self.shape = (rows, width)
-        self.size = rows * width
-        self.block_size = 0
-        self.scale_type = ""
+        self.shape: tuple[int, ...] = (rows, width)
+        self.size: int = rows * width
+        self.block_size: int = 0
+        self.scale_type: str = ""
         self._native: kernels.Codes | None = None
 
     def _described(self) -> str:

@@ -48,12 +48,12 @@ TYPES: tuple[DType, ...] = (
 DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
 
 # For quantised data: codes of the schemes; types of scales, and their bytes.
-QUANT_TYPES = {name: code - 2 for name, code in SCHEME_CODES.items()}
+QUANT_TYPES: dict[str, int] = {name: code - 2 for name, code in SCHEME_CODES.items()}
 SCALE_TYPES = ("fp32", "fp16")
 SCALE_SIZES = {"fp32": 4, "fp16": 2}
 BY_BLOCKS = ("int4_block", "int5_block")
 # Defaults for blocks without a header.
-BARE_DEFAULTS = {"block_size": 32, "scale_type": "fp16"}
+BARE_DEFAULTS: dict[str, Any] = {"block_size": 32, "scale_type": "fp16"}
 
 
 class Header:
@@ -62,11 +62,11 @@ class Header:
     __slots__ = ("config", "end", "metadata", "tokenizer", "weights")
 
     def __init__(self, metadata: int, config: int, tokenizer: int, weights: int, end: int) -> None:
-        self.metadata = metadata
-        self.config = config
-        self.tokenizer = tokenizer
-        self.weights = weights
-        self.end = end  # of the last section
+        self.metadata: int = metadata
+        self.config: int = config
+        self.tokenizer: int = tokenizer
+        self.weights: int = weights
+        self.end: int = end  # of the last section
 
 
 def read_header(source: Source, head: bytes, options: Options, warnings: list[str]) -> Header:
@@ -140,8 +140,8 @@ class Records:
     __slots__ = ("columns", "relative")
 
     def __init__(self, columns: kernels.Columns, *, relative: bool) -> None:
-        self.columns = columns
-        self.relative = relative  # whether padding counts from the beginning of the section
+        self.columns: kernels.Columns = columns
+        self.relative: bool = relative  # whether padding counts from the beginning of the section
 
     def content(self) -> tuple[Any, ...]:
         """Return everything that the records say, for comparison."""

@@ -47,7 +47,7 @@ class Tokenizer:
         source: Source | None = None,
         place: tuple[int, int, Limits] | None = None,
     ) -> None:
-        self.type = type
+        self.type: int = type
         self._special_ids = dict(special_ids)
         self._payload = payload
         self._source = source

@@ -116,7 +116,7 @@ class TomlDocument(dict[str, Any]):
 
     def __init__(self, content: Mapping[str, Any], text: str) -> None:
         super().__init__(content)
-        self.text = text
+        self.text: str = text
 
     def copy(self) -> TomlDocument:
         """Return a document with the same content and text."""

@@ -42,11 +42,11 @@ class Placing:
     def __init__(
         self, position: int, length: int, size: int, warnings: list[str], starts_norms: Callable[[int], bool]
     ) -> None:
-        self.position = position  # offset of the chunk
-        self.length = length  # that its header declares
-        self.size = size  # of the file
-        self.warnings = warnings
-        self.starts_norms = starts_norms  # whether a chunk of norms begins at an offset
+        self.position: int = position  # offset of the chunk
+        self.length: int = length  # that its header declares
+        self.size: int = size  # of the file
+        self.warnings: list[str] = warnings
+        self.starts_norms: Callable[[int], bool] = starts_norms  # whether a chunk of norms begins at an offset
 
     @property
     def payload(self) -> int:

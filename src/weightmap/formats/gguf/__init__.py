@@ -68,7 +68,7 @@ ALIGNMENT = "general.alignment"
 TOKENS = "tokenizer.ggml.tokens"
 SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 # The keys of each special id, by our names. gguf-py misspells "separator".
-SPECIAL_IDS = {
+SPECIAL_IDS: dict[str, tuple[str, ...]] = {
     "bos": ("tokenizer.ggml.bos_token_id",),
     "eos": ("tokenizer.ggml.eos_token_id",),
     "unk": ("tokenizer.ggml.unknown_token_id",),

@@ -52,15 +52,15 @@ class Header:
     __slots__ = ("_octets", "alignment", "base", "data", "end", "order", "path", "scan", "version")
 
     def __init__(self, path: str, data: bytes | bytearray, scan: kernels.GGUFHeader, version: int) -> None:
-        self.path = path
-        self.data = data
-        self.scan = scan
-        self.version = version
+        self.path: str = path
+        self.data: bytes | bytearray = data
+        self.scan: kernels.GGUFHeader = scan
+        self.version: int = version
         self.order = ">" if scan.big else "<"
         self.end: int = scan.end
         self._octets: NDArray[np.uint8] | None = None
-        self.alignment = self._find_alignment()
-        self.base = aligned(self.end, self.alignment)
+        self.alignment: int = self._find_alignment()
+        self.base: int = aligned(self.end, self.alignment)
 
     @property
     def octets(self) -> NDArray[np.uint8]:

@@ -83,7 +83,7 @@ class Strings(Sequence[str]):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None]  # type: ignore[assignment]
 
     def tolist(self) -> list[str]:
         """Return the strings as a list."""
