@@ -20,6 +20,7 @@ help:
 	@echo "make report  docs/benchmarks.md from benchmark.json; all times and plots into build/benchmarks/"
 	@echo "make quantisation-table  the table of docs/quantisation.md, measured anew"
 	@echo "make wheel   source distribution and wheel, into dist/"
+	@echo "make wheels  wheels for Linux on x86-64 and aarch64, glibc and musl, audited, into dist/"
 	@echo "make arm64-test     the arm64 kernels, cross-compiled and run under an emulator"
 	@echo "make sanitize-test  the kernels under the address and undefined-behaviour sanitisers"
 	@echo "make sanitize       all tests with the C module under these sanitisers"
@@ -229,3 +230,4 @@ browser-test: $(MODULE) $(VENV)/.extra-test $(VENV)/.browser
 	@WEIGHTMAP_BROWSER=1 $(PYTEST) -n 0 tests/browser
 
 include checks.mk
+include release.mk

@@ -1,0 +1,16 @@
+# What a release needs: wheels, and the tests of what they hold. The Makefile includes this file after the variables.
+
+.PHONY: wheels wheels-test
+
+# Another folder for the compiler and the auditors: make wheels WHEELS=/tmp/wheels. Some of the wheels: TARGETS="x86_64".
+WHEELS  := .venv-wheels
+TARGETS :=
+$(WHEELS)/.installed: requirements/wheels.txt
+	@echo "Installing the compiler and the auditors of wheels in $(WHEELS)"
+	@test -x $(WHEELS)/bin/python || $(PYTHON) -m venv $(WHEELS)
+	@$(WHEELS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+wheels: $(WHEELS)/.installed
+	@echo "Building and auditing the wheels; this takes some minutes"
+	@$(WHEELS)/bin/python packaging/wheels.py $(TARGETS)
