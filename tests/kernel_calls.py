@@ -640,6 +640,17 @@ def _wm_pairs_check(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_differing(p: Place, size: int) -> Any:
+    found = []
+    for kind, width in enumerate((4, 8, 2, 2)):
+        data = noise(size - size % width)
+        for other in (data, data[::-1]):
+            largest = p.room(1, "double")
+            count = lib.wm_differing(p.give(data), p.give(other), len(data) // width, kind, largest)
+            found.append((count, np.float64(largest[0]).tobytes()))
+    return found
+
+
 def _wm_join_ranges(p: Place, size: int) -> Any:
     starts = np.cumsum(lengths(8 * size)[:size], dtype=np.uint64)
     given = np.arange(len(starts), dtype=np.uint32) // 50, starts, starts + np.uint64(3)

@@ -18,6 +18,7 @@ from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
 from weightmap.importers import _huggingface as hub
 from weightmap.io.opening import path_of
+from weightmap.kernels import COMPARED, differing
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_unchanged, detach_index, locate, name_of
@@ -33,6 +34,8 @@ __all__ = ["DiffReport", "TensorDiff", "diff"]
 
 # Elements of quantised tensors that are decoded at once.
 _PIECE = 1 << 18
+# Bytes of each tensor that are compared at once: both pieces stay in the second-level cache.
+_BUFFER = 1 << 17
 _EXACT = Tolerance()
 
 
@@ -214,7 +217,8 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
     common = (name for name in a.file if name in b)
     places = ((name, locate(a.file, name), locate(b.file, name)) for name in common)
-    changed = tuple(filter(None, (_compare(*place, tolerance) for place in places)))
+    buffers = bytearray(_BUFFER), bytearray(_BUFFER)
+    changed = tuple(filter(None, (_compare(*place, tolerance, buffers) for place in places)))
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None
     if not tensors_only:
@@ -261,11 +265,13 @@ def _alike(a: Any, b: Any) -> bool:
     return isinstance(value, (int, float)) and text == json.dumps(value)
 
 
-def _compare(name: str, a: TensorRef, b: TensorRef, tolerance: Tolerance | None) -> TensorDiff | None:
+def _compare(
+    name: str, a: TensorRef, b: TensorRef, tolerance: Tolerance | None, buffers: tuple[bytearray, bytearray]
+) -> TensorDiff | None:
     """Compare two tensors: by value with a tolerance, as far as they hold numbers, else bit by bit."""
     if tolerance is None or a.row.shape != b.row.shape or not (has_numbers(a.row) and has_numbers(b.row)):
-        return _compare_bits(name, a, b)
-    if _types(a.row) == _types(b.row) and _compare_bits(name, a, b) is None:
+        return _compare_bits(name, a, b, buffers)
+    if _types(a.row) == _types(b.row) and _compare_bits(name, a, b, buffers) is None:
         return None  # the quick answer, for most tensors of similar files
     different, largest = _compare_values(a, b, tolerance)
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a.row, b.row))
@@ -276,7 +282,7 @@ def _types(row: Row) -> tuple[str, bool]:
     return row.dtype.name, row.dtype.quantized
 
 
-def _compare_bits(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:
+def _compare_bits(name: str, a: TensorRef, b: TensorRef, buffers: tuple[bytearray, bytearray]) -> TensorDiff | None:
     row_a, row_b = a.row, b.row
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (row_a, row_b))
     if _types(row_a) != _types(row_b):
@@ -288,10 +294,15 @@ def _compare_bits(name: str, a: TensorRef, b: TensorRef) -> TensorDiff | None:
         return _compare_decoded(name, a, b, (text_a, text_b))
     different, largest = 0, 0.0
     size = 0 if row_a.dtype.packed else row_a.dtype.bits // 8
-    for left, right in zip(a.chunks(), b.chunks(), strict=True):
-        if left == right:
+    for left, right in zip(a.chunks(buffers[0]), b.chunks(buffers[1]), strict=True):
+        if row_a.dtype.name in COMPARED:
+            count, distance = differing(left, right, row_a.dtype.name)
+            different += count
+            largest = float(np.maximum(largest, distance))
             continue
         raw = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
+        if np.array_equal(*raw):
+            continue
         if not size:  # elements of less than a byte: count bytes
             different += int((raw[0] != raw[1]).sum())
             largest = float("nan")

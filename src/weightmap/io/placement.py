@@ -77,8 +77,14 @@ class Derived(Source):
         """Yield the bytes `start` to `stop` of the tensor, in pieces of any size."""
         raise NotImplementedError
 
-    def chunks(self, offset: int, count: int, size: int = 1 << 18) -> Iterator[memoryview]:
-        """Do what `Source.chunks` does: pieces of exactly `size` bytes, but for the last."""
+    def chunks(
+        self,
+        offset: int,
+        count: int,
+        size: int = 1 << 18,
+        buffer: bytearray | None = None,  # noqa: ARG002 - the pieces are made, not read
+    ) -> Iterator[memoryview]:
+        """Do what `Source.chunks` does: pieces of exactly `size` bytes, but for the last, and none in the buffer."""
         start = offset - self._base
         held, left = bytearray(), count
         for piece in self._pieces(start, start + count):

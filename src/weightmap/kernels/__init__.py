@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from weightmap._kernels import Temporary
     from weightmap.kernels._adaptive import *
     from weightmap.kernels._blocks import *
+    from weightmap.kernels._differ import *
     from weightmap.kernels._dlpack import *
     from weightmap.kernels._ggml import *
     from weightmap.kernels._half import *
@@ -104,6 +105,7 @@ __all__ = [
 _ON_DEMAND = {
     "_adaptive": "adaptive_mask adaptive_plan decode_adaptive quantize_adaptive",
     "_blocks": "SCALE_TYPES blocks_size decode_blocks dequantize_int4 dequantize_int5",
+    "_differ": "COMPARED differing",
     "_dlpack": "dlpack_capsule",
     "_ggml": "GGML_ENCODED GGML_TYPES GgmlType decode_ggml encode_ggml ggml_size",
     "_half": "bf16_to_f32 f16_to_f32 unpack_f16_pairs widen",

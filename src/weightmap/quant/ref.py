@@ -63,11 +63,16 @@ class TensorRef(Named):
         derived = placement.derived(source, numpy_dtype(row.dtype), row.shape, row.offset, row.nbytes)
         return cls(derived, row._replace(dtype=row.dtype.element), None)
 
-    def chunks(self) -> Iterator[memoryview]:
-        """Yield the bytes of a dense tensor, little-endian, in pieces; each is valid until the next one."""
+    def chunks(self, buffer: bytearray | None = None) -> Iterator[memoryview]:
+        """Yield the bytes of a dense tensor, little-endian, in pieces; each is valid until the next one.
+
+        Pieces are of the size of `buffer`, which many tensors may share, if there is one.
+        """
         row = self.row
         if not row.dtype.swapped:
-            return self.source.chunks(row.offset, row.nbytes)
+            if buffer is None:
+                return self.source.chunks(row.offset, row.nbytes)
+            return self.source.chunks(row.offset, row.nbytes, len(buffer), buffer)
         stored = numpy_dtype(row.dtype)
         pieces = self.source.chunks(row.offset, row.nbytes, _PIECE * stored.itemsize)
         return (memoryview(np.frombuffer(piece, stored).byteswap().view(np.uint8)) for piece in pieces)
