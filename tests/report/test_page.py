@@ -272,7 +272,7 @@ def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypat
     """MissingDependencyError says what to install; no page is written."""
     path = model(tmp_path / "m.safetensors")
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(wm.MissingDependencyError, match=r"pip install 'weightmap\[report\]'"):
+    with pytest.raises(wm.MissingDependencyError, match=r"the extra \[report\]: pip install vl-convert-python"):
         write_report(tmp_path / "r.html", path)
     assert not (tmp_path / "r.html").exists()
 

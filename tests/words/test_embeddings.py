@@ -334,3 +334,32 @@ def test_gathering_copies_rows_and_makes_zeros(rows, dims):
 def test_gathering_rows_of_no_bytes_is_nothing():
     """Where rows have no elements nothing is read."""
     assert lib.wm_gather_rows(ffi.NULL, 0, 0, ffi.NULL, 5, ffi.NULL, 0, 1) == 0
+
+
+@pytest.mark.parametrize("kind", ["float32", "quantised"])
+def test_embeddings_have_a_length_and_items(kind, monkeypatch):
+    """len counts the words, iteration yields them, items with their vectors; rows of n-grams are not among them."""
+    monkeypatch.setattr(module, "_DECODED", 50)
+    rows = noise(len(WORDS) + 8)
+    rows = wm.quantize(rows, "int4_block", block_size=8) if kind == "quantised" else rows
+    e = Embeddings(vocabulary(WORDS, Subwords("bucket", len(WORDS), 3, 6, 8)), rows)
+    assert len(e) == len(WORDS)
+    assert list(e) == list(WORDS)
+    items = list(e.items())
+    assert [word for word, _ in items] == list(WORDS)
+    assert all(np.array_equal(vector, e[word]) for word, vector in items)
+    empty = Embeddings(vocabulary([]), np.empty((0, 3), np.float32))
+    assert (len(empty), list(empty), list(empty.items())) == (0, [], [])
+
+
+def test_a_default_stands_for_a_missing_vector():
+    """As in finalfusion: returned, or what `out` is filled with; the vector of a known word is its own."""
+    e = Embeddings(vocabulary(["a"]), np.array([[1, 2]], np.float32))
+    default, out = np.zeros(2), np.full(2, 9.0)
+    assert e.embedding("b", default=default) is default
+    assert e.embedding("b") is None
+    assert e.embedding("b", out=out) is None
+    assert out.tolist() == [9, 9]
+    assert e.embedding("b", out=out, default=7) is out
+    assert out.tolist() == [7, 7]
+    assert e.embedding("a", out=out, default=7).tolist() == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -139,6 +140,56 @@ def test_search_is_exact(kind, block, monkeypatch):
     check(e.most_similar(vector, 9), by_brute_force(rows, vector), 9)
     unit = [np.asarray(rows[i]).astype(float) / np.linalg.norm(np.asarray(rows[i]).astype(float)) for i in (1, 2, 3)]
     check(e.analogy("w1", "w2", "w3", 5), by_brute_force(rows, unit[1] - unit[0] + unit[2], {"w1", "w2", "w3"}), 5)
+
+
+def test_words_are_skipped():
+    """What skip= names is left out beside the words asked about; a word that is not there does no harm."""
+    rows = matrix()
+    e = Embeddings(vocabulary(WORDS), rows)
+    best = words_of(e.most_similar("w3", 3))
+    check(e.most_similar("w3", 9, skip=[best[0], "no"]), by_brute_force(rows, rows[3], {"w3", best[0]}), 9)
+    check(e.most_similar(rows[3], 9, skip={best[1]}), by_brute_force(rows, rows[3], {best[1]}), 9)
+    assert words_of(e.analogy("w1", "w2", "w3", 1, skip=words_of(e.analogy("w1", "w2", "w3", 1)))) == words_of(
+        e.analogy("w1", "w2", "w3", 2)[1:]
+    )
+    for wrong in ({"skip": "w1"}, {"positive": "w1"}, {"negative": "w1"}):
+        with pytest.raises(TypeError, match=f"{next(iter(wrong))} is a str"):
+            e.analogy("w1", "w2", "w3", **wrong)
+    with pytest.raises(TypeError, match="skip is a str"):
+        e.most_similar("w1", skip="w1")
+
+
+def test_analogies_of_several_words():
+    """The sum of the unit vectors of positive words, less those of negative ones, as gensim's most_similar."""
+    rows = matrix()
+    e = Embeddings(vocabulary(WORDS), rows)
+    unit = [row / np.linalg.norm(row) for row in rows.astype(np.float64)]
+    three = {f"w{i}" for i in range(1, 4)}
+    assert e.analogy("w1", "w2", "w3", 7) == e.analogy(k=7, positive=["w2", "w3"], negative=["w1"])
+    found = e.analogy(k=9, positive=["w1", "w2", "w2"], negative=["w3"])
+    check(found, by_brute_force(rows, unit[1] + 2 * unit[2] - unit[3], three), 9)
+    found = e.analogy("w1", "w2", "w3", 9, positive=iter(["w4"]), negative=("w5", "w6"))
+    query = unit[2] - unit[1] + unit[3] + unit[4] - unit[5] - unit[6]
+    check(found, by_brute_force(rows, query, {f"w{i}" for i in range(1, 7)}), 9)
+    check(e.analogy(k=3, negative=["w1"]), by_brute_force(rows, -unit[1], {"w1"}), 3)
+    for wrong in ((), ("w1",), ("w1", "w2")):
+        with pytest.raises(TypeError, match="three words, or positive and negative"):
+            e.analogy(*wrong)
+    with pytest.raises(KeyError):
+        e.analogy(positive=["no"])
+
+
+def test_analogies_are_those_of_gensim():
+    """Where gensim is installed, its answers to several positive and negative words are the same, but for rounding."""
+    gensim = pytest.importorskip("gensim.models")
+    vectors = gensim.KeyedVectors(12)
+    vectors.add_vectors(WORDS, matrix())
+    e = Embeddings(vocabulary(WORDS), matrix())
+    for positive, negative in ((["w1", "w2"], ["w3"]), (["w9"], []), (["w1", "w2", "w3", "w4"], ["w5", "w6"])):
+        theirs = vectors.most_similar(positive=positive, negative=negative, topn=20)
+        ours = e.analogy(k=20, positive=positive, negative=negative)
+        assert words_of(ours) == words_of(theirs)
+        assert [s for _, s in ours] == pytest.approx([s for _, s in theirs], abs=2e-6)
 
 
 def test_rows_of_ngrams_are_no_answers():
@@ -279,3 +330,60 @@ def test_a_word_whose_vector_has_no_direction(tmp_path, capsys, value):
         assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
         assert "NaN or infinite" in err
     assert cli.main(["similar", path, "good"]) == 0
+
+
+def asked(monkeypatch, text, *argv):
+    """Run a command with this standard input; return what `main` returns."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    return cli.main([str(argument) for argument in argv])
+
+
+@pytest.fixture
+def words_file(tmp_path):
+    """A file of four words in a plane."""
+    path = tmp_path / "words.fifu"
+    wm.save(path, {"embeddings": np.array([[1, 0], [1, 1], [0, 1], [-1, 1]], np.float32)}, vocab=["e", "ne", "n", "nw"])
+    return path
+
+
+def test_questions_from_standard_input(words_file, monkeypatch, capsys):
+    """Without words, each line is a question, which its answers begin with; lines are UTF-8, or at least harmless."""
+    assert asked(monkeypatch, b"e\n\nn\r\n", "lookup", words_file) == 0
+    assert capsys.readouterr().out == "e 1 0\nn 0 1\n"
+    assert asked(monkeypatch, b"e\nno\nn", "similar", words_file, "-k", 1) == 1
+    out, err = capsys.readouterr()
+    assert [line.split()[:2] for line in out.splitlines()] == [["e", "ne"], ["n", "ne"]]
+    assert "no embedding for 'no'" in err
+    assert asked(monkeypatch, b"e ne n\n", "analogy", words_file, "-k", 1) == 0
+    assert capsys.readouterr().out.startswith("e ne n nw ")
+    assert asked(monkeypatch, b"\xff\x1b[31m\n", "lookup", words_file) == 1
+    assert capsys.readouterr().err.isprintable() is False  # its newline alone
+    assert asked(monkeypatch, b"e ne\n", "analogy", words_file) == 2
+    assert "has 2 words, expected three" in capsys.readouterr().err
+    assert asked(monkeypatch, b"", "similar", words_file) == 0
+
+
+def test_questions_from_standard_input_in_json(words_file, monkeypatch, capsys):
+    """One document has all questions; that of a single one from the arguments is as it was."""
+    assert asked(monkeypatch, b"e\nno\n", "similar", words_file, "--json", "-k", 1) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [query["word"] for query in document["queries"]] == ["e", "no"]
+    assert [query["results"] and query["results"][0]["word"] for query in document["queries"]] == ["ne", None]
+    assert asked(monkeypatch, b"e\nno\n", "lookup", words_file, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["embeddings"] == {"e": [1, 0], "no": None}
+    assert asked(monkeypatch, b"", "similar", words_file, "e", "--json", "-k", 1) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["word"], document["results"][0]["word"]) == ("e", "ne")
+
+
+def test_options_of_searches(words_file, monkeypatch, capsys):
+    """--skip, --positive and --negative are those of the functions; an incomplete analogy is wrong usage."""
+    assert asked(monkeypatch, b"", "similar", words_file, "e", "-k", 1, "--skip", "ne") == 0
+    assert capsys.readouterr().out.startswith("n 0.0000")
+    argv = ["analogy", words_file, "--positive", "e", "--positive", "n", "--negative", "nw", "-k", 1]
+    assert asked(monkeypatch, b"", *argv) == 0
+    assert capsys.readouterr().out.startswith("ne ")
+    assert asked(monkeypatch, b"", "analogy", words_file, "e", "n") == 2
+    assert asked(monkeypatch, b"", "analogy", words_file, "--positive", "no") == 1
+    monkeypatch.setattr("sys.stdin", None)
+    assert cli.main(["lookup", str(words_file)]) == 2

@@ -1,4 +1,4 @@
-"""The commands that write, compare and look up: ``convert``, ``diff``, ``export``, ``lookup``, ``demo``.
+"""The commands that write and compare: ``convert``, ``diff``, ``export``, ``demo``.
 
 Every command is a function from its arguments to an exit status; errors pass through it to `weightmap.cli.main`.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 import weightmap as wm
 from weightmap.cli import quantising, show
-from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings
+from weightmap.cli.outcome import DIFFERENT, OK, UsageError
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import counted, quoted
 from weightmap.formats import Plan
@@ -151,30 +151,6 @@ def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: I
             sink.write(chunk)
 
     return write_plan(path, Plan(len(head.getvalue()) + math.prod(shape) * dtype.itemsize, write))
-
-
-def lookup(args: argparse.Namespace) -> int:
-    """Print the embeddings of words; 1 if one of them has none."""
-    missing = []
-    found: dict[str, object] = {}
-    with wm.open(args.file) as file:
-        embeddings = file.embeddings
-        if embeddings is None:
-            raise no_embeddings(args.file)
-        for word in args.words:
-            vector = embeddings.get(word)
-            if vector is None:
-                missing.append(word)
-                found[word] = None
-                continue
-            found[word] = vector.tolist()
-            if not args.json:
-                show.emit(" ".join([show.clean(word), *(format(value, ".6g") for value in vector.tolist())]))
-    if args.json:
-        show.emit_json({"command": "lookup", "path": args.file, "embeddings": found})
-    for word in missing:
-        show.complain(f"no embedding for {show.clean(quoted(word))}")
-    return DIFFERENT if missing else OK
 
 
 def demo(args: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ _DIFF = (
     "convert was asked to change something, or reported that it renamed something or left it behind. What convert "
     "adds, such as metadata from the config.json of a model directory, does not count."
 )
+_LINES = "Without words, each line of standard input is a question."
 _EPILOG = """\
 exit status:
   0    fine
@@ -111,7 +112,7 @@ def _add_readers(command: _Command) -> None:
         reporting.report,
         "write a page about a model, or about how two differ, to look at in a browser",
         "One HTML file that needs no network: modules, the map of the file, values, what quantising would cost, "
-        "warnings. Of two models: how far each tensor is apart. Needs weightmap[report].",
+        "warnings. Of two models: how far each tensor is apart. Needs the extra [report].",
     )
     sub.add_argument("file", metavar="MODEL", help="a tensor file, a model directory or an *.index.json")
     sub.add_argument("other", metavar="OTHER", nargs="?", help="a model to compare it with")
@@ -189,27 +190,40 @@ def _add_memory(command: _Command) -> None:
 
 def _add_lookups(command: _Command) -> None:
     """Add the commands for words, and the demonstration."""
-    sub = command("lookup", commands.lookup, "print the embeddings of words")
+    sub = command("lookup", words.lookup, "print the embeddings of words", _LINES)
     sub.add_argument("file", metavar="FILE")
-    sub.add_argument("words", metavar="WORD", nargs="+")
+    sub.add_argument("words", metavar="WORD", nargs="*")
     _add_json(sub)
 
-    for run, names, summary, details in (
-        (words.similar, ("word",), "print the words most similar to a word", "By cosine; the word is left out."),
-        (words.analogy, ("a", "b", "c"), "print the words that are to C as B is to A", "All three are left out."),
-    ):
-        sub = command(run.__name__, run, summary, details)
-        sub.add_argument("file", metavar="FILE")
-        for name in names:
-            sub.add_argument(name, metavar=name.upper())
-        sub.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
-        _add_json(sub)
+    sub = command("similar", words.similar, "print the words most similar to a word", f"By cosine. {_LINES}")
+    sub.add_argument("file", metavar="FILE")
+    sub.add_argument("word", metavar="WORD", nargs="?", help="the result leaves it out")
+    _add_search(sub)
+
+    sub = command(
+        "analogy",
+        words.analogy,
+        "print the words that are to C as B is to A",
+        f"Words asked about are left out. Without A B C, --positive and --negative: {_LINES[0].lower()}{_LINES[1:]}",
+    )
+    sub.add_argument("file", metavar="FILE")
+    for name in "abc":
+        sub.add_argument(name, metavar=name.upper(), nargs="?")
+    for name, what in (("positive", "add"), ("negative", "subtract")):
+        sub.add_argument(f"--{name}", metavar="WORD", action="append", help=f"{what} the vector of a word (repeatable)")
+    _add_search(sub)
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
     sub.add_argument("sentences", metavar="SENTENCE", nargs="*")
     sub.add_argument(
         "--model", metavar="FILE", help="a converted checkpoint, quantised or not; made if it does not exist"
     )
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
+    parser.add_argument("--skip", metavar="WORD", action="append", help="leave a word out (repeatable)")
+    _add_json(parser)
 
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,9 @@
-"""The commands that compare words: ``similar`` and ``analogy``."""
+"""The commands for words: ``lookup``, ``similar`` and ``analogy``, of arguments or of lines of standard input."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import weightmap as wm
 from weightmap.cli import show
@@ -11,42 +12,120 @@ from weightmap.errors import quoted
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from weightmap.embeddings.embeddings import Embeddings
+
+    _Search = Callable[[Embeddings, Any], list[tuple[str, float]]]
+
+
+class _Query(NamedTuple):
+    """A question: what the JSON document calls its words, and all of them."""
+
+    named: dict[str, Any]
+    words: list[str]
+
+
+def lookup(args: argparse.Namespace) -> int:
+    """Print the embeddings of words; 1 if one of them has none."""
+    missing = False
+    found: dict[str, object] = {}
+    with wm.open(args.file) as file:
+        embeddings = _embeddings(file, args.file)
+        for word in args.words or _lines():
+            vector = embeddings.get(word)
+            if args.json:
+                found[word] = None if vector is None else vector.tolist()
+            elif vector is not None:
+                show.emit(" ".join([show.clean(word), *(format(value, ".6g") for value in vector.tolist())]))
+            missing |= _told_missing([word] if vector is None else [])
+    if args.json:
+        show.emit_json({"command": "lookup", "path": args.file, "embeddings": found})
+    return DIFFERENT if missing else OK
 
 
 def similar(args: argparse.Namespace) -> int:
     """Print the words most similar to a word; 1 if it has no embedding."""
-    return _search(args, "similar", {"word": args.word}, lambda e: e.most_similar(args.word, args.k))
+
+    def search(embeddings: Embeddings, query: dict[str, Any]) -> list[tuple[str, float]]:
+        return embeddings.most_similar(query["word"], args.k, skip=args.skip or ())
+
+    one = None if args.word is None else _Query({"word": args.word}, [args.word])
+    return _answer(args, "similar", one, lambda line: _Query({"word": line}, [line]), search)
 
 
 def analogy(args: argparse.Namespace) -> int:
     """Print the words that are to C as B is to A; 1 if one of them has no embedding."""
-    words = {"a": args.a, "b": args.b, "c": args.c}
-    return _search(args, "analogy", words, lambda e: e.analogy(args.a, args.b, args.c, args.k))
+    three = [word for word in (args.a, args.b, args.c) if word is not None]
+    more = {"positive": args.positive or [], "negative": args.negative or []}
+
+    def search(embeddings: Embeddings, query: dict[str, Any]) -> list[tuple[str, float]]:
+        return embeddings.analogy(k=args.k, skip=args.skip or (), **{**more, **query})
+
+    def of_three(words: list[str], what: str) -> _Query:
+        if len(words) != 3:
+            raise UsageError(f"{what} has {len(words)} words, expected three: A B C")
+        return _Query(dict(zip("abc", words, strict=True)), [*words, *more["positive"], *more["negative"]])
+
+    one = None
+    if three:
+        one = of_three(three, "the analogy")
+    elif more["positive"] or more["negative"]:
+        one = _Query(more, more["positive"] + more["negative"])
+    return _answer(args, "analogy", one, lambda line: of_three(line.split(), f"the line {quoted(line)}"), search)
 
 
-def _search(
+def _answer(
     args: argparse.Namespace,
     command: str,
-    words: dict[str, str],
-    search: Callable[[Embeddings], list[tuple[str, float]]],
+    one: _Query | None,
+    query_of: Callable[[str], _Query],
+    search: _Search,
 ) -> int:
+    """Answer the question of the arguments, or one for each line of standard input."""
     if args.k < 1:
         raise UsageError(f"-k is {args.k}, expected 1 or more")
+    missing = False
+    documents = []
     with wm.open(args.file) as file:
-        embeddings = file.embeddings
-        if embeddings is None:
-            raise no_embeddings(args.file)
-        missing = [word for word in dict.fromkeys(words.values()) if embeddings.get(word) is None]
-        found = [] if missing else search(embeddings)
+        embeddings = _embeddings(file, args.file)
+        for query in map(query_of, _lines()) if one is None else [one]:
+            lacking = [word for word in dict.fromkeys(query.words) if embeddings.get(word) is None]
+            found = [] if lacking else search(embeddings, query.named)
+            if args.json:
+                results = [{"word": word, "similarity": similarity} for word, similarity in found]
+                documents.append({**query.named, "results": None if lacking else results})
+            else:
+                # Lines of several questions begin with their question.
+                asked = "" if one is not None else f"{show.clean(' '.join(query.named.values()))} "
+                for word, similarity in found:
+                    show.emit(f"{asked}{show.clean(word)} {similarity:.6f}")
+            missing |= _told_missing(lacking)
     if args.json:
-        results = [{"word": word, "similarity": similarity} for word, similarity in found]
-        show.emit_json({"command": command, "path": args.file, **words, "results": None if missing else results})
-    else:
-        for word, similarity in found:
-            show.emit(f"{show.clean(word)} {similarity:.6f}")
-    for word in missing:
-        show.complain(f"no embedding for {show.clean(quoted(word))}")
+        answers = {"queries": documents} if one is None else documents[0]
+        show.emit_json({"command": command, "path": args.file, **answers})
     return DIFFERENT if missing else OK
+
+
+def _embeddings(file: wm.TensorFile, path: str) -> Embeddings:
+    embeddings = file.embeddings
+    if embeddings is None:
+        raise no_embeddings(path)
+    return embeddings
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines of standard input that are not empty; what was printed is sent before each is read."""
+    if sys.stdin is None:
+        raise UsageError("no words were given, and standard input is closed")
+    for line in getattr(sys.stdin, "buffer", sys.stdin):
+        text = line.decode("utf-8", "surrogateescape") if isinstance(line, bytes) else line
+        if word := text.rstrip("\r\n"):
+            yield word
+            sys.stdout.flush()
+
+
+def _told_missing(words: list[str]) -> bool:
+    for word in words:
+        show.complain(f"no embedding for {show.clean(quoted(word))}")
+    return bool(words)

@@ -14,7 +14,7 @@ from weightmap.errors import FormatError, counted, quoted
 from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +28,16 @@ _FLOAT32 = np.dtype(np.float32)
 _WORDS = 4096
 # Longest vectors of a matrix without rows, which takes no bytes: nothing else bounds their length.
 _LONGEST_OF_NONE = 1 << 16
+# Elements of a quantised matrix that `items` decodes at once.
+_DECODED = 1 << 18
+
+
+def _words_in(name: str, words: Iterable[str]) -> list[str]:
+    """Return words as a list; raises TypeError for a single one, whose letters would count as words."""
+    if isinstance(words, str):
+        msg = f"{name} is a str, expected an iterable of them"
+        raise TypeError(msg)
+    return list(words)
 
 
 class _File(Protocol):
@@ -65,7 +75,8 @@ class Embeddings:
     the sum of the squares in double precision, rounded to float32. A sum of zeros stays one.
 
     ``word in e`` is true only for words in the vocabulary, as in finalfusion; ``e.get(word)`` tells whether a word has
-    a vector.
+    a vector. ``len(e)`` counts the words of the vocabulary, iteration yields them in its order, and `items` yields them
+    with their vectors.
 
     Examples
     --------
@@ -137,6 +148,19 @@ class Embeddings:
         """Length of a vector."""
         return int(self._matrix.shape[1])
 
+    def __len__(self) -> int:
+        return len(self._vocab)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._vocab)
+
+    def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield each word of the vocabulary and its vector: a view of the matrix, or decoded some rows at a time."""
+        step = max(1, _DECODED // max(1, self.dims))
+        for start in range(0, len(self._vocab), step):
+            rows = self._matrix[start : min(start + step, len(self._vocab))]
+            yield from zip(self._vocab[start : start + len(rows)], rows, strict=True)
+
     def __contains__(self, word: object) -> bool:
         return word in self._vocab
 
@@ -163,21 +187,24 @@ class Embeddings:
         summed = self._summed(word)
         return default if summed is None else summed[0]
 
-    def embedding(self, word: str, *, out: NDArray[Any] | None = None) -> NDArray[Any] | None:
-        """Return the vector of `word`, or None if it has none.
+    def embedding(self, word: str, *, out: NDArray[Any] | None = None, default: Any = None) -> Any:
+        """Return the vector of `word`, or `default` if it has none.
 
         Parameters
         ----------
         word : str
         out : ndarray, shape (d,), optional
-            Filled and returned; unchanged if there is no vector.
+            Filled with the vector, or with `default`, and returned. Unchanged if there is neither; the result is None
+            then.
+        default : array_like, optional
+            What stands for a vector that is missing.
 
         Raises
         ------
         TypeError, ValueError
             When `out` is not an array, or the vector cannot be assigned to it.
         """
-        vector = self.get(word)
+        vector = self.get(word, default)
         if vector is None or out is None:
             return vector
         kernels.given_array(out)[...] = vector
@@ -258,7 +285,9 @@ class Embeddings:
                 found[places] = bounds[1:] > bounds[:-1]
         return out, found
 
-    def most_similar(self, query: str | NDArray[Any] | Sequence[float], k: int = 10) -> list[tuple[str, float]]:
+    def most_similar(
+        self, query: str | NDArray[Any] | Sequence[float], k: int = 10, *, skip: Iterable[str] = ()
+    ) -> list[tuple[str, float]]:
         """Return the words whose vectors have the largest cosine with a vector, or with that of a word.
 
         The search is exact and walks the whole matrix in blocks, in flat memory. The first one computes and keeps the
@@ -270,6 +299,8 @@ class Embeddings:
             A vector, or a word; the result leaves out the word itself.
         k : int
             At most this many words.
+        skip : iterable of str
+            Words that the result leaves out.
 
         Returns
         -------
@@ -284,24 +315,58 @@ class Embeddings:
             When the vector has another shape, or an element that is NaN or infinite; `FormatError` if it is that of a
             word.
         """
-        skip: set[int] = set()
+        left_out = self._known(*_words_in("skip", skip))
         if isinstance(query, str):
-            skip = self._known(query)
+            left_out |= self._known(query)
             direction = self._direction(query)
         else:
             vector = np.asarray(query)
             if vector.shape != (self.dims,):
                 raise ValueError(f"a vector of shape {vector.shape}, expected ({self.dims},)")
             direction = unit(vector)
-        return self._nearest(direction, k, skip)
+        return self._nearest(direction, k, left_out)
 
-    def analogy(self, a: str, b: str, c: str, k: int = 10) -> list[tuple[str, float]]:
+    def analogy(
+        self,
+        a: str | None = None,
+        b: str | None = None,
+        c: str | None = None,
+        k: int = 10,
+        *,
+        positive: Iterable[str] = (),
+        negative: Iterable[str] = (),
+        skip: Iterable[str] = (),
+    ) -> list[tuple[str, float]]:
         """Return the words that are to `c` as `b` is to `a`: nearest to b - a + c, all three as unit vectors.
 
-        The result leaves out `a`, `b` and `c`; otherwise it and the errors are those of `most_similar`.
+        Parameters
+        ----------
+        a, b, c : str, optional
+            All three or none.
+        k : int
+            At most this many words.
+        positive, negative : iterable of str
+            Further words, whose unit vectors are added and subtracted, as `most_similar` of gensim does:
+            ``analogy("man", "king", "woman")`` is ``analogy(positive=["king", "woman"], negative=["man"])``.
+        skip : iterable of str
+            Words that the result leaves out, beside those asked about.
+
+        Returns
+        -------
+        list of (str, float)
+            As that of `most_similar`, whose errors it shares.
         """
-        first, second, third = map(self._direction, (a, b, c))
-        return self._nearest(unit(second - first + third), k, self._known(a, b, c))
+        three = [word for word in (a, b, c) if word is not None]
+        plus, minus = _words_in("positive", positive), _words_in("negative", negative)
+        if len(three) == 3:
+            plus, minus = [three[1], three[2], *plus], [three[0], *minus]
+        elif three or not (plus or minus):
+            raise TypeError("analogy takes three words, or positive and negative ones")
+        query = np.zeros(self.dims, np.float32)
+        for words, sign in ((minus, -1), (plus, 1)):
+            for word in words:
+                query += sign * self._direction(word)
+        return self._nearest(unit(query), k, self._known(*plus, *minus, *_words_in("skip", skip)))
 
     def _direction(self, word: str) -> NDArray[np.float32]:
         """Return the vector of a word as a unit vector."""

@@ -5,7 +5,7 @@
 >>> wm.save("model.safetensors", {"layer.0.w": np.eye(64, dtype=np.float32)})
 >>> write_report("model.html", "model.safetensors")
 
-Needs the package vl-convert-python: ``pip install 'weightmap[report]'``.
+Needs the package vl-convert-python, which the extra ``[report]`` names.
 """
 
 from __future__ import annotations

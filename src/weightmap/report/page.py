@@ -196,7 +196,7 @@ def _library() -> str:
     try:
         converter = import_module("vl_convert")
     except ImportError:
-        msg = "reports need the package vl-convert-python, which has Vega-Lite: pip install 'weightmap[report]'"
+        msg = "reports need Vega-Lite, the extra [report]: pip install vl-convert-python, or '.[report]' in a checkout"
         raise MissingDependencyError(msg) from None
     bundle: str = converter.javascript_bundle()
     # What would end a script element within it can only stand in its texts.

@@ -70,7 +70,7 @@ def write_report(
     Raises
     ------
     MissingDependencyError
-        Without the package vl-convert-python: ``pip install 'weightmap[report]'``.
+        Without the package vl-convert-python, which the extra ``[report]`` names.
     """
     with contextlib.ExitStack() as stack:
         files = [
