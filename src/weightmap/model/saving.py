@@ -11,10 +11,12 @@ from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import Format, Request, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan
 from weightmap.model.payload import from_arrays
+from weightmap.model.splitting import bytes_of_size, named_by, write_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from weightmap.formats import Payload
     from weightmap.io.sink import Plan
 
 __all__ = ["aligned_to", "save"]
@@ -122,6 +124,7 @@ def save(
     progress: Callable[[int, int], None] | None = None,
     durable: bool = True,
     align: int | None = None,
+    max_shard_size: int | str | None = None,
 ) -> None:
     """Write tensors to a file, atomically: a reader finds the whole new file, or the old one.
 
@@ -158,6 +161,12 @@ def save(
         Flush to the disk before the file takes its place. False is faster, for files that can be made again.
     align : int, optional
         Let tensors begin at multiples of this power of two in the file, as for `convert`.
+    max_shard_size : int or str, optional
+        Write files with up to so many bytes of tensors each, such as ``"5GB"`` or ``"4GiB"``: for ``m.safetensors``
+        the shards ``m-00001-of-00003.safetensors`` ... and, last, ``m.safetensors.index.json``, which `open` takes, as
+        does transformers. A tensor that is larger gets a file for itself; a model that fits into one is written as
+        without this. `path` may also be a directory, with `format`, or an index. Each shard has the metadata, the
+        first also vocabulary, configuration and tokenizer.
 
     Raises
     ------
@@ -167,6 +176,8 @@ def save(
         When new metadata of a finalfusion file need the package tomli_w (``pip install tomli-w``).
     OSError
         As the system reports it; the old file is intact and no temporary file remains.
+    TargetError
+        When a sharded model is there already, or another run is writing it.
     TypeError
         When `tensors` or `metadata` is not a mapping.
 
@@ -182,13 +193,20 @@ def save(
         if not hasattr(given, "items"):
             msg = f"{what} must be a mapping, not {type(given).__name__}"
             raise TypeError(msg)
+    most = None if max_shard_size is None else bytes_of_size(max_shard_size)
     try:
-        found = choose(name, format, layout)
+        found = choose(name if most is None else named_by(name), format, layout)
         payloads = from_arrays(tensors)
         chosen = choose_layout(found, layout, metadata)
     except TensorFileError as error:
         raise error.located(path=name) from None
-    request = Request(
-        payloads, chosen, metadata, vocab, special_ids, config, tokenizer, checksums=checksums, align=boundary
-    )
-    write_plan(name, plan_request(name, found, request), progress=progress, durable=durable)
+
+    def plan(path: str, some: Sequence[Payload], number: int) -> Plan:
+        beside = () if number else (vocab, special_ids, config, tokenizer)
+        request = Request(some, chosen, metadata, *beside, checksums=checksums, align=boundary)
+        return plan_request(path, found, request)
+
+    if most is None:
+        write_plan(name, plan(name, payloads, 0), progress=progress, durable=durable)
+    else:
+        write_split(name, found, payloads, most, plan, progress=progress, durable=durable)

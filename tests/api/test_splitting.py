@@ -1,0 +1,101 @@
+"""Models in files of bounded size: `max_shard_size=`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import weightmap as wm
+from weightmap.model.splitting import bytes_of_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TENSORS = {f"l.{i}.w": np.full((8, 8), i, np.float32) for i in range(7)}  # 256 bytes each
+
+
+def listed(folder: Path) -> list[str]:
+    """Return the names of the files in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".bt", ".amb", ".gguf"])
+def test_shards_have_at_most_so_many_bytes_of_tensors(tmp_path: Path, suffix: str) -> None:
+    """Numbered shards in the order of the tensors, and the index that makes them one model with the same values."""
+    wm.save(tmp_path / f"m{suffix}", TENSORS, max_shard_size=600)
+    names = [f"m-0000{i}-of-00004{suffix}" for i in range(1, 5)]
+    assert listed(tmp_path) == sorted([*names, f"m{suffix}.index.json"])
+    with wm.open(tmp_path) as f:
+        assert {name: array.tolist() for name, array in f.items()} == {n: t.tolist() for n, t in TENSORS.items()}
+        assert [len(shard) for shard in f.shards.values()] == [2, 2, 2, 1]
+    index = json.loads((tmp_path / f"m{suffix}.index.json").read_text())
+    assert index["metadata"]["total_size"] == 7 * 256
+    assert index["weight_map"]["l.2.w"] == names[1]
+
+
+def test_a_larger_tensor_gets_a_file_for_itself(tmp_path: Path) -> None:
+    """One beyond the bound stands alone; those around it share files among themselves."""
+    tensors = {"a": np.zeros(10), "b": np.zeros(10), "big": np.zeros(1000), "c": np.zeros(10), "d": np.zeros(10)}
+    wm.save(tmp_path / "m.safetensors", tensors, max_shard_size=160)
+    with wm.open(tmp_path) as f:
+        assert [set(shard) for shard in f.shards.values()] == [{"a", "b"}, {"big"}, {"c", "d"}]
+
+
+def test_a_model_that_fits_is_one_file(tmp_path: Path) -> None:
+    """Without need no index is written, and the file is that of a plain `save`; an index or directory gets a shard."""
+    wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size="1MB")
+    wm.save(tmp_path / "n.safetensors", TENSORS)
+    assert listed(tmp_path) == ["m.safetensors", "n.safetensors"]
+    assert (tmp_path / "m.safetensors").read_bytes() == (tmp_path / "n.safetensors").read_bytes()
+    wm.save(tmp_path / "i.amb.index.json", TENSORS, max_shard_size="1MB")
+    assert (tmp_path / "i-00001-of-00001.amb").exists()
+    wm.save(f"{tmp_path}/new/", TENSORS, format="gguf", max_shard_size="1MB")
+    assert listed(tmp_path / "new") == ["model-00001-of-00001.gguf", "model.gguf.index.json"]
+
+
+def test_each_shard_has_the_metadata_and_the_first_the_vocabulary(tmp_path: Path) -> None:
+    """The model has both."""
+    wm.save(tmp_path / "m.weights", TENSORS, max_shard_size=600, metadata={"model_name": "tiny"}, vocab=["a", "b"])
+    with wm.open(tmp_path) as f:
+        assert f.metadata["model_name"] == "tiny"
+        assert f.vocab is not None
+        assert list(f.vocab) == ["a", "b"]
+        assert [shard.vocab is not None for shard in f.shards.values()] == [True, False, False, False]
+
+
+def test_nothing_is_written_where_it_cannot_be(tmp_path: Path) -> None:
+    """A model that is there stays; what a format cannot express is refused before a file is there."""
+    wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size=600)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(wm.TargetError):
+        wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size=300)
+    with pytest.raises(wm.EncodeError):
+        wm.save(tmp_path / "m.fifu", TENSORS, max_shard_size=300)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_progress_covers_all_files(tmp_path: Path) -> None:
+    """It never goes back, and ends at the total."""
+    told: list[tuple[int, int]] = []
+    wm.save(tmp_path / "m.amb", TENSORS, max_shard_size=600, progress=lambda *step: told.append(step))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] == told[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"), [(7, 7), ("7", 7), ("5GB", 5 * 10**9), ("5gb", 5 * 10**9), ("1.5 GiB", 3 << 29), ("2kib", 2048)]
+)
+def test_sizes(size: int | str, nbytes: int) -> None:
+    """Numbers, and texts as transformers takes them."""
+    assert bytes_of_size(size) == nbytes
+
+
+@pytest.mark.parametrize("size", [0, -1, "", "0MB", "5XB", "-1", "GB", "1e400GB", "nan"])
+def test_sizes_that_are_none(tmp_path: Path, size: int | str) -> None:
+    """Anything else is a ValueError, and nothing is written."""
+    with pytest.raises(ValueError, match="max_shard_size is"):
+        wm.save(tmp_path / "m.amb", TENSORS, max_shard_size=size)
+    assert not listed(tmp_path)
