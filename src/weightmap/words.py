@@ -9,6 +9,7 @@ textdims   a line ``rows dims``, then a line for each word: the word and `dims` 
            between (word2vec's text output, fastText's ``.vec``)
 text       the same without the first line (GloVe)
 fasttext   a model of fastText, ``.bin``, version 12, dense
+gensim     ``KeyedVectors.save`` of gensim 4, ``.kv``, and its arrays beside it; only read
 ========== ===========================================================================================
 
 The names are finalfusion's. `weightmap.open` does not read these files, but says which of them a file is: none has an
