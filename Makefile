@@ -8,7 +8,7 @@ BENCHMARKS := benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz fuzz-guided lint format clients-test vllm-test distributed-test bench bench-ggml ggml-test report quantisation-table wheel clean
+.PHONY: help demo test fuzz fuzz-guided lint format clients-test vllm-test distributed-test browser-test gensim-test bench bench-ggml ggml-test report quantisation-table wheel clean
 
 help:
 	@echo "make demo    convert all-MiniLM-L6-v2, open it by mapping, embed a few sentences"
@@ -31,6 +31,7 @@ help:
 	@echo "make finalfusion-test  what is written is read by finalfusion-python, in an environment of its own"
 	@echo "make ggml-test  values and errors of ggml's blocks beside those of ggml's own C (see bench-ggml)"
 	@echo "make clients-test   transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB"
+	@echo "make gensim-test    gensim's files and answers beside ours: an environment of its own"
 	@echo "make browser-test   the pages of weightmap report in a headless Chromium, which the system has"
 	@echo "make vllm-test  vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU"
 	@echo "make distributed-test  torch.distributed, jax and MPI ranks on one model, in an environment of 1.5 GB"
@@ -123,7 +124,7 @@ wheel: $(VENV)/.extra-test
 	@ls dist
 
 clean:
-	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-vllm .venv-distributed build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
+	@rm -rf $(VENV) $(OTHER) .venv-clients .venv-vllm .venv-gensim .venv-distributed build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
@@ -219,6 +220,17 @@ $(DISTRIBUTED)/.installed: requirements/distributed.txt
 distributed-test: $(MODULE) $(DISTRIBUTED)/.installed
 	@WEIGHTMAP_DISTRIBUTED=1 PYTHONPATH=$(CURDIR)/src $(DISTRIBUTED)/bin/python -m pytest -p no:cacheprovider -rs \
 	    $(DISTRIBUTED_TESTS)
+
+# gensim as an oracle for its files and for analogies, in an environment of its own.
+GENSIM := .venv-gensim
+$(GENSIM)/.installed: requirements/gensim.txt
+	@echo "Installing gensim in $(GENSIM)"
+	@test -x $(GENSIM)/bin/python || $(PYTHON) -m venv $(GENSIM)
+	@$(GENSIM)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+gensim-test: $(MODULE) $(GENSIM)/.installed
+	@PYTHONPATH=$(CURDIR)/src $(GENSIM)/bin/python -m pytest -p no:cacheprovider -k gensim tests/words
 
 # The browser and its driver come from the system: apt install chromium chromium-driver.
 $(VENV)/.browser: requirements/browser.txt $(BASE)
