@@ -141,14 +141,14 @@ def chunks() -> Iterator[Case]:
         ("F4", "two storages", [VOCAB, STORAGE, STORAGE], 2, None),
         ("F22", "norms before the storage", [VOCAB, NORMS, STORAGE], 1, None),
         ("F4", "norms twice", [VOCAB, STORAGE, NORMS, NORMS], 3, None),
-        ("F22", "no vocabulary", [STORAGE], 0, "before any vocabulary"),
+        ("F22", "no vocabulary", [STORAGE, NORMS], 0, "before any vocabulary"),
     ):
         at = start_of(where, number) - 12
         yield case(row, name, built(where), "LayoutError", "chunk_id", at, odd=lax)
-    data = built([VOCAB])
+    data = ff.build([VOCAB], [ff.SIMPLE, ff.MATRIX])
     yield case("F22", "no storage", data, "TruncatedError", "chunk", len(data), odd="without a storage")
-    data = built([TEXT])
-    yield case("F22", "metadata alone", data, "TruncatedError", "chunk", len(data), odd="without a vocabulary")
+    data = ff.build([TEXT], [ff.METADATA, ff.SIMPLE])
+    yield case("F22", "metadata, and no more", data, "TruncatedError", "chunk", len(data), odd="without a vocabulary")
     data = built([TEXT, VOCAB, STORAGE])[:40]
     yield case("F5", "metadata past the end", data, "TruncatedError", "chunk_len", 28)
     data = built([ff.metadata("", length=U64), VOCAB, STORAGE])

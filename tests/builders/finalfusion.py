@@ -180,7 +180,7 @@ def example(
     cut = frozenset({len(before)} if chunks[-1].id == NORMS and len(chunks) > 1 else ())
     words = None if vocab is None else tuple(vocab)
     # The specification lets a reader accept a file without a matrix; nothing asks a writer to make one.
-    written = "embeddings" in tensors
+    written = "embeddings" in tensors and vocab is not None
     return Example(name, FORMAT, SUFFIX, data, tensors, text or {}, words, layout=layout, prefixes=cut, written=written)
 
 
@@ -238,6 +238,9 @@ def examples() -> list[Example]:
         example("wrong-list", [simple(WORDS), matrix(plain), norms(sizes)], both, listed=[2, 1]),
         example("no-list", [simple(WORDS), matrix(plain)], {"embeddings": plain}, listed=[]),
         example("norms-alone", [norms(sizes)], {"norms": sizes}, None),
+        example("words-alone", [hashed(BUCKET, WORDS, 3, 6, 3)], {}),
+        example("matrix-alone", [matrix(plain)], {"embeddings": plain}, None),
+        example("metadata-alone", [metadata(TOML)], {}, None, text=PARSED),
     ]
 
 

@@ -136,7 +136,9 @@ def _add_writers(command: _Command) -> None:
     sub = command(
         "convert", commands.convert, "write a file in another format or layout", "DST is replaced in one step."
     )
-    sub.add_argument("src", metavar="SRC", help="a tensor file, a model directory, or word2vec, GloVe, fastText or gensim")
+    sub.add_argument(
+        "src", metavar="SRC", help="a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
+    )
     sub.add_argument("dst", metavar="DST", help="the file to write; its suffix decides the format")
     sub.add_argument("--format", help="the format to write, whatever the suffix of DST")
     sub.add_argument("--layout", help="a layout of that format other than its usual one")

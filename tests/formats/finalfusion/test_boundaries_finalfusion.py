@@ -50,6 +50,18 @@ def test_chunks_that_the_header_may_list(count):
     assert count <= 3 or (error.actual, error.expected) == (count, "at most 3, given the size of the file")
 
 
+@pytest.mark.parametrize("part", [ff.simple(WORDS), matrix(N), ff.metadata("a = 1")], ids=lambda part: str(part.id))
+def test_a_single_chunk_is_a_file(part):
+    """Of any kind, where the header lists it and no other; else the file is one that was cut off."""
+    data = ff.build([part])
+    assert error_of(data) is None
+    assert warnings_of(data) == ()
+    for listed in ([], [part.id, 6], [part.id + 1], [part.id] * 65):
+        error = error_of(ff.build([part], listed))
+        assert type(error) in {wm.LayoutError, wm.TruncatedError}
+        assert error.field in {"chunk_id", "chunk"}
+
+
 @pytest.mark.parametrize("count", [63, 64, 65])
 def test_a_list_of_chunks_that_is_one(count):
     """Up to 64 listed chunks that are missing are reported; a longer list is ignored."""
@@ -106,7 +118,7 @@ def test_stepping_over_an_unknown_chunk(difference):
 @pytest.mark.parametrize("difference", [-1, 0, 1])
 def test_metadata_ends_with_the_file(difference):
     """The metadata may take what is left of the file, and not a byte more."""
-    data = ff.build([ff.metadata("a = 1", length=5 + difference)])
+    data = ff.build([ff.metadata("a = 1", length=5 + difference)], [ff.METADATA, ff.SIMPLE])
     error = refused(data)
     assert (error.field == "chunk_len") == (difference > 0)
 
@@ -170,11 +182,11 @@ def test_ngrams_that_there_is_room_for():
     part, _ = vocabulary("explicit")
     left = len(part.fields) - 24
     for m in around(left // 12):
-        error = refused(ff.build([vocabulary("explicit", m=m)[0]]))
+        error = refused(ff.build([vocabulary("explicit", m=m)[0]], []))
         assert (error.field == "n_ngrams") == (m > left // 12)
     left = len(ff.strings(text for text, _ in PAIRS[:3]))
     for m in around(left // 4):
-        error = refused(ff.build([vocabulary("explicit-spec", m=m)[0]]))
+        error = refused(ff.build([vocabulary("explicit-spec", m=m)[0]], []))
         assert (error.field == "n_ngrams") == (m > left // 4)
 
 

@@ -47,7 +47,9 @@ Ours
 * For repeated words or n-grams, the first look-up and `verify` raise `LayoutError`. Indices of n-grams must cover every
   row that the matrix has for n-grams, which their first use checks. `verify` warns of indices that are not numbered by
   first appearance, because one reader numbers them so; they are written so, by sorting the n-grams.
-* A file of norms alone, as finalfusion-python writes them, has one tensor "norms" and no vocabulary.
+* A file may have a single chunk of any kind, as each part of finalfusion-python writes itself, where its header lists
+  no other: a vocabulary without tensors, a storage or norms without words, metadata. (Norms may be alone whatever the
+  header lists.) Such files are read; `save` writes whole ones.
 * ``strict=False`` tolerates, with warnings, trailing bytes, chunks of unknown ids, missing chunks, padding that is not
   zero, and repeated strings.
 * Metadata is parsed at the first use, and keeps its text to the byte when it is written again unchanged. Nesting deeper

@@ -57,6 +57,7 @@ class _Walk:
         self._vocab: VocabChunk | None = None
         self._storage: Block | None = None
         self._norms: Block | None = None
+        self._listed: tuple[int, ...] | None = None
 
     def _take(self, offset: int, count: int) -> bytes:
         """Return `count` bytes, or fewer at the end of the file."""
@@ -64,7 +65,7 @@ class _Walk:
 
     def run(self) -> Chunks:
         """Walk from the header to the end of the file."""
-        listed, position = self._header()
+        self._listed, position = self._header()
         stage = -1
         found: list[int] = []
         while position < self._size:
@@ -84,8 +85,8 @@ class _Walk:
             stage = STAGES[id_]
             found.append(id_)
             position = self._chunk(id_, length, position, raw[CHUNK.size :])
-        self._check_complete()
-        return Chunks(listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms)
+        self._check_complete(found)
+        return Chunks(self._listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms)
 
     def _header(self) -> tuple[tuple[int, ...] | None, int]:
         """Check the header; return the ids that it lists, and the offset of the first chunk."""
@@ -140,7 +141,7 @@ class _Walk:
             msg = f"the {title} chunk {second if repeated else late}"
             raise LayoutError(msg, field="chunk_id", offset=position)
         missing = [STAGE_TITLES[k] for k, part in ((1, self._vocab), (2, self._storage)) if k < mine and part is None]
-        alone = id_ == NORMS and stage == -1  # as finalfusion-python writes norms
+        alone = stage == -1 and (id_ == NORMS or self._listed == (id_,))
         if missing and not alone:
             error = LayoutError(f"the {title} chunk comes before any {missing[0]}", field="chunk_id", offset=position)
             self._options.tolerate(error, self._warnings)
@@ -232,8 +233,10 @@ class _Walk:
             at = storage.chunk + CHUNK.size + (0 if storage.product is None else 20)
             raise LayoutError("number of rows", field="rows", offset=at, actual=rows, expected=expected)
 
-    def _check_complete(self) -> None:
-        """Refuse a file without a vocabulary or a storage, unless it has only norms."""
+    def _check_complete(self, found: list[int]) -> None:
+        """Refuse a file without a vocabulary or a storage, unless it has one chunk and its header lists no other."""
+        if [*(self._listed or ())] == found and len(found) == 1:
+            return
         if self._norms is not None and self._storage is None and self._vocab is None:
             return
         parts = (("vocabulary", self._vocab), ("storage", self._storage))
