@@ -37,9 +37,9 @@ HOSTILE = [
 
 # Those that a page is made of.
 _STRUCTURE = (
-    "html head meta title link style script body a header h1 h2 h3 nav ul li main section p dl dt dd div span code"
+    "html head meta title link style script body a header h1 h2 h3 nav ul li main section p dl dt dd div span wbr"
 )
-_TABLES = "table caption thead tbody tr th td button label input select option output details summary meter"
+_TABLES = "table caption thead tbody tr th td button label input select option output details summary meter code"
 ELEMENTS = frozenset(f"{_STRUCTURE} {_TABLES}".split())
 
 
@@ -68,7 +68,7 @@ class Page(html.parser.HTMLParser):
             list(self.tables.values())[-1][-1].append("")
         if tag == "script":
             self.scripts.append("")
-        if tag not in {"meta", "link", "input", "br"}:
+        if tag not in {"meta", "link", "input", "br", "wbr"}:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

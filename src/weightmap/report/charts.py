@@ -214,7 +214,7 @@ def heat(data: str, title: str, measures: dict[str, str], layers: int, *, zero: 
         transform=[{"calculate": "datum[measure]", "as": "shown"}],
         mark={"type": "rect"},
         encoding={
-            "x": {"field": "slot", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 130}},
+            "x": {"field": "slot", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 220}},
             "y": {"field": "layer", "type": "nominal", "title": "layer", "sort": None, "axis": {"labelOverlap": True}},
             "color": {
                 "field": "shown",

@@ -18,7 +18,7 @@ from weightmap.errors import MissingDependencyError, escape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Cell", "amount", "document", "figure", "number", "pairs", "short", "table", "text"]
+__all__ = ["Cell", "amount", "document", "figure", "named", "number", "pairs", "short", "table", "text"]
 
 # Characters of a name that are shown.
 _LONGEST = 200
@@ -41,6 +41,11 @@ def short(item: object) -> str:
 def text(item: object) -> str:
     """Return a text of a file as HTML."""
     return html.escape(short(item))
+
+
+def named(name: str) -> str:
+    """Return the name of a tensor as HTML that may break behind its dots and underscores, and only there if it can."""
+    return html.escape(short(name)).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def amount(nbytes: float) -> str:

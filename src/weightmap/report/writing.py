@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from weightmap.model.opening import open_privately
 from weightmap.model.parts import name_of
 from weightmap.report import charts
 from weightmap.report.comparing import comparison
-from weightmap.report.page import Cell, amount, document, figure, number, pairs, short, spark, table, text
+from weightmap.report.page import Cell, amount, document, figure, named, number, pairs, short, spark, table, text
 from weightmap.report.sampling import SCHEMES
 from weightmap.report.survey import alignment, survey
 
@@ -107,7 +108,7 @@ def _one(name: str, found: Survey) -> bytes:
         for one in drawable
         if one.numbers is not None
     ]
-    return document(f"{name}", sections, specs, {"sets": sets, "tensors": chosen, "first": first})
+    return document(os.path.basename(name) or name, sections, specs, {"sets": sets, "tensors": chosen, "first": first})
 
 
 def _has_bins(tensor: Tensor) -> bool:
@@ -266,7 +267,7 @@ def _places(found: Survey) -> str:
         share = None if tensor.resident is None or not info.nbytes else tensor.resident / info.nbytes
         rows.append(
             [
-                Cell(text(info.name)),
+                Cell(named(info.name)),
                 Cell(text(info.dtype)),
                 number(info.offset, ",d"),
                 number(info.nbytes, ",d"),
@@ -288,7 +289,7 @@ def _values(
     for tensor in found.tensors:
         info, numbers = tensor.info, tensor.numbers
         at = place.get(id(tensor))
-        name = text(info.name)
+        name = named(info.name)
         if at is not None:
             name = f'<button type="button" data-tensor="{at}">{name}</button>'
         row = [Cell(name), Cell(text(info.dtype)), Cell(text(list(info.shape)))]
@@ -405,7 +406,7 @@ def _quantising(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[
         content += "<h3>By layer</h3>" + figure("cost-heat", specs["cost-heat"], "each")
     rows = [
         [
-            Cell(text(tensor.info.name)),
+            Cell(named(tensor.info.name)),
             Cell(text(tensor.info.dtype)),
             *(number(tensor.costs[scheme].relative if scheme in tensor.costs else None, ".3%") for scheme in schemes),
         ]
@@ -430,7 +431,7 @@ def _two(names: Sequence[str], sizes: Sequence[int], found: Comparison) -> bytes
     ]
     sections = [("summary", "What is compared", pairs(rows)), _differences(found.pairs, specs, sets)]
     sections.append(("only", "Only in one", _alone(found)))
-    title = f"{names[0]} beside {names[1]}"
+    title = " beside ".join(map(os.path.basename, names))
     return document(title, sections, specs, {"sets": sets, "tensors": [], "first": 0})
 
 
@@ -459,7 +460,7 @@ def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, l
         content = figure("heat", specs["heat"], "differences-of")
     rows = [
         [
-            Cell(text(pair.name)),
+            Cell(named(pair.name)),
             Cell(text(pair.a)),
             Cell(text(pair.b if pair.b != pair.a else "the same")),
             *(number(value) for value in (pair.largest, pair.rms, pair.relative)),
@@ -476,8 +477,8 @@ def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, l
 
 
 def _alone(found: Comparison) -> str:
-    rows = [[Cell(text(name)), Cell("A")] for name in found.only_in_a]
-    rows += [[Cell(text(name)), Cell("B")] for name in found.only_in_b]
+    rows = [[Cell(named(name)), Cell("A")] for name in found.only_in_a]
+    rows += [[Cell(named(name)), Cell("B")] for name in found.only_in_b]
     if not rows:
         return "<p>Both have the same tensors.</p>"
     return table("alone", "Tensors of one model only", [("tensor", False), ("in", False)], rows, kinds="AB")
