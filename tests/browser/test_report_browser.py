@@ -151,11 +151,11 @@ def test_types_and_histograms_are_chosen(browser: Any, made: dict[str, Path]) ->
     """
     browser.execute_script(script)
     assert names(browser, "places") == ["half"]
-    button = browser.find_element("xpath", "//table[@id='values']//button[text()='layer.1.b']")
+    button = browser.find_element("xpath", "//table[@id='values']//button[.='layer.1.b']")
     browser.execute_script("arguments[0].click()", button)
     title = until(lambda: browser.find_element("id", "histogram-of").text)
     assert title == "layer.1.b"
-    hostile = browser.find_element("xpath", "//table[@id='values']//button[contains(text(), '<script>')]")
+    hostile = browser.find_element("xpath", "//table[@id='values']//button[contains(., '<script>')]")
     browser.execute_script("arguments[0].click()", hostile)
     assert browser.find_element("id", "histogram-of").text.startswith("<script>")
     assert browser.title != "taken"
