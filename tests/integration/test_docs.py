@@ -77,6 +77,14 @@ def test_the_example_of_reports_runs(tmp_path, monkeypatch):
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
 
 
+def test_the_example_of_words_runs(tmp_path, monkeypatch, capsys):
+    """The Python of docs/words.md runs."""
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "words.md").read_text("utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "words.md", "exec"), {})
+    assert capsys.readouterr().out == "3 ['a', 'b', 'c'] [0. 1. 0.]\n"
+
+
 def test_the_examples_of_serving_run(tmp_path, monkeypatch, capsys):
     """The Python of docs/serving.md runs, one block after another; its commands exist, and end well."""
     text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
