@@ -185,12 +185,22 @@ def serving(model, surroundings, log):
         yield process, f"http://127.0.0.1:{port}"
 
 
+def test_loading_ends_with_our_error_on_a_damaged_shard(damaged, surroundings, tmp_path):
+    """The log names the file and the defect; nothing hangs."""
+    arguments = [CHILD, "load", damaged, '{"load_format": "weightmap"}', tmp_path / "result.json"]
+    with running(arguments, surroundings, tmp_path / "log") as process:
+        status, log = ended(process, tmp_path / "log")
+    assert status != 0
+    assert "TruncatedError" in log, log[-4000:]
+    assert "model-00002-of-00003.safetensors" in log
+
+
 def test_the_server_ends_with_our_error_on_a_damaged_shard(damaged, surroundings, tmp_path):
     """The log names the file and the defect; nothing hangs."""
     with serving(damaged, surroundings, tmp_path / "log") as (process, _):
         status, log = ended(process, tmp_path / "log")
     assert status != 0
-    assert "TruncatedError" in log
+    assert "TruncatedError" in log, log[-4000:]
     assert "model-00002-of-00003.safetensors" in log
 
 
