@@ -1,7 +1,9 @@
 """Who may import whom: the plan of the package, held by reading its sources."""
 
 import ast
+import functools
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -59,8 +61,9 @@ def resolve(name):
     return name
 
 
+@functools.cache
 def imports(module):
-    """Return the modules of this package that `module` imports: at its top, in functions, and for type checkers."""
+    """Modules of this package that `module` imports: at its top, in functions, for type checkers, or by a string."""
     path = MODULES[module]
     package = ["weightmap", *filter(None, module.split("."))]
     if path.stem != "__init__":
@@ -73,11 +76,29 @@ def imports(module):
             above = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
             names = [f"{base}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and name_of(node.func) in {"import_module", "later"}:
+            names = spelt(node.args[0])
         else:
             continue
         # `from weightmap import x` means the module x where there is one, and the package where there is none.
         found |= {resolve(name.partition(".")[2]) for name in names if name.split(".")[0] == "weightmap"}
     return found - {module}
+
+
+def name_of(function):
+    """Name of a function that is called, without what stands before a dot."""
+    return getattr(function, "id", getattr(function, "attr", None))
+
+
+def spelt(node):
+    """Modules of this package that a string may name; braces in it are any name.
+
+    A package that names its own modules, by ``{__name__}``, is their front: that is left out.
+    """
+    pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+    pattern = "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else r"\w+" for p in pieces)
+    names = ["weightmap", *map("weightmap.{}".format, filter(None, MODULES))]
+    return [name for name in names if pattern.startswith("weightmap") and re.fullmatch(pattern, name)]
 
 
 def part(module):

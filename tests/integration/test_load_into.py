@@ -11,8 +11,7 @@ torch = pytest.importorskip("torch")
 from tests.integration.test_torch import _Copies, permissions  # noqa: E402
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
-from weightmap import torch as bridge  # noqa: E402
-from weightmap.torch import StateError, load_file, load_into  # noqa: E402
+from weightmap.torch import StateError, _modules, _tensors, load_file, load_into  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -224,17 +223,17 @@ class _Away(torch.Tensor):
 def test_other_devices_are_filled_by_staging_from_a_read_only_map(net, tmp_path, monkeypatch):
     """Nothing but buffers of a few bytes here is ever the source of a copy to them, and the map in use is read-only."""
     module, path = net
-    monkeypatch.setattr(bridge, "STAGE", 64)
+    monkeypatch.setattr(_tensors, "STAGE", 64)
     sources, maps = [], set()
-    pour = bridge._pour
+    copy_in_pieces = _tensors.copy_in_pieces
 
     def watched(parts, dtype, target, *, raw):
         maps.update(permissions(path))
         with _Copies() as copies:
-            pour(parts, dtype, target.as_subclass(torch.Tensor), raw=raw)
+            copy_in_pieces(parts, dtype, target.as_subclass(torch.Tensor), raw=raw)
         sources.append((max(copies.copied, default=0), sum(copies.copied)))
 
-    monkeypatch.setattr(bridge, "_pour", watched)
+    monkeypatch.setattr(_modules, "copy_in_pieces", watched)
     other = Net()
     for owner in other.modules():
         for names in (owner._parameters, owner._buffers):
@@ -255,14 +254,14 @@ def test_other_devices_are_filled_by_staging_from_a_read_only_map(net, tmp_path,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_buffer_pours_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
     """A transposed tensor of another type gets the values in their places."""
-    monkeypatch.setattr(bridge, "STAGE", 16)
+    monkeypatch.setattr(_tensors, "STAGE", 16)
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     for target in (
         torch.zeros(3, 4, dtype=dtype),
         torch.zeros(4, 3, dtype=dtype).T,
         torch.zeros(6, 4, dtype=dtype)[::2],
     ):
-        bridge._pour(bridge._parts(values, 4), values.dtype, target, raw=dtype == torch.float32)
+        _tensors.copy_in_pieces(_tensors.pieces_of(values), values.dtype, target, raw=dtype == torch.float32)
         assert target.tolist() == values.tolist()
 
 

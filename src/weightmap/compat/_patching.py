@@ -8,15 +8,25 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from weightmap.compat import _opening, _saving
+from weightmap.errors import TensorFileError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["patched"]
 
-# Names of the package itself, and of its modules, which are patched when their library is there.
-_PACKAGE = (
-    "SafetensorError", "TensorSpec", "_safe_open_handle", "deserialize", "safe_open", "serialize", "serialize_file",
-)  # fmt: skip
+# What takes the place of the names of safetensors itself.
+_PACKAGE = {
+    "SafetensorError": TensorFileError,
+    "TensorSpec": _saving.TensorSpec,
+    "_safe_open_handle": _opening.open_handle,
+    "deserialize": _saving.deserialize,
+    "safe_open": _opening.safe_open,
+    "serialize": _saving.serialize,
+    "serialize_file": _saving.serialize_file,
+}
+# The names of its modules, each of which is patched where its library is installed.
 _BOTH = ("load", "load_file", "save", "save_file")
 _MODULES = {
     "flax": _BOTH,
@@ -47,20 +57,19 @@ def patched() -> Iterator[None]:
     ...     print(safetensors.numpy.load_file.__module__)
     weightmap.compat.numpy
     """
-    pairs: list[tuple[ModuleType, ModuleType, tuple[str, ...]]] = [
-        (import_module("safetensors"), import_module("weightmap.compat"), _PACKAGE)
-    ]
-    for name, names in _MODULES.items():
-        with contextlib.suppress(ImportError):  # of a library that is not installed
-            pairs.append((import_module(f"safetensors.{name}"), import_module(f"weightmap.compat.{name}"), names))
+    pairs: list[tuple[ModuleType, dict[str, Any]]] = [(import_module("safetensors"), _PACKAGE)]
+    for part, names in _MODULES.items():
+        with contextlib.suppress(ImportError):  # the library is not installed
+            theirs, ours = import_module(f"safetensors.{part}"), import_module(f"weightmap.compat.{part}")
+            pairs.append((theirs, {name: getattr(ours, name) for name in names}))
     swaps = {
-        id(old): (old, getattr(ours, name))
-        for theirs, ours, names in pairs
-        for name in names
-        if (old := getattr(theirs, name, None)) is not None and old is not getattr(ours, name)
+        id(old): (old, new)
+        for theirs, names_of in pairs
+        for name, new in names_of.items()
+        if (old := getattr(theirs, name, None)) is not None and old is not new
     }
     back = {id(new): (new, old) for old, new in swaps.values()}
-    own = {(module, name) for module, name, _ in _found(back)}  # of modules that use this package themselves
+    own = {(module, name) for module, name, _ in _found(back)}  # these modules import weightmap.compat themselves
     for module, name, new in _found(swaps):
         setattr(module, name, new)
     try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightmap.dtypes import DType
 
-__all__ = ["CROSSING", "PAIRS", "from_torch", "is_torch", "look_at_torch", "octets_of_torch"]
+__all__ = ["CROSSING", "PAIRS", "from_torch", "is_torch", "torch_elements", "torch_info"]
 
 # Names that torch and ml_dtypes share, with the integer type of the same width.
 CROSSING: dict[str, type[np.generic]] = {
@@ -36,7 +36,7 @@ def is_torch(value: Any) -> bool:
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
-def look_at_torch(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
+def torch_info(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
     """Return dtype, shape and size in bytes that a tensor has in a file, without touching its data.
 
     Raises
@@ -55,8 +55,8 @@ def look_at_torch(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
     return dtype, shape, math.prod(shape) * dtype.bits // 8
 
 
-def octets_of_torch(tensor: Any) -> NDArray[Any]:
-    """Return the elements of a tensor that `look_at_torch` has accepted; copied if it is on another device."""
+def torch_elements(tensor: Any) -> NDArray[Any]:
+    """Return the elements of a tensor that `torch_info` has accepted; copied if it is on another device."""
     if _dense(tensor) == PAIRS:
         tensor = tensor.detach().cpu().view(sys.modules["torch"].uint8)
     return from_torch(tensor)

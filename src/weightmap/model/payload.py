@@ -12,7 +12,7 @@ import numpy as np
 from weightmap.dtypes import SCHEMES, dtype_of
 from weightmap.errors import EncodeError
 from weightmap.formats import Payload
-from weightmap.model.foreign import is_torch, look_at_torch, octets_of_torch
+from weightmap.model.foreign import is_torch, torch_elements, torch_info
 from weightmap.quant.blocks import QuantizedTensor
 from weightmap.quant.ref import PQShape
 
@@ -101,10 +101,10 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
 
 def _from_torch(name: str, tensor: Any) -> Payload:
     """Return the payload of a torch tensor; one on another device is copied from there when it is written."""
-    dtype, shape, nbytes = look_at_torch(tensor)
+    dtype, shape, nbytes = torch_info(tensor)
     if tensor.device.type == "cpu":
-        return Payload(name, dtype, shape, nbytes, pieces, octets_of_torch(tensor))
-    return Payload(name, dtype, shape, nbytes, lambda: pieces(octets_of_torch(tensor)))
+        return Payload(name, dtype, shape, nbytes, pieces, torch_elements(tensor))
+    return Payload(name, dtype, shape, nbytes, lambda: pieces(torch_elements(tensor)))
 
 
 def from_quantized(name: str, value: QuantizedTensor) -> Payload:

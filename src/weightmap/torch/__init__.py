@@ -1,0 +1,32 @@
+"""PyTorch tensors that share memory with arrays and files, and the way back; the first call imports ``torch``.
+
+PyTorch has no read-only tensors: `torch.from_numpy` over a read-only mapping warns, and the first write into the tensor
+ends the process. These functions never make such a tensor: they copy or raise an error. Open the file with
+``mode="cow"`` to get writable tensors that share the mapped pages and never change the file::
+
+    with weightmap.open("model.safetensors", mode="cow") as f:
+        weight = weightmap.torch.to_torch(f["weight"])
+
+`load_file` returns all tensors of a file in this way, and `load_into` fills a module. For devices other than the CPU,
+files are mapped read-only and copied through a small buffer.
+
+NumPy has no bfloat16 and float8 of its own; arrays with the types of ml_dtypes become tensors of these types.
+"""
+
+from weightmap.model.foreign import from_torch
+from weightmap.torch._files import load_file, read_tensor, writable_mode
+from weightmap.torch._modules import StateError, load_into, load_state
+from weightmap.torch._tensors import to_device, to_torch, torch_device
+
+__all__ = [
+    "StateError",
+    "from_torch",
+    "load_file",
+    "load_into",
+    "load_state",
+    "read_tensor",
+    "to_device",
+    "to_torch",
+    "torch_device",
+    "writable_mode",
+]

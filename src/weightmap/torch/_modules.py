@@ -1,0 +1,204 @@
+"""Modules: their parameters and buffers filled with the tensors of a file."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from weightmap.errors import TensorFileError, quoted
+from weightmap.model.foreign import from_torch
+from weightmap.model.opening import open as open_model
+from weightmap.torch._files import read_tensor, writable_mode
+from weightmap.torch._tensors import copy_in_pieces, decoded_dtype, imported_torch, pieces_of, torch_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from weightmap.model.file import TensorFile
+
+__all__ = ["StateError", "load_into", "load_state"]
+
+
+class StateError(TensorFileError, RuntimeError):
+    """The tensors of a file do not fit a module, which is as it was."""
+
+
+def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = False) -> Any:
+    """Fill the parameters and buffers of a module with the tensors of a file.
+
+    All names, shapes and types are checked before anything is changed, by `torch.nn.Module.load_state_dict` itself: the
+    hooks and methods of a module count, and run once more than there.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        On any device. Tensors outside the CPU are filled through a buffer of a few MiB.
+    path : str or os.PathLike
+        Anything that `weightmap.open` takes. The file needs one tensor for parameters that are tied.
+    strict : bool
+        Whether missing and unexpected names are errors, as in torch; and tied parameters whose values differ.
+    assign : bool
+        Put tensors into the module instead of copying their values: those of the CPU and the device "meta" share the
+        pages of the file, may be written to, and leave it as it was. They have the types that the file has, and tied
+        ones stay tied.
+
+    Returns
+    -------
+    missing_keys, unexpected_keys
+        As `torch.nn.Module.load_state_dict` returns them.
+
+    Raises
+    ------
+    StateError
+        Names, shapes or types do not fit: a value would lose its kind (complex to real, float to integer), or a
+        parameter is on the device "meta" and ``assign=False``. It is a RuntimeError; the module is as it was.
+    FormatError, OSError
+        As `weightmap.open`.
+    """
+    own = {name: value for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "device")}
+    with open_model(path, mode=writable_mode()) as file:
+        state = {name: read_tensor(file, name, torch_device("cpu")) for name in file}
+        named = file.path
+    try:
+        _tie(own, state, strict=strict)
+        result = _rehearse(module, state, strict=strict, assign=assign)
+    except StateError as error:
+        raise error.located(path=named) from None
+    if all(tensor.device.type in {"cpu", "meta"} for tensor in own.values()):
+        _finish(module, state, own, None, assign=assign)
+    else:
+        with open_model(path) as file:  # read-only
+            _finish(module, state, own, file, assign=assign)
+    return result
+
+
+def load_state(
+    module: Any, state: dict[str, Any], *, strict: bool, duplicates: Collection[str]
+) -> tuple[set[str], list[str]]:
+    """Copy tensors into a module for `weightmap.compat.torch.load_model`; return missing and unexpected names.
+
+    Parameters
+    ----------
+    duplicates : collection of str
+        Names of parameters that the file keeps under another name: they are not missing, and unexpected if present.
+    """
+    result = _rehearse(module, state, strict=False, assign=False)
+    missing = set(result.missing_keys) - set(duplicates)
+    unexpected = [*result.unexpected_keys, *sorted(set(duplicates) - set(result.missing_keys))]
+    if strict and (missing or unexpected):
+        wrong = f"Error(s) in loading state_dict for {type(module).__name__}:"
+        for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                wrong += f" {what} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names))
+        raise StateError(wrong)
+    _finish(module, state, {}, None, assign=False)
+    return missing, unexpected
+
+
+def _tie(own: Mapping[str, Any], state: dict[str, Any], *, strict: bool) -> None:
+    """Give all names of a tied parameter or buffer the tensor that the file has for one of them."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in own.items():
+        names.setdefault(id(tensor), []).append(name)
+    for tied in names.values():
+        present = [name for name in tied if name in state]
+        if len(tied) < 2 or not present:
+            continue
+        first, *others = present
+        differ = not all(_same(state[first], state[name]) for name in others)
+        if differ and strict:
+            raise StateError(f"{', '.join(map(quoted, present))} are one tensor in the module, and differ in the file")
+        kept = state[present[-1] if differ else first]  # the last one wins, as in torch
+        state.update(dict.fromkeys(tied, kept))
+
+
+def _same(a: Any, b: Any) -> bool:
+    torch = imported_torch()
+    alike: bool = a.dtype == b.dtype and a.shape == b.shape
+    return alike and torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b)))
+
+
+def _rehearse(module: Any, state: Mapping[str, Any], *, strict: bool, assign: bool) -> Any:
+    """Let torch load a state without copying any value, and return its result. Raises `StateError` if that fails."""
+    torch = imported_torch()
+    copies: list[tuple[Any, Any]] = []
+
+    def note(_: Any, target: Any, source: Any) -> None:
+        copies.append((target, source))
+
+    try:
+        with _copying()(note), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of copies to the device "meta"
+            result = module.load_state_dict(state, strict=strict)
+    except RuntimeError as error:
+        raise StateError(" ".join(str(error).split())) from None
+    names = {id(tensor): name for name, tensor in reversed(list(state.items()))}
+    for target, source in copies:
+        what = f"tensor {quoted(names[id(source)])}" if id(source) in names else "a tensor"
+        if assign:
+            if target.requires_grad and not (source.is_floating_point() or source.is_complex()):
+                raise StateError(f"{what} is {source.dtype}, and the parameter has gradients, which take floats")
+        elif target.is_meta:
+            raise StateError(f"{what} belongs to a parameter without memory, on the device meta: load with assign=True")
+        elif source.dtype != target.dtype and not torch.can_cast(source.dtype, target.dtype):
+            raise StateError(f"{what} is {source.dtype}, which {target.dtype} of the module cannot hold")
+    return result
+
+
+def _finish(
+    module: Any, state: dict[str, Any], own: Mapping[str, Any], file: TensorFile | None, *, assign: bool
+) -> None:
+    """Load a rehearsed state. Tensors for devices other than the CPU are read again from `file`, mapped read-only."""
+    torch = imported_torch()
+    names = {id(tensor): name for name, tensor in reversed(list(state.items()))}
+    if assign:
+        made: dict[int, Any] = {}
+        for name, tensor in state.items():
+            old = own.get(name)
+            if old is not None and id(tensor) not in made:
+                away = old.device.type not in {"cpu", "meta"}
+                new = read_tensor(file, names[id(tensor)], old.device) if away and file is not None else tensor
+                parameter = isinstance(old, torch.nn.Parameter)
+                made[id(tensor)] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
+        placed = {name: made.get(id(tensor), tensor) for name, tensor in state.items()}
+        module.load_state_dict(placed, strict=False, assign=True)
+        return
+    done: list[tuple[Any, Any]] = []
+
+    def fill(copy: Any, target: Any, source: Any) -> None:
+        if any(target is other and source is given for other, given in done):  # a tied parameter
+            return
+        done.append((target, source))
+        if target.device.type == "cpu" or source.device.type != "cpu":
+            copy(target, source)
+            return
+        name = names.get(id(source))  # None if a hook made the tensor
+        array = from_torch(source) if name is None or file is None else file[name]
+        copy_in_pieces(pieces_of(array), decoded_dtype(array), target, raw=source.dtype == target.dtype)
+
+    with _copying()(fill):
+        module.load_state_dict(state, strict=False)
+
+
+@functools.cache
+def _copying() -> Any:
+    """Return the class of contexts in which ``target.copy_(source)`` of torch calls ``instead(copy, target, source)``.
+
+    The class is made once: one for each context would keep all that `instead` refers to until garbage is collected.
+    """
+    torch = imported_torch()
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Copying(TorchDispatchMode):  # type: ignore[misc]
+        def __init__(self, instead: Callable[[Any, Any, Any], None]) -> None:
+            super().__init__()
+            self.instead = instead
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is not torch.ops.aten.copy_.default:
+                return func(*args, **(kwargs or {}))
+            self.instead(func, *args[:2])
+            return args[0]
+
+    return Copying
