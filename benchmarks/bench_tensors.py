@@ -1,0 +1,124 @@
+"""A whole model as tensors of PyTorch, each library in a process of its own: time, bytes read, memory.
+
+All files have the same tensors and were written alike, in pieces of 64 MiB, since the writer of a file decides how fast
+its pages are touched. "warm" files lie in the page cache; "cold" ones were dropped from it before each call. The clock
+runs from opening until a byte of every page was read.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import files
+import weightmap as wm
+from timing import each_contender, need, ours, rival
+
+CHILD = Path(__file__).with_name("tensors_child.py")
+PIECE = 64 << 20  # bytes of a write
+TENSORS, SHAPE = 256, (1024, 2048)  # 2 GiB of float32
+SPARE = 10 << 30  # free bytes of disk that three files of 2 GiB ask for
+WHAT = "whole model to torch tensors/2 GiB"
+
+
+class Loading:
+    """The clock of a process that loads a file; `info` has its memory, of the first call, and times to tensors."""
+
+    def __init__(self, who, path, *, cold):
+        if not sys.platform.startswith("linux"):
+            pytest.skip("asks /proc")
+        self.command = [sys.executable, str(CHILD), who, path]
+        self.path, self.cold, self.info = path, cold, {}
+        self.turns = 3 if cold else 9
+
+    def __call__(self, calls):
+        if not self.info:
+            self.run("memory")
+        return sum(self.run() for _ in range(calls))
+
+    def run(self, *more):
+        """Load once, and return the seconds that it took; None where it asks for its memory."""
+        if self.cold:
+            evict(self.path)
+        self.info |= json.loads(subprocess.run([*self.command, *more], check=True, capture_output=True).stdout)
+        return self.info.get("seconds")
+
+
+def evict(path):
+    """Drop a file from the page cache, or skip where that is not possible."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    with wm.open(path) as file:
+        resident = sum(there for there, _ in file.residency().values())
+    if resident > os.path.getsize(path) // 10:
+        pytest.skip("the system does not drop this file from the page cache")
+
+
+def by(who, suffix="safetensors", *libraries):
+    """Return a loading of the file with this suffix."""
+
+    def prepare(model, *, cold):
+        for library in libraries:
+            need(library)
+        return Loading(who, model(suffix), cold=cold)
+
+    return prepare
+
+
+CONTENDERS = (
+    ours(by("weightmap", "safetensors", "torch"))
+    | ours(by("weightmap, warmed", "safetensors", "torch"), "weightmap, plan.warm")
+    | ours(by("weightmap, numpy"), "weightmap, numpy")
+    | {
+        "safetensors": rival(by("safetensors", "safetensors", "safetensors", "torch")),
+        "fastsafetensors": rival(by("fastsafetensors", "safetensors", "fastsafetensors")),
+        "Run:ai streamer": rival(by("Run:ai streamer", "safetensors", "runai_model_streamer")),
+        "torch.load(mmap)": rival(by("torch.load(mmap)", "pt", "torch")),
+        "gguf-py": rival(by("gguf-py", "gguf", "gguf")),
+    }
+)
+GROUPS = {f"{WHAT}, warm": CONTENDERS, f"{WHAT}, cold": CONTENDERS}
+
+
+@pytest.fixture(scope="module")
+def whole(smoke, tmp_path_factory):
+    """Return whole(suffix) -> path of the model in that format, written at the first call."""
+    folder = tmp_path_factory.mktemp("whole")
+    shapes = {f"model.layers.{i:03}.mlp.weight": (4, 2048) if smoke else SHAPE for i in range(TENSORS)}
+
+    def write(suffix):
+        path = folder / f"model.{suffix}"
+        if path.exists():
+            return str(path)
+        if not smoke and shutil.disk_usage(folder).free < SPARE:
+            pytest.skip(f"needs {SPARE >> 30} GiB of disk in {folder}")
+        made = folder / "made"
+        files.WRITERS[suffix](made, shapes)
+        with made.open("rb") as source, path.open("wb", buffering=0) as target:
+            while piece := source.read(PIECE):
+                target.write(piece)
+            os.fsync(target.fileno())
+        made.unlink()
+        return str(path)
+
+    yield write
+    shutil.rmtree(folder)
+
+
+@each_contender(GROUPS)
+def test_whole_model(compare, whole, group, who):
+    """Load all tensors, and touch all pages."""
+    groups = {
+        name: {
+            who: contender._replace(prepare=partial(contender.prepare, cold=name.endswith("cold")))
+            for who, contender in contenders.items()
+        }
+        for name, contenders in GROUPS.items()
+    }
+    compare(groups, whole, nbytes=TENSORS * 4 * SHAPE[0] * SHAPE[1])
