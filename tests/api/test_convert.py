@@ -343,3 +343,14 @@ def test_a_descriptor_that_cannot_be_is_an_os_error() -> None:
     """A number that no descriptor has is the error of a bad descriptor."""
     with pytest.raises(OSError, match=r"[Bb]ad file descriptor"):
         wm.open(2**40)
+
+
+@pytest.mark.parametrize("mode", ["copy", "sealed", "cow"])
+def test_the_mode_of_the_environment_is_not_for_conversions(tmp_path, monkeypatch, mode):
+    """`convert` and `diff` hand out no tensors, so they copy no whole file into memory."""
+    source, target = tmp_path / "m.safetensors", tmp_path / "m.weights"
+    wm.save(source, {f"t{i}": np.full(1 << 14, i, np.float32) for i in range(8)})
+    monkeypatch.setenv("WEIGHTMAP_MODE", mode)
+    limits = wm.Limits(max_copy_bytes=1 << 17)
+    wm.convert(source, target, limits=limits)
+    assert wm.diff(source, target).equal

@@ -90,6 +90,19 @@ def test_a_directory_opens_as_its_index(index: Path) -> None:
         assert all(same(f[name], value) for name, value in ALL.items())
 
 
+def test_opening_asks_for_the_kind_of_a_path_once(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second question may get another answer, such as none at all: then the first one still counts."""
+    monkeypatch.setattr(os.path, "isdir", lambda _: False)
+    with wm.open(index.parent) as f:
+        assert set(f) == set(ALL)
+    wm.convert(index.parent, tmp_path / "one.weights")
+    assert set(wm.load(tmp_path / "one.weights")) == set(ALL)
+    (index.parent / TWO).unlink()
+    (index.parent / TWO).mkdir()
+    with pytest.raises(wm.LayoutError, match="is an index or a directory"):
+        wm.open(index)
+
+
 def test_a_directory_with_one_file(tmp_path: Path) -> None:
     """A model directory with a single model.safetensors and no index opens that file."""
     (tmp_path / "model.safetensors").write_bytes(st.build(ALL))

@@ -150,9 +150,13 @@ def convert(
     limits = Limits() if limits is None else limits
     model: Any = src if path is None else path
     directory = None
-    if path is not None and os.path.isdir(path):
-        model = find_model(path)
-        directory = read_directory(path, model)
+    if path is not None:
+        try:
+            model = find_model(path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # a file, or an error of `open`
+        else:
+            directory = read_directory(path, model)
     if align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
     found: Any = IMPORTERS[format] if format in NAMES else choose(target, format, layout)

@@ -95,11 +95,13 @@ def open_sharded(path: str, options: Options) -> TensorFile:
     by rename or deleted counts as unchanged, for the mapping keeps the old one.
     """
     mode_of(options.mode)  # refuses a wrong mode before it reads the index
-    if os.path.isdir(path):
+    try:
+        source = from_path(path, "copy")
+    except IsADirectoryError:
         path = find_model(path)
         if not path.endswith(INDEX_SUFFIX):
             return open_file(path, path, options)
-    source = from_path(path, "copy")
+        source = from_path(path, "copy")
     files: dict[str, TensorFile] = {}
     try:
         where, metadata = _read_index(source, options)
@@ -441,12 +443,13 @@ def _open_shard(folder: str, name: str, options: Options) -> TensorFile:
     # verify="full" verifies the model as a whole, once it is open.
     asked = Options(**options.keywords(verify="header" if options.checked else "none"))
     path = os.path.join(folder, name)
-    if name.endswith(INDEX_SUFFIX) or os.path.isdir(path):
-        # An index could name itself, and opening would never end.
-        msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
+    msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
+    if name.endswith(INDEX_SUFFIX):  # an index could name itself, and opening would never end
         raise LayoutError(msg, field="weight_map")
     try:
         return open_file(path, path, asked)
+    except IsADirectoryError:
+        raise LayoutError(msg, field="weight_map") from None
     except OSError as error:
         if error.errno not in _MISSING:
             raise

@@ -51,8 +51,9 @@ def mode_of(mode: str | None) -> str:
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
     """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
     mode = options.mode
-    # `os.environ` takes 4 us, a quarter of opening, for a variable that is not set.
-    chosen = "mmap" if mode is None and not is_set("WEIGHTMAP_MODE") else mode_of(mode)
+    # `os.environ` takes 4 us, a quarter of opening, for a variable that is not set. It is about the tensors that are
+    # handed out: callers that hand out none read the file piece by piece.
+    chosen = "mmap" if mode is None and (not is_set("WEIGHTMAP_MODE") or options.private) else mode_of(mode)
     return open_opened(open_source(source, path, chosen), options)
 
 
