@@ -56,7 +56,7 @@ def evict(path):
     os.close(descriptor)
     with wm.open(path) as file:
         resident = sum(there for there, _ in file.residency().values())
-    if resident > os.path.getsize(path) // 10:
+    if resident > Path(path).stat().st_size // 10:
         pytest.skip("the system does not drop this file from the page cache")
 
 
