@@ -2,7 +2,7 @@
 
 All files have the same tensors and were written alike, in pieces of 64 MiB, since the writer of a file decides how fast
 its pages are touched. "warm" files lie in the page cache; "cold" ones were dropped from it before each call. The clock
-runs from opening until a byte of every page was read.
+runs from opening until a byte of every page was read; the library has loaded a small model before.
 """
 
 import json
@@ -29,10 +29,10 @@ WHAT = "whole model to torch tensors/2 GiB"
 class Loading:
     """The clock of a process that loads a file; `info` has its memory, of the first call, and times to tensors."""
 
-    def __init__(self, who, path, *, cold):
+    def __init__(self, who, small, path, *, cold):
         if not sys.platform.startswith("linux"):
             pytest.skip("asks /proc")
-        self.command = [sys.executable, str(CHILD), who, path]
+        self.command = [sys.executable, str(CHILD), who, small, path]
         self.path, self.cold, self.info = path, cold, {}
         self.turns = 3 if cold else 9
 
@@ -66,7 +66,7 @@ def by(who, suffix="safetensors", *libraries):
     def prepare(model, *, cold):
         for library in libraries:
             need(library)
-        return Loading(who, model(suffix), cold=cold)
+        return Loading(who, model("small", suffix), model("whole", suffix), cold=cold)
 
     return prepare
 
@@ -88,12 +88,13 @@ GROUPS = {f"{WHAT}, warm": CONTENDERS, f"{WHAT}, cold": CONTENDERS}
 
 @pytest.fixture(scope="module")
 def whole(smoke, tmp_path_factory):
-    """Return whole(suffix) -> path of the model in that format, written at the first call."""
+    """Return whole(size, suffix) -> path of the "small" or the "whole" model in that format."""
     folder = tmp_path_factory.mktemp("whole")
-    shapes = {f"model.layers.{i:03}.mlp.weight": (4, 2048) if smoke else SHAPE for i in range(TENSORS)}
 
-    def write(suffix):
-        path = folder / f"model.{suffix}"
+    def write(size, suffix):
+        path = folder / f"{size}.{suffix}"
+        tensors, shape = (2, (4, 2048)) if smoke or size == "small" else (TENSORS, SHAPE)
+        shapes = {f"model.layers.{i:03}.mlp.weight": shape for i in range(tensors)}
         if path.exists():
             return str(path)
         if not smoke and shutil.disk_usage(folder).free < SPARE:

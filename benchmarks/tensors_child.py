@@ -1,8 +1,9 @@
 """Loads a whole model with one library, and prints times, bytes read and memory: see `bench_tensors.py`.
 
-    python tensors_child.py WHO FILE [memory]
+    python tensors_child.py WHO SMALL FILE [memory]
 
-With "memory" it asks for its anonymous memory at each tensor, which takes time.
+Before that it loads the SMALL model, with which a library imports all that it needs. With "memory" it asks for its
+anonymous memory at each tensor, which takes time.
 """
 
 import json
@@ -93,8 +94,9 @@ def octets(tensor):
 
 def main():
     """Load, touch every page, and print the measurements."""
-    who, path, *memory = sys.argv[1:]
+    who, small, path, *memory = sys.argv[1:]
     load = loader(who)
+    list(load(small))
     before, peak = anonymous(), 0.0
     called, disk = (system("/proc/self/io", name) for name in ("rchar", "read_bytes"))
     tensors, first = [], None

@@ -16,6 +16,7 @@ from tests.builders import safetensors as safe
 
 import weightmap as wm
 from weightmap.quant.ggml import quantize_ggml
+from weightmap.quant.product import ProductQuantized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -244,6 +245,27 @@ def test_headers_of_every_scheme_are_planned(tmp_path: Path) -> None:
             for row in range(f[name].shape[0]):
                 with wm.open(memoryview(spoil(f, data, wm.plan(f, {name: row}, gap=0)))) as other:
                     assert np.array_equal(other[name][row], f[name][row], equal_nan=True), (name, row)
+
+
+@pytest.mark.parametrize("projection", [True, False])
+@pytest.mark.parametrize("norms", [True, False])
+def test_rows_of_a_product_quantised_matrix(projection: bool, norms: bool, tmp_path: Path) -> None:
+    """Their codes and norms are planned, the codebooks and the projection, and nothing of other rows."""
+    rng = np.random.default_rng(1)
+    codes, books = rng.integers(0, 4, (9, 3), np.uint8), rng.standard_normal((3, 4, 2), np.float32)
+    turn = np.eye(6, dtype=np.float32) if projection else None
+    matrix = ProductQuantized(codes, books, turn, rng.random(9, np.float32) if norms else None)
+    path = tmp_path / "m.fifu"
+    wm.save(path, {"embeddings": matrix}, vocab=[f"w{i}" for i in range(9)])
+    data = path.read_bytes()
+    common, each = books.nbytes + projection * 6 * 6 * 4, 3 + norms * 4
+    with wm.open(path) as f:
+        for key, rows in ((4, 1), (-1, 1), (np.s_[2:5], 3), (np.s_[::4], 3), (np.s_[5:2:-1, 1:3], 3), (..., 9)):
+            plan = wm.plan(f, {"embeddings": key}, gap=0)
+            assert plan.nbytes == plan.wanted_nbytes == common + rows * each
+            with wm.open(memoryview(spoil(f, data, plan))) as other:
+                assert np.array_equal(np.asarray(other["embeddings"][key]), np.asarray(f["embeddings"][key])), key
+        assert wm.plan(f, {"embeddings": np.s_[3:3]}, gap=0).nbytes == 0
 
 
 @pytest.mark.parametrize("scheme", ["q4_0", "q5_1", "q8_0", "q4_k", "q6_k"])

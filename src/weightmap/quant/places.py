@@ -35,8 +35,7 @@ def places_of(ref: TensorRef, starts: NDArray[np.int64], length: int) -> Ranges:
 
     Notes
     -----
-    This reads up to four bytes of the tensor, which say how it is quantised, and the mask of an adaptive one. Of a
-    tensor whose parts lie apart (product quantisation) all bytes count.
+    This reads up to four bytes of the tensor, which say how it is quantised, and the mask of an adaptive one.
 
     Raises
     ------
@@ -44,6 +43,9 @@ def places_of(ref: TensorRef, starts: NDArray[np.int64], length: int) -> Ranges:
         When the data is not what its scheme needs.
     """
     row, scheme = ref.row, ref.row.dtype.name
+    parts = ref.row_parts()
+    if parts is not None:
+        return _in_rows(row.offset, parts, *_blocks(starts, length, row.shape[-1]))
     layout = ref.layout()
     if layout is None or scheme not in (*BITS, *GGML_SCHEMES, "adaptive"):
         return np.array([row.offset], np.int64), np.array([row.offset + row.nbytes], np.int64)
@@ -66,6 +68,20 @@ def places_of(ref: TensorRef, starts: NDArray[np.int64], length: int) -> Ranges:
     if begin + head:
         found = np.append(found[0], row.offset), np.append(found[1], at + head)
     return found
+
+
+def _in_rows(at: int, parts: list[tuple[int, int]], first: NDArray[np.int64], last: NDArray[np.int64]) -> Ranges:
+    """Return where rows lie in a tensor that has its parts one after another: see `TensorRef.row_parts`."""
+    begins, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for nbytes, per_row in parts:
+        if per_row and nbytes:
+            begins.append(at + first * per_row)
+            ends.append(at + last * per_row)
+        elif nbytes and len(first):
+            begins.append(np.array([at], np.int64))
+            ends.append(np.array([at + nbytes], np.int64))
+        at += nbytes
+    return np.concatenate(begins), np.concatenate(ends)
 
 
 def _blocks(starts: NDArray[np.int64], length: int, block_size: int) -> Ranges:

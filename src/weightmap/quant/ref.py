@@ -100,6 +100,14 @@ class TensorRef(Named):
             raise error.located(path=self.source.name) from None
         return start, block_size, scale_type
 
+    def row_parts(self) -> list[tuple[int, int]] | None:
+        """Return the parts of a tensor each of which has a share of every row, in order; None for other schemes.
+
+        Each is its bytes, and the bytes of one row: 0 for a part that every row needs, such as codebooks.
+        """
+        find = getattr(self.quantized, "row_parts", None)
+        return None if find is None else find()
+
     def storage(self) -> tuple[str, int, str, int]:
         """Return scheme, block size, type of scales and payload bytes of a quantised tensor.
 

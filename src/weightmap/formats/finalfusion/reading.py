@@ -37,6 +37,25 @@ class _Rules(Rules):
     max_gap = ANY_GAP
 
 
+class _Decoder:
+    """Decodes the product-quantised matrix of a file; `name` is that of the file."""
+
+    def __init__(self, storage: Block, name: str) -> None:
+        self._storage = storage
+        self._name = name
+
+    def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
+        del row  # a file has at most one such tensor
+        return product_of(self._storage, octets, self._name)
+
+    def row_parts(self) -> list[tuple[int, int]]:
+        """Return the bytes of projection, codebooks, norms and codes, each with those of one row: see `TensorRef`."""
+        product, shape = self._storage.product, self._storage.shape
+        assert product is not None  # noqa: S101 - its dtype says so
+        per_row = (0, 0, 4, product.quantized_len)
+        return list(zip(product_sizes(shape, product), per_row, strict=True))
+
+
 def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     """Walk the chunks and return the content. Data stays unread, and so do words if their length can be trusted."""
     warnings: list[str] = []
@@ -50,11 +69,6 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     def load() -> dict[str, Any]:
         return TomlDocument({}, "") if metadata is None else load_metadata(source.pread(*metadata), metadata[0])
 
-    def quantized(row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
-        del row  # a file has at most one such tensor
-        assert storage is not None  # noqa: S101 - the row is its row
-        return product_of(storage, octets, source.name)
-
     def check(run: Verification) -> None:
         from weightmap.formats.finalfusion.verify import verify  # noqa: PLC0415 - not needed to open
 
@@ -63,7 +77,8 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     layout = "spec" if vocab is not None and vocab.spec else "upstream"
     content = Content(layout, table, load, check, warnings)
     content.has_metadata = metadata is not None
-    content.quantized = quantized
+    if storage is not None and storage.product is not None:
+        content.quantized = _Decoder(storage, source.name)
     if vocab is not None:
         content.vocab = vocabulary(source, vocab, storage, strict=options.strict)
     return content
