@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from tests import builders
-from tests.builders import Tensor, amb, embd, normal
+from tests.builders import Tensor, amb, embd, normal, npz
 from tests.builders import safetensors as safe
+from tests.builders import torch as checkpoints
 from tests.plans.test_plan_reads import indices, models, rules
 from tests.support import DATA
 
@@ -393,6 +394,30 @@ def test_nothing_is_handed_out_before_it_is_verified(way: str, tmp_path: Path) -
         with pytest.raises(wm.ChecksumError, match=r"m\.weights: stored CRC-32 of the tensor data"):
             next(run)
     assert len(list(wm.plan(path).run(way))) == 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("suffix", [".npz", ".pt"])
+def test_entries_of_archives_are_verified_one_by_one(suffix: str, way: str, tmp_path: Path) -> None:
+    """A changed byte is an error before its tensor comes; those before it do come."""
+    path = tmp_path / f"m{suffix}"
+    arrays = {f"t{i}": normal((40, 50), i) for i in range(4)}
+    if suffix == ".npz":
+        path.write_bytes(npz.build(arrays))
+    else:
+        state, storages = checkpoints.stored(arrays)
+        path.write_bytes(checkpoints.zipped(checkpoints.dump(state), storages))
+    with wm.open(path) as f:
+        at = f.info("t2").offset + 7
+        assert [name for name, _ in wm.plan(f).run(way, verify=True)] == list(arrays)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    run = wm.plan(path, chunk=1).run(way, verify=True)
+    assert [next(run)[0], next(run)[0]] == ["t0", "t1"]
+    with pytest.raises(wm.ChecksumError, match=rf"m\{suffix}: stored CRC-32 of entry '.*[2/].*' is 0x"):
+        next(run)
+    assert [name for name, _ in wm.plan(path, ["t0", "t3"]).run(way, verify=True)] == ["t0", "t3"]
 
 
 def test_verifying_reads_once_what_a_checksum_covers(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from weightmap.io.placement import INFLATION, inflate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.formats._verifying import Verification
+    from weightmap.formats._verifying import Sum, Verification
     from weightmap.io.source import Source
     from weightmap.options import Options
 
@@ -203,6 +203,29 @@ class Archive:
             again._verify(run)
 
         return verify
+
+    @property
+    def sums(self) -> Callable[[], list[Sum]]:
+        """What lists the CRC-32s of stored entries, for `Content.sums`; it keeps nothing of the archive either.
+
+        Deflated entries are checked whenever they are inflated.
+        """
+        source, options, central = self._source, self._options, self._central
+
+        def sums() -> list[Sum]:
+            from weightmap.formats._verifying import Sum  # noqa: PLC0415 - opening a file needs none of it
+
+            again = Archive(source, source.pread(0, len(EMPTY)), options, [])
+            if again._central != central:
+                raise LayoutError("the central directory changed after the file was opened", offset=central[0])
+            entries = again.entries
+            found = []
+            for i in np.flatnonzero((entries.method == STORED) & (entries.stored > 0)).tolist():
+                begin, what = again.begin(i), f"CRC-32 of entry {quoted(again.label(i))}"
+                found.append(Sum(begin, int(entries.stored[i]), int(entries.crc[i]), what, "crc", begin))
+            return found
+
+        return sums
 
     def _verify(self, run: Verification) -> None:
         """Check the CRC-32 of every entry, data descriptors, and that the directory is the one that was opened."""

@@ -59,7 +59,9 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     table = table_of(names, arrays, begins, sizes, source, deflated)
     if options.checked:
         table.check()
-    return Content("npz", table, dict, archive.verifier, warnings)
+    content = Content("npz", table, dict, archive.verifier, warnings)
+    content.sums = archive.sums
+    return content
 
 
 def _sniff(head: bytes, _size: int) -> bool:

@@ -186,8 +186,9 @@ class ReadPlan:
             Give the pages of a tensor back to the system when the next one is asked for. Views stay valid: touching
             them reads the file again.
         verify : bool
-            Check the checksums that cover a tensor before it is handed out, where the file has any: those of EMBD
-            cover all tensors at once, and so everything is read before the first one.
+            Check the checksums that cover a tensor before it is handed out, where the file has any. Archives (.npz,
+            checkpoints of PyTorch) have one for each entry. That of EMBD covers all tensors at once, and so everything
+            is read before the first one.
 
         Raises
         ------

@@ -87,6 +87,7 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
 
     metadata = functools.partial(_load_metadata, source, span, len(data), crc, options)
     content = Content("zip", table, metadata, archive.verifier, warnings)
+    content.sums = archive.sums
     content.has_metadata = has_values
     return content
 
