@@ -118,6 +118,26 @@ def test_advice_comes_where_it_is_due(
     assert f"-> {advice}" in str(report)
 
 
+def test_a_file_that_is_nearly_all_in_memory_has_a_sample(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample is the longest run of pieces that are there, whatever else the system has taken."""
+    sampled = []
+
+    def cold_in(_: Any, reads: Any) -> Any:
+        cold = np.zeros(len(reads[0]), np.int64)
+        cold[0] = 4096
+        return cold, True
+
+    def sample(_: Any, begin: int, end: int) -> Sample:
+        sampled.append((begin, end))
+        return Sample(end - begin, 0, 0.001)
+
+    monkeypatch.setattr(explaining, "cold_in", cold_in)
+    monkeypatch.setattr(explaining, "sample", sample)
+    with wm.plan(path) as plan:
+        assert plan.explain().large_pages == 0
+    assert sampled == [(8 * MIB, path.stat().st_size)]
+
+
 def test_what_the_system_does_not_say_is_not_guessed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without residency there is no number of cold bytes and no sample; without memory no budget."""
     report = explained(path, monkeypatch, told=False, cold=1.0, left=Headroom(None, ()))

@@ -174,7 +174,7 @@ def explain(
     nbytes = int((stops - starts).sum())
     per_file = np.bincount(files, weights=stops - starts, minlength=len(sources)).astype(np.int64)
     memory = headroom()
-    parts = pieces(reads, _SAMPLE)
+    parts = pieces(reads, _SAMPLE_LEAST)
     cold, told = cold_in(sources, parts)
     seen = _sampled(sources, parts, cold) if told else None
     begins, sizes = spans.begin[numbers], spans.nbytes[numbers]
@@ -221,13 +221,19 @@ def _sampled(
     parts: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]],
     cold: NDArray[np.int64],
 ) -> Sample | None:
-    """Map the largest part of a plan that is wholly in memory; None where there is none that is worth it."""
+    """Map the largest run of parts that are wholly in memory; None where there is none that is worth it."""
     files, starts, stops = parts
-    warm = np.where(cold == 0, stops - starts, 0)
-    if not len(warm) or int(warm.max()) < _SAMPLE_LEAST:
+    warm = cold == 0
+    if not warm.any():
         return None
-    best = int(warm.argmax())
-    return sample(sources[int(files[best])], int(starts[best]), int(stops[best]))
+    follows = warm[1:] & warm[:-1] & (files[1:] == files[:-1]) & (starts[1:] == stops[:-1])
+    runs = np.cumsum(np.concatenate([[False], ~follows]))
+    sizes = np.bincount(runs, weights=np.where(warm, stops - starts, 0))
+    best = np.flatnonzero(runs == sizes.argmax())
+    begin, end = int(starts[best[0]]), int(stops[best[-1]])
+    return (
+        sample(sources[int(files[best[0]])], begin, min(end, begin + _SAMPLE)) if sizes.max() >= _SAMPLE_LEAST else None
+    )
 
 
 def _advice(report: PlanReport, seen: Sample | None) -> Iterator[str]:
