@@ -39,12 +39,12 @@ uint32_t wm_cpu_features(void) {
     /* FMA, AVX, F16C; BMI1, AVX2, BMI2 */
     if (!has(leaf1[ECX], 1u << 12 | 1u << 28 | 1u << 29) || !has(leaf7[EBX], 1u << 3 | 1u << 5 | 1u << 8)) return features;
     features |= WM_AVX2;
+    if (has(leaf7[ECX], 1u << 10)) features |= WM_VPCLMULQDQ;
     if ((saved & XMM_YMM_ZMM_MASKS) != XMM_YMM_ZMM_MASKS) return features;
     if (!has(leaf7[EBX], 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)) return features; /* F, DQ, BW, VL */
     features |= WM_AVX512;
     if (has(leaf7[ECX], 1u << 1)) features |= WM_VBMI;
     if (has(leaf7[ECX], 1u << 8)) features |= WM_GFNI;
-    if (has(leaf7[ECX], 1u << 10)) features |= WM_VPCLMULQDQ;
     return features;
 }
 

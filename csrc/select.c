@@ -8,6 +8,7 @@
 typedef struct {
     const char *name;
     uint32_t features;
+    uint32_t extras; /* used where the CPU has them; the tier does without */
 } tier;
 
 enum {
@@ -18,11 +19,14 @@ enum {
 };
 
 static const tier tiers[] = {
-    {"portable", 0},
+    {"portable", 0, 0},
 #if WM_X86
-    {"sse4", SSE4},  {"avx2", AVX2}, {"avx512", AVX512}, {"avx512icl", AVX512ICL},
+    {"sse4", SSE4, 0},
+    {"avx2", AVX2, WM_VPCLMULQDQ}, /* Zen 3, Alder Lake and later CPUs for desktops */
+    {"avx512", AVX512, WM_VPCLMULQDQ},
+    {"avx512icl", AVX512ICL, 0},
 #elif WM_ARM
-    {"neon", WM_ARM_CRC32 | WM_ARM_PMULL},
+    {"neon", WM_ARM_CRC32 | WM_ARM_PMULL, 0},
 #endif
 };
 enum { N_TIERS = sizeof tiers / sizeof *tiers };
@@ -48,6 +52,8 @@ static wm_variants choose(uint32_t features) {
 #if WM_X86
     if (HAS(WM_AVX512 | WM_PCLMULQDQ | WM_VPCLMULQDQ | WM_GFNI))
         USE(crc32, crc32_x86_mixed_avx512); /* leaves short inputs to crc32_x86_vpclmulqdq_avx512 */
+    else if (HAS(WM_AVX2 | WM_PCLMULQDQ | WM_VPCLMULQDQ))
+        USE(crc32, crc32_x86_vpclmulqdq_avx2); /* leaves short inputs to crc32_x86_pclmulqdq_avx2 */
     else if (HAS(WM_AVX2 | WM_PCLMULQDQ))
         USE(crc32, crc32_x86_pclmulqdq_avx2);
     else if (HAS(WM_SSE42 | WM_PCLMULQDQ))
@@ -96,7 +102,7 @@ static void wm_init(void) {
     wm_ggml_fill_grids();
     int best = 0;
     for (int i = 0; i < N_TIERS; i++) {
-        by_tier[i] = choose(tiers[i].features & cpu);
+        by_tier[i] = choose((tiers[i].features | tiers[i].extras) & cpu);
         if (wm_isa_available(i)) best = i;
     }
     in_use = &by_tier[best];

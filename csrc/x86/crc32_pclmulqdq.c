@@ -32,17 +32,6 @@
 
 #define TARGET WM_TARGET("sse4.2,pclmul")
 
-TARGET WM_INLINE __m128i load(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
-
-/* The remainder of r * x^32. */
-TARGET WM_INLINE uint32_t reduce(__m128i r) {
-    const __m128i x95_barrett = _mm_set_epi64x((int64_t)CRC32_BARRETT, CRC32_X95);
-    const __m128i p = _mm_cvtsi64_si128(CRC32_P);
-    __m128i s = _mm_xor_si128(_mm_clmulepi64_si128(r, x95_barrett, 0x00), _mm_srli_si128(r, 8));
-    __m128i q = _mm_clmulepi64_si128(s, x95_barrett, 0x10);
-    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(s, _mm_clmulepi64_si128(q, p, 0x00)), 2);
-}
-
 /* 4 to 15 bytes, moved to the end of 128 bits. The zeros in front leave nothing, since the register is XORed onto the first
  * four bytes, wherever those lie. Two loads that overlap replace a loop. */
 TARGET WM_INLINE uint32_t crc_4_to_15(uint32_t state, const uint8_t *data, size_t len) {
@@ -60,52 +49,31 @@ TARGET WM_INLINE uint32_t crc_4_to_15(uint32_t state, const uint8_t *data, size_
     return reduce(_mm_set_epi64x((int64_t)((uint64_t)high << 32 | low), 0));
 }
 
-/* Shuffles for the last n bytes, 1 to 15. Loaded from shifts + n they move a register's bytes up by 16 - n, loaded from
- * shifts + 16 + n down by n. A byte with its top bit set makes a zero. */
-static const uint8_t shifts[48] = {0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
-                                   0x80, 0x80, 0x80, 0x80, 0,    1,    2,    3,    4,    5,    6,    7,
-                                   8,    9,    10,   11,   12,   13,   14,   15,   0x80, 0x80, 0x80, 0x80,
-                                   0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
-
-/* x stands for all bytes before `data`; 0 to 15 remain, and at least 16 bytes lie before them in memory. */
-TARGET WM_INLINE uint32_t finish(__m128i x, const uint8_t *data, size_t len, __m128i k1) {
-    if (len) {
-        /* x followed by len bytes is 16 + len bytes: fold the first len of them onto the last 16. */
-        __m128i last = load(data + len - 16);
-        __m128i up = load(shifts + len), down = load(shifts + 16 + len);
-        __m128i head = _mm_shuffle_epi8(x, up);
-        /* where `down` picks zeros, the bytes of the message stand */
-        __m128i tail = _mm_blendv_epi8(_mm_shuffle_epi8(x, down), last, down);
-        x = fold_block(head, tail, k1);
-    }
-    return reduce(x);
-}
-
 TARGET WM_INLINE uint32_t crc32_folding(uint32_t state, const uint8_t *data, size_t len) {
     if (len < 4) return crc32_portable(state, data, len);
     if (len < 16) return crc_4_to_15(state, data, len);
 
     const __m128i k1 = FOLD(1);
-    __m128i x0 = _mm_xor_si128(load(data), _mm_cvtsi32_si128((int)state));
+    __m128i x0 = _mm_xor_si128(load_block(data), _mm_cvtsi32_si128((int)state));
     data += 16;
     len -= 16;
     if (len >= 112) {
         const __m128i k8 = FOLD(8), k4 = FOLD(4), k2 = FOLD(2);
-        __m128i x1 = load(data), x2 = load(data + 16), x3 = load(data + 32), x4 = load(data + 48);
-        __m128i x5 = load(data + 64), x6 = load(data + 80), x7 = load(data + 96);
+        __m128i x1 = load_block(data), x2 = load_block(data + 16), x3 = load_block(data + 32), x4 = load_block(data + 48);
+        __m128i x5 = load_block(data + 64), x6 = load_block(data + 80), x7 = load_block(data + 96);
         data += 112;
         len -= 112;
         for (; len >= 128; data += 128, len -= 128) {
             _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0);
             _mm_prefetch((const char *)data + AHEAD + 64, _MM_HINT_T0);
-            x0 = fold_block(x0, load(data), k8);
-            x1 = fold_block(x1, load(data + 16), k8);
-            x2 = fold_block(x2, load(data + 32), k8);
-            x3 = fold_block(x3, load(data + 48), k8);
-            x4 = fold_block(x4, load(data + 64), k8);
-            x5 = fold_block(x5, load(data + 80), k8);
-            x6 = fold_block(x6, load(data + 96), k8);
-            x7 = fold_block(x7, load(data + 112), k8);
+            x0 = fold_block(x0, load_block(data), k8);
+            x1 = fold_block(x1, load_block(data + 16), k8);
+            x2 = fold_block(x2, load_block(data + 32), k8);
+            x3 = fold_block(x3, load_block(data + 48), k8);
+            x4 = fold_block(x4, load_block(data + 64), k8);
+            x5 = fold_block(x5, load_block(data + 80), k8);
+            x6 = fold_block(x6, load_block(data + 96), k8);
+            x7 = fold_block(x7, load_block(data + 112), k8);
         }
         x4 = fold_block(x0, x4, k4);
         x5 = fold_block(x1, x5, k4);
@@ -113,8 +81,7 @@ TARGET WM_INLINE uint32_t crc32_folding(uint32_t state, const uint8_t *data, siz
         x7 = fold_block(x3, x7, k4);
         x0 = fold_block(fold_block(x4, x6, k2), fold_block(x5, x7, k2), k1);
     }
-    for (; len >= 16; data += 16, len -= 16) x0 = fold_block(x0, load(data), k1);
-    return finish(x0, data, len, k1);
+    return finish_blocks(x0, data, len);
 }
 
 TARGET uint32_t crc32_x86_pclmulqdq(uint32_t state, const uint8_t *data, size_t len) { return crc32_folding(state, data, len); }

@@ -3,8 +3,7 @@
  * crc32_pclmulqdq.c explains the algorithm. A zmm register holds four blocks of 128 bits and folds each onto the block at
  * distance D; eight registers are 512 bytes a step, D = 4096. VPTERNLOG adds both products and the next 64 bytes at once.
  * (Four registers keep AMD's multiplier busy; on Intel a fold takes longer than four of them take to begin.) At the end the
- * blocks are folded to one. Its 128 bits stand for all bytes so far, so the narrower kernel goes on with these 16 bytes and
- * then the rest of the message.
+ * blocks are folded to one. Its 128 bits stand for all bytes so far, and the narrower kernel's end goes on with them.
  */
 #include "../internal.h"
 
@@ -54,8 +53,6 @@ TARGET uint32_t crc32_x86_vpclmulqdq_avx512(uint32_t state, const uint8_t *data,
     const __m128i k1 = FOLD(1), k2 = FOLD(2);
     __m128i even = fold_block(_mm512_castsi512_si128(x0), _mm512_extracti32x4_epi32(x0, 2), k2);
     __m128i odd = fold_block(_mm512_extracti32x4_epi32(x0, 1), _mm512_extracti32x4_epi32(x0, 3), k2);
-    uint8_t block[16];
-    _mm_storeu_si128((__m128i *)block, fold_block(even, odd, k1));
-    return crc32_x86_pclmulqdq_avx2(crc32_x86_pclmulqdq_avx2(0, block, 16), data, len);
+    return finish_blocks(fold_block(even, odd, k1), data, len);
 }
 #endif

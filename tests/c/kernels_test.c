@@ -607,10 +607,11 @@ static void test_variants(void) {
     if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
     if (cpu & WM_PCLMULQDQ && cpu & WM_AVX2) test_crc("crc32_x86_pclmulqdq_avx2", crc32_x86_pclmulqdq_avx2);
 #if defined(WEIGHTMAP_EMULATE_AVX512ICL)
-    const uint32_t icl = WM_AVX512;
+    const uint32_t icl = WM_AVX512, wide = WM_AVX2;
 #else
-    const uint32_t icl = WM_AVX512 | WM_VPCLMULQDQ | WM_GFNI;
+    const uint32_t icl = WM_AVX512 | WM_VPCLMULQDQ | WM_GFNI, wide = WM_AVX2 | WM_VPCLMULQDQ;
 #endif
+    if ((cpu & wide) == wide) test_crc("crc32_x86_vpclmulqdq_avx2", crc32_x86_vpclmulqdq_avx2);
     if ((cpu & icl) == icl) {
         test_crc("crc32_x86_vpclmulqdq_avx512", crc32_x86_vpclmulqdq_avx512);
         test_crc("crc32_x86_mixed_avx512", crc32_x86_mixed_avx512);

@@ -392,7 +392,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-@pytest.fixture(params=["crc32_x86_vpclmulqdq_avx512", "crc32_x86_mixed_avx512"])
+@pytest.fixture(params=["crc32_x86_vpclmulqdq_avx2", "crc32_x86_vpclmulqdq_avx512", "crc32_x86_mixed_avx512"])
 def emulated(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Callable[[bytes | memoryview, int], int]:
     """Return one of these kernels as a function like zlib's."""
     function = library[request.param]
