@@ -2,7 +2,7 @@
 
 A pickle of protocol 3 or 4 with one object, whose attributes are "index_to_key", a list of the words, and "vectors", an
 array with a row for each. An array of ten million elements or more lies beside the file, in ``FILE.vectors.npy``.
-Nothing of the pickle is executed: see `weightmap.importers._kv`.
+Nothing of the pickle is executed: see `weightmap.importers._pickled`.
 """
 
 from __future__ import annotations

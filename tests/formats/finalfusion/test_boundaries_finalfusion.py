@@ -60,6 +60,8 @@ def test_a_single_chunk_is_a_file(part):
         error = error_of(ff.build([part], listed))
         assert type(error) in {wm.LayoutError, wm.TruncatedError}
         assert error.field in {"chunk_id", "chunk"}
+    two = error_of(ff.build([ff.metadata("a = 1"), ff.simple(WORDS)]))
+    assert type(two) is wm.TruncatedError
 
 
 @pytest.mark.parametrize("count", [63, 64, 65])
