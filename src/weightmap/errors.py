@@ -112,6 +112,8 @@ def counted(number: int, what: str) -> str:
 class Remedy(Named):
     """An option that would help the caller; Python and the command line spell it differently."""
 
+    __slots__ = ()
+
     words: str  # with ``{}`` in the place of the option
     option: str  # its name in Python
     value: str | None = None  # the value that helps, if it is known

@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Self
 
+try:
+    from collections import _tuplegetter as _getter  # type: ignore[attr-defined] # what named tuples of Python have
+except ImportError:
+
+    def _getter(place: int, doc: str) -> property:
+        return property(itemgetter(place), doc=doc)
+
+
 __all__ = ["Named", "later", "on_demand"]
 
 
@@ -74,7 +82,7 @@ class Named(tuple[Any, ...]):
         cls._fields = tuple(cls.__annotations__)
         cls._defaults = {name: cls.__dict__[name] for name in cls._fields if name in cls.__dict__}
         for place, name in enumerate(cls._fields):
-            setattr(cls, name, property(itemgetter(place)))
+            setattr(cls, name, _getter(place, f"Field {place}."))
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         """Make one of values in the order of the fields, by name, or both."""
@@ -95,6 +103,13 @@ class Named(tuple[Any, ...]):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._asdict().items())})"
+
+    def _asdict(self) -> dict[str, Any]:
+        """Return the values by name."""
+        return dict(zip(self._fields, self, strict=True))
+
     def _replace(self, **named: Any) -> Self:
         """Return one with other values in these fields."""
-        return type(self)(**{**dict(zip(self._fields, self, strict=True)), **named})
+        return type(self)(**{**self._asdict(), **named})

@@ -42,6 +42,8 @@ def test_fields_are_those_of_a_named_tuple(values, named):
     assert hash(ours) == hash(theirs)
     assert Ours._fields == Theirs._fields
     assert ours._replace(b="z") == theirs._replace(b="z")
+    assert ours._asdict() == theirs._asdict()
+    assert repr(ours) == repr(theirs).replace("Theirs", "Ours")
     assert Ours._make(tuple(theirs)) == ours
     for copied in (copy.copy(ours), copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         assert type(copied) is Ours
@@ -67,6 +69,7 @@ def test_more_than_the_fields_is_an_error(values, named):
 
 
 def test_fields_cannot_be_assigned():
-    """A named tuple is immutable."""
-    with pytest.raises(AttributeError):
-        Ours(1, "x").a = 2
+    """A named tuple is immutable, and has no other attributes."""
+    for name in ("a", "d"):
+        with pytest.raises(AttributeError):
+            setattr(Ours(1, "x"), name, 2)

@@ -20,7 +20,7 @@ from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.dtypes import DTYPES
 from weightmap.formats import FORMATS
-from weightmap.index.records import RecordTable
+from weightmap.index.columns import RecordTable
 from weightmap.index.rules import Rules
 from weightmap.io.opening import from_buffer
 from weightmap.options import Options
@@ -470,7 +470,7 @@ def test_dimensions_that_columns_have_room_for(room):
     columns.native.dims_cap = room
     out, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
     done = lib.wm_bintensors_scan(text, len(text), 2, columns.native, out, fault)
-    assert (done, fault.code) == ((0, 0) if room >= 2 else (-1, kernels.FAULTS["CAPACITY"]))
+    assert (done, fault.code) == ((0, 0) if room >= 2 else (-1, kernels.faults()["CAPACITY"]))
 
 
 def test_pieces_that_the_scan_can_count():
@@ -488,7 +488,7 @@ def test_pieces_that_the_scan_can_count():
         columns = ffi.new("wm_columns *", small.native[0])
         columns.names_cap, columns.dims_cap = names, dims
         assert lib.wm_bintensors_scan(b"\2" * 4096, len_, 3, columns, out, fault) == -1
-        assert fault.code == kernels.FAULTS[code]
+        assert fault.code == kernels.faults()[code]
 
 
 # ------------------------------------------------------------------------------------------------------------- CNN v2
@@ -601,7 +601,7 @@ def test_layers_that_columns_have_room_for():
         columns.cap, columns.dims_cap, columns.names_cap = cap, dims, names
         done = lib.wm_cnn_layers(records, length, n, columns, out, fault)
         assert done == (0 if fault.code == 0 else -1)
-        return next(name for code, name in {v: k for k, v in kernels.FAULTS.items()}.items() if code == fault.code)
+        return next(name for code, name in {v: k for k, v in kernels.faults().items()}.items() if code == fault.code)
 
     assert layers_of(2) == "NONE"
     assert layers_of(2, length=39) == layers_of(2, cap=1) == layers_of(2, dims=7) == layers_of(2, names=63) == "COLUMN"

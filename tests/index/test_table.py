@@ -16,9 +16,8 @@ import weightmap as wm
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
 from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.index.columns import ColumnTable
+from weightmap.index.columns import ColumnTable, RecordTable
 from weightmap.index.messages import table_error
-from weightmap.index.records import RecordTable
 from weightmap.index.rules import Rules
 from weightmap.kernels import _native
 
@@ -94,7 +93,7 @@ def check(rows, names, data_size, alignment=64, max_gap=63, *, lax=False):
     if isinstance(found, int):
         assert found == sum(row[3] for row in rows)
         return None
-    words = {code: word for word, code in kernels.FAULTS.items()}
+    words = {code: word for word, code in kernels.faults().items()}
     return words[found.code], found.row
 
 
@@ -207,7 +206,7 @@ def test_records_shorter_than_declared_are_refused():
     """A count that the bytes do not hold is a fault, not a read past the end."""
     fault = kernels.records_check(b"\0" * 63, 2, rules(BITS, max_ndim=4), 0, 0, lax=False)
     assert fault is not None
-    assert fault.code == kernels.FAULTS["COLUMN"]
+    assert fault.code == kernels.faults()["COLUMN"]
 
 
 def pairs(entries):
@@ -221,14 +220,14 @@ def test_pairs(count):
     entries = [(b"key%d" % i, "wért".encode() * (i % 5)) for i in range(count)]
     data = pairs(entries)
     assert kernels.pairs_check(data, count) is None
-    assert kernels.pairs_check(data + b"\0", count).code == kernels.FAULTS["NAME_RANGE"]
+    assert kernels.pairs_check(data + b"\0", count).code == kernels.faults()["NAME_RANGE"]
     if count:
-        assert kernels.pairs_check(data + pairs(entries[:1]), count + 1).code == kernels.FAULTS["NAME_DUPLICATE"]
-        assert kernels.pairs_check(pairs([(b"\xff", b"")]) + data, count + 1).code == kernels.FAULTS["NAME_UTF8"]
-        assert kernels.pairs_check(pairs([(b"", b"\xc3")]) + data, count + 1).code == kernels.FAULTS["NAME_UTF8"]
+        assert kernels.pairs_check(data + pairs(entries[:1]), count + 1).code == kernels.faults()["NAME_DUPLICATE"]
+        assert kernels.pairs_check(pairs([(b"\xff", b"")]) + data, count + 1).code == kernels.faults()["NAME_UTF8"]
+        assert kernels.pairs_check(pairs([(b"", b"\xc3")]) + data, count + 1).code == kernels.faults()["NAME_UTF8"]
         for cut in range(min(len(data), 60)):
-            assert kernels.pairs_check(data[: len(data) - 1 - cut], count).code == kernels.FAULTS["NAME_RANGE"]
-    assert kernels.pairs_check(b"", 2**60).code == kernels.FAULTS["NAME_RANGE"]
+            assert kernels.pairs_check(data[: len(data) - 1 - cut], count).code == kernels.faults()["NAME_RANGE"]
+    assert kernels.pairs_check(b"", 2**60).code == kernels.faults()["NAME_RANGE"]
 
 
 def test_find_walks_the_stored_hashes():
@@ -475,7 +474,7 @@ def test_names_are_checked_by_themselves_too(make):
 def test_any_fault_has_words():
     """A fault without words of its own, and one about a name that cannot be read, are errors of ours too."""
     table = records(three(), [b"a", b"\xff", b"c"], 72)
-    found = table_error(table, kernels.Fault(kernels.FAULTS["COLUMN"], 2, 0, 0, 0))
+    found = table_error(table, kernels.Fault(kernels.faults()["COLUMN"], 2, 0, 0, 0))
     assert str(found) == "tensor 'c': the index is damaged (COLUMN) (at byte 64)"
-    found = table_error(table, kernels.Fault(kernels.FAULTS["NAME_DUPLICATE"], 1, 0, 0, 0))
+    found = table_error(table, kernels.Fault(kernels.faults()["NAME_DUPLICATE"], 1, 0, 0, 0))
     assert "tensors 0 and 1 are both called the name of tensor 1" in str(found)

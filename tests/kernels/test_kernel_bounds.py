@@ -100,7 +100,7 @@ def test_columns_never_hold_more_than_their_capacity():
         n, dims, names = (a + b for a, b in zip((2, 3, 3), more, strict=True))
         args = n, dims, names, 1, rules(BITS), 7, 7, 0, fault
         assert lib.wm_columns_check(columns.native, *args) == (-1 if any(more) else 0)
-        assert fault.code == kernels.FAULTS["COLUMN" if any(more) else "NONE"]
+        assert fault.code == kernels.faults()["COLUMN" if any(more) else "NONE"]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_records_end_with_their_bytes(missing):
     pointer = Place(PAGES).give(index[:-missing])
     fault = ffi.new("wm_fault *")
     assert lib.wm_records_check(pointer, 64 - missing, 2, rules(BITS[:3], **FOUR), 2, 2, 0, fault) == -1
-    assert fault.code == kernels.FAULTS["COLUMN"]
+    assert fault.code == kernels.faults()["COLUMN"]
     assert lib.wm_records_find(pointer, 64 - missing, 2, b"x", 1) == -1
 
 
@@ -289,7 +289,7 @@ def test_names_of_records_end_with_their_bytes():
         fault = ffi.new("wm_fault *")
         done = lib.wm_records_check(pointer, len(index) - cut, 2, rules(BITS[:3], **FOUR), 2, 2, 0, fault)
         assert (done, fault.row) == ((5, 0) if cut == 0 else (-1, 1))
-        assert fault.code == kernels.FAULTS["NAME_RANGE" if cut else "NONE"]
+        assert fault.code == kernels.faults()["NAME_RANGE" if cut else "NONE"]
         assert lib.wm_records_find(pointer, len(index) - cut, 2, b"cde", 3) == (-1 if cut else 1)
 
 
@@ -323,7 +323,7 @@ def test_pairs_end_with_their_bytes():
         data = first + (struct.pack("<2H", 1, 1) + b"kv")[:left]
         fault = ffi.new("wm_fault *")
         assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, fault) == -1
-        assert (fault.code, fault.row, fault.at) == (kernels.FAULTS["NAME_RANGE"], 1, len(first))
+        assert (fault.code, fault.row, fault.at) == (kernels.faults()["NAME_RANGE"], 1, len(first))
     data = first + struct.pack("<2H", 1, 1) + b"kv"
     assert lib.wm_pairs_check(Place(PAGES).give(data), len(data), 2, ffi.NULL) == 0
 
@@ -335,7 +335,7 @@ def test_a_count_of_pairs_is_bounded_by_their_bytes():
         fault = ffi.new("wm_fault *")
         assert lib.wm_pairs_check(data, len(data), count, fault) == -1
         # Three empty keys are one key three times; a fourth pair is not there at all.
-        assert fault.code == kernels.FAULTS["NAME_DUPLICATE" if count == 3 else "NAME_RANGE"]
+        assert fault.code == kernels.faults()["NAME_DUPLICATE" if count == 3 else "NAME_RANGE"]
         assert fault.row == row
 
 
@@ -398,7 +398,7 @@ def test_sections_that_can_be(arguments, good):
     """A section is walked that ends where it begins or later, within its memory, and that positions can count."""
     done, out, fault = walk(section(**arguments))
     assert (done, out.n_tensors) == (0 if good else -1, 0)
-    assert fault.code == kernels.FAULTS["NONE" if good else "COLUMN"]
+    assert fault.code == kernels.faults()["NONE" if good else "COLUMN"]
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 8, 16])
@@ -412,7 +412,7 @@ def test_a_file_shorter_than_declared(tmp_path, missing):
         done, out, fault = walk(section(begin, len(data), fd=file.fileno()))
     # The padding behind the eight bytes of data is read with the bytes before them, or alone.
     assert (done, out.n_tensors) == ((0, 1) if missing == 0 else (-1, 0))
-    assert fault.code == kernels.FAULTS["NONE" if missing == 0 else "AMB_READ"]
+    assert fault.code == kernels.faults()["NONE" if missing == 0 else "AMB_READ"]
     assert missing == 0 or (fault.at, fault.actual) == (len(data) - missing, 0)
 
 

@@ -68,7 +68,7 @@ def check_pairs(data: bytes, count: int):
     fault = ffi.new("wm_fault *")
     if lib.wm_pairs_check(ARENA.put(data), len(data), count, fault) == 0:
         return None
-    return next(word for word, code in kernels.FAULTS.items() if code == fault.code), fault.row
+    return next(word for word, code in kernels.faults().items() if code == fault.code), fault.row
 
 
 def first_bad(strings: list[bytes], width: int = 0) -> int:
@@ -280,4 +280,4 @@ def test_utf8_of_extreme_bounds():
 
 def test_every_fault_has_a_number_of_its_own() -> None:
     """Two names of one number would give a scan's fault the error of another scan."""
-    assert len({*kernels.FAULTS.values()}) == len(kernels.FAULTS)
+    assert len({*kernels.faults().values()}) == len(kernels.faults())

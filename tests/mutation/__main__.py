@@ -30,7 +30,7 @@ C_FILES = (
 MODULES = (
     "weightmap.formats",
     "weightmap.index.table",
-    "weightmap.index.records",
+    "weightmap.index.columns",
     "weightmap.io.strict_json",
     "weightmap.options",
 )

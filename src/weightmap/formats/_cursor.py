@@ -1,4 +1,4 @@
-"""A cursor over a header: bounds every read, and reports a field that does not fit in one style."""
+"""Reads headers: field by field with bounds, and as a whole behind its length."""
 
 from __future__ import annotations
 
@@ -7,15 +7,54 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap import kernels
 from weightmap.errors import FormatError, TruncatedError
+from weightmap.formats._base import MAX_HEADER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from weightmap.formats._verifying import Verification
+    from weightmap.index.table import Table
     from weightmap.io.source import Source
-    from weightmap.options import Limits
+    from weightmap.options import Limits, Options
 
-__all__ = ["Cursor"]
+__all__ = ["LENGTH", "Cursor", "read_header", "verifier"]
+
+LENGTH = struct.Struct("<Q")
+
+
+def read_header(source: Source, head: bytes, options: Options) -> bytes:
+    """Return the header as private bytes, its length bounded before it is read."""
+    if len(head) < LENGTH.size:
+        msg = "the file ends within the length of its header"
+        raise TruncatedError(msg, offset=len(head), expected="at least 8 bytes")
+    (length,) = LENGTH.unpack_from(head)
+    options.limits.check("max_header_bytes", length, "length of the header", offset=0)
+    if length > MAX_HEADER:
+        raise FormatError("length of the header", field="n", offset=0, actual=length, expected=f"at most {MAX_HEADER}")
+    base = LENGTH.size + length
+    if base > source.size:
+        msg = "the file ends within its header: its size"
+        raise TruncatedError(msg, field="n", offset=source.size, actual=source.size, expected=f"at least {base}")
+    return head[8:base] if base <= len(head) else source.pread(8, length)
+
+
+def verifier(header: bytes, table: Table) -> Callable[[Verification], None]:
+    """Return the function that verifies such a file. It keeps only a checksum of the header."""
+    base, crc = LENGTH.size + len(header), kernels.crc32(header)
+
+    def verify(run: Verification) -> None:
+        run.unchanged(run.read(0, base)[LENGTH.size :], crc, "the header")
+        run.checked("header")
+        if "" in table.names:
+            run.warn("a tensor has an empty name")
+        run.rest()
+
+    return verify
+
 
 # Bytes read at once from a source.
 _WINDOW = 4096

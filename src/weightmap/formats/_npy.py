@@ -63,6 +63,8 @@ class Array(Named):
         Bytes before its data.
     """
 
+    __slots__ = ()
+
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None

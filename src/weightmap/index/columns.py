@@ -1,12 +1,14 @@
-"""A table of tensors in private columns."""
+"""Both kinds of table: columns that a scan has filled, and records that are used where they lie."""
 
 from __future__ import annotations
 
 import math
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap import kernels
 from weightmap.index.rules import U64_MAX, Rules
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Table
@@ -14,11 +16,15 @@ from weightmap.index.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap import kernels
+    from numpy.typing import NDArray
+
     from weightmap.dtypes import DType
+    from weightmap.index.rules import Rules
     from weightmap.index.table import Place
 
-__all__ = ["ColumnTable"]
+    Index = bytes | NDArray[np.uint8]
+
+__all__ = ["ColumnTable", "RecordTable"]
 
 
 class ColumnTable(Table):
@@ -127,3 +133,133 @@ class ColumnTable(Table):
         if fault.kind != "NAME_FLOOD":
             self.fail(fault)
         self.check_names()
+
+
+class RecordTable(Table):
+    """A table of EMBD's fixed-size descriptors, used where they lie.
+
+    Parameters
+    ----------
+    load : callable
+        Called at the first use; returns the index as bytes or an array of uint8, with ``private=True`` outside of any
+        mapping. It holds `count` records of 32 bytes (u32 name_hash, u8 dtype, u8 ndim, u16 name_length, 4 x u32 shape,
+        u64 offset), then the names back to back in the order of the records, and perhaps padding.
+    count : int
+    start : int
+        Offset of the index in the file, for messages.
+    rules : Rules
+    loaded : bytes, optional
+        The index, where it was read already.
+    """
+
+    RECORD = struct.Struct("<I2BH4IQ")
+    _LENGTH_AT = 6
+    names_size: int = 0
+    _bytes: Index | None = None
+    is_mapped: bool = True
+
+    def __init__(
+        self, load: Callable[..., Index], count: int, start: int, rules: Rules, loaded: bytes | None = None
+    ) -> None:
+        self.count = count
+        self.rules = rules
+        self._load = load
+        self._start = start
+        if loaded is not None:
+            self._bytes = loaded
+            self.is_mapped = False
+
+    @property
+    def _index(self) -> Index:
+        index = self._bytes
+        if index is None:
+            index = self._bytes = self._load()
+            self.is_mapped = type(index) is not bytes
+        return index
+
+    def detach_index(self) -> None:
+        """Replace a mapped index by a copy in private memory, and drop what was built over the mapped one."""
+        if self.is_mapped:
+            self._bytes = self._load(private=True)
+            self._names = None
+            self.__dict__.pop("find", None)
+            self.is_mapped = False
+
+    def _load_names(self) -> StringTable:
+        count, size = self.count, self.RECORD.size
+        bounds = np.zeros(count + 1, np.uint32)
+        if not count:  # numpy refuses strides over no memory
+            return StringTable(b"", bounds, 0, "tensor name")
+        index = self._index
+        lengths = np.ndarray((count,), "<u2", index, self._LENGTH_AT, (size,))
+        np.cumsum(lengths, out=bounds[1:], dtype=np.uint32)
+        names = index[count * size :]
+        if int(bounds[-1]) > len(names) or bool((bounds[1:] < bounds[:-1]).any()):
+            self.refuse("NAME_RANGE", count, int(bounds[-1]), len(names))
+        return StringTable(names, bounds, 0, "tensor name")
+
+    def _scan(self, name: bytes) -> int:
+        return kernels.records_find(self._index, self.count, name)
+
+    def place(self, i: int) -> Place:
+        """Check row i, and return its dtype, shape, offset and bytes."""
+        index = self._bytes
+        _, code, ndim, _, a, b, c, d, offset = _unpack_record(self._index if index is None else index, i * 32)
+        rules = self.rules
+        # The usual cases are written out: these lines are most of a look-up's time.
+        if ndim == 2:
+            shape: tuple[int, ...] = (a, b)
+            size = a * b
+        elif ndim == 1:
+            shape = (a,)
+            size = a
+        else:
+            shape = (a, b, c, d)[:ndim]
+            size = math.prod(shape)
+        if ndim not in rules.ndims:
+            self.refuse("TABLE_NDIM", i, ndim)
+        dtype = rules.dtypes[code]
+        if dtype is None:
+            dtype = self._dtype(code, i)
+        if not size:
+            self._check_shape(i, shape, dtype)
+        size = size * dtype.bits >> 3
+        if offset > rules.data_size - size:
+            self._out_of_range(i, offset + size)
+        return dtype, shape, rules.base + offset, size
+
+    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
+        size = self.RECORD.size
+        # Copied, so that the bytes checked are the bytes used.
+        copied = np.frombuffer(bytes(self._index[first * size : last * size]), _RECORD_DTYPE)
+        ndims = copied["ndim"]
+        bad = np.flatnonzero((ndims < self.rules.min_ndim) | (ndims > self.rules.max_ndim))
+        if len(bad):
+            i = int(bad[0])
+            self.refuse("TABLE_NDIM", first + i, int(ndims[i]))
+        return copied["dtype"], ndims, copied["dims"], copied["offset"]
+
+    def position(self, row: int) -> int | None:
+        """Return the offset of a record in the file."""
+        return self._start + row * self.RECORD.size if row < self.count else None
+
+    def check(self) -> None:
+        """Check every record and name by one call into C: ranges, UTF-8, stored hashes, uniqueness."""
+        rules = self.rules
+        index = self._bytes
+        found = kernels.records_check(
+            self._index if index is None else index, self.count, rules.native, rules.declared, rules.room, lax=rules.lax
+        )
+        if isinstance(found, int):
+            self.names_size = found
+        elif found.kind == "NAME_FLOOD":
+            self.check_names()
+            self.names_size = self.names.nbytes
+        else:
+            self.fail(found)
+
+
+_RECORD_DTYPE = np.dtype(
+    [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")]
+)
+_unpack_record = RecordTable.RECORD.unpack_from

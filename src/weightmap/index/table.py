@@ -9,7 +9,7 @@ when the file is opened. Neither makes a Python object for a tensor before it is
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from weightmap import kernels
 from weightmap.dtypes import DECLARED
 from weightmap.errors import FormatError, LayoutError, quoted
 from weightmap.index.rules import INT64_MAX, U64_MAX, Rules
+from weightmap.lazy import Named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ __all__ = ["Row", "Table", "TensorInfo"]
 _BATCH = 4096
 
 
-class Row(NamedTuple):
+class Row(Named):
     """One checked row of a table: the data lies within the file.
 
     Attributes
@@ -46,6 +47,8 @@ class Row(NamedTuple):
         Position in the file and size of the data, in bytes.
     """
 
+    __slots__ = ()
+
     dtype: DType
     shape: tuple[int, ...]
     offset: int
@@ -53,10 +56,10 @@ class Row(NamedTuple):
 
     def info(self, name: str) -> TensorInfo:
         """Return what users are told of the tensor, called `name`."""
-        return TensorInfo(name, self.dtype.name, self.shape, self.offset, self.nbytes)
+        return TensorInfo._make((name, self.dtype.name, self.shape, self.offset, self.nbytes))
 
 
-class TensorInfo(NamedTuple):
+class TensorInfo(Named):
     """A tensor's entry in the index of its file.
 
     Attributes
@@ -70,6 +73,8 @@ class TensorInfo(NamedTuple):
     nbytes : int
         Size of the data, in bytes.
     """
+
+    __slots__ = ()
 
     name: str
     dtype: str
@@ -281,7 +286,7 @@ class Table:
         """Yield every row, checked, in file order."""
         for dtype, shape, offset, nbytes, count, step in self.runs():
             for k in range(count):
-                yield Row(dtype, shape, offset + k * step, nbytes)
+                yield Row._make((dtype, shape, offset + k * step, nbytes))
 
     def check(self) -> None:
         """Check every row, and that names are unique. Raises the error of the first bad row."""
@@ -328,7 +333,7 @@ class Table:
 
     def refuse(self, kind: str, row: int, actual: int = 0, expected: int = 0) -> NoReturn:
         """Raise the error for a fault that Python found."""
-        self.fail(kernels.Fault(kernels.FAULTS[kind], row, 0, actual, expected))
+        self.fail(kernels.Fault(kernels.faults()[kind], row, 0, actual, expected))
 
     def fail(self, fault: kernels.Fault) -> NoReturn:
         """Raise the error for a fault that a scan in C found."""

@@ -34,7 +34,7 @@ from weightmap.kernels._files import (
     will_need,
     with_temporary,
 )
-from weightmap.kernels._native import FAULTS, U32_MAX, Fault
+from weightmap.kernels._native import U32_MAX, Fault, faults
 from weightmap.kernels._scans import (
     GGUF_DEEPEST,
     GGUF_KEY_MOST,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
 
 __all__ = [
-    "FAULTS",
     "NULL",
     "U32_MAX",
     "Fault",
@@ -27,6 +27,7 @@ __all__ = [
     "decode_array",
     "decode_ggml_array",
     "fault_of",
+    "faults",
     "ffi",
     "from_buffer",
     "lib",
@@ -88,11 +89,13 @@ class Fault:
     @property
     def kind(self) -> str:
         """The name of its code, such as "TABLE_RANGE"."""
-        return _KINDS.get(self.code, "")
+        return next((name for name, code in faults().items() if code == self.code), "")
 
 
-FAULTS = {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
-_KINDS = {code: name for name, code in FAULTS.items()}
+@functools.cache
+def faults() -> dict[str, int]:
+    """Return the codes of faults by name, such as "TABLE_RANGE"; those of C begin with WM_FAULT_."""
+    return {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
 
 
 def fault_of(fault: Any) -> Fault:

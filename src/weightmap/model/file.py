@@ -122,7 +122,7 @@ class TensorFile(Mapping[str, Any]):
                 stored = dtype.numpy
                 if stored is None:
                     if dtype.quantized:
-                        return self._quantized(Row(dtype, shape, offset, nbytes))
+                        return self._quantized(Row._make((dtype, shape, offset, nbytes)))
                     if dtype.packed:
                         return source.array(OCTET, (nbytes,), offset, nbytes)
                     stored = numpy_dtype(dtype)

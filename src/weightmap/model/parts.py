@@ -161,7 +161,7 @@ def arrays(file: Any) -> Iterator[Any]:
         source.check_unchanged()
         for dtype, shape, offset, nbytes, count, step in file._table.runs():
             if dtype.quantized:
-                yield file._quantized(Row(dtype, shape, offset, nbytes))
+                yield file._quantized(Row._make((dtype, shape, offset, nbytes)))
                 continue
             if dtype.placement is not None:
                 yield source.placed(dtype.placement, numpy_dtype(dtype), shape, offset, nbytes)

@@ -31,6 +31,8 @@ _PIECE = 1 << 18
 class PQShape(Named):
     """The parts of a product-quantised tensor, besides its shape (rows, length)."""
 
+    __slots__ = ()
+
     quantized_len: int  # codes of a row
     n_centroids: int  # of each codebook
     projection: bool  # whether it has one
@@ -47,6 +49,8 @@ class TensorRef(Named):
     quantized : callable or None
         The format's `Content.quantized`, which makes a tensor of ``(row, octets)``; None if it has no schemes.
     """
+
+    __slots__ = ()
 
     source: Source
     row: Row

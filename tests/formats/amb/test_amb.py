@@ -493,7 +493,7 @@ def test_a_text_longer_than_its_section(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_fault_that_has_no_words_is_an_error_all_the_same() -> None:
     """Every fault of the walk becomes an error of ours."""
-    error = layout._error(kernels.Fault(kernels.FAULTS["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
+    error = layout._error(kernels.Fault(kernels.faults()["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
     assert isinstance(error, wm.FormatError)
     assert str(error) == "tensor 3: the records are damaged (COLUMN) (at byte 100)"
 

@@ -170,7 +170,7 @@ def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path: Path) -> None
 def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the scan says of 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
     most = U32 // 32
-    fault = kernels.Fault(kernels.FAULTS["CAPACITY"], most + 1, 0, most + 1, most)
+    fault = kernels.Fault(kernels.faults()["CAPACITY"], most + 1, 0, most + 1, most)
     monkeypatch.setattr(kernels, "scan_layers", lambda _: fault)
     with pytest.raises(wm.LimitError, match=f"num_layers is {most + 1}, expected at most {most}") as caught:
         wm.open(TRUTH)
@@ -263,11 +263,11 @@ def test_the_scan_refuses_columns_that_are_too_short() -> None:
     for length, n, room in ((39, 2, 64), (40, 3, 96), (40, 2, 63), (40, 2**61, 2**63), (0, 1, 32)):
         nothing = ffi.new("wm_columns *", (n, 4 * n, room, *[ffi.NULL] * 7))
         assert lib.wm_cnn_layers(records, length, n, nothing, found, fault) == -1
-        assert fault.code == kernels.FAULTS["COLUMN"]
+        assert fault.code == kernels.faults()["COLUMN"]
     for cap, dims_cap in ((1, 8), (2, 7)):
         nothing = ffi.new("wm_columns *", (cap, dims_cap, 64, *[ffi.NULL] * 7))
         assert lib.wm_cnn_layers(records, 40, 2, nothing, found, fault) == -1
-        assert fault.code == kernels.FAULTS["COLUMN"]
+        assert fault.code == kernels.faults()["COLUMN"]
 
 
 def test_the_scan_reads_records_alone() -> None:

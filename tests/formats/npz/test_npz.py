@@ -156,7 +156,7 @@ def test_a_header_that_cannot_be_read(tmp_path: Path) -> None:
     with path.open("rb") as file:
         short = kernels.zip_scan(file.fileno(), None, begin, central, 2)
     closed = kernels.zip_scan(1 << 20, None, begin, central, 2)
-    large = kernels.Fault(kernels.FAULTS["COLUMN"], 0, 0, 0, 0)
+    large = kernels.Fault(kernels.faults()["COLUMN"], 0, 0, 0, 0)
     source = from_path(str(path), "mmap")
     for fault, error in ((short, wm.TruncatedError), (closed, OSError), (large, wm.FormatError)):
         assert isinstance(fault, kernels.Fault)

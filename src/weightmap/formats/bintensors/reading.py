@@ -12,7 +12,7 @@ from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError, counted, quoted
 from weightmap.formats._base import Content, trailing
-from weightmap.formats._framed import LENGTH, read_header, verifier
+from weightmap.formats._cursor import LENGTH, read_header, verifier
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 from weightmap.index.columns import ColumnTable
 from weightmap.index.rules import Rules

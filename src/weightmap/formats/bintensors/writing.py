@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightmap import kernels
 from weightmap.formats._base import MAX_HEADER
-from weightmap.formats._framed import LENGTH
+from weightmap.formats._cursor import LENGTH
 from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, refuse
 from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
 

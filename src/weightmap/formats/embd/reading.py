@@ -28,13 +28,15 @@ from weightmap.formats.embd.layout import (
     VOCAB_EMBEDDED,
     Header,
     check_gap,
+    check_metadata,
     check_table,
     field_error,
+    load_metadata,
     record_rules,
+    string_table,
+    vocabulary,
 )
-from weightmap.formats.embd.sections import check_metadata, load_metadata, string_table, vocabulary
-from weightmap.index.columns import ColumnTable
-from weightmap.index.records import RecordTable
+from weightmap.index.columns import ColumnTable, RecordTable
 from weightmap.index.rules import ANY_GAP, Rules
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from weightmap.formats.embd.layout import (
     VOCAB_EMBEDDED,
     Header,
     check_table,
+    load_metadata,
     record_rules,
+    vocabulary,
 )
-from weightmap.formats.embd.sections import load_metadata, vocabulary
-from weightmap.index.records import RecordTable
+from weightmap.index.columns import RecordTable
 from weightmap.io.opening import from_buffer
 
 if TYPE_CHECKING:

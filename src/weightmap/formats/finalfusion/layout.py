@@ -88,6 +88,8 @@ MAX_STRINGS = U32_MAX - 12
 class VocabChunk(Named):
     """A vocabulary chunk, described by its fields. Offsets count from the start of the file."""
 
+    __slots__ = ()
+
     id: int
     offset: int  # of the payload
     declared: int  # the chunk's end by its length
@@ -104,6 +106,8 @@ class VocabChunk(Named):
 class Block(Named):
     """A storage or norms chunk. Offsets count from the start of the file."""
 
+    __slots__ = ()
+
     code: int  # of its type; `PQ_CODE` for a quantised matrix
     shape: tuple[int, ...]
     chunk: int  # offset of the chunk
@@ -116,6 +120,8 @@ class Block(Named):
 
 class Chunks(Named):
     """The chunks of a file."""
+
+    __slots__ = ()
 
     listed: tuple[int, ...] | None  # ids in the header; None for a list that is too long to be one
     found: tuple[int, ...]  # ids of the chunks in the file, in order

@@ -10,7 +10,7 @@ from weightmap import kernels
 from weightmap.dtypes import DTYPES
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, quoted
 from weightmap.formats._base import Content, trailing
-from weightmap.formats._framed import LENGTH, read_header, verifier
+from weightmap.formats._cursor import LENGTH, read_header, verifier
 from weightmap.formats.safetensors import DTYPE_NAMES
 from weightmap.index.columns import ColumnTable
 from weightmap.index.rules import Rules

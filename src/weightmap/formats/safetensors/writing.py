@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from weightmap.formats._base import MAX_HEADER
-from weightmap.formats._framed import LENGTH
+from weightmap.formats._cursor import LENGTH
 from weightmap.formats._writing import Plan, Reason, Request, Unfit, encodable, framed, framing, refuse
 from weightmap.formats.safetensors import DTYPE_NAMES
 

@@ -43,6 +43,8 @@ _OF_KIND = {number: name for name, number in kernels.PICKLE_VALUES.items()}
 class Span(Named):
     """Where a program lies in the file, and how messages call it."""
 
+    __slots__ = ()
+
     name: str
     offset: int
 
