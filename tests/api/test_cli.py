@@ -856,12 +856,17 @@ def test_a_terminal_gets_a_progress_bar(write, tmp_path):
 
 
 def test_terminal_tables_survive_without_rich(write, run, monkeypatch):
-    """Without rich, a terminal gets the plain columns."""
+    """Without rich, a terminal gets the plain columns, of the tree of modules and of all tensors."""
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    status, out, _ = run("inspect", write())
+    path = write()
+    status, out, _ = run("inspect", path)
+    assert status == 0
+    assert "weight" in out
+    assert "24 B           float32  [2, 3]" in out
+    status, out, _ = run("inspect", "--flat", path)
     assert status == 0
     assert "weight  float32" in out
 
