@@ -33,6 +33,7 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float]:
 
     Examples
     --------
+    >>> import numpy as np
     >>> differing(np.float32([1, 2, 3]), np.float32([1, 2.5, 3]), "float32")
     (1, 0.5)
     """

@@ -4,6 +4,7 @@
 >>> from weightmap.report import write_report
 >>> wm.save("model.safetensors", {"layer.0.w": np.eye(64, dtype=np.float32)})
 >>> write_report("model.html", "model.safetensors")
+True
 
 Needs the package vl-convert-python, which the extra ``[report]`` names.
 """
