@@ -21,6 +21,7 @@ help:
 	@echo "make quantisation-table  the table of docs/quantisation.md, measured anew"
 	@echo "make wheel   source distribution and wheel, into dist/"
 	@echo "make wheels  wheels for Linux on x86-64 and aarch64, glibc and musl, audited, into dist/"
+	@echo "make docs    the pages, with the API, into build/docs/"
 	@echo "make arm64-test     the arm64 kernels, cross-compiled and run under an emulator"
 	@echo "make sanitize-test  the kernels under the address and undefined-behaviour sanitisers"
 	@echo "make sanitize       all tests with the C module under these sanitisers"
@@ -44,7 +45,7 @@ demo: $(MODULE) $(MODEL) $(VENV)/.extra-demo
 
 # One process for each processor, up to four; make test JOBS=0 runs everything in one process, and names the files.
 JOBS := auto
-test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo
+test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench $(VENV)/.extra-demo $(VENV)/.extra-pages
 	@echo "Running the tests, and each benchmark once"
 	@$(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal tests benchmarks
 

@@ -1,6 +1,6 @@
 # What a release needs: wheels, and the tests of what they hold. The Makefile includes this file after the variables.
 
-.PHONY: wheels wheels-test
+.PHONY: wheels docs
 
 # Another folder for the compiler and the auditors: make wheels WHEELS=/tmp/wheels. Some of the wheels: TARGETS="x86_64".
 WHEELS  := .venv-wheels
@@ -14,3 +14,8 @@ $(WHEELS)/.installed: requirements/wheels.txt
 wheels: $(WHEELS)/.installed
 	@echo "Building and auditing the wheels; this takes some minutes"
 	@$(WHEELS)/bin/python packaging/wheels.py $(TARGETS)
+
+# Warnings are errors, missing targets of links among them. The pages of the API and of the formats come from docstrings.
+docs: $(MODULE) $(VENV)/.extra-pages
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "Wrote build/docs/index.html"

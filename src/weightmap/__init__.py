@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from weightmap.plans.planning import ReadPlan, plan
     from weightmap.quant.blocks import QuantizedTensor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ChecksumError",

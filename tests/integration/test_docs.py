@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import re
 from pathlib import Path
 
@@ -13,12 +14,16 @@ from weightmap.formats import by_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "weightmap"
+# The README has absolute links, for the package index shows it too.
+REPOSITORY = "https://github.com/weightmap/weightmap/blob/main/"
+# Written by `make docs`.
+GENERATED = {"api.md", "file-formats.md"}
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
     if path.stem not in {"__main__", "torch"}  # one runs, the other needs PyTorch
 )
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED)])
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -29,13 +34,14 @@ def test_examples_in_docstrings_run(name, tmp_path, monkeypatch):
     assert not failed
 
 
-def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
-    """The Python of the README runs as it stands."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_examples_of_the_first_pages_run(page, tmp_path, monkeypatch, capsys):
+    """The Python of the README, and that of the page after it, runs as it stands."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     monkeypatch.chdir(tmp_path)
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, page, "exec"), {})
     assert capsys.readouterr().out == "safetensors ['weight', 'scale'] (3, 3)\n[1. 1. 1.]\n"
 
 
@@ -108,6 +114,13 @@ def test_the_table_of_formats_is_that_of_the_builders():
         assert f"\n| {builder.title} | `{builder.suffix}` | yes | {written} | {builder.holds} |\n" in text
 
 
+def test_the_readme_is_a_landing_page():
+    """It is short, and each of its links is absolute."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    assert all(target.startswith("https://") for target in re.findall(r"\]\(([^)]+)\)", text))
+
+
 def test_nobody_is_promised_that_every_byte_is_checked(capsys):
     """Neither README nor help says so of `verify`: most formats have no checksums."""
     assert cli.main(["--help"]) == cli.main(["verify", "--help"]) == 0
@@ -118,7 +131,8 @@ def test_nobody_is_promised_that_every_byte_is_checked(capsys):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document):
     """Every relative link names a file that is there."""
-    targets = re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8"))
+    text = document.read_text(encoding="utf-8").replace(REPOSITORY, os.path.relpath(ROOT, document.parent) + "/")
+    targets = re.findall(r"\]\(([^)#:]+)[)#]", text)
     assert not [target for target in targets if not (document.parent / target).exists()]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-NEEDS = {"safetensors.md": "safetensors", "torch.md": "torch", "jax.md": "jax"}
+NEEDS = {"safetensors.md": "safetensors", "torch.md": "torch", "jax.md": "jax", "memmap.md": "numpy"}
 
 
 @pytest.mark.parametrize("page", NEEDS)
@@ -22,10 +22,10 @@ def test_the_snippets_of_a_guide_run(page, tmp_path, monkeypatch):
 
 
 def test_the_readme_leads_to_each_guide():
-    """Its first screen names compat, torch and modes; each guide is in its table of pages."""
+    """Its first screen names compat, torch and modes; it links each guide."""
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     for page in NEEDS:
-        assert f"[docs/{page}](docs/{page})" in readme
+        assert f"/docs/{page})" in readme
     first = "\n".join(readme.splitlines()[:40])
     for word in ("weightmap.compat", "weightmap.torch", 'mode="cow"'):
         assert word in first

@@ -1,0 +1,48 @@
+"""`make docs` builds: no warning, no link without a target, and each public name has its place."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Folder of the built pages."""
+    pytest.importorskip("sphinx")
+    pytest.importorskip("furo")
+    folder = tmp_path_factory.mktemp("pages")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", ["weightmap", "weightmap.kernels", "weightmap.errors", "weightmap.dlpack"])
+def test_each_public_name_is_documented(pages, name):
+    """The page of the interface has an entry, with an address, for everything that a module exports."""
+    ids = set(re.findall(r'id="([\w.]+)"', (pages / "api.html").read_text(encoding="utf-8")))
+    module = importlib.import_module(name)
+    left_out = {"kernels"}  # a module, with a section of its own
+    documented = [each for each in module.__all__ if callable(getattr(module, each)) and each not in left_out]
+    assert documented
+    assert not [each for each in documented if f"{name}.{each}" not in ids]
+
+
+def test_links_between_pages_have_targets(pages):
+    """Every link within the pages names a file, and a heading in it, that is there."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in pages.glob("*.html")}
+    missing = []
+    for page, text in texts.items():
+        for target in re.findall(r'<a [^>]*href="([^":]*)"', text):
+            file, _, heading = target.partition("#")
+            if not (pages / (file or page)).exists():
+                missing.append((page, target))
+            elif heading and f'id="{heading}"' not in texts.get(file or page, f'id="{heading}"'):
+                missing.append((page, target))
+    assert not missing
