@@ -21,6 +21,7 @@ help:
 	@echo "make quantisation-table  the table of docs/quantisation.md, measured anew"
 	@echo "make wheel   source distribution and wheel, into dist/"
 	@echo "make wheels  wheels for Linux on x86-64 and aarch64, glibc and musl, audited, into dist/"
+	@echo "make types   how much of the public interface is typed, by pyright"
 	@echo "make docs    the pages, with the API, into build/docs/"
 	@echo "make arm64-test     the arm64 kernels, cross-compiled and run under an emulator"
 	@echo "make sanitize-test  the kernels under the address and undefined-behaviour sanitisers"

@@ -49,6 +49,7 @@ MODULES = (
     "weightmap.remote",
     "weightmap.kernels",
     "weightmap.errors",
+    "weightmap.typing",
 )
 
 

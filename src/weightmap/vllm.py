@@ -27,6 +27,8 @@ from weightmap.torch import read_tensor, torch_device, writable_mode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from weightmap.typing import Mode, Verify
+
 __all__ = ["Settings", "has_head", "loader_class", "model_files", "register", "register_sglang", "sglang_loader_class"]
 
 _FORMATS = ("safetensors", "embd", "bintensors", "amb", "gguf")
@@ -41,8 +43,8 @@ _LLAMA_CPP = re.compile(r"blk\.\d+\.")
 class Settings(NamedTuple):
     """What ``model_loader_extra_config`` sets."""
 
-    mode: str | None = None
-    verify: str = "header"
+    mode: Mode | None = None
+    verify: Verify = "header"
     threads: int | None = None
 
     @classmethod

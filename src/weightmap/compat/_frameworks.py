@@ -11,6 +11,8 @@ from weightmap.errors import MissingDependencyError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightmap.typing import Mode
+
 __all__ = ["Framework", "framework_named", "imported"]
 
 
@@ -48,7 +50,7 @@ class Framework(NamedTuple):
     deliver: Callable[[Any], Any] | None
     check: Callable[[], Any]
 
-    def mode(self) -> str | None:
+    def mode(self) -> Mode | None:
         """Return the mode to open files in; None for the default."""
         if not self.writable:
             return None

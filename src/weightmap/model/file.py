@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -28,9 +28,12 @@ from weightmap.model.parts import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+    from typing import Self, TypeVar
 
     from numpy.typing import DTypeLike, NDArray
+
+    A = TypeVar("A", bound=NDArray[Any])
+    T = TypeVar("T", bound=np.generic)
 
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
@@ -111,7 +114,7 @@ class TensorFile(Mapping[str, Any]):
         self.format: str = format_
         self.layout: str = content.layout
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> NDArray[Any] | Any:
         source = self._source
         try:
             source.check_unchanged()
@@ -239,6 +242,20 @@ class TensorFile(Mapping[str, Any]):
         """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
         return [row.info(name) for name, (_, row, _) in zip(self, located(self), strict=True)]
 
+    @overload
+    def read(
+        self, name: str, dtype: type[np.float32] = ..., *, out: None = None, threads: int | None = None
+    ) -> NDArray[np.float32]: ...
+    @overload
+    def read(
+        self, name: str, dtype: type[T] | np.dtype[T], *, out: None = None, threads: int | None = None
+    ) -> NDArray[T]: ...
+    @overload
+    def read(self, name: str, dtype: DTypeLike = ..., *, out: A, threads: int | None = None) -> A: ...
+    @overload
+    def read(
+        self, name: str, dtype: DTypeLike = ..., *, out: NDArray[Any] | None = None, threads: int | None = None
+    ) -> NDArray[Any]: ...
     def read(
         self, name: str, dtype: DTypeLike = np.float32, *, out: NDArray[Any] | None = None, threads: int | None = None
     ) -> NDArray[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weightmap.errors import FileChangedError, UnknownFormatError
 from weightmap.formats import by_name
@@ -15,6 +15,13 @@ from weightmap.model.parts import identities, parts_of
 from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file, open_opened
 from weightmap.options import ImportOptions, Limits, Options
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from numpy.typing import NDArray
+
+    from weightmap.typing import Advice, Mode, OpenOptions, Verify
+
 __all__ = ["load", "open"]
 
 _VERIFY = ("none", "header", "full")
@@ -24,11 +31,11 @@ def open(
     source: Any,
     *,
     format: str | None = None,
-    mode: str | None = None,
-    verify: str = "header",
+    mode: Mode | None = None,
+    verify: Verify = "header",
     strict: bool = True,
     limits: Limits | None = None,
-    advise: str | None = None,
+    advise: Advice | None = None,
 ) -> TensorFile:
     """Open a model file in place.
 
@@ -141,7 +148,7 @@ def _open_sharded(path: str, options: Options) -> TensorFile:
     return open_sharded(path, options)
 
 
-def load(source: Any, **open_options: Any) -> dict[str, Any]:
+def load(source: Any, **open_options: Unpack[OpenOptions]) -> dict[str, NDArray[Any] | Any]:
     """Open a file and return all its tensors as a dictionary of views, in file order.
 
     The views keep the mapping alive; nothing is copied (unless ``mode="copy"``).

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from weightmap.formats import Payload
     from weightmap.io.sink import Plan
+    from weightmap.typing import TensorLike
 
 __all__ = ["aligned_to", "save"]
 
@@ -111,7 +112,7 @@ def aligned_to(align: int | None) -> int:
 
 def save(
     path: str | bytes | os.PathLike[Any],
-    tensors: Mapping[str, Any],
+    tensors: Mapping[str, TensorLike],
     *,
     format: str | None = None,
     layout: str | None = None,

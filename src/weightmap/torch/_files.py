@@ -15,11 +15,12 @@ from weightmap.torch._tensors import imported_torch, pieces_of, staged, to_devic
 
 if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
+    from weightmap.typing import Mode
 
 __all__ = ["load_file", "read_tensor", "writable_mode"]
 
 
-def writable_mode() -> str:
+def writable_mode() -> Mode:
     """Return the mode for tensors of the CPU: "cow", or "copy" where WEIGHTMAP_MODE asks for private memory."""
     return "copy" if os.environ.get("WEIGHTMAP_MODE") in {"copy", "sealed"} else "cow"
 
