@@ -103,6 +103,8 @@ int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, d
 
 /* The index of the first element that is NaN or infinite, or -1. */
 int64_t wm_first_not_finite(const float *x, uint64_t n);
+/* The sum of the squares of x[0, n), in float64; the same on every CPU. */
+double wm_sum_of_squares(const float *x, uint64_t n);
 /* Quantises x[0, n) to such data in out[0, out_size), exactly wm_blocks_size bytes. A search finds scales of small squared
  * error; codes are the nearest to x / scale (in float32, ties to even) within range. The bytes do not depend on the CPU or the
  * number of threads. A block of zeros gets a scale of 0; a scale too large for its type becomes the largest finite one. With

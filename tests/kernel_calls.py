@@ -651,6 +651,11 @@ def _wm_differing(p: Place, size: int) -> Any:
     return found
 
 
+def _wm_sum_of_squares(p: Place, size: int) -> Any:
+    values = lengths(size).astype(np.float32)
+    return np.float64(lib.wm_sum_of_squares(p.array(values), len(values))).tobytes()
+
+
 def _wm_join_ranges(p: Place, size: int) -> Any:
     starts = np.cumsum(lengths(8 * size)[:size], dtype=np.uint64)
     given = np.arange(len(starts), dtype=np.uint32) // 50, starts, starts + np.uint64(3)

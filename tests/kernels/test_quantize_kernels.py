@@ -120,6 +120,13 @@ def test_sums_of_squared_errors(bits, scale_type):
     assert np.allclose(errors, wrong.reshape(-1, 32).sum(1), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 1023, 1024, 1033, 5000])
+def test_sum_of_squares(isa, n):
+    """In float64, for any number of elements."""
+    x = gaussian(n) * np.float32(1e30)
+    assert np.isclose(kernels.sum_of_squares(x), (x.astype(np.float64) ** 2).sum(), rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize("bits", [4, 5])
 def test_no_block_is_worse_than_the_plain_scale(bits):
     """No block has a larger error than with the extreme element at the lowest code, and all together clearly less."""

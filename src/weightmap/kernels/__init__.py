@@ -113,7 +113,7 @@ _ON_DEMAND = {
     "_memory": "check_out empty given_array",
     "_pages": "cached_pages drop_pages file_system page_size resident_pages",
     "_pq": "Codes",
-    "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers",
+    "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers sum_of_squares",
     "_ranges": "join_ranges",
     "_subwords": "NGRAMS_MOST Ngrams gather_rows pack_texts unit_sums",
 }

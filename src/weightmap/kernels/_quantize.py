@@ -17,7 +17,7 @@ from weightmap.kernels._native import NULL, as_output, from_buffer, lib, thread_
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["encode_blocks", "encode_with_errors", "quantize_int4", "quantize_int5", "real_numbers"]
+__all__ = ["encode_blocks", "encode_with_errors", "quantize_int4", "quantize_int5", "real_numbers", "sum_of_squares"]
 
 
 def quantize_int4(a: ArrayLike, block_size: int, *, scale_type: str = "fp16", threads: int = 1) -> NDArray[np.uint8]:
@@ -105,6 +105,18 @@ def real_numbers(a: ArrayLike) -> NDArray[Any]:
     if array.dtype.kind not in "fiub" and not np.can_cast(array.dtype, np.float32):
         raise QuantError("dtype", actual=array.dtype, expected="real numbers")
     return array
+
+
+def sum_of_squares(values: NDArray[np.float32]) -> float:
+    """Return the sum of the squares of a flat array, in float64; it is the same on every CPU.
+
+    Examples
+    --------
+    >>> sum_of_squares(np.float32([3, 4]))
+    25.0
+    """
+    total: float = lib.wm_sum_of_squares(from_buffer("float[]", values) if values.size else NULL, values.size)
+    return total
 
 
 def floats(a: ArrayLike) -> NDArray[np.float32]:
