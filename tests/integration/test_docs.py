@@ -4,6 +4,8 @@ import doctest
 import importlib
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,15 @@ def test_the_readme_is_a_landing_page():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 150
     assert all(target.startswith("https://") for target in re.findall(r"\]\(([^)]+)\)", text))
+
+
+@pytest.mark.skipif(sys.maxsize < 1 << 40, reason="an address space of 64 bits")
+def test_forty_gib_open_without_that_much_memory(tmp_path):
+    """The example that the README names opens 40 GiB; that these take no memory is what a mapping is."""
+    command = [sys.executable, str(ROOT / "examples" / "larger_than_memory.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("for 40 GiB, value 0.0") == 2
 
 
 def test_nobody_is_promised_that_every_byte_is_checked(capsys):
