@@ -64,7 +64,7 @@ class Sink:
         self._summed = 0
         self._crc = 0
         self._first: memoryview | None = None
-        self.offset = 0
+        self.offset: int = 0
         self.digest: int | None = None
         self._tell(0)
 

@@ -413,5 +413,8 @@ class TensorFile(Mapping[str, Any]):
         return f"<{state}TensorFile {escape(repr(self._source.name))}: {kind}, {count}, {self.nbytes} bytes>"
 
     # Mapping compares all values, which makes no sense for arrays.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __eq__(self, other: object) -> bool:
+        return True if self is other else NotImplemented
+
+    def __hash__(self) -> int:
+        return id(self) >> 4

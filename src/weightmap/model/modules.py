@@ -58,9 +58,9 @@ class Module:
     def __init__(self) -> None:
         self.children: dict[str, Module] = {}
         self.tensor: TensorInfo | None = None
-        self.tensors = 0
-        self.nbytes = 0
-        self.build = 0
+        self.tensors: int = 0
+        self.nbytes: int = 0
+        self.build: int = 0
 
     def lines(self, mark: str, most: int | None = None) -> Iterator[Line]:
         """Yield the lines below this module, the outermost first.
