@@ -4,9 +4,9 @@
  * between them are few. Each read begins with the first range that is left and takes in the next one while that lies close
  * enough and the bytes read for nothing stay in proportion:
  *
- *     for each range:
- *         if it touches the last read, or lies closer than `gap` to it and the read would be at most `most` times its wanted
- *         bytes: extend the read
+ *     for each run of ranges that touch:
+ *         if it lies closer than `gap` to the last read, and that would be at most `most` times its wanted bytes:
+ *             extend the read
  *         else: begin another
  */
 #include "internal.h"
@@ -14,18 +14,18 @@
 uint64_t wm_join_ranges(uint32_t *files, uint64_t *starts, uint64_t *stops, uint64_t *wanted, uint64_t n, uint64_t gap,
                         double most) {
     uint64_t m = 0;
-    for (uint64_t i = 0; i < n; i++) {
+    for (uint64_t i = 0; i < n;) {
         uint32_t file = files[i];
         uint64_t start = starts[i], stop = stops[i];
+        i++;
         if (stop <= start) continue;
-        if (m > 0 && files[m - 1] == file) {
-            uint64_t end = stops[m - 1], begin = starts[m - 1], fresh = start < end ? end : start;
-            fresh = stop > fresh ? stop - fresh : 0;
-            int joins = start <= end;
-            if (!joins && start - end < gap) joins = (double)(stop - begin) <= most * (double)(wanted[m - 1] + fresh);
-            if (joins) {
-                wanted[m - 1] += fresh;
-                if (stop > end) stops[m - 1] = stop;
+        for (; i < n && files[i] == file && starts[i] <= stop; i++)
+            if (stops[i] > stop) stop = stops[i];
+        if (m > 0 && files[m - 1] == file && start - stops[m - 1] < gap) {
+            uint64_t both = wanted[m - 1] + (stop - start);
+            if ((double)(stop - starts[m - 1]) <= most * (double)both) {
+                stops[m - 1] = stop;
+                wanted[m - 1] = both;
                 continue;
             }
         }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["load_all"]
 
 # Not needed for reading: programs, integrations, and conversions of word embeddings.
-_APART = frozenset({"__main__", "cli", "compat", "demo", "importers", "torch", "words"})
+_APART = frozenset({"__main__", "cli", "compat", "dcp", "demo", "importers", "torch", "words"})
 # Without `logging` and `concurrent.futures`: imported during a fork, they would register their own hooks too late.
 _OTHERS = ("ml_dtypes", "tomllib")
 _loaded = False

@@ -10,17 +10,23 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 from tests.builders import embd, normal
 from tests.builders import safetensors as st
 from tests.support import mappings, same
 
 import weightmap as wm
 from weightmap import compat
-from weightmap.model import sharded
+from weightmap.io.opening import from_buffer
+from weightmap.model import listing, sharded
+from weightmap.model.listing import read_listing
 from weightmap.model.parts import check_unchanged
+from weightmap.options import Limits, Options
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}
@@ -30,8 +36,13 @@ ALL = FIRST | SECOND
 
 @pytest.fixture(params=[64, 0], ids=["descriptors", "no descriptors"], autouse=True)
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Everything here holds of models of few files and of many: the number of files that keep descriptors at most."""
+    """Everything here holds of models of few files and of many: the number of files that keep descriptors at most.
+
+    The index of a model of many files is parsed in pieces.
+    """
     monkeypatch.setattr(sharded, "_KEPT", request.param)
+    if not request.param:
+        monkeypatch.setattr(listing, "_PIECE", 16)
     return int(request.param)
 
 
@@ -473,3 +484,53 @@ def test_sealed_shards(index: Path, kept: int) -> None:
         else:
             with pytest.raises(io.UnsupportedOperation):
                 f.shards[TWO].fileno()
+
+
+texts = some.text('ab,:{}" é\n', max_size=6)
+
+
+@given(some.dictionaries(texts, some.sampled_from(["a.x", "b,c.x", "{}.x", "é.x"]), max_size=30), some.data())
+def test_an_index_in_pieces_is_the_index(where: dict[str, str], draw: Any) -> None:
+    """Whatever names have in them, and however it is laid out; what is not parsed in pieces is parsed as a whole."""
+    layout = draw.draw(some.sampled_from([{}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}]))
+    order = draw.draw(some.permutations([("weight_map", where), ("metadata", {"k": "v"}), ("more", [1, {"x": "}"}])]))
+    raw = json.dumps(dict(order), **layout).encode()
+    with mock.patch.object(listing, "_PIECE", draw.draw(some.integers(1, 60))):
+        found = read_listing(from_buffer(raw, "mmap"), Options(Limits()))
+    assert list(found.pairs()) == list(where.items())
+    assert found.metadata == {"k": "v"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"weight_map": {"a": "x", "a": "y", "b": "x"}}',
+        '{"weight_map": {"a": "x", "b": "x"}, "weight_map": {}}',
+        '{"weight_map": {"a": "x", "b": "x"} "metadata": {}}',
+        '{"weight_map": {"a": "x" "b": "x"}}',
+        '{"weight_map": {"a": "x", , "b": "x"}}',
+        '{"weight_map": {"a": "x", "b": "x",}}',
+        '{"weight_map": {"a": "x", "b": "x"',
+        '{"weight_map": {"a": {"b": "x"}, "c": "x"}, "d": 5}}',
+        '{"weight_map": {"a": "x\n", "b": "x"}}',
+    ],
+)
+def test_a_damaged_index_in_pieces_is_the_error_of_the_whole(text: str) -> None:
+    """Name, place and message are those of the strict parser, whatever the size of an index."""
+    errors = []
+    for piece in (1 << 20, 1, 8, 20):
+        with mock.patch.object(listing, "_PIECE", piece), pytest.raises(wm.FormatError) as caught:
+            read_listing(from_buffer(text.encode(), "mmap"), Options(Limits()))
+        errors.append((str(caught.value), caught.value.offset, caught.value.field))
+    assert len(set(errors)) == 1
+
+
+def test_a_map_within_another_object_is_not_that_of_the_index() -> None:
+    """Only a weight_map of the index itself counts, wherever another one stands."""
+    text = '{"metadata": {"weight_map": {"a": "x", "b": "x"}}, "weight_map": {"c": "y"}}'
+    nested = '{"metadata": {"weight_map": {"a": "x", "b": "x"}}}'
+    with mock.patch.object(listing, "_PIECE", 1):
+        found = read_listing(from_buffer(text.encode(), "mmap"), Options(Limits()))
+        assert list(found.pairs()) == [("c", "y")]
+        with pytest.raises(wm.FormatError, match="no weight_map"):
+            read_listing(from_buffer(nested.encode(), "mmap"), Options(Limits()))

@@ -34,7 +34,7 @@ LAYERS = [
     {"words"},
     {""},  # weightmap/__init__.py, the public names
     {"compat", "dlpack", "jax", "torch"},
-    {"vllm"},
+    {"dcp", "vllm"},
     {"demo", "report"},
     {"cli"},
     {"__main__"},
@@ -42,7 +42,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 # Built on the package, so nothing of the package may need them. (The command line runs the demonstration.)
-INTEGRATIONS = {"__main__", "cli", "compat", "demo", "dlpack", "jax", "report", "torch", "vllm"}
+INTEGRATIONS = {"__main__", "cli", "compat", "dcp", "demo", "dlpack", "jax", "report", "torch", "vllm"}
 
 
 def dotted(path):

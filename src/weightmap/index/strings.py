@@ -16,7 +16,7 @@ from weightmap import kernels
 from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -60,12 +60,25 @@ class StringTable:
         return cls(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, what)
 
     @classmethod
-    def joined(cls, tables: Sequence[StringTable], what: str) -> StringTable:
-        """Return the strings of tables without gaps as one table of less than 4 GiB."""
+    def joined(cls, tables: Iterable[StringTable], what: str) -> StringTable:
+        """Return the strings of tables as one table of less than 4 GiB, back to back."""
         bounds = [np.zeros(1, np.uint32)]
+        data = bytearray()  # which grows in place: the pieces and the whole would take twice the memory
         for table in tables:
-            bounds.append(table._bounds[1:] + bounds[-1][-1])  # noqa: SLF001 - the same class
-        return cls(b"".join(table._data for table in tables), np.concatenate(bounds), 0, what)  # noqa: SLF001
+            own, gap = table._bounds, table._gap  # noqa: SLF001 - the same class
+            starts = own - own[0]
+            if gap:
+                starts -= np.arange(len(own), dtype=np.uint32) * np.uint32(gap)
+                data += b"".join(table.raws())
+            else:
+                data += bytes(table._data[own[0] : own[-1]])  # noqa: SLF001 - the same class
+            bounds.append(starts[1:] + bounds[-1][-1])
+        return cls(data, np.concatenate(bounds), 0, what)
+
+    def taken(self, numbers: NDArray[np.int64]) -> StringTable:
+        """Return some of the strings as a table of their own, back to back."""
+        raws = [self.raw(number) for number in numbers.tolist()]
+        return StringTable(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, self._what)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1

@@ -167,6 +167,12 @@ class Table:
             names.path, names.format = self.path, self.format
         return names
 
+    def read_names(self) -> StringTable:
+        """Return the names, in file order, for a caller that needs them once: the table keeps no copy."""
+        names = self._load_names() if self._names is None else self._names
+        names.path, names.format = self.path, self.format
+        return names
+
     def _scan(self, name: bytes) -> int:
         """Return the row of the tensor called `name`, or -1, without building an index."""
         raise NotImplementedError

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from weightmap.errors import (
     FormatError,
@@ -17,11 +21,12 @@ from weightmap.errors import (
 )
 from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
+from weightmap.index.strings import StringTable
 from weightmap.index.table import Row
-from weightmap.io import strict_json
 from weightmap.io.opening import from_path
 from weightmap.model.file import TensorFile
-from weightmap.model.parts import detach_index, disagreements, located, parts_of
+from weightmap.model.listing import read_listing
+from weightmap.model.parts import check_index, detach_index, disagreements, located, parts_of
 from weightmap.model.single import INDEX_SUFFIX, mode_of, open_file
 from weightmap.options import Options
 
@@ -29,13 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import NoReturn
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.dtypes import Placement
     from weightmap.formats import Verification
     from weightmap.index.table import Place, Run
     from weightmap.io.source import Source
+    from weightmap.model.listing import Listing
     from weightmap.quant.blocks import QuantizedTensor
     from weightmap.quant.ref import TensorRef
 
@@ -104,15 +109,15 @@ def open_sharded(path: str, options: Options) -> TensorFile:
         source = from_path(path, "copy")
     files: dict[str, TensorFile] = {}
     try:
-        where, metadata = _read_index(source, options)
-        folder, names = os.path.dirname(path), sorted({_shard_name(name) for name in where.values()})
+        listing = read_listing(source, options)
+        folder, names = os.path.dirname(path), sorted(map(_shard_name, listing.shards))
         options.limits.check("max_shards", len(names), "number of shards")
         for name in names:
             files[name] = _open_shard(folder, name, options)
             if len(names) > _KEPT:
                 parts_of(files[name])[0].release_descriptor()
-        shards: Any = Shards(source, files, where, metadata)
-        _check_total(shards, metadata, options)
+        shards: Any = Shards(source, files, listing)
+        _check_total(shards, listing.metadata, options)
         formats = {shard.format for shard in files.values()}
         model = TensorFile(shards, formats.pop() if len(formats) == 1 else "mixed", shards, options, files)
         if options.verify == "full":
@@ -143,12 +148,12 @@ def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
             files[name] = _open_shard(folder, name, options)
             if part.parts > _KEPT:
                 parts_of(files[name])[0].release_descriptor()
-        where = _tensors_of_parts(files, part.parts)
-        options.limits.check("max_tensors", len(where), "number of tensors")
-        shards: Any = Shards(source, files, where, {})
-        if part.tensors is not None and part.tensors != len(where):
+        count = _check_parts(files, part.parts)
+        options.limits.check("max_tensors", count, "number of tensors")
+        shards: Any = Shards(source, files)
+        if part.tensors is not None and part.tensors != count:
             what, expected = "number of tensors in all parts", f"{part.tensors}, from the first part"
-            options.tolerate(LayoutError(what, field="part", actual=len(where), expected=expected), shards.warnings)
+            options.tolerate(LayoutError(what, field="part", actual=count, expected=expected), shards.warnings)
         model = TensorFile(shards, first.format, shards, options, files)
         if options.verify == "full":
             model.verify()
@@ -161,8 +166,8 @@ def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
     return model
 
 
-def _tensors_of_parts(files: Mapping[str, TensorFile], parts: int) -> dict[str, str]:
-    """Return the file name of each tensor; refuse files that are not these parts, and a tensor in two of them."""
+def _check_parts(files: Mapping[str, TensorFile], parts: int) -> int:
+    """Return the number of all tensors; refuse files that are not these parts, and a tensor in two of them."""
     where: dict[str, str] = {}
     for number, (name, file) in enumerate(files.items()):
         own = parts_of(file)[1].part
@@ -174,23 +179,7 @@ def _tensors_of_parts(files: Mapping[str, TensorFile], parts: int) -> dict[str, 
             if where.setdefault(tensor, name) != name:
                 msg = f"tensor {quoted(tensor)} is in two parts, {quoted(where[tensor])} and {quoted(name)}"
                 raise LayoutError(msg, field="name")
-    return where
-
-
-def _read_index(source: Source, options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the shard name of each tensor, and the metadata."""
-    options.limits.check("max_header_bytes", source.size, "size of the index of shards")
-    content = strict_json.loads(source.pread(0, source.size), "index of shards")
-    where = content.get("weight_map")
-    if not isinstance(where, dict):
-        msg = "the index of shards has no weight_map, an object from tensor names to shard names"
-        raise FormatError(msg, field="weight_map")
-    options.limits.check("max_tensors", len(where), "number of tensors")
-    metadata = content.get("metadata", {})
-    if not isinstance(metadata, dict):
-        msg = "metadata of the index of shards is not an object"
-        raise FormatError(msg, field="metadata")
-    return where, metadata
+    return len(where)
 
 
 class Shards:
@@ -205,15 +194,13 @@ class Shards:
         The index of shards.
     shards : mapping of str to TensorFile
         The shards by name.
-    where : mapping of str to str
-        The name of each tensor's shard, from the index.
-    metadata : mapping
-        Metadata of the index.
+    listing : Listing, optional
+        What the index says; without one the model has all tensors of all shards.
 
     Attributes
     ----------
-    names : mapping of str to int
-        The row of each tensor.
+    names : StringTable
+        The names of the tensors, in order.
     """
 
     # No sharded model has these.
@@ -226,42 +213,76 @@ class Shards:
     absolute: str | None
     identity: tuple[int, ...]
 
-    def __init__(
-        self, index: Source, shards: Mapping[str, TensorFile], where: Mapping[str, str], metadata: dict[str, Any]
-    ) -> None:
+    def __init__(self, index: Source, shards: Mapping[str, TensorFile], listing: Listing | None = None) -> None:
         self.path, self.name, self.absolute, self.identity = index.path, index.name, index.absolute, index.identity
         self.fail_closed: Callable[[], NoReturn] = index.fail_closed
         self.size: int = sum(file.nbytes for file in shards.values())
         self.warnings: list[str] = []
         self.shards = shards
-        self._metadata = metadata
+        self._metadata = {} if listing is None else listing.metadata
         self._parts = [parts_of(file)[:2] for file in shards.values()]
         self.vocab: Any = next((content.vocab for _, content in self._parts if content.vocab is not None), None)
         self._own_keys = frozenset(key for _, content in self._parts if content.part for key in content.part.keys)
         self._detached = False
-        self._most = sum(map(len, shards.values()))
-        self.names: dict[str, int] = self._rows_by_name(where)
-        self._rows = frozenset(self.names.values())
+        # Where the tensors of each shard begin, among those of all.
+        self._first = list(itertools.accumulate(map(len, shards.values()), initial=0))
+        for file in shards.values():
+            check_index(file)
+        self.names: StringTable = StringTable.joined((content.table.read_names() for _, content in self._parts), "tensor name")
+        # The tensors that the index lists, by their numbers among all; None where it lists all.
+        self._listed: NDArray[np.int64] | None = None
+        if listing is not None:
+            self._compare(listing)
 
-    def _rows_by_name(self, where: Mapping[str, str]) -> dict[str, int]:
-        """Return the row of each tensor of the index; refuse one that is in another shard or in none."""
-        rows: dict[str, int] = {}
-        for number, (shard, file) in enumerate(self.shards.items()):
-            for row, name in enumerate(file, number * _SHARD):
+    def _compare(self, listing: Listing) -> None:
+        """Refuse a tensor of the index that is in another shard or in none; leave out those that it does not list."""
+        repeated = self.names.duplicates()[0]
+        found = listing.numbers_in(self.names)
+        own = np.repeat(np.arange(len(self.shards)), np.diff(self._first))
+        numbers = {name: number for number, name in enumerate(self.shards)}
+        meant = np.array([numbers[name] for name in listing.shards], np.int64)[listing.shard]
+        if repeated or bool((found < 0).any()) or bool((own[found] != meant).any()):
+            self._refuse(dict(listing.pairs()))
+        if len(found) < len(self.names):
+            listed = np.zeros(len(self.names), np.bool_)
+            listed[found] = True
+            for number in np.flatnonzero(~listed).tolist():
+                shard = quoted(list(self.shards)[own[number]])
+                self.warnings.append(f"tensor {quoted(self.names[number])} is in shard {shard} but not in the index")
+            self._listed = np.flatnonzero(listed)
+            self.names = self.names.taken(self._listed)
+
+    def _refuse(self, where: Mapping[str, str]) -> None:
+        """Raise the error for the first tensor that is not where the index places it."""
+        seen = set()
+        for shard, file in self.shards.items():
+            for name in file:
                 wanted = where.get(name)
                 if wanted == shard:
-                    rows.setdefault(name, row)
-                    continue
-                found = f"tensor {quoted(name)} is in shard {quoted(shard)}"
-                if wanted is not None:
+                    seen.add(name)
+                elif wanted is not None:
+                    found = f"tensor {quoted(name)} is in shard {quoted(shard)}"
                     msg = f"{found}, but the index places it in {quoted(wanted)}"
                     raise LayoutError(msg, field="weight_map")
-                self.warnings.append(f"{found} but not in the index")
-        missing = [name for name in where if name not in rows]
+        missing = [name for name in where if name not in seen]
         if missing:
             what = f"tensor {quoted(missing[0])} is not in shard {quoted(where[missing[0]])}, where the index places it"
             msg = f"{what} ({counted(len(missing), 'such tensor')})"
             raise LayoutError(msg, field="weight_map")
+
+    def _place_of(self, number: int) -> int:
+        """Return the row of a tensor, by its number in `names`."""
+        among = number if self._listed is None else int(self._listed[number])
+        shard = bisect_right(self._first, among) - 1
+        return shard * _SHARD + among - self._first[shard]
+
+    def _rows_of(self, shard: int) -> range | list[int]:
+        """Return the rows of a shard that the model has."""
+        first, last = self._first[shard : shard + 2]
+        if self._listed is None:
+            return range(last - first)
+        low, high = np.searchsorted(self._listed, [first, last]).tolist()
+        rows: list[int] = (self._listed[low:high] - first).tolist()
         return rows
 
     def _at(self, place: int) -> tuple[Any, Any, int]:
@@ -324,7 +345,8 @@ class Shards:
 
     def find(self, name: object) -> int:
         """Return the row of the tensor called `name`, or -1."""
-        return self.names.get(name, -1) if isinstance(name, str) else -1  # anything else may not be hashable
+        number = self.names.find(name)
+        return number if number < 0 else self._place_of(number)
 
     def place(self, i: int) -> Place:
         """Return dtype, shape, offset and bytes of row i. Raises `FileChangedError` if its shard has changed."""
@@ -338,13 +360,12 @@ class Shards:
         for number, (source, content) in enumerate(self._parts):
             start = number * _SHARD
             source.check_unchanged()
-            if len(self._rows) == self._most:  # no shard has a tensor that the index lacks
+            if self._listed is None:
                 for dtype, shape, offset, nbytes, count, step in content.table.runs():
                     yield dtype, shape, start + offset, nbytes, count, step
                 continue
-            for i, row in enumerate(content.table.rows(), start):
-                if i in self._rows:
-                    yield row.dtype, row.shape, start + row.offset, row.nbytes, 1, 0
+            for row in map(content.table.row, self._rows_of(number)):
+                yield row.dtype, row.shape, start + row.offset, row.nbytes, 1, 0
 
     def detach_index(self) -> None:
         """Copy the index of every shard into private memory."""
@@ -376,9 +397,16 @@ class Shards:
     def refs(self, _: Any) -> Iterator[TensorRef]:
         """Yield `ref` of every row, in file order."""
         for number, file in enumerate(self.shards.values()):
-            for i, ref in enumerate(located(file), number * _SHARD):
-                if i in self._rows:
-                    yield ref
+            if self._listed is None:
+                yield from located(file)
+                continue
+            source, content, _ = parts_of(file)
+            yield from (content.ref(source, row) for row in self._rows_of(number))
+
+    def tensor_bytes(self) -> int:
+        """Return the bytes of all tensors."""
+        sizes = (parts_of(file)[1].table.spans()[1] for file in self.shards.values())
+        return sum(int(nbytes[self._rows_of(number)].sum()) for number, nbytes in enumerate(sizes))
 
     def quantized(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
         """Return a quantised tensor of a shard."""
@@ -460,7 +488,7 @@ def _open_shard(folder: str, name: str, options: Options) -> TensorFile:
 def _check_total(shards: Shards, metadata: Mapping[str, Any], options: Options) -> None:
     """Compare the total size in the index with that of all tensors."""
     stated = metadata.get("total_size")
-    total = sum(ref.row.nbytes for ref in shards.refs(None))
+    total = shards.tensor_bytes()
     if stated is not None and stated != total:
         expected = f"{total}, the bytes of all tensors"
         what = "total_size of the index of shards"

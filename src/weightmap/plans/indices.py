@@ -11,9 +11,11 @@ import numpy as np
 from weightmap.errors import PlanError, quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
-__all__ = ["Axis", "Shard", "axes_of", "runs_of", "shard"]
+__all__ = ["Axis", "Indices", "Shard", "axes_of", "boxes", "runs_of", "shard"]
 
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
 _MOST_RUNS = 1 << 24
@@ -26,6 +28,17 @@ class Axis(NamedTuple):
     step: int
     size: int
     kept: bool  # whether the result has this axis; an integer removes it
+
+
+class Indices(tuple[Any, ...]):
+    """Several indices of one tensor, each a part of its own."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, key: Any) -> Indices:
+        """Return the indices that a key stands for: itself, unless it is several."""
+        return key if isinstance(key, cls) else cls((key,))
 
 
 class Shard(NamedTuple):
@@ -162,3 +175,33 @@ def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArra
         places = (first + abs(axis.step) * np.arange(axis.size, dtype=np.int64)) * steps[number]
         starts = (places[:, None] + starts).reshape(-1)
     return starts, length
+
+
+def boxes(starts: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """Yield the indices of a box of elements in pieces of at most `most` elements, in row-major order.
+
+    Parameters
+    ----------
+    starts, sizes : sequence of int
+        Where the box begins on each axis of the tensor, and how long it is there.
+    most : int
+        At least 1.
+
+    Examples
+    --------
+    >>> list(boxes((0, 4), (3, 2), 4))
+    [(slice(0, 2, None), slice(4, 6, None)), (slice(2, 3, None), slice(4, 6, None))]
+    """
+    whole = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+    size = math.prod(sizes)
+    if size <= most:
+        if size:
+            yield whole
+        return
+    axis = next(number for number, length in enumerate(sizes) if length > 1)
+    each = size // sizes[axis]
+    step = max(most // each, 1)
+    for first in range(0, sizes[axis], step):
+        places, lengths = list(starts), list(sizes)
+        places[axis], lengths[axis] = starts[axis] + first, min(step, sizes[axis] - first)
+        yield from boxes(places, lengths, most)

@@ -16,7 +16,7 @@ from weightmap.model.file import TensorFile
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_open, check_unchanged, name_of, parts_of
 from weightmap.model.spans import spans_of
-from weightmap.plans.indices import checked_rank
+from weightmap.plans.indices import Indices, checked_rank
 from weightmap.plans.running import Run
 from weightmap.plans.wants import Slices, dealt, ranges_of, wanted
 from weightmap.plans.warming import share, warm
@@ -239,8 +239,11 @@ class ReadPlan:
         read = np.array([way == "read" for way in ways])[spans.file[numbers]]
         for place in np.flatnonzero((spans.nbytes[numbers] > bound) & read).tolist():
             number = int(numbers[place])
-            starts, stops = self._ranges.get(number, (self._begins[place], self._ends[place]))
-            nbytes = int(np.sum(stops - starts))
+            nbytes = int(self._ends[place] - self._begins[place])
+            if number in self._ranges:
+                keys = Indices.of(self._indices[number])
+                alone = [self._ranges[number]] if len(keys) == 1 else [self._ranges_of(number, key) for key in keys]
+                nbytes = max(int(np.sum(stops - starts)) for starts, stops in alone)
             if nbytes > bound:
                 expected = f"at least {nbytes}, the bytes to be read of tensor {quoted(spans.name(number))}"
                 raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
@@ -313,6 +316,7 @@ def plan(
     wants : optional
         * None: every tensor, or with `world` this rank's part of them: whole tensors, dealt out by bytes;
         * names of tensors, or a function that a `TensorInfo` is given to and that says whether to have it;
+        * pairs of a name and an index, where a tensor may have several: each is a part of its own;
         * what `shard` returns for a name: that slice of every tensor, and the whole of those without its dimension;
         * a mapping from names to indices, such as ``{name: np.s_[:, 128:256]}`` or what `shard` returns: only the bytes
           that hold these elements. Indices are integers, slices and ``...``; None wants the whole tensor. Of a

@@ -12,7 +12,7 @@ from weightmap.errors import TensorFileError, quoted
 from weightmap.io.descriptor import aligned
 from weightmap.io.pages import ask_for, give_back
 from weightmap.model.parts import check_unchanged, parts_of
-from weightmap.plans.indices import Shard, axes_of, runs_of
+from weightmap.plans.indices import Indices, Shard, axes_of, runs_of
 from weightmap.plans.wants import ranges_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.model.spans import Spans
+    from weightmap.plans.indices import Axis
     from weightmap.quant.ref import TensorRef
 
 __all__ = ["Part", "Run"]
@@ -31,6 +32,8 @@ __all__ = ["Part", "Run"]
 _OCTET = np.dtype(np.uint8)
 # The system may keep pages in units of so many bytes, and gives back none of a unit that is left in part.
 _UNIT = 2 << 20
+# Runs of elements of a quantised tensor are decoded one by one where they are less than one part in so many.
+_SPARSE = 2
 
 
 class Run:
@@ -41,7 +44,7 @@ class Run:
     spans : Spans
     file : int
         The number of the file.
-    keys : mapping of int to index
+    keys : mapping of int to index or Indices
         Of the tensors wanted in part.
     chunk : int
         Bytes read at once; small tensors that lie together are read together up to that.
@@ -146,9 +149,10 @@ class Run:
             name = spans.name(number)
             array = file[name]
             if number in self.keys:
-                key = self.keys[number]
-                array = array[key.of(array.shape) if isinstance(key, Shard) else key]
-            yield name, array
+                for key in Indices.of(self.keys[number]):
+                    yield name, _selected(array, key, name)
+            else:
+                yield name, array
             del array
             self.consumed(begin, end)
 
@@ -167,7 +171,8 @@ class Run:
                 batch, first, reached = [], begin, end
             if number in self.keys:
                 self._verify(begin, end)
-                yield spans.name(number), self._part(number)
+                for key in Indices.of(self.keys[number]):
+                    yield spans.name(number), self._part(number, key)
                 self.consumed(begin, end)
                 continue
             batch.append(number)
@@ -205,16 +210,19 @@ class Run:
             self.source.read_into(at + start, part)
             self.consumed(at + start, at + start + len(part))
 
-    def _part(self, number: int) -> Any:
+    def _part(self, number: int, key: Any) -> Any:
         """Return a part of a tensor, of which no other bytes are read."""
         check_unchanged(self.file)
-        ref, key, name = self.spans.ref(number), self.keys[number], self.spans.name(number)
+        ref, name = self.spans.ref(number), self.spans.name(number)
         starts, stops = ranges_of(ref, key, name)
         if ref.row.dtype.quantized:
-            return self._part_of_quantized(ref, key, starts, stops)
+            return self._part_of_quantized(ref, key, name, starts, stops)
         part = Part(ref, key, name)
         target = np.empty(part.nbytes, np.uint8)
         for low, high, begin, end in part.reads(starts, stops, self.gap, self.most, self.chunk):
+            if low + 1 == high and part.length <= self.chunk:
+                self.source.read_into(begin, target[low * part.length : high * part.length])
+                continue
             if low + 1 == high or part.length * (high - low) == end - begin:
                 self._fill(target[low * part.length : low * part.length + end - begin], begin)
                 continue
@@ -225,7 +233,9 @@ class Run:
                 row[:] = octets[start : start + part.length]
         return part.arranged(target, writeable=self.source.mode != "mmap")
 
-    def _part_of_quantized(self, ref: TensorRef, key: Any, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
+    def _part_of_quantized(
+        self, ref: TensorRef, key: Any, name: str, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> Any:
         """Decode a part of a quantised tensor: the rest of it is memory that is never touched."""
         row = ref.row
         octets = np.zeros(row.nbytes, np.uint8)
@@ -234,8 +244,19 @@ class Run:
         _, begins, ends, _ = kernels.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             self._fill(octets[begin - row.offset : end - row.offset], begin)
-        tensor = _array(ref, octets)
-        return tensor[key.of(row.shape) if isinstance(key, Shard) else key]
+        return _selected(_array(ref, octets), key, name)
+
+
+def _selected(tensor: Any, key: Any, name: str) -> Any:
+    """Return what an index selects of an array or a quantised tensor; decode no block that the part does not need."""
+    shape: tuple[int, ...] = tensor.shape
+    if hasattr(tensor, "runs"):
+        axes = axes_of(key, shape, f"tensor {quoted(name)}")
+        starts, length = runs_of(axes, shape, f"tensor {quoted(name)}")
+        # Where runs lie as close together as that, decoding what lies between them is faster.
+        if len(starts) > 1 and _SPARSE * len(starts) * length < starts[-1] + length - starts[0]:
+            return arranged(tensor.runs(starts, length).reshape(-1), axes, key)
+    return tensor[key.of(shape) if isinstance(key, Shard) else key]
 
 
 def _array(ref: TensorRef, octets: NDArray[np.uint8]) -> Any:
@@ -265,8 +286,7 @@ class Part:
         row, what = ref.row, f"tensor {quoted(name)}"
         shape = (row.nbytes,) if row.dtype.packed else row.shape
         self._dtype: np.dtype[Any] = _OCTET if row.dtype.packed else numpy_dtype(row.dtype)
-        self._axes = axes_of(key, shape, what)
-        self._ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
+        self._key, self._axes = key, axes_of(key, shape, what)
         starts, length = runs_of(self._axes, shape, what)
         self.length: int = length * self._dtype.itemsize
         self.nbytes: int = len(starts) * self.length
@@ -277,7 +297,8 @@ class Part:
         """Yield first run, last run, begin and end of each read; one of several runs has at most `chunk` bytes."""
         nowhere = np.zeros(len(starts), np.uint32)
         _, begins, ends, _ = kernels.join_ranges(nowhere, starts, stops, gap=gap, most=most)
-        if not len(begins):
+        if len(begins) == len(starts):  # nothing is joined
+            yield from zip(range(len(starts)), range(1, len(starts) + 1), begins.tolist(), ends.tolist(), strict=True)
             return
         lows = np.searchsorted(starts, begins).tolist()
         for low, high, last in zip(lows, [*lows[1:], len(starts)], ends.tolist(), strict=True):
@@ -292,7 +313,13 @@ class Part:
     def arranged(self, octets: NDArray[np.uint8], *, writeable: bool) -> Any:
         """Return the array that the index gives, over the bytes of all runs in the order of the file."""
         octets.flags.writeable = writeable
-        array: NDArray[Any] = np.ndarray(tuple(axis.size for axis in self._axes), self._dtype, octets)
-        index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.kept else 0 for axis in self._axes)
-        # With an ellipsis, numpy makes an array of a single element, and else a scalar.
-        return array[(*index, ...) if self._ellipsis else index]
+        return arranged(octets.view(self._dtype) if len(octets) else np.empty(0, self._dtype), self._axes, self._key)
+
+
+def arranged(elements: NDArray[Any], axes: list[Axis], key: Any) -> Any:
+    """Return the array that an index gives, over the elements of all its runs in the order of the file."""
+    array = elements.reshape(tuple(axis.size for axis in axes))
+    index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.kept else 0 for axis in axes)
+    # With an ellipsis, numpy makes an array of a single element, and else a scalar.
+    ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
+    return array[(*index, ...) if ellipsis else index]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import quoted
-from weightmap.plans.indices import Shard, axes_of, runs_of
+from weightmap.plans.indices import Indices, Shard, axes_of, runs_of
 from weightmap.quant.places import places_of
 
 if TYPE_CHECKING:
@@ -93,10 +93,15 @@ def wanted(model: Any, spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Map
     elif callable(wants):
         numbers, indices = _chosen(spans, wants), {}
     elif isinstance(wants, Iterable):
-        names = [wants] if isinstance(wants, str) else wants
-        numbers, indices = {spans.find(model, _name(name)) for name in names}, {}
+        listed = [wants] if isinstance(wants, str) else list(wants)
+        pairs = [want if isinstance(want, tuple) and len(want) == 2 else (want, None) for want in listed]
+        parts: dict[int, list[Any]] = {}
+        for name, key in pairs:
+            parts.setdefault(spans.find(model, _name(name)), []).append(... if key is None else key)
+        numbers = parts
+        indices = {number: Indices(keys) for number, keys in parts.items() if any(key is not ... for key in keys)}
     else:
-        expected = "None, names, a function of a TensorInfo, or a mapping from names to indices"
+        expected = "None, names, a function of a TensorInfo, or names with indices"
         raise TypeError(f"wants is a {type(wants).__name__}, expected {expected}")
     return np.array(sorted(numbers), np.int64), indices
 
@@ -118,6 +123,9 @@ def _chosen(spans: Spans, wants: Callable[[TensorInfo], object]) -> Iterable[int
 
 def ranges_of(ref: TensorRef, key: Any, name: str) -> Ranges:
     """Return starts and stops, in its file, of the bytes that hold the part of a tensor that an index selects."""
+    if isinstance(key, Indices):
+        parts = [ranges_of(ref, one, name) for one in key]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     row, what = ref.row, f"tensor {quoted(name)}"
     shape = (row.nbytes,) if row.dtype.packed else row.shape
     axes = axes_of(key, shape, what)

@@ -317,6 +317,13 @@ class QuantizedTensor:
         self._decode(start, stop, part, 1)
         return part
 
+    def runs(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32]:
+        """Return runs of elements of the flattened tensor, a row for each, decoding no other blocks than theirs."""
+        part = kernels.empty((len(starts), length), np.float32)
+        for row, start in zip(part, starts.tolist(), strict=True):
+            self._decode(start, start + length, row, 1)
+        return part
+
     def in_runs(self, most: int) -> Iterator[NDArray[np.float32]]:
         """Yield the elements of the flattened tensor, at most `most` at a time."""
         for start in range(0, self.size, most):

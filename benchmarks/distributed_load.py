@@ -1,0 +1,195 @@
+"""Loading by `torch.distributed.checkpoint`: weightmap's reader beside Hugging Face's, in one run.
+
+    python benchmarks/distributed_load.py [--mib 2048] [--ranks 4] [--rounds 3] [--json FILE]
+
+Ranks of gloo load a model of float32 in shards of safetensors, rows (`Shard(0)`) or columns (`Shard(1)`) of each
+tensor. In each round the readers take turns. Printed for each reader:
+
+* seconds: of the slowest rank, the files in the page cache; the median of the rounds;
+* disk: what one rank alone brings into the empty page cache, in multiples of the bytes that it wants;
+* calls: what a rank reads by system calls, in multiples of the same (0 through a mapping);
+* anonymous: the most private memory that a rank takes besides its slices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import weightmap as wm
+
+MIB = 1 << 20
+# Of a transformer: about as many rows as columns.
+SHAPE = (4096, 2048)
+
+
+def build(folder, mib):
+    """Write the model; return its index."""
+    count = max(mib * MIB // (4 * SHAPE[0] * SHAPE[1]), 1)
+    rng = np.random.default_rng(0)
+    one = rng.standard_normal(SHAPE, np.float32)
+    where, total = {}, 0
+    for number in range(count):
+        file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+        name = f"model.layers.{number}.weight"
+        wm.save(folder / file, {name: one + np.float32(number)})
+        where[name], total = file, total + one.nbytes
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
+    return index
+
+
+def rchar():
+    """Return the bytes that this process has read by system calls."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def anonymous():
+    """Return the bytes of private memory of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+class Peak(threading.Thread):
+    """Watches private memory while a load runs."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.most, self._stop_it = 0, threading.Event()
+
+    def run(self):
+        while not self._stop_it.wait(0.002):
+            self.most = max(self.most, anonymous())
+
+    def end(self):
+        self._stop_it.set()
+        self.join()
+        return self.most
+
+
+def evict(index):
+    """Give the pages of all shards back; return how many bytes stay."""
+    os.sync()
+    for path in index.parent.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return resident(index)
+
+
+def resident(index):
+    """Return how many bytes of all shards are in the page cache."""
+    with wm.open(index) as file:
+        return sum(found for found, _ in file.residency().values())
+
+
+def rank_of(rank, world, index, rounds, out):
+    """Run one rank."""
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, zeros
+
+    from weightmap.dcp import WeightmapStorageReader
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    index = Path(index)
+    dist.init_process_group("gloo", init_method=f"file://{out}.group", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    readers = {
+        "weightmap": lambda: WeightmapStorageReader(index),
+        "weightmap, mapped": lambda: WeightmapStorageReader(index, how="map"),
+        "HuggingFaceStorageReader": lambda: HuggingFaceStorageReader(str(index.parent)),
+    }
+    with wm.open(index) as file:
+        infos = file.infos()
+    found = {}
+    for dim in (0, 1):
+        state = {info.name: zeros(*info.shape, device_mesh=mesh, placements=[Shard(dim)]) for info in infos}
+        for tensor in state.values():
+            tensor.to_local().fill_(1)
+        wanted = sum(tensor.to_local().nbytes for tensor in state.values())
+        for name in readers:
+            found[dim, name] = {"seconds": [], "wanted": wanted}
+        for number in range(rounds + 1):
+            for name, make in readers.items():
+                of = found[dim, name]
+                dist.barrier()
+                before, first, start = anonymous(), rchar(), time.perf_counter()
+                peak = Peak()
+                if number == 0:  # not timed: memory is watched
+                    peak.start()
+                dcp.load(state, storage_reader=make())
+                dist.barrier()
+                seconds = time.perf_counter() - start
+                if number == 0:
+                    of["anonymous"] = peak.end() - before
+                    of["calls"] = (rchar() - first) / wanted
+                else:
+                    of["seconds"].append(seconds)
+        for name, make in readers.items():
+            dist.barrier()
+            if rank == 0:
+                stays = evict(index)
+                dcp.load(state, storage_reader=make(), no_dist=True)
+                found[dim, name]["disk"] = (resident(index) - stays) / wanted
+        dist.barrier()
+    Path(f"{out}.{rank}").write_text(json.dumps([[dim, name, of] for (dim, name), of in found.items()]))
+    dist.destroy_process_group()
+
+
+def main():
+    """Print what a run finds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=int, default=2048)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where the model is written, and removed; a temporary folder")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    from torch.multiprocessing import spawn
+
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        index = build(Path(folder), given.mib)
+        out = f"{folder}/out"
+        spawn(rank_of, (given.ranks, str(index), given.rounds, out), nprocs=given.ranks)
+        ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(given.ranks)]
+    rows = []
+    for told in zip(*ranks, strict=True):
+        dim, name, first = told[0]
+        row = {
+            "slices": f"Shard({dim})",
+            "reader": name,
+            "seconds": statistics.median(
+                max(times) for times in zip(*(of["seconds"] for _, _, of in told), strict=True)
+            ),
+            "disk": first["disk"],
+            "calls": max(of["calls"] for _, _, of in told),
+            "anonymous": max(of["anonymous"] for _, _, of in told) / MIB,
+        }
+        rows.append(row)
+        sys.stdout.write(
+            f"{row['slices']}  {name:26}  {row['seconds']:6.2f} s   disk {row['disk']:5.2f} x   "
+            f"calls {row['calls']:5.3f} x   anonymous {row['anonymous']:6.1f} MiB\n"
+        )
+    if given.json:
+        given.json.write_text(json.dumps({"mib": given.mib, "ranks": given.ranks, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

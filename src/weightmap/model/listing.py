@@ -1,0 +1,161 @@
+"""Reads an index of shards, which says in which file each tensor lies; a large one without a string for each tensor."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.errors import FormatError
+from weightmap.index.strings import StringTable
+from weightmap.io import strict_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.io.source import Source
+    from weightmap.options import Options
+
+__all__ = ["Listing", "read_listing"]
+
+# Bytes of an index that are parsed at once: Python's objects for them are some times as large.
+_PIECE = 1 << 20
+_MAP = re.compile(rb'"weight_map"[ \t\n\r]*:[ \t\n\r]*\{')
+
+
+class Listing(NamedTuple):
+    """What an index of shards says.
+
+    Attributes
+    ----------
+    names : bytes
+        The names of the tensors, back to back, in UTF-8.
+    bounds : ndarray of uint32
+        Where they begin, and the end.
+    shard : ndarray of int32
+        The number of the shard of each tensor.
+    shards : list
+        What the index calls the shards: strings, unless it is damaged.
+    metadata : dict
+    """
+
+    names: bytes
+    bounds: NDArray[np.uint32]
+    shard: NDArray[np.int32]
+    shards: list[Any]
+    metadata: dict[str, Any]
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield name and shard of each tensor."""
+        names = StringTable(self.names, self.bounds, 0, "tensor name")
+        return zip(names, (self.shards[number] for number in self.shard.tolist()), strict=True)
+
+    def numbers_in(self, table: StringTable) -> NDArray[np.int64]:
+        """Return the number of each tensor among those of a table of names, -1 for one that it lacks."""
+        return table.find_spans(self.names, self.bounds)
+
+
+def read_listing(source: Source, options: Options) -> Listing:
+    """Read an index of shards. Raises `FormatError` when it is damaged, and `LimitError`."""
+    options.limits.check("max_header_bytes", source.size, "size of the index of shards")
+    raw = source.pread(0, source.size)
+    found = _in_pieces(raw)
+    if found is None:
+        content = strict_json.loads(raw, "index of shards")
+        where = content.get("weight_map")
+        if not isinstance(where, dict):
+            msg = "the index of shards has no weight_map, an object from tensor names to shard names"
+            raise FormatError(msg, field="weight_map")
+        found = _Columns(), content
+        found[0].add(list(where), [value if isinstance(value, str) else _Odd(value) for value in where.values()])
+    columns, content = found
+    options.limits.check("max_tensors", len(columns), "number of tensors")
+    metadata = content.get("metadata", {})
+    if not isinstance(metadata, dict):
+        msg = "metadata of the index of shards is not an object"
+        raise FormatError(msg, field="metadata")
+    return columns.listing(metadata)
+
+
+class _Odd:
+    """A value of a map that is not a string, and perhaps not hashable."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class _Columns:
+    """The names and shards of an index, as they are read."""
+
+    def __init__(self) -> None:
+        self._names: list[bytes] = []
+        self._lengths: list[NDArray[np.uint32]] = []
+        self._shards: list[NDArray[np.int32]] = []
+        self._numbers: defaultdict[Any, int] = defaultdict(count().__next__)
+        self._count = 0
+
+    def add(self, names: list[str], shards: list[Any]) -> None:
+        """Add tensors."""
+        text = "".join(names)
+        whole = text.encode()
+        lengths = map(len, names if len(whole) == len(text) else (name.encode() for name in names))
+        self._names.append(whole)
+        self._lengths.append(np.fromiter(lengths, np.uint32, len(names)))
+        self._shards.append(np.fromiter(map(self._numbers.__getitem__, shards), np.int32, len(shards)))
+        self._count += len(names)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def listing(self, metadata: dict[str, Any]) -> Listing:
+        """Return all of it."""
+        zero = [np.zeros(1, np.uint32)]
+        bounds = np.cumsum(np.concatenate(zero + self._lengths), dtype=np.uint32)
+        shard = np.concatenate([np.empty(0, np.int32), *self._shards])
+        shards = [name.value if isinstance(name, _Odd) else name for name in self._numbers]
+        return Listing(b"".join(self._names), bounds, shard, shards, metadata)
+
+
+def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
+    """Parse a large index piece by piece; None for one that is small, damaged, or written in an unusual way.
+
+    Where no string has an escape, each quotation mark begins or ends one: it is known which commas lie between strings.
+    """
+    found = _MAP.search(raw)
+    if len(raw) < _PIECE or b"\\" in raw or found is None or raw.count(b'"weight_map"') != 1:
+        return None
+    columns, at = _Columns(), found.end()
+    try:
+        end = _outside(raw, b"}", at, len(raw))
+        content = strict_json.loads(raw[:at] + raw[end:], "index of shards")
+        if content.get("weight_map") != {}:  # it lies within another object
+            return None
+        stop = -1
+        while stop < end:  # nothing behind the last comma is a piece too, and refused
+            stop = end if end - at <= _PIECE else _outside(raw, b",", at, end, at + _PIECE)
+            pairs = strict_json.loads(b"{%b}" % raw[at:stop], "index of shards")
+            if not pairs or not all(isinstance(value, str) for value in pairs.values()):
+                return None
+            columns.add(list(pairs), list(pairs.values()))
+            at = stop + 1
+    except (FormatError, ValueError):  # the parser of the whole says what and where
+        return None
+    whole = columns.listing({})
+    return None if StringTable(whole.names, whole.bounds, 0, "tensor name").duplicates()[0] else (columns, content)
+
+
+def _outside(raw: bytes, what: bytes, start: int, end: int, least: int | None = None) -> int:
+    """Return where a character comes first, not within a string, from `least` on; `start` is not within one either."""
+    at = start if least is None else least
+    quotes = raw.count(b'"', start, at)
+    while True:
+        found = raw.index(what, at, end)
+        quotes += raw.count(b'"', at, found)
+        if quotes % 2 == 0:
+            return found
+        at = found + 1

@@ -1,0 +1,177 @@
+"""Processes of a gloo group that load parts of models by `torch.distributed.checkpoint`, and say what that took.
+
+The functions whose names begin with an underscore run in the ranks; each imports what it needs there.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import weightmap as wm
+
+# A rank takes seconds to import torch where the machine is busy. What hangs, fails.
+PATIENCE = 240.0
+
+
+class Case(NamedTuple):
+    """A load: of which model, and how its tensors lie over the ranks.
+
+    Attributes
+    ----------
+    path : str
+        Of the model; with "{rank}", of the model of each rank.
+    mesh : tuple of int
+        The shape of the mesh of ranks.
+    placements : tuple of str
+        For each dimension of the mesh "R", or "0", "1" … for `Shard`.
+    options : dict
+        Of the reader.
+    wanted : dict or None
+        The names of the state dict, with the types of their tensors; by default all of the model, as they are.
+    """
+
+    path: str
+    mesh: tuple[int, ...]
+    placements: tuple[str, ...]
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    wanted: dict[str, str] | None = None
+
+
+class Outcome(NamedTuple):
+    """What a rank says of a load: the bytes that it read by system calls, its report, and what came."""
+
+    read: int
+    report: Any
+    wrong: list[str]
+    local_nbytes: int
+    error: Any
+    failures: dict[int, tuple[str, str]]
+    seconds: float
+    disk: int
+
+
+def run(world: int, cases: dict[str, Case], folder: Path) -> dict[str, list[Outcome]]:
+    """Run all cases in a group of so many ranks; return what each rank says of each. Fails when a rank hangs."""
+    from torch.multiprocessing import spawn
+
+    folder.mkdir(parents=True, exist_ok=True)
+    group = spawn(_rank, (world, cases, str(folder)), nprocs=world, join=False)
+    end = time.monotonic() + PATIENCE
+    try:
+        while not group.join(timeout=1):
+            assert time.monotonic() < end, f"the ranks hang: {sorted(path.name for path in folder.iterdir())}"
+    finally:
+        for process in group.processes:
+            if process.is_alive():
+                process.kill()
+    told = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(world)]
+    return {name: [of_rank[name] for of_rank in told] for name in cases}
+
+
+def counters() -> dict[str, int]:
+    """Return what this process has read so far: by calls ("rchar"), and of a disk ("read_bytes")."""
+    lines = Path("/proc/self/io").read_text(encoding="ascii").split("\n")
+    return {name: int(value) for name, _, value in (line.partition(": ") for line in lines) if value}
+
+
+def _rank(rank: int, world: int, cases: dict[str, Case], folder: str) -> None:
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    found: dict[str, Outcome] = {}
+    try:
+        _warm_up(folder)
+        for name, case in cases.items():
+            Path(folder, f"rank{rank}-is-at-{name}").touch()
+            found[name] = _load(case, rank)
+        Path(folder, f"rank{rank}").write_bytes(pickle.dumps(found))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _warm_up(folder: str) -> None:
+    """Load something, so that no import counts."""
+    import torch.distributed as dist
+
+    path = f"{folder}/first.safetensors"
+    if dist.get_rank() == 0:
+        wm.save(path, {"a": np.arange(64, dtype=np.float32).reshape(8, 8)})
+    dist.barrier()
+    for how in ("map", "read"):
+        outcome = _load(Case(path, (dist.get_world_size(),), ("0",), {"how": how}), dist.get_rank())
+        assert not outcome.wrong, outcome
+        assert outcome.error is None, outcome
+
+
+def _state(case: Case, path: str) -> dict[str, Any]:
+    """Return a state dict of tensors without values, laid over the ranks."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, zeros
+
+    mesh = init_device_mesh("cpu", case.mesh)
+    wanted = case.wanted
+    with wm.open(path) as file:
+        infos = {info.name: info for info in file.infos()}
+        if wanted is None:
+            wanted = {name: getattr(file[name], "dtype", np.dtype("f4")).name for name in infos}
+    state = {}
+    names = case.options.get("names", {})
+    for name, dtype in wanted.items():
+        shape = infos[names.get(name, name)].shape
+        lie = [Replicate() if word == "R" or int(word) >= len(shape) else Shard(int(word)) for word in case.placements]
+        state[name] = zeros(*shape, dtype=getattr(torch, dtype), device_mesh=mesh, placements=lie)
+        state[name].to_local().fill_(7)
+    return state
+
+
+def _load(case: Case, rank: int) -> Outcome:
+    """Load, and compare what came with the same part of what `weightmap.load` gives."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local
+
+    from weightmap.dcp import WeightmapStorageReader
+
+    path = case.path.format(rank=rank)
+    sound = case.path.format(rank=0)
+    try:
+        state = _state(case, sound)
+    except (wm.FormatError, OSError):  # a damaged model: any state will do
+        state = {"a": torch.zeros(4)}
+    reader = WeightmapStorageReader(path, **case.options)
+    before, start, error, failures = counters(), time.monotonic(), None, {}
+    try:
+        dcp.load(state, storage_reader=reader)
+    except BaseException as caught:  # noqa: BLE001 - of torch, which is no Exception; the parent looks at it
+        error = type(caught).__name__, str(caught)
+        failures = {rank: (type(one[0]).__name__, str(one[0])) for rank, one in getattr(caught, "failures", {}).items()}
+    seconds, after = time.monotonic() - start, counters()
+    wrong, nbytes = [], 0
+    if error is None:
+        names = case.options.get("names", {})
+        with wm.open(sound) as file:
+            for name, tensor in state.items():
+                shape, offsets = local(tensor.shape, tensor.device_mesh, tensor.placements)
+                part = tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))
+                expected = torch.from_numpy(np.array(file[names.get(name, name)])[(*part, ...)].copy())
+                mine = tensor.to_local()
+                nbytes += mine.nbytes
+                came, meant = (values.double().numpy() for values in (mine, expected.to(mine.dtype)))
+                same = came.shape == meant.shape and np.array_equal(came, meant, equal_nan=True)
+                if not same:
+                    wrong.append(name)
+    read = after["rchar"] - before["rchar"]
+    disk = after["read_bytes"] - before["read_bytes"]
+    return Outcome(read, reader.report, wrong, nbytes, error, failures, seconds, disk)

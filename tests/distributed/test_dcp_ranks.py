@@ -1,0 +1,229 @@
+"""Each rank of a gloo group reads the bytes of its own slices, and no more; what goes wrong on one ends all.
+
+Bytes are those of system calls, counted by the kernel for each rank (``how="read"``), and those of the plan.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import amb, normal
+from tests.builders import safetensors as safe
+from tests.distributed.ranks import Case, Outcome, run
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
+if sys.platform != "linux":
+    pytest.skip("the bytes of a process are counted on Linux alone", allow_module_level=True)
+
+# Sixteen MiB in one file: headers and indices are far below two per cent of that.
+SHAPES = {"wide": (512, 4096), "tall": (4096, 512)}
+BYTES = sum(4 * a * b for a, b in SHAPES.values())
+# 8 rows of blocks: 1 MiB of float32 as int4 blocks of 32.
+QUANTISED = {"rows": (1024, 2048)}
+SCHEMES = {"int4_block.amb": "int4_block", "int5.amb": "int5", "adaptive.amb": "adaptive", "q4_k.gguf": "q4_k"}
+
+
+def big(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Return tensors of a size that counts."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def odd() -> dict[str, np.ndarray[Any, Any]]:
+    """Return tensors whose dimensions no number of ranks divides, a scalar and empty ones among them."""
+    shapes = {"a": (7, 5), "b": (1, 3), "c": (3,), "d": (5, 1, 6), "scalar": (), "none": (0, 4), "void": (6, 0)}
+    return {name: np.asarray(normal(shape, at).array) for at, (name, shape) in enumerate(shapes.items())}
+
+
+def models(folder: Path) -> dict[str, str]:
+    """Write the models of all cases; return their paths."""
+    wm.save(folder / "big.safetensors", big())
+    wm.save(folder / "odd.safetensors", odd())
+    wm.save(folder / "big.weights", big())
+    rng = np.random.default_rng(1)
+    dense = {name: rng.standard_normal(shape, np.float32) for name, shape in QUANTISED.items()}
+    for file, scheme in SCHEMES.items():
+        wm.save(folder / file, {name: wm.quantize(a, scheme) for name, a in dense.items()})
+    (folder / "schemes.amb").write_bytes(amb.every_scheme())
+    sharded = folder / "sharded"
+    sharded.mkdir()
+    parts = {
+        f"part-{i}.safetensors": {f"layer.{i}.{k}": normal((60 + i, 64), 10 * i + k) for k in range(3)}
+        for i in range(4)
+    }
+    safe.shard(sharded, parts)
+    tied = folder / "tied.safetensors"
+    wm.save(tied, {"embed.weight": big()["tall"]})
+    for kind in ("header", "missing", "truncated", "value"):
+        shutil.copytree(sharded, folder / kind)
+    (folder / "header" / "part-2.safetensors").write_bytes(b"\xff" * 64)
+    (folder / "missing" / "part-2.safetensors").unlink()
+    short = folder / "truncated" / "part-2.safetensors"
+    os.truncate(short, short.stat().st_size - 8)
+    wm.save(folder / "value.weights", big())
+    with (folder / "value.weights").open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"\x55" * 8)
+    # A model that is damaged for one rank alone, as on a disk of its own.
+    for rank in range(4):
+        shutil.copy(folder / "odd.safetensors", folder / f"odd-{rank}.safetensors")
+    (folder / "odd-1.safetensors").write_bytes(b"\0" * 100)
+    return {path.name: str(path) for path in folder.iterdir()}
+
+
+READ = {"how": "read"}
+DAMAGED = ("header", "missing", "truncated", "value.weights", "odd-{rank}.safetensors", "absent.safetensors")
+
+
+def cases(folder: Path, world: int) -> dict[str, Case]:
+    """Return the loads that a group of so many ranks makes."""
+    path = models(folder)
+    found = {
+        f"{kind} {placement} {how}": Case(path[kind], (world,), (placement,), {"how": how})
+        for kind in ("big.safetensors", "big.weights", "odd.safetensors", "sharded")
+        for placement in ("0", "1", "R")
+        for how in ("read", "map")
+    }
+    for kind in (*SCHEMES, "schemes.amb"):
+        for placement in ("0", "1"):
+            for how in ("read", "map"):
+                found[f"{kind} {placement} {how}"] = Case(path[kind], (world,), (placement,), {"how": how})
+    names = {"lm_head.weight": "embed.weight"}
+    both = {"embed.weight": "float32", "lm_head.weight": "float32"}
+    found["tied"] = Case(path["tied.safetensors"], (world,), ("0",), {**READ, "names": names}, both)
+    half = dict.fromkeys(SHAPES, "bfloat16")
+    found["narrowed"] = Case(path["big.safetensors"], (world,), ("0",), READ, half)
+    found["kind"] = Case(path["big.safetensors"], (world,), ("0",), READ, dict.fromkeys(SHAPES, "int32"))
+    found["small chunks"] = Case(path["odd.safetensors"], (world,), ("0",), {**READ, "chunk": 8})
+    for name in DAMAGED:
+        options = {"verify": True} if name == "value.weights" else {}
+        found[name] = Case(str(folder / name), (world,), ("0",), options)
+    if world == 4:
+        for one, other in (("0", "1"), ("0", "0"), ("R", "0"), ("1", "R"), ("R", "R")):
+            for kind in ("big.safetensors", "odd.safetensors", "int4_block.amb"):
+                found[f"{kind} 2x2 {one}{other}"] = Case(path[kind], (2, 2), (one, other), READ)
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def world(request: pytest.FixtureRequest) -> int:
+    """Return the number of ranks."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def outcomes(world: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+    """Return what each rank of one group says of each case."""
+    folder = tmp_path_factory.mktemp(f"world{world}")
+    return run(world, cases(folder, world), tmp_path_factory.mktemp("group"))
+
+
+def sound(outcomes: dict[str, list[Outcome]]) -> dict[str, list[Outcome]]:
+    """Return the cases in which nothing is wrong."""
+    return {name: ranks for name, ranks in outcomes.items() if name not in (*DAMAGED, "kind")}
+
+
+def test_every_rank_has_the_values_of_the_whole_load(outcomes: dict[str, list[Outcome]]) -> None:
+    """Shards of both dimensions, replicas, meshes, sizes that do not divide, scalars, empty tensors."""
+    for name, ranks in sound(outcomes).items():
+        for rank in ranks:
+            assert rank.error is None, (name, rank)
+            assert not rank.wrong, (name, rank)
+
+
+@pytest.mark.parametrize("kind", ["big.safetensors", "big.weights"])
+@pytest.mark.parametrize("placement", ["0", "1"])
+def test_a_rank_reads_its_part_and_no_more(
+    outcomes: dict[str, list[Outcome]], world: int, kind: str, placement: str
+) -> None:
+    """At most 1/N of the model, and two per cent of it: rows as well as columns, counted by the kernel."""
+    for rank in outcomes[f"{kind} {placement} read"]:
+        assert rank.report.wanted_nbytes == BYTES // world
+        assert BYTES // world <= rank.read <= BYTES // world + BYTES // 50
+        assert rank.report.nbytes - rank.report.wanted_nbytes <= BYTES // 50
+    for rank in outcomes[f"{kind} {placement} map"]:
+        assert rank.report.nbytes <= BYTES // world + BYTES // 50
+        assert rank.read <= BYTES // 50, "a mapping is not read"
+
+
+def test_replicas_are_read_from_the_disk_once(outcomes: dict[str, list[Outcome]]) -> None:
+    """Each rank has all bytes, of which the page cache has one copy."""
+    ranks = outcomes["big.safetensors R read"]
+    assert all(BYTES <= rank.read <= BYTES + BYTES // 50 for rank in ranks)
+    assert sum(rank.disk for rank in ranks) <= BYTES + BYTES // 50
+
+
+@pytest.mark.parametrize(("placements", "parts"), [("01", 4), ("00", 4), ("R0", 2), ("1R", 2), ("RR", 1)])
+def test_meshes_of_two_dimensions(outcomes: dict[str, list[Outcome]], world: int, placements: str, parts: int) -> None:
+    """A rank reads the part that its place in the mesh has."""
+    if world != 4:
+        pytest.skip("of 2 x 2 ranks")
+    for rank in outcomes[f"big.safetensors 2x2 {placements}"]:
+        assert BYTES // parts <= rank.read <= BYTES // parts + BYTES // 50
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("placement", ["0", "1"])
+def test_quantised_tensors_are_read_by_blocks(
+    outcomes: dict[str, list[Outcome]], world: int, kind: str, placement: str
+) -> None:
+    """Of blocks and their scales too, a rank reads 1/N and two per cent; of an adaptive tensor its mask, besides."""
+    ranks = outcomes[f"{kind} {placement} read"]
+    rng = np.random.default_rng(1)
+    tensor = wm.quantize(rng.standard_normal(QUANTISED["rows"], np.float32), SCHEMES[kind])
+    mask = 0 if tensor.mask is None else 5 * len(tensor.mask)  # read to plan and again to decode
+    for rank in ranks:
+        assert rank.read <= tensor.nbytes // world + tensor.nbytes // 50 + mask
+        assert rank.local_nbytes == 4 * tensor.size // world
+
+
+def test_tied_tensors_are_read_once(outcomes: dict[str, list[Outcome]], world: int) -> None:
+    """Two names of the state dict for one tensor of the file: one read, both filled."""
+    nbytes = 4 * 4096 * 512
+    for rank in outcomes["tied"]:
+        assert (rank.report.items, rank.report.tensors) == (2, 1)
+        assert rank.local_nbytes == 2 * nbytes // world
+        assert rank.read <= nbytes // world + nbytes // 50
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "message"),
+    [
+        ("header", "UnknownFormatError", "part-2.safetensors"),
+        ("missing", "LayoutError", "'part-2.safetensors' of this model is missing"),
+        ("truncated", "TruncatedError", "part-2.safetensors"),
+        ("value.weights", "ChecksumError", "value.weights"),
+        ("absent.safetensors", "FileNotFoundError", "absent.safetensors"),
+        ("kind", "StateError", "torch.int32, which cannot hold torch.float32"),
+    ],
+)
+def test_damage_ends_the_load_on_every_rank(
+    outcomes: dict[str, list[Outcome]], world: int, case: str, error: str, message: str
+) -> None:
+    """Each rank raises, within seconds, an error that has ours for each rank."""
+    for rank in outcomes[case]:
+        assert rank.error is not None
+        assert rank.error[0] == "CheckpointException"
+        assert rank.seconds < 30
+        assert len(rank.failures) == world
+        for kind, text in rank.failures.values():
+            assert kind == error
+            assert message in text
+
+
+def test_damage_that_one_rank_sees_ends_all(outcomes: dict[str, list[Outcome]]) -> None:
+    """The other ranks raise as well, and know whose error it was."""
+    for rank in outcomes["odd-{rank}.safetensors"]:
+        assert rank.error is not None
+        assert rank.seconds < 30
+        assert {number: kind for number, (kind, _) in rank.failures.items()} == {1: "UnknownFormatError"}
