@@ -228,7 +228,9 @@ class Shards:
         self._first = list(itertools.accumulate(map(len, shards.values()), initial=0))
         for file in shards.values():
             check_index(file)
-        self.names: StringTable = StringTable.joined((content.table.read_names() for _, content in self._parts), "tensor name")
+        self.names: StringTable = StringTable.joined(
+            (content.table.read_names() for _, content in self._parts), "tensor name"
+        )
         # The tensors that the index lists, by their numbers among all; None where it lists all.
         self._listed: NDArray[np.int64] | None = None
         if listing is not None:

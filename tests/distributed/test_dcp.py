@@ -1,0 +1,175 @@
+"""`WeightmapStorageReader` in one process: what torch is told, and what a load without other ranks gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests import builders
+from tests.builders import amb, normal
+
+import weightmap as wm
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
+
+import inspect  # noqa: E402 - nothing here makes sense without torch
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+from weightmap import dcp as ours  # noqa: E402
+from weightmap.dcp import WeightmapStorageReader  # noqa: E402
+from weightmap.torch import StateError, load_file  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+WAYS = ("map", "read")
+
+
+def load(state: dict[str, Any], path: Any, **options: Any) -> WeightmapStorageReader:
+    """Load in this process alone; errors are those of the reader."""
+    reader = WeightmapStorageReader(path, **options)
+    try:
+        dcp.load(state, storage_reader=reader, no_dist=True)
+    except dcp.CheckpointException as error:
+        raise error.failures[0][0] from None
+    return reader
+
+
+def octets(tensor: Any) -> bytes:
+    """Return the bytes of a tensor."""
+    flat = tensor.contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("example", builders.examples(), ids=lambda e: f"{e.format}-{e.name}")
+def test_every_format_loads_as_load_file_does(example: builders.Example, way: str, tmp_path: Path) -> None:
+    """All tensors of every example, packed and quantised ones among them, whole: the bytes are those of `load_file`."""
+    path = tmp_path / f"example{example.suffix}"
+    path.write_bytes(example.data)
+    expected = load_file(path)
+    with wm.open(path) as file:
+        listed = ours._Tensors(file, {})
+        assert set(listed) == set(expected)
+        state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in listed.items()}
+    load(state, path, how=way, chunk=64)
+    for name, tensor in state.items():
+        assert octets(tensor) == octets(expected[name]), name
+        assert tensor.shape == expected[name].shape
+        assert tensor.dtype == expected[name].dtype
+
+
+def test_torch_calls_no_method_with_more_than_it_takes() -> None:
+    """With `kwargs` among the parameters, torch would swallow errors and leave collectives out."""
+    for method in (WeightmapStorageReader.read_metadata, WeightmapStorageReader.set_up_storage_reader):
+        assert "kwargs" not in inspect.signature(method).parameters
+
+
+def test_nothing_is_opened_before_all_ranks_take_part(tmp_path: Path) -> None:
+    """An error outside of what torch guards would end one rank, and the others would wait for it."""
+    reader = WeightmapStorageReader(tmp_path / "absent")
+    reader.reset()
+    reader.reset(tmp_path / "other")
+    assert reader.checkpoint_id == str(tmp_path / "other")
+    metadata = reader.read_metadata()
+    for use in (lambda: list(metadata.state_dict_metadata), lambda: "a" in metadata.state_dict_metadata):
+        with pytest.raises(FileNotFoundError):
+            use()
+    with pytest.raises(FileNotFoundError):
+        reader.set_up_storage_reader(metadata, is_coordinator=True)
+
+
+def test_a_reader_loads_again_from_another_path(tmp_path: Path) -> None:
+    """A checkpoint id is the path of the next load; descriptors are closed after each."""
+    for number in range(2):
+        wm.save(tmp_path / f"{number}.safetensors", {"a": np.full(4, number, np.float32)})
+    reader = WeightmapStorageReader(tmp_path / "0.safetensors")
+    for number in (0, 1, 0):
+        state = {"a": torch.zeros(4)}
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        dcp.load(state, storage_reader=reader, checkpoint_id=tmp_path / f"{number}.safetensors", no_dist=True)
+        assert state["a"].tolist() == [number] * 4
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_may_be_a_checkpoint(tmp_path: Path) -> None:
+    """Paths where something is, and URLs."""
+    validate = WeightmapStorageReader.validate_checkpoint_id
+    assert validate(tmp_path)
+    assert validate("s3://bucket/model.safetensors")
+    assert not validate(tmp_path / "absent")
+    assert not validate(5)
+
+
+def test_targets_of_any_layout_and_type(tmp_path: Path) -> None:
+    """Strided targets are filled in place, values converted as torch does; another kind is an error."""
+    path = tmp_path / "m.safetensors"
+    wm.save(path, {"a": normal((8, 6)).array, "i": np.arange(6)})
+    base = torch.zeros(6, 8)
+    state = {"a": base.T, "i": torch.zeros(6, dtype=torch.float64)}
+    load(state, path, chunk=16)
+    assert torch.equal(base, torch.from_numpy(normal((8, 6)).array.copy()).T)
+    assert state["i"].tolist() == list(range(6))
+    with pytest.raises(StateError, match=r"is torch\.int64, which cannot hold torch\.float32 of the file"):
+        load({"a": torch.zeros(8, 6, dtype=torch.int64)}, path)
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "error", "message"),
+    [
+        ({"b": 1}, {}, RuntimeError, "Missing key in checkpoint state_dict: b"),
+        ({"a": (3, 4)}, {}, ValueError, "Size mismatch"),
+        ({"a": (8, 6)}, {"names": {"a": "absent"}}, wm.TensorNotFoundError, "no tensor is called 'absent'"),
+        ({"a": (8, 6)}, {"format": "embd"}, wm.FormatError, "m.safetensors"),
+        ({"a": (8, 6)}, {"gap": -1}, wm.PlanError, "gap is -1"),
+    ],
+)
+def test_what_does_not_fit_is_one_error(
+    state: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    """A name that is not there, another shape, a wrong option."""
+    path = tmp_path / "m.safetensors"
+    wm.save(path, {"a": normal((8, 6)).array})
+    with pytest.raises(error, match=message):
+        load({name: torch.zeros(shape) for name, shape in state.items()}, path, **options)
+
+
+def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
+    """Two tensors over the same bytes of a file of torch are one slice to read."""
+    shared = torch.arange(24.0).reshape(6, 4)
+    torch.save({"embed": shared, "head": shared}, tmp_path / "tied.pt")
+    state = {name: torch.zeros(6, 4) for name in ("embed", "head")}
+    reader = load(state, tmp_path / "tied.pt")
+    assert reader.report is not None
+    assert (reader.report.items, reader.report.tensors, reader.report.nbytes) == (2, 1, 96)
+    assert torch.equal(state["embed"], shared)
+    assert torch.equal(state["head"], shared)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
+    """Pieces are copied as they come: nothing as large as a tensor is made, decoded ones included."""
+    wm.save(tmp_path / "m.amb", {"w": wm.quantize(normal((256, 1024)).array, "int4_block")})
+    wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
+    seen = []
+    real = ours.to_torch
+
+    def watch(array: Any, **options: Any) -> Any:
+        seen.append(array.nbytes)
+        return real(array, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "to_torch", watch)
+        for suffix in ("amb", "safetensors"):
+            load({"w": torch.zeros(256, 1024)}, tmp_path / f"m.{suffix}", how=way, chunk=16 << 10)
+    assert len(seen) == 2 * 64
+    assert max(seen) <= 16 << 10
+
+
+def test_names_of_schemes_decode() -> None:
+    """Every scheme of AMB comes as float32."""
+    with wm.open(memoryview(amb.every_scheme())) as file:
+        metadata = ours._Tensors(file, {})
+        assert {entry.properties.dtype for entry in metadata.values()} == {torch.float32}
+        assert len(metadata) == len(file)
