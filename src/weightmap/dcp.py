@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.errors import MissingDependencyError, TensorFileError, counted, quoted
+from weightmap.errors import MissingDependencyError, TensorFileError, UnsupportedError, counted, quoted
 from weightmap.io.source import Source
 from weightmap.model.foreign import PAIRS
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import locate, name_of, not_found
 from weightmap.plans.indices import axes_of, boxes, runs_of
 from weightmap.plans.planning import plan as make_plan
-from weightmap.torch import StateError, no_dtype, to_torch
+from weightmap.torch import StateError, to_torch
 
 try:
     import torch
@@ -235,7 +235,7 @@ class _Kind(NamedTuple):
         if not row.dtype.packed:
             found = getattr(torch, name, None)
             if not isinstance(found, torch.dtype):
-                raise no_dtype(name)
+                raise UnsupportedError("data type", expected="one that torch has", actual=name)
             return cls(found, shape)
         pairs = getattr(torch, PAIRS, None)
         if name == "float4_e2m1fn" and pairs is not None and shape and shape[-1] % 2 == 0:
