@@ -6,6 +6,7 @@ A rank is an integer. Only the first lines of `main` know MPI: any launcher will
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any
 
 import weightmap as wm
@@ -19,9 +20,7 @@ def load_slices(path: str, dim: int, rank: int, world: int) -> tuple[dict[str, A
 
 def main(path: str) -> None:
     """Load, and say what was read."""
-    from mpi4py import MPI
-
-    group = MPI.COMM_WORLD
+    group: Any = import_module("mpi4py.MPI").COMM_WORLD
     slices, nbytes = load_slices(path, 0, group.rank, group.size)
     rows = sum(len(array) for array in slices.values() if array.ndim)
     for rank, (count, read) in enumerate(group.gather((rows, nbytes)) or ()):
