@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tests import builders
+from tests.builders import normal, torch
 
 import weightmap as wm
 from weightmap import cli
@@ -104,6 +105,11 @@ def prepare(folder: Path) -> None:
     wm.save(folder / "words.weights", {"e": MATRIX}, vocab=WORDS)
     for kind, (suffix, arguments) in builders.saved().items():
         wm.save(folder / f"{kind}{suffix}", **arguments(MATRIX))
+    np.savez(folder / "a.npz", w=MATRIX, x=MATRIX.T)
+    np.savez_compressed(folder / "deflated.npz", w=MATRIX)
+    found, storages = torch.stored({"w": normal((40, 16))}, {"epoch": 3})
+    (folder / "a.pt").write_bytes(torch.zipped(torch.dump(found), storages))
+    (folder / "legacy.pt").write_bytes(torch.legacy(torch.dump(found), {"0": torch.Item(storages["0"], 4)}))
     schemes = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
     wm.save(
         folder / "q.amb",

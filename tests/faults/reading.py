@@ -19,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 from injection import ERRORS, PARTIAL, SHORT, TRUNCATED, Shim, attempt, command, descriptors, prepare
+from tests import builders
 
 import weightmap as wm
 from weightmap.model import sharded
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
 # Sizes to truncate to: nothing, so that all pages are gone; 100 bytes, so that the rest of a page reads as zeros.
 SIZES = (0, 100)
+WRITTEN = {suffix for suffix, _ in builders.saved().values()}
 # The end of the names of operations that run `with_mapped_index`.
 MAPPED = ", mapped index"
 
@@ -143,7 +145,7 @@ class Reading:
         self.data = self.victim.read_bytes()
         self.same = self.out / f"same{self.path.suffix}"
         (shutil.copytree if self.path.is_dir() else shutil.copy)(self.path, self.same)
-        self.target = self.out / f"out{self.path.suffix or '.safetensors'}"
+        self.target = self.out / f"out{self.path.suffix if self.path.suffix in WRITTEN else '.safetensors'}"
         with wm.open(self.path) as f:
             self.tensor = next(iter(f))
 

@@ -38,6 +38,7 @@ COMMANDS = (
 PAGES = ("command doctor", "command residency", "command warm", "command evict")
 FILES = {
     **{f"{kind}{suffix}": CALLS for kind, (suffix, _) in builders.saved().items()},
+    **dict.fromkeys(("a.npz", "deflated.npz", "a.pt", "legacy.pt"), CALLS),
     "words.weights": COMMANDS,
     # As if its index were a large one.
     "a.weights": tuple(f"{what}, mapped index" for what in ("open, full", "convert", "diff", *COMMANDS, *PAGES)),
