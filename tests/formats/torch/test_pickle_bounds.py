@@ -36,7 +36,16 @@ def test_entries_of_the_memo(code: bytes) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    [b"K\1", b"M\1\1", b"J" + bytes(4), b"X\1\0\0\0a", b"C\1a", b"\x8d" + bytes(8), b"\x8a\2\1\1", b"\x8a\x09" + bytes(9)],
+    [
+        b"K\1",
+        b"M\1\1",
+        b"J" + bytes(4),
+        b"X\1\0\0\0a",
+        b"C\1a",
+        b"\x8d" + bytes(8),
+        b"\x8a\2\1\1",
+        b"\x8a\x09" + bytes(9),
+    ],
 )
 def test_the_last_operand_may_end_with_the_data(code: bytes) -> None:
     """A program that ends with an operand lacks an opcode; one byte shorter, it lacks a byte of the operand."""
@@ -66,3 +75,161 @@ def test_an_arena_without_room(length: int, words: int) -> None:
     assert lib.wm_pickle_run(code, length, arena, words - 1, out, found) == -1
     assert found.code == kernels.FAULTS["PICKLE_MEMORY"]
     assert (found.actual, found.expected) == (words - 1, words)
+
+
+def storage(count: int, key: int = 1, kind: str = "ComplexDoubleStorage") -> bytes:
+    """The opcodes that push a storage of so many elements, with a key of so many bytes."""
+    name = files.text("storage") + files.named("torch", kind) + files.text("k" * key)
+    return b"(" + name + files.text("cpu") + files.number(count) + b"tQ"
+
+
+def tensor(shape: tuple[int, ...], strides: tuple[int, ...], kind: str = "CharStorage", offset: int = 0) -> bytes:
+    """A program of a tensor in a storage of two elements."""
+    numbers = [b"(" + b"".join(map(files.number, part)) + b"t" for part in (shape, strides)]
+    made = storage(2, kind=kind) + files.number(offset) + b"".join(numbers) + b"\x89" + files.ORDERED
+    return files.named("torch._utils", "_rebuild_tensor_v2") + b"(" + made + b"tR."
+
+
+def kind(code: bytes) -> str | None:
+    """The kind of fault of a program, or None."""
+    found = fault(code)
+    return found and found[0]
+
+
+MOST = 2**63 - 1
+SCALAR = files.named("numpy.core.multiarray", "scalar") + b"(" + files.named("numpy", "dtype")
+SCALAR += b"(" + files.text("f8") + b"\x89\x88tR"
+DEVICE = files.named("torch", "device") + b"(" + files.text("cuda")
+CALLS = {
+    "the largest storage": (storage(MOST // 16) + b"0N.", None),
+    "a storage of more bytes than 2^63": (storage(MOST // 16 + 1) + b"0N.", "PICKLE_CALL"),
+    "the longest key": (storage(1, 255) + b"0N.", None),
+    "a longer key": (storage(1, 256) + b"0N.", "PICKLE_CALL"),
+    "a device": (DEVICE + b"tR.", None),
+    "a device and its number": (DEVICE + b"K\1tR.", None),
+    "a device and two numbers": (DEVICE + b"K\1K\1tR.", "PICKLE_CALL"),
+    "a scalar of 255 bytes": (SCALAR + files.code(bytes(255)) + b"tR.", None),
+    "a scalar of 256 bytes": (SCALAR + files.code(bytes(256)) + b"tR.", "PICKLE_CALL"),
+    "the largest dimension": (tensor((MOST,), (0,)), None),
+    "a negative dimension": (tensor((-(2**63),), (0,)), "PICKLE_CALL"),
+    "the last element": (tensor((2,), (1,)), None),
+    "one element past the end": (tensor((2,), (2,)), "PICKLE_RANGE"),
+    # Added up to 64 bits, the steps along both axes lead back into the storage.
+    "steps that wrap around": (tensor((2, 3), (3, MOST)), "PICKLE_RANGE"),
+    "a size of a tuple": (files.named("torch", "Size") + b"(K\1tR.", "PICKLE_CALL"),
+    "a size of a list": (files.named("torch", "Size") + b"](K\1e\x85R.", None),
+    "a size of a number": (files.named("torch", "Size") + b"K\1\x85R.", "PICKLE_CALL"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_arguments_of_calls(name: str) -> None:
+    """Each argument is taken up to its last value."""
+    code, found = CALLS[name]
+    assert kind(code) == found
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "strided"),
+    [((1, 2), (99, 1), False), ((2, 1), (1, 99), False), ((2,), (0,), True), ((), (), False), ((0, 2), (9, 9), False)],
+)
+def test_strides_of_axes_that_are_not_walked(shape: tuple[int, ...], strides: tuple[int, ...], strided: bool) -> None:
+    """A tensor whose strides differ from row-major order only where nothing is stepped over is row-major."""
+    tensors, _ = kernels.Pickle(tensor(shape, strides), 10, 1000).content()
+    assert bool(tensors.dtype[0] & kernels.PICKLE_STRIDED) == strided
+
+
+INNER = b"(" + storage(2, kind="FloatStorage") + b"K\0K\2\x85K\1\x85\x89" + files.ORDERED
+REBUILD = files.named("torch._utils", "_rebuild_tensor_v2")
+FOUR = INNER.removesuffix(b"\x89" + files.ORDERED)
+PARAMETER = files.named("torch.nn.parameter", "Parameter")
+
+
+def from_type(function: bytes = REBUILD, class_: bytes = PARAMETER, arguments: bytes = INNER + b"t") -> bytes:
+    """The call that torch.save writes for a subclass of tensors."""
+    return files.named("torch._tensor", "_rebuild_from_type_v2") + b"(" + function + class_ + arguments + b"}tR."
+
+
+FROM_TYPE = {
+    "a parameter": (from_type(), None),
+    "a tensor": (from_type(class_=files.named("torch", "Tensor")), None),
+    "by the first function": (
+        from_type(
+            files.named("torch._utils", "_rebuild_tensor"), arguments=INNER.replace(b"\x89" + files.ORDERED, b"t")
+        ),
+        None,
+    ),
+    "no function": (from_type(b"N"), "PICKLE_CALL"),
+    "a function before the list": (from_type(files.named("collections", "OrderedDict"), arguments=b")"), "PICKLE_CALL"),
+    "a function behind the list": (
+        from_type(files.named("torch._tensor", "_rebuild_from_type_v2"), arguments=INNER + b"t"),
+        "PICKLE_CALL",
+    ),
+    "no class": (from_type(class_=b"N"), "PICKLE_CALL"),
+    "another class": (from_type(class_=files.named("torch", "FloatStorage")), "PICKLE_CALL"),
+    "no arguments": (from_type(arguments=b"N"), "PICKLE_CALL"),
+    "too few arguments": (from_type().replace(b"}tR.", b"tR."), "PICKLE_CALL"),
+    "too many arguments": (from_type().replace(b"}tR.", b"}NtR."), "PICKLE_CALL"),
+    "no extra state": (REBUILD + INNER + b"tR.", None),
+    "None as extra state": (REBUILD + INNER + b"NtR.", None),
+    "an empty extra state": (REBUILD + INNER + b"}tR.", None),
+    "a number as extra state": (REBUILD + INNER + b"K\1tR.", "PICKLE_CALL"),
+    "a list as extra state": (REBUILD + INNER + b"]tR.", "PICKLE_CALL"),
+    "an extra state": (REBUILD + INNER + b"}K\1K\1stR.", "PICKLE_CALL"),
+}
+
+
+@pytest.mark.parametrize("name", FROM_TYPE)
+def test_calls_for_subclasses_of_tensors(name: str) -> None:
+    """A tensor of a listed class, made by a listed function, is a tensor; with anything else the call is refused."""
+    code, found = FROM_TYPE[name]
+    pickle = kernels.Pickle(code, 10, 1000)
+    assert (pickle.fault and pickle.fault.kind) == found
+    assert found or pickle.n_tensors == 1
+
+
+A_TENSOR = tensor((2,), (1,)).removesuffix(b".")
+NAMES = {
+    "one key": (b"}" + files.text("k" * 30) + b"Ns.", 31),
+    "one number": (b"](Ne.", 25),
+    "two values": (b"}(" + b"".join(files.text(c * 30) + b"N" for c in "ab") + b"u.", 60),
+    "two tensors": (b"}(" + b"".join(files.text(c * 30) + A_TENSOR for c in "ab") + b"u.", 60),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_of_names(name: str) -> None:
+    """Names take as many bytes as the limit allows, and not one more."""
+    code, least = NAMES[name]
+    assert kernels.Pickle(code, 10, least).fault is None
+    found = kernels.Pickle(code, 10, least - 1).fault
+    assert found is not None
+    assert (found.kind, found.actual, found.expected) == ("PICKLE_NAMES", least, least - 1)
+
+
+@pytest.mark.parametrize("short", ["tensors", "values"])
+def test_columns_with_one_row_less(short: str) -> None:
+    """The walk writes no row behind the last one of its columns."""
+    code = b"}(" + files.text("a") + A_TENSOR + files.text("b") + b"Nu."
+    out, found, arena = ffi.new("wm_pickle *"), ffi.new("wm_fault *"), ffi.new("uint64_t[]", 9999)
+    assert lib.wm_pickle_run(code, len(code), arena, 9999, out, found) == 0
+    args = code, len(code), arena, 10, 100
+    for fewer in (False, True):
+        tensors, values = ffi.new("wm_pickle_tensors *"), ffi.new("wm_pickle_values *")
+        columns = tensors.columns
+        columns.cap, columns.dims_cap, columns.names_cap = int(not (fewer and short == "tensors")), 1, 1
+        values.cap, values.names_cap = int(not (fewer and short == "values")), 1
+        keep = []
+
+        def room(owner: object, keep: list[object] = keep, **fields: str) -> None:
+            for name, ctype in fields.items():
+                keep.append(ffi.new(f"{ctype}[]", 9))
+                setattr(owner, name, keep[-1])
+
+        room(columns, names="uint8_t", dtype="uint8_t", dims="uint64_t", begin="uint64_t", end="uint64_t")
+        room(columns, bounds="uint32_t", dim_bounds="uint32_t")
+        room(tensors, storage="uint32_t", strides="uint64_t")
+        room(values, names="uint8_t", bounds="uint32_t", kind="uint8_t", length="uint32_t", at="uint64_t")
+        path = ffi.new("uint8_t[]", 99)
+        assert lib.wm_pickle_walk(*args, tensors, values, path, out, found) == (-1 if fewer else 0)
+        assert found.code == kernels.FAULTS["COLUMN" if fewer else "NONE"]

@@ -1,0 +1,148 @@
+"""Checkpoints at the bounds of what is read: the last value that is accepted, and the first that is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from tests.builders import torch as files
+from tests.zip_files import Entry, archive
+
+import weightmap as wm
+from weightmap.dtypes import DTYPES
+from weightmap.formats.torch.program import DTYPE_NAMES, dtypes
+
+TENSOR = files.Stored("0", "float32", 2, 0, (2,), (1,))
+DATA = struct.pack("<2f", 1, 2)
+PROGRAM = files.dump({"a": TENSOR})
+
+
+def test_the_first_entry_may_be_any() -> None:
+    """Each part of a checkpoint may be the first entry of its archive."""
+    parts = {"data.pkl": PROGRAM, "byteorder": b"big", "data/0": np.array([1, 2], ">f4").tobytes()}
+    for first in parts:
+        names = sorted(parts, key=lambda name, first=first: name != first)
+        with wm.open(archive([Entry(f"x/{name}".encode(), parts[name]) for name in names])) as f:
+            assert f["a"].tolist() == [1, 2]
+    script = [Entry(b"x/constants.pkl", b"."), Entry(b"x/data.pkl", PROGRAM), Entry(b"x/data/0", DATA)]
+    with pytest.raises(wm.UnsupportedError, match="TorchScript"):
+        wm.open(archive(script))
+
+
+@pytest.mark.parametrize("folder", [0, 1, 254, 255])
+def test_the_length_of_the_folder(folder: int) -> None:
+    """A folder has up to 254 letters; one that has no letter is one too."""
+    data = files.zipped(PROGRAM, {"0": DATA}, prefix="x" * folder)
+    if folder == 255:
+        with pytest.raises(wm.LimitError) as caught:
+            wm.open(data)
+        assert caught.value.actual == 256
+        return
+    with wm.open(data) as f:
+        assert f["a"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("size", "shown"), [(6, "'xxxxxx'"), (7, "7 bytes")])
+def test_an_unknown_byte_order_is_shown_where_it_is_short(size: int, shown: str) -> None:
+    """A byte order that is no longer than one that is known is shown as it is, any other by its length."""
+    with pytest.raises(wm.UnsupportedError, match=shown):
+        wm.open(files.zipped(PROGRAM, {"0": DATA}, order="x" * size))
+
+
+def test_a_deflated_storage_behind_a_stored_one() -> None:
+    """The storage that is deflated is refused, also where its size is the same and it is not the first."""
+    program = files.dump({"a": TENSOR, "b": TENSOR._replace(key="1")})
+    entries = [Entry(b"x/data.pkl", program), Entry(b"x/data/0", DATA)]
+    with pytest.raises(wm.UnsupportedError, match="x/data/1") as caught:
+        wm.open(archive([*entries, Entry(b"x/data/1", DATA, method=8, packed=DATA)]))
+    assert caught.value.field == "method"
+
+
+def test_a_legacy_file_whose_number_is_in_a_frame() -> None:
+    """Protocol 4 puts the magic number into a frame."""
+    data = files.legacy(PROGRAM, {"0": files.Item(DATA, 4)})
+    number = files.MAGIC.removeprefix(b"\x80\2")
+    framed = b"\x80\4\x95" + struct.pack("<Q", len(number)) + number + data.removeprefix(files.MAGIC)
+    for found in (data, framed):
+        with wm.open(found) as f:
+            assert f.layout == "legacy"
+    with pytest.raises(wm.FormatError):
+        wm.open(framed.replace(b"\x95", b"\x96", 1))
+
+
+def test_a_cut_program_and_the_limit_of_headers() -> None:
+    """A program that ends with the file is cut off; one that ends with what the limit allows exceeds the limit."""
+    data = files.legacy(files.dump({"text": "x" * 9000}), {})[:8000]
+    with pytest.raises(wm.TruncatedError):
+        wm.open(data, limits=wm.Limits(max_header_bytes=len(data)))
+    with pytest.raises(wm.LimitError, match="max_header_bytes"):
+        wm.open(data, limits=wm.Limits(max_header_bytes=len(data) - 1))
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 4097, 65535, 65536, 65537])
+def test_programs_that_end_around_a_window(size: int) -> None:
+    """A legacy file whose pickles end one byte before or behind a window opens."""
+    empty = len(files.legacy(files.dump({"text": ""}), {}))
+    with wm.open(files.legacy(files.dump({"text": "x" * (size - empty)}), {})) as f:
+        assert len(f.metadata["text"]) == size - empty
+
+
+@pytest.mark.parametrize("elements", [0, 1, 2])
+def test_the_end_of_the_last_storage(elements: int) -> None:
+    """The last storage ends with the file, also where it is empty; each byte that lacks is a TruncatedError."""
+    tensor = files.Stored("0", "float32", elements, 0, (elements,), (1,))
+    data = files.legacy(files.dump({"a": tensor}), {"0": files.Item(bytes(4 * elements), 4)})
+    with wm.open(data) as f:
+        assert f["a"].tolist() == [0] * elements
+    for cut in range(1, 8 + 4 * elements + 1):
+        with pytest.raises(wm.TruncatedError) as caught:
+            wm.open(data[:-cut])
+        assert caught.value.field == "storage"
+        assert caught.value.actual == len(data)
+
+
+@pytest.mark.parametrize("length", [80, 81])
+def test_a_long_name_is_shortened(length: int) -> None:
+    """Of a name that is refused, messages show 80 letters."""
+    name = "x" * (length - len("os."))
+    code = b"\x80\2" + files.named("os", name) + b"."
+    with pytest.raises(wm.UnsupportedError) as caught:
+        wm.open(files.zipped(code, {}))
+    assert (f"os.{name}" in str(caught.value)) == (length == 80)
+    assert ("..." in str(caught.value)) == (length == 81)
+
+
+@pytest.mark.parametrize(
+    ("code", "what"), [(b"\x80\6.", "protocol is 6"), (b"\x7f.", "opcode is 0x7f"), (b"\x81.", "opcode is 0x81")]
+)
+def test_protocols_and_opcodes_are_told_apart(code: bytes, what: str) -> None:
+    """A protocol above 5 is shown as a number, an opcode in hexadecimal."""
+    with pytest.raises(wm.UnsupportedError, match=what):
+        wm.open(files.zipped(code, {}))
+
+
+@pytest.mark.parametrize("size", [1024, 1025])
+def test_the_longest_integer(size: int) -> None:
+    """Integers of up to 1,024 bytes are values."""
+    code = b"\x8b" + struct.pack("<I", size) + b"\1" * size
+    with wm.open(files.zipped(files.dump({"a": files.Plain(code)}), {})) as f:
+        if size == 1024:
+            assert f.metadata == {"a": int.from_bytes(b"\1" * size, "little")}
+            return
+        with pytest.raises(wm.LimitError):
+            dict(f.metadata)
+
+
+def test_types_of_big_endian_files() -> None:
+    """Elements of one byte have no byte order; the others are big-endian, where numpy has them."""
+    for name, found in zip(DTYPE_NAMES, dtypes(big=True), strict=False):
+        known = DTYPES[name]
+        if known.bits == 8:
+            assert found is known
+        elif known.numpy is None:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.numpy == known.numpy.newbyteorder(">")
+            assert found.numpy != known.numpy
