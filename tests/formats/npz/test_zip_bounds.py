@@ -130,7 +130,7 @@ def test_a_directory_of_4_gib() -> None:
     entries.bounds = bounds = ffi.new("uint32_t[]", 1)
     for length, kind in ((2**32 - 1, "ZIP_DIRECTORY"), (2**32, "COLUMN")):
         assert lib.wm_zip_scan(source, ffi.NULL, length, entries, fault) == -1
-        assert fault.code == kernels.FAULTS[kind]
+        assert fault.code == kernels.faults()[kind]
     assert bounds[0] == 0
 
 

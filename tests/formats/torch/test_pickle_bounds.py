@@ -71,9 +71,9 @@ def test_an_arena_without_room(length: int, words: int) -> None:
     arena = ffi.new("uint64_t[]", words)
     code = b"." + b"N" * (length - 1)
     assert lib.wm_pickle_run(code, length, arena, words, out, found) == -1
-    assert found.code == kernels.FAULTS["PICKLE_STACK"]
+    assert found.code == kernels.faults()["PICKLE_STACK"]
     assert lib.wm_pickle_run(code, length, arena, words - 1, out, found) == -1
-    assert found.code == kernels.FAULTS["PICKLE_MEMORY"]
+    assert found.code == kernels.faults()["PICKLE_MEMORY"]
     assert (found.actual, found.expected) == (words - 1, words)
 
 
@@ -232,4 +232,4 @@ def test_columns_with_one_row_less(short: str) -> None:
         room(values, names="uint8_t", bounds="uint32_t", kind="uint8_t", length="uint32_t", at="uint64_t")
         path = ffi.new("uint8_t[]", 99)
         assert lib.wm_pickle_walk(*args, tensors, values, path, out, found) == (-1 if fewer else 0)
-        assert found.code == kernels.FAULTS["COLUMN" if fewer else "NONE"]
+        assert found.code == kernels.faults()["COLUMN" if fewer else "NONE"]
