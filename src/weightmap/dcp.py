@@ -155,7 +155,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         """
         try:
             if self._file is None:
-                self._file = open_model(self.checkpoint_id, mode="cow", **self._options)
+                self._file = open_model(self.checkpoint_id, mode="cow", **{"advise": self._advice(), **self._options})
             tensors: Mapping[str, Any] = _Tensors(self._file, self._names)
         except Exception as error:  # noqa: BLE001 - raised on the next call, on all ranks
             self._error = error
@@ -195,6 +195,10 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         done.set_result(None)
         return done
 
+    def _advice(self) -> str | None:
+        """Return how the system is to read ahead: not at all where this rank reads what it wants, in large pieces."""
+        return "random" if self._how == "read" else None
+
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
@@ -219,12 +223,15 @@ class _Kind(NamedTuple):
         Whether `weightmap` has it as bytes, an array of one dimension.
     decoded : bool
         Whether it is quantised in the file.
+    swapped : bool
+        Whether it is big-endian in the file.
     """
 
     dtype: Any
     shape: tuple[int, ...]
     octets: bool = False
     decoded: bool = False
+    swapped: bool = False
 
     @classmethod
     def of(cls, ref: TensorRef) -> _Kind:
@@ -236,7 +243,7 @@ class _Kind(NamedTuple):
             found = getattr(torch, name, None)
             if not isinstance(found, torch.dtype):
                 raise UnsupportedError("data type", expected="one that torch has", actual=name)
-            return cls(found, shape)
+            return cls(found, shape, swapped=row.dtype.swapped)
         pairs = getattr(torch, PAIRS, None)
         if name == "float4_e2m1fn" and pairs is not None and shape and shape[-1] % 2 == 0:
             return cls(pairs, (*shape[:-1], shape[-1] // 2), octets=True)
@@ -386,7 +393,7 @@ class _Work:
         for item in self._empty:
             self._planner.commit_tensor(item.item, self._target(item, None))
         arrived: list[Any] = []
-        for name, array in plan.run(how, verify=verify):
+        for name, array in plan.run(how, verify=verify, into=self._room):
             arrived.append(array)
             pieces = self._pieces[name]
             if len(arrived) < pieces[0].arrays:
@@ -399,16 +406,37 @@ class _Work:
                 self._fill(item, part, where, arrived[0])
             arrived = []
 
+    def _room(self, name: str, nbytes: int) -> Any:
+        """Return the memory of the state dict that the next piece of a tensor is for, if it can be read to there."""
+        part, where, arrays = self._pieces[name][0]
+        if len(part.items) > 1 or arrays > 1 or part.kind.octets or part.kind.swapped:
+            return None
+        item = part.items[0]
+        if item.target is None:
+            item.target = self._target(item, part)
+        target = item.target[where]
+        if target.device.type != "cpu" or target.dtype != part.kind.dtype or not target.is_contiguous():
+            return None
+        room = target.reshape(-1).view(torch.uint8).numpy()
+        return room if len(room) == nbytes else None
+
     def _fill(self, item: _Item, part: _Part, where: tuple[slice, ...], array: Any) -> None:
         if item.target is None:
             item.target = self._target(item, part)
         target = item.target[where]
+        if target.device.type == "cpu" and array.nbytes and array.ctypes.data == target.data_ptr():
+            self._done(item)  # it was read to there
+            return
         on_cpu = target.device.type == "cpu"
         # A driver never gets mapped pages: it might pin them, or fault them in one by one.
         source = to_torch(array, copy=None if on_cpu else True)
         if part.kind.octets:
             source = source.view(part.kind.dtype)
         target.copy_(source)
+        self._done(item)
+
+    def _done(self, item: _Item) -> None:
+        """Note that a piece has come; commit the slice with its last one."""
         item.left -= 1
         if not item.left:
             whole, item.target = item.target, None

@@ -149,7 +149,7 @@ def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
-    """Pieces are copied as they come: nothing as large as a tensor is made, decoded ones included."""
+    """Pieces are copied as they come, decoded ones included; where a dense one can be read in its place, nothing is."""
     wm.save(tmp_path / "m.amb", {"w": wm.quantize(normal((256, 1024)).array, "int4_block")})
     wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
     seen = []
@@ -163,7 +163,7 @@ def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
         patch.setattr(ours, "to_torch", watch)
         for suffix in ("amb", "safetensors"):
             load({"w": torch.zeros(256, 1024)}, tmp_path / f"m.{suffix}", how=way, chunk=16 << 10)
-    assert len(seen) == 2 * 64
+    assert len(seen) == (128 if way == "map" else 64)
     assert max(seen) <= 16 << 10
 
 

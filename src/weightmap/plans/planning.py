@@ -170,7 +170,14 @@ class ReadPlan:
             reads = share(reads, self.local_rank, self.local_world)
         return warm(self._sources, reads, self.chunk, self._bound(), threads, progress)
 
-    def run(self, how: str = "auto", *, release: bool = False, verify: bool = False) -> Iterator[tuple[str, Any]]:
+    def run(
+        self,
+        how: str = "auto",
+        *,
+        release: bool = False,
+        verify: bool = False,
+        into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
+    ) -> Iterator[tuple[str, Any]]:
         """Yield name and tensor, or the wanted part of it, in file order: what ``file[name][index]`` gives.
 
         Memory stays flat: what is read at once is at most a chunk, or one tensor where that is larger; what is asked
@@ -189,6 +196,9 @@ class ReadPlan:
             Check the checksums that cover a tensor before it is handed out, where the file has any. Archives (.npz,
             checkpoints of PyTorch) have one for each entry. That of EMBD covers all tensors at once, and so everything
             is read before the first one.
+        into : callable, optional
+            ``into(name, nbytes)`` returns the memory for the next part of a dense tensor that is to be read: a
+            contiguous array of so many bytes, or None.
 
         Raises
         ------
@@ -207,7 +217,7 @@ class ReadPlan:
         if bound is not None:
             self._check_bound(bound, ways)
             release = release or self.nbytes > bound
-        return self._run(ways, bound, release=release, verify=verify)
+        return self._run(ways, bound, release=release, verify=verify, into=into)
 
     def explain(self) -> PlanReport:
         """Return what this plan costs, and what to do about it: ``print(plan.explain())``.
@@ -248,7 +258,9 @@ class ReadPlan:
                 expected = f"at least {nbytes}, the bytes to be read of tensor {quoted(spans.name(number))}"
                 raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
 
-    def _run(self, ways: Sequence[str], bound: int | None, *, release: bool, verify: bool) -> Iterator[tuple[str, Any]]:
+    def _run(
+        self, ways: Sequence[str], bound: int | None, *, release: bool, verify: bool, into: Any
+    ) -> Iterator[tuple[str, Any]]:
         spans, numbers = self._spans, self._numbers
         most = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
         bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.files) + 1)).tolist()
@@ -266,6 +278,7 @@ class ReadPlan:
                 most=self.max_over_read,
                 release=release,
                 sums=parts_of(spans.files[file])[1].sums() if verify else (),
+                into=into,
             )
             try:
                 yield from run.mapped(of_file) if way == "map" else run.read(of_file)

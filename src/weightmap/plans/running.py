@@ -16,7 +16,7 @@ from weightmap.plans.indices import Indices, Shard, axes_of, runs_of
 from weightmap.plans.wants import ranges_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,6 +56,8 @@ class Run:
         Whether pages of what was consumed are given back.
     sums : sequence of Sum
         Checksums to be checked before a tensor that they cover is handed out.
+    into : callable, optional
+        See `ReadPlan.run`.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Run:
         most: float,
         release: bool,
         sums: Sequence[Sum] = (),
+        into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
     ) -> None:
         self.spans = spans
+        self._into = into
         self.number: int = file
         self.file: TensorFile = spans.files[file]
         self.source: Source = parts_of(self.file)[0]
@@ -218,7 +222,9 @@ class Run:
         if ref.row.dtype.quantized:
             return self._part_of_quantized(ref, key, name, starts, stops)
         part = Part(ref, key, name)
-        target = np.empty(part.nbytes, np.uint8)
+        target = None if self._into is None else self._into(name, part.nbytes)
+        if target is None:
+            target = np.empty(part.nbytes, np.uint8)
         for low, high, begin, end in part.reads(starts, stops, self.gap, self.most, self.chunk):
             if low + 1 == high and part.length <= self.chunk:
                 self.source.read_into(begin, target[low * part.length : high * part.length])
@@ -312,7 +318,8 @@ class Part:
 
     def arranged(self, octets: NDArray[np.uint8], *, writeable: bool) -> Any:
         """Return the array that the index gives, over the bytes of all runs in the order of the file."""
-        octets.flags.writeable = writeable
+        if not writeable:
+            octets.flags.writeable = False
         return arranged(octets.view(self._dtype) if len(octets) else np.empty(0, self._dtype), self._axes, self._key)
 
 
