@@ -59,21 +59,32 @@ static inline words words_join(words w, lanes a, uint32_t mask, unsigned shift) 
 }
 static inline void words_store(uint32_t *to, words w) { memcpy(to, w.v, sizeof w.v); }
 
+/* One of the two numbers in each word: four lanes at a time fit into registers of any width. */
+static inline void correlate_four(const int32_t value[4], const int32_t scale[4], int bits, int32_t a[4], int32_t b[4]) {
+    const int32_t highest = (1 << (bits - 1)) - 1, lowest = -highest - 1, half = 1 << (14 - bits);
+    for (int k = 0; k < 4; k++) {
+        int32_t q = (((value[k] * scale[k] + (1 << 14)) >> 15) + half) >> (15 - bits);
+        q = q < lowest ? lowest : q;
+        q = q > highest ? highest : q;
+        a[k] += value[k] * q;
+        b[k] += q * q;
+    }
+}
+
 static void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, int clips, lanes *yq, lanes *qq) {
-    const int32_t lowest = -(1 << (bits - 1)), highest = -lowest - 1;
-    int32_t a[16] = {0}, b[16] = {0}, scale[16];
-    EACH scale[k] = (int16_t)(uint16_t)inverse.v[k];
-    for (uint64_t i = 0; i < pairs; i++)
-        for (int j = 16; j >= 0; j -= 16) EACH {
-                const int32_t value = (int32_t)(y[i][k] << j) >> 16, product = (value * scale[k] + (1 << 14)) >> 15;
-                int32_t q = (product + (1 << (14 - bits))) >> (15 - bits);
-                q = q < lowest ? lowest : q;
-                q = q > highest ? highest : q;
-                a[k] += value * q;
-                b[k] += q * q;
-            }
-    EACH yq->v[k] = (float)a[k];
-    EACH qq->v[k] = (float)b[k];
+    for (int first = 0; first < 16; first += 4) {
+        int32_t a[4] = {0}, b[4] = {0}, scale[4];
+        for (int k = 0; k < 4; k++) scale[k] = (int16_t)(uint16_t)inverse.v[first + k];
+        for (uint64_t i = 0; i < pairs; i++) {
+            int32_t low[4], high[4];
+            for (int k = 0; k < 4; k++) low[k] = (int32_t)(y[i][first + k] << 16) >> 16;
+            for (int k = 0; k < 4; k++) high[k] = (int32_t)y[i][first + k] >> 16;
+            correlate_four(low, scale, bits, a, b);
+            correlate_four(high, scale, bits, a, b);
+        }
+        for (int k = 0; k < 4; k++) yq->v[first + k] = (float)a[k];
+        for (int k = 0; k < 4; k++) qq->v[first + k] = (float)b[k];
+    }
 }
 
 #include "quantize_block.h"
