@@ -42,8 +42,9 @@ from weightmap.options import Limits
 if TYPE_CHECKING:
     from weightmap.conversion.compare import DiffReport, TensorDiff, diff
     from weightmap.conversion.converting import convert
+    from weightmap.conversion.quantizing import quantize
     from weightmap.conversion.reports import ConvertReport
-    from weightmap.conversion.schemes import quantize
+    from weightmap.conversion.verifying import verify
     from weightmap.embeddings.embeddings import Embeddings
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.index.table import TensorInfo
@@ -95,6 +96,7 @@ __all__ = [
     "quantize",
     "save",
     "shard",
+    "verify",
 ]
 
 # Imported at first use: opening a file does not need these.
@@ -111,9 +113,10 @@ _ON_DEMAND = {
     "convert": "conversion.converting",
     "diff": "conversion.compare",
     "plan": "plans.planning",
-    "quantize": "conversion.schemes",
+    "quantize": "conversion.quantizing",
     "save": "model.saving",
     "shard": "plans.indices",
+    "verify": "conversion.verifying",
 }
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
 

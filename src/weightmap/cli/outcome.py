@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from weightmap.cli import show
-from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError, TensorNotFoundError
+from weightmap.errors import (
+    ChecksumError,
+    EncodeError,
+    MissingDependencyError,
+    Remedy,
+    ShardsError,
+    TensorFileError,
+    TensorNotFoundError,
+)
 
 OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
 
@@ -23,7 +31,16 @@ def status_of(error: BaseException) -> int:
         return USAGE
     if isinstance(error, OSError | MissingDependencyError | MemoryError):
         return INPUT_OUTPUT
+    if isinstance(error, ShardsError) and error.errors:
+        return max(status_of(one) for _, one in error.errors)
     return MALFORMED
+
+
+def status_of_verify(error: BaseException) -> int:
+    """Return the exit status of `verify`, which looks for bytes that contradict their checksum."""
+    errors = [one for _, one in error.errors] if isinstance(error, ShardsError) else [error]
+    # Other errors mean that it could not look.
+    return max([DIFFERENT if isinstance(one, ChecksumError) else status_of(one) for one in errors], default=MALFORMED)
 
 
 def reason(error: BaseException) -> str:

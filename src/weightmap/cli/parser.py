@@ -9,7 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.cli import commands, completions, memory, quantising, reading, reporting, show, words
+from weightmap.cli import commands, completions, executing, memory, quantising, reading, reporting, show, words
 from weightmap.cli.outcome import UsageError
 from weightmap.conversion.schemes import SCHEMES
 
@@ -91,6 +91,7 @@ def _add_readers(command: _Command) -> None:
     sub.add_argument("-v", "--verbose", action="store_true", help="list the checks")
     _add_json(sub)
     _add_lenient(sub)
+    executing.add_options(sub)
 
     sub = command("diff", commands.diff, "compare two files", _DIFF)
     sub.add_argument("a", metavar="A", help="a tensor file, a model directory or an *.index.json")
@@ -139,7 +140,11 @@ def _add_writers(command: _Command) -> None:
     sub.add_argument(
         "src", metavar="SRC", help="a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
     )
-    sub.add_argument("dst", metavar="DST", help="the file to write; its suffix decides the format")
+    sub.add_argument(
+        "dst",
+        metavar="DST",
+        help="the file to write; its suffix decides the format; or a directory or *.index.json, for shards",
+    )
     sub.add_argument("--format", help="the format to write, whatever the suffix of DST")
     sub.add_argument("--layout", help="a layout of that format other than its usual one")
     sub.add_argument("--dtype", help="store floating-point tensors as this type, for example float16")
@@ -154,6 +159,7 @@ def _add_writers(command: _Command) -> None:
     )
     _add_quantisation(sub)
     _add_words(sub)
+    executing.add_options(sub)
     _add_json(sub)
 
     sub = command(
@@ -230,7 +236,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("src", metavar="SRC", help="a tensor file or a model directory")
-    parser.add_argument("dst", metavar="DST", help="the file to write")
+    parser.add_argument("dst", metavar="DST", help="the file to write; or a directory or *.index.json, for shards")
+    parser.add_argument("--format", help="the format to write, whatever the suffix of DST")
     parser.add_argument("--scheme", required=True, metavar="SCHEME", choices=SCHEMES, help=", ".join(SCHEMES))
     _add_quantisation(parser)
     parser.add_argument("--dtype", help="store dense tensors as this type, for example float16")
@@ -240,6 +247,7 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude", metavar="GLOB", action="append", help="leave such tensors as they are (repeatable)"
     )
+    executing.add_options(parser)
     _add_json(parser)
 
 

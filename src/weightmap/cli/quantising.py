@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
-from weightmap.cli import show
+from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.dtypes import GGML_SCHEMES
@@ -85,8 +85,11 @@ def converted(args: argparse.Namespace, command: str, **options: Any) -> tuple[w
     """Convert SRC to DST; return the report, and how many seconds that took."""
     start = time.perf_counter()
     try:
-        with show.progress_bar(f"{command} {Path(args.src).name}") as progress:
-            report = wm.convert(args.src, args.dst, dtype=args.dtype, progress=progress, **options)
+        with (
+            executing.execution(args) as how,
+            show.progress_bar(f"{command} {Path(args.src).name}") as progress,
+        ):
+            report = wm.convert(args.src, args.dst, dtype=args.dtype, progress=progress, **how, **options)
     except TensorFileError:
         raise
     except (TypeError, ValueError) as error:  # a format, layout, suffix or type that does not exist
@@ -111,6 +114,7 @@ def document(args: argparse.Namespace, command: str, report: wm.ConvertReport, t
         "warnings": report.warnings,
         "quantized": [info._asdict() for info in report.quantized],
         "seconds": took,
+        **({"shards": report.shards, "skipped": report.skipped} if report.shards else {}),
     }
 
 
@@ -120,7 +124,8 @@ def quantize(args: argparse.Namespace) -> int:
     with open_privately(args.src) as file:
         before = file.nbytes
     chosen = options(args.scheme, args)
-    report, took = converted(args, "quantize", quantize_include=args.include, quantize_exclude=args.exclude, **chosen)
+    chosen |= {"format": args.format, "quantize_include": args.include, "quantize_exclude": args.exclude}
+    report, took = converted(args, "quantize", **chosen)
     if args.json:
         about = {"scheme": args.scheme, "nbytes_before": before, "total": total(report.quantized)}
         show.emit_json(document(args, "quantize", report, took) | about)

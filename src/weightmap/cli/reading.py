@@ -9,9 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightmap.cli import show
-from weightmap.cli.outcome import DIFFERENT, OK, error_document, reason, status_of
-from weightmap.errors import ChecksumError, QuantError, TensorFileError, counted
+import weightmap as wm
+from weightmap.cli import executing, show
+from weightmap.cli.outcome import OK, UsageError, error_document, reason, status_of_verify
+from weightmap.errors import QuantError, TensorFileError, counted
 from weightmap.model.modules import module_tree, separator
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import located
@@ -19,8 +20,6 @@ from weightmap.model.parts import located
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
-
-    import weightmap as wm
 
 # Lines that the tree shows of one module.
 _MOST_LINES = 64
@@ -187,20 +186,27 @@ def _tree_table(file: wm.TensorFile) -> None:
 
 def verify(args: argparse.Namespace) -> int:
     """Check files one after the other; the worst outcome decides the exit status."""
+    if args.manifest is not None and len(args.files) > 1:
+        raise UsageError("--manifest: for one FILE, which may be a model of many")
+    with executing.execution(args) as how:
+        files = args.files
+        if len(files) > 1 and "world" in how:  # ranks share them out
+            files = files[how.pop("rank", 0) :: how.pop("world")]
+        return _verify(args, files, how)
+
+
+def _verify(args: argparse.Namespace, files: list[str], how: dict[str, Any]) -> int:
+    """Verify these files, with these arguments of `weightmap.verify`."""
     worst = OK
     documents: list[dict[str, object]] = []
-    for path in args.files:
+    for path in files:
         start = time.perf_counter()
         document: dict[str, object] = {"path": path}
         try:
-            with (
-                show.progress_bar(f"verify {Path(path).name}") as progress,
-                open_privately(path, strict=not args.lenient) as file,
-            ):
-                report = file.verify(progress=progress)
+            with show.progress_bar(f"verify {Path(path).name}") as progress:
+                report = wm.verify(path, strict=not args.lenient, progress=progress, **how)
         except (TensorFileError, OSError, MemoryError) as error:
-            # This command looks for bytes that contradict their checksum; other errors mean that it could not look.
-            worst = max(worst, DIFFERENT if isinstance(error, ChecksumError) else status_of(error))
+            worst = max(worst, status_of_verify(error))
             document |= {"ok": False, "error": error_document(error)}
             line = f"{show.clean(path)}: failed: {reason(error).removeprefix(f'{show.clean(path)}: ')}"
             notes = []

@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from weightmap.conversion.extras import extras_of, metadata_of, spared
-from weightmap.conversion.quantizer import Quantizer
-from weightmap.conversion.regrouping import Regrouper
 from weightmap.conversion.reports import ConvertReport
-from weightmap.conversion.task import Task, WordOptions
+from weightmap.conversion.running import Execution
+from weightmap.conversion.shards import convert_model
+from weightmap.conversion.task import NO_WORDS, Arguments, floating, plain_globs
+from weightmap.conversion.tensors import prepare, unaligned, unaligned_note
 from weightmap.conversion.training import Options
 from weightmap.conversion.words import convert_words, from_file
-from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
-from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.formats import Payload, Request
+from weightmap.errors import TensorFileError
+from weightmap.formats import by_name
 from weightmap.importers import IMPORTERS, NAMES
 from weightmap.importers._huggingface import ModelDirectory, read_directory
 from weightmap.importers._words import Words
 from weightmap.io.atomic import write_plan
 from weightmap.io.opening import path_of
-from weightmap.model.opening import open_or_import, open_privately
-from weightmap.model.parts import disagreements, located, name_of
-from weightmap.model.payload import from_quantized
-from weightmap.model.saving import aligned_to, choose, choose_layout, plan_request
+from weightmap.model.opening import open_or_import
+from weightmap.model.parts import located, name_of
+from weightmap.model.saving import aligned_to, choose
 from weightmap.model.sharded import find_model
+from weightmap.model.sharding import sharded_target
 from weightmap.options import Limits
-from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
 
     from numpy.typing import DTypeLike
 
-    from weightmap.conversion.reports import QuantizedInfo
-    from weightmap.formats import Format
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
+    from weightmap.conversion.task import Task
     from weightmap.model.file import TensorFile
-    from weightmap.quant.ref import TensorRef
 
 __all__ = ["convert"]
-
-# Short names of types, as `scale_type` has them.
-_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-# Elements of a quantised tensor that are decoded at once.
-_PIECE = 1 << 18
 
 
 def convert(
@@ -78,8 +65,16 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     limits: Limits | None = None,
     align: int | None = None,
+    executor: Executor | None = None,
+    manifest: str | os.PathLike[str] | None = None,
+    keep_going: bool = False,
+    rank: int = 0,
+    world: int = 1,
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
+
+    A target that is a directory or an ``*.index.json`` gets a shard for each file of the source, and the index last:
+    see `executor`.
 
     Parameters
     ----------
@@ -89,7 +84,9 @@ def convert(
         content. Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
         (GloVe), a dense fastText model. See `weightmap.words`.
     dst : str, bytes or os.PathLike
-        Always a path, written atomically, as by `save`.
+        Always a path, written atomically, as by `save`. A directory (one that exists, or a path that ends in a slash;
+        `format` says which) or an ``*.index.json`` gets numbered shards, one for each file of the source that has
+        tensors to write; scales go to the shard of their weights. It must not hold such a model yet.
     format, layout : str, optional
         Format and layout of the target; by default its suffix decides. "word2vec", "text", "textdims" and "fasttext"
         take a vocabulary and the matrix of its rows; the other formats are those of `weightmap.open`.
@@ -125,13 +122,27 @@ def convert(
     threads : int, optional
         At most this many threads share the work of quantising; by default one for each CPU of this process.
     progress : callable, optional
-        Called as ``progress(done, total)``, in bytes of the target.
+        Called as ``progress(done, total)``, in bytes of the target; for shards in bytes of the source.
     limits : Limits, optional
     align : int, optional
         Let tensors begin at multiples of this power of two, from 8 to 4096, in the file: jax shares memory aligned to
         64 bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``; safetensors, and
         BinTensors up to 64, have a longer header and tensors whose size is a multiple first, since nothing may lie
         between tensors: the report says how many are not aligned. Other formats refuse.
+    executor : concurrent.futures.Executor, optional
+        Shares out the shards, one task for each: threads, processes, ``dask.distributed.Client.get_executor()``. Tasks
+        hold paths and ranges, less than 4 KiB pickled; source and target lie on a file system that all workers have.
+        Each task uses one thread unless `threads` says more. By default, shards are written here, one by one. The files
+        are the same byte for byte.
+    manifest : str or os.PathLike, optional
+        A file that records finished shards, with size and checksum. A run with the same arguments skips those that are
+        whole and whose source has not changed.
+    keep_going : bool
+        After an error in a shard, write the other ones, and raise all errors together. By default, shards that have not
+        begun do not begin, and the first error is raised. There is no index in either case.
+    rank, world : int
+        Write every `world`-th shard, from number `rank` on, beside other processes that write the rest. `manifest` is
+        needed; each rank writes one of its own, and the rank that ends last writes the index.
 
     Returns
     -------
@@ -143,6 +154,10 @@ def convert(
         When the target cannot express a tensor; it names every such tensor, and no file was created. One exception:
         where the target has no int64, a buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported,
         since every program that reads such a model knows these numbers.
+    TargetError
+        When a sharded target exists, or another run is writing it, or `manifest` is that of another run.
+    ShardsError
+        When several shards failed, with `keep_going`; or one by an error of the executor.
     FormatError, MissingDependencyError, OSError
         As from `open` and `save`.
     """
@@ -159,180 +174,78 @@ def convert(
             directory = read_directory(path, model)
     if align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
-    found: Any = IMPORTERS[format] if format in NAMES else choose(target, format, layout)
-    wanted = None if dtype is None else _floating(dtype)
-    words, quantizer = WordOptions(normalize, subwords, None), None
+    how = Execution(executor, None if manifest is None else os.fspath(manifest), keep_going, rank, world, progress)
+    how.check()
+    shards = None if format in NAMES else sharded_target(target, None if format is None else by_name(format))
+    if shards is None and how._replace(progress=None) != Execution():
+        what = "executor=, manifest=, keep_going=, rank= and world= are for shards"
+        raise ValueError(f"{what}, and {target!r} is one file: give a directory or an *.index.json")
+    found: Any = (
+        IMPORTERS[format] if format in NAMES else choose(shards.names(1)[0] if shards else target, format, layout)
+    )
+    words = NO_WORDS._replace(normalize=normalize, subwords=subwords)
     if quantize == "pq":
         words = words._replace(training=Options(n_subquantizers, n_bits, projection, pq_norms, seed=seed))
-    elif quantize is not None:
-        try:
-            quantizer = Quantizer(
-                quantize,
-                block_size=32 if block_size is None else block_size,
-                scale_type=scale_type,
-                bits=bits,
-                threads=threads,
-                include=quantize_include,
-                exclude=quantize_exclude,
-            )
-        except TensorFileError as error:
-            raise error.located(path=target) from None
+    arguments = Arguments(
+        layout=layout,
+        include=plain_globs(include),
+        exclude=plain_globs(exclude),
+        dtype=None if dtype is None else floating(dtype),
+        quantize=None if quantize == "pq" else quantize,
+        block_size=block_size,
+        scale_type=scale_type,
+        bits=bits,
+        quantize_include=plain_globs(quantize_include),
+        quantize_exclude=plain_globs(quantize_exclude),
+        threads=threads,
+        limits=limits,
+        align=boundary,
+    )
+    task = arguments.task("", target, found, progress, words)  # refuses wrong arguments before it reads the source
     # In mode "mmap" this touches no page: tensors are read by pread.
     opened = open_or_import(model, limits, lossy=lossy)
-    source = path or (opened.path if isinstance(opened, Words) else name_of(opened))
-    task = Task(source, target, found, layout, include, exclude, wanted, quantizer, words, limits, progress, boundary)
-    of_words = isinstance(opened, Words) or format in NAMES or words != (None, None, None)
-    if block_size is not None and (of_words or quantizer is None):
+    task = task._replace(source=path or (opened.path if isinstance(opened, Words) else name_of(opened)))
+    of_words = isinstance(opened, Words) or format in NAMES or words != NO_WORDS
+    if block_size is not None and (of_words or task.quantizer is None):
         what = "word embeddings are quantised by the scheme pq, which has no blocks"
         raise ValueError(what if of_words else "block_size= is for quantize=, which was not given")
+    if of_words and shards is not None:
+        raise ValueError(f"dst is {target!r}, expected a file: words and their rows are not written to shards")
     if isinstance(opened, Words):
         return convert_words(opened, task)
     with opened as file:
         if of_words:
             vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
             return convert_words(from_file(file, vocab, task), task)
-        return _convert_tensors(file, directory, task)
+        if shards is not None:
+            return convert_model(file, None if directory is None else model, shards, found, arguments, how)
+        return _convert_file(file, directory, task)
 
 
-def _convert_tensors(file: TensorFile, directory: ModelDirectory | None, task: Task) -> ConvertReport:
-    """Convert a model, with configuration and vocabulary of its directory."""
-    found: Format = task.format
-    target = task.target
-    metadata = metadata_of(file, directory, found)
-    try:
-        layout = choose_layout(found, task.layout, metadata)
-    except TensorFileError as error:
-        raise error.located(path=target, format=found.name) from None
-    try:
-        regrouper = Regrouper(found.schemes.get(layout, frozenset()))
-        payloads, dropped = _payloads(file, layout, task, regrouper)
-        task.limits.check("max_copy_bytes", sum([payload.nbytes for payload in payloads]), "bytes of tensors to copy")
-    except TensorFileError as error:
-        raise error.located(path=task.source) from None
-    extras, warnings = extras_of(file, directory, metadata, found, layout)
-    warnings += regrouper.notes
-    warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
-    if found.embeddings is not None and file.format != found.name:
-        warnings += _as_embeddings(payloads, *found.embeddings)
-    if not payloads:
+def _convert_file(file: TensorFile, directory: ModelDirectory | None, task: Task) -> ConvertReport:
+    """Convert a model to one file, with configuration and vocabulary of its directory."""
+    target, align = task.target, task.arguments.align
+    made = prepare(file, zip(file, located(file), strict=True), directory, task)
+    warnings = made.warnings
+    if not made.names:
         warnings.append("no tensor was taken: the file holds none, or include and exclude leave none")
-    plan = plan_request(target, found, Request(payloads, layout, **extras, align=task.align))
     try:
-        write_plan(target, plan, progress=task.progress)
+        size = write_plan(target, made.plan, progress=task.progress)
     except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
         raise error.located(path=task.source) from None
-    if task.align > 1:
-        warnings += _unaligned(target, task.align)
-    done: tuple[QuantizedInfo, ...] = ()
-    if task.quantizer is not None:
-        done = tuple(task.quantizer.done)
-        warnings += task.quantizer.notes
+    if align > 1:
+        warnings += unaligned_note(*unaligned(target, align), align)
+    quantizer = task.quantizer
+    if quantizer is not None:
+        warnings += quantizer.notes
     return ConvertReport(
-        task.source, target, found.name, layout, len(payloads), plan.size, tuple(dropped), tuple(warnings), done
+        task.source,
+        target,
+        task.format.name,
+        made.layout,
+        len(made.names),
+        size,
+        tuple(made.dropped),
+        tuple(warnings),
+        () if quantizer is None else tuple(quantizer.done),
     )
-
-
-def _payloads(
-    file: TensorFile, layout: str, task: Task, regrouper: Regrouper
-) -> tuple[list[Payload], list[tuple[str, str]]]:
-    """Return the payloads of tensors, and name and reason for each tensor that is left out."""
-    found, quantizer, wanted = task.format, task.quantizer, task.dtype
-    all_taken = not (task.include or task.exclude)
-    payloads, dropped = [], []
-    for name, place in zip(file, located(file), strict=True):
-        if not (all_taken or task.takes(name)):
-            continue
-        why = spared(name, place, found, layout)
-        if why is not None:
-            dropped.append((name, why))
-            continue
-        place.source.check_size(f"tensor {quoted(name)}")
-        if quantizer is None:
-            payloads.append(_payload(name, place, wanted, regrouper))
-        elif quantizer.wants(name, place):
-            payloads.append(quantizer.payload(name, place, found.schemes.get(layout, frozenset())))
-        else:  # a quantised tensor stays as it is
-            payloads.append(_payload(name, place, None if place.row.dtype.quantized else wanted, regrouper))
-    return payloads, dropped
-
-
-def _unaligned(target: str, align: int) -> list[str]:
-    """Return a line about the tensors of a new file that do not begin at a multiple of `align`."""
-    with open_privately(target) as file:
-        odd = sum(1 for info in file.infos() if info.offset % align)
-    return [f"{counted(odd, 'tensor')} of {len(file)} could not be aligned to {align} bytes"] if odd else []
-
-
-def _as_embeddings(payloads: list[Payload], matrix: str, norms: str) -> list[str]:
-    """Give the only matrix of a model the name that the format of embeddings requires; return a line that says so."""
-    others = [payload for payload in payloads if payload.name != norms]
-    if len(others) != 1 or others[0].name == matrix or len(others[0].shape) != 2:
-        return []
-    name, others[0].name = others[0].name, matrix
-    return [f"tensor {quoted(name)} is written as {matrix!r}"]
-
-
-def _floating(dtype: DTypeLike | str) -> DType:
-    try:
-        given = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
-        name = given if isinstance(given, str) and given in DTYPES else np.dtype(given).name
-    except TypeError:
-        name = repr(dtype)
-    if name not in FLOATING:
-        raise ValueError(f"dtype is {name}, expected one of {', '.join(FLOATING)}")
-    return DTYPES[name]
-
-
-def _payload(name: str, place: TensorRef, wanted: DType | None, regrouper: Regrouper) -> Payload:
-    """Return the payload of a tensor, converted to the floating-point type `wanted` if it has one."""
-    source, row, _ = place
-    if row.dtype.quantized:
-        if wanted is None:
-            return _as_quantized(name, place, regrouper)
-        size = math.prod(row.shape)
-        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
-    if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
-        dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
-        return Payload(name, dtype, row.shape, row.nbytes, place.chunks)
-    nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-    return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
-
-
-def _as_quantized(name: str, place: TensorRef, regrouper: Regrouper) -> Payload:
-    """Return a quantised tensor as it is, or in the target's blocks. Its bytes are read when they are written."""
-    source, row, _ = place
-    layout = place.layout()
-    if layout is None:  # product quantisation
-        model = from_quantized(name, place.decoder())
-        return Payload(name, model.dtype, model.shape, model.nbytes, _parts, name, place, parts=model.parts)
-    start, block_size, scale_type = layout
-    if regrouper.wants(row.dtype.name):
-        return regrouper.payload(name, place, block_size, scale_type)
-    nbytes = row.nbytes - start
-    args: tuple[Any, ...] = (_checked, place)
-    if row.dtype.name != "adaptive":  # nothing has checked the mask of an adaptive tensor so far
-        args = (source.chunks, row.offset + start, nbytes)
-    return Payload(name, row.dtype, row.shape, nbytes, *args, block_size=block_size, scale_type=scale_type)
-
-
-def _checked(place: TensorRef) -> Iterator[Any]:
-    yield place.decoder().payload
-
-
-def _parts(name: str, place: TensorRef) -> Iterator[Any]:
-    yield from from_quantized(name, place.decoder()).chunks()
-
-
-def _decoded(place: TensorRef, wanted: DType) -> Iterator[memoryview]:
-    target = numpy_dtype(wanted)
-    for tensor in in_pieces(place):
-        for values in tensor.in_runs(_PIECE):
-            with np.errstate(over="ignore", invalid="ignore"):
-                yield memoryview(values.astype(target).view(np.uint8))
-
-
-def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
-    stored, target = numpy_dtype(row.dtype), numpy_dtype(wanted)
-    for chunk in source.chunks(row.offset, row.nbytes):
-        with np.errstate(over="ignore", invalid="ignore"):
-            yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))

@@ -130,8 +130,11 @@ class Quantizer:
             for scheme, names in self._others.items()
         ]
 
-    def payload(self, name: str, place: TensorRef, held: Collection[str]) -> Payload:
-        """Return the payload of a tensor for a format that holds these schemes. It is read when it is written."""
+    def payload(self, name: str, place: TensorRef, held: Collection[str], *, trial: bool = False) -> Payload:
+        """Return the payload of a tensor for a format that holds these schemes. It is read when it is written.
+
+        A `trial` only estimates the size where that depends on the values.
+        """
         row, scale_type = place.row, self._options["scale_type"]
         size = math.prod(row.shape)
         scheme = self.scheme_of(row.shape) or self.scheme
@@ -143,6 +146,8 @@ class Quantizer:
             write = functools.partial(self._by_blocks, scheme, blocks)
         elif scheme in BITS:
             nbytes = kernels.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
+        elif trial:
+            nbytes = -(-size * self._options["bits"] // 8)
         else:  # the size depends on the kind that is chosen for each block
             found = self._quantized(name, place)
             nbytes = len(found[0])

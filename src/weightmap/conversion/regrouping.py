@@ -41,16 +41,19 @@ class Regrouper:
         """Whether the target lacks this scheme and has another one for the same integers and scales."""
         return scheme not in self._held and COUNTERPARTS.get(scheme) in self._held
 
-    def payload(self, name: str, place: TensorRef, block_size: int, scale_type: str) -> Payload:
+    def payload(self, name: str, place: TensorRef, block_size: int, scale_type: str, *, trial: bool = False) -> Payload:
         """Return the payload of a tensor in the target's scheme.
 
-        If its blocks or scales do not allow this, it keeps its scheme, which the writer refuses with the reason.
+        If its blocks or scales do not allow this, it keeps its scheme, which the writer refuses with the reason. A
+        `trial` does not look at the scales.
         """
         row = place.row
         scheme, size = COUNTERPARTS[row.dtype.name], math.prod(row.shape)
         try:
             check_counterpart(row.dtype.name, row.shape, block_size)
-            if scheme == "int8" or scale_type == "fp32":  # it depends on the scales: look before a file is made
+            if not trial and (
+                scheme == "int8" or scale_type == "fp32"
+            ):  # it depends on the scales: look before a file is made
                 for _ in _regrouped(place):
                     pass
         except QuantError as error:

@@ -63,7 +63,10 @@ class ConvertReport(NamedTuple):
         Other losses. Numbers and truth values of the metadata become texts where the target has only
         texts; other values that it cannot hold, such as lists, stay behind and are listed here.
     quantized : tuple of QuantizedInfo
-        Every tensor that was quantised.
+        Every tensor that was quantised; in a run that goes on with a manifest, those of this run.
+    shards, skipped : int
+        For a model in several files: the number of shards that this run had to write, and of those that an earlier
+        run had finished.
     """
 
     src: str
@@ -75,3 +78,5 @@ class ConvertReport(NamedTuple):
     dropped: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
     quantized: tuple[QuantizedInfo, ...] = ()
+    shards: int = 0
+    skipped: int = 0

@@ -1,22 +1,29 @@
-"""`Task`: the arguments of one conversion."""
+"""`Arguments`, the arguments of a conversion as plain values, and `Task`, one file to write by them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.conversion.quantizer import matches
+import numpy as np
+
+from weightmap.conversion.quantizer import Quantizer, matches
+from weightmap.dtypes import DTYPES, FLOATING, DType
+from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightmap.conversion.quantizer import Quantizer
+    from numpy.typing import DTypeLike
+
     from weightmap.conversion.training import Options
-    from weightmap.dtypes import DType
     from weightmap.options import Limits
 
     Globs = str | Sequence[str] | None
 
-__all__ = ["Task", "WordOptions"]
+__all__ = ["NO_WORDS", "Arguments", "Task", "WordOptions", "floating", "plain_globs"]
+
+# Short names of types, as `scale_type` has them.
+_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
 class WordOptions(NamedTuple):
@@ -27,23 +34,97 @@ class WordOptions(NamedTuple):
     training: Options | None
 
 
+NO_WORDS = WordOptions(None, None, None)
+
+
+class Arguments(NamedTuple):
+    """The arguments of `weightmap.convert` for tensors, as values that any process understands."""
+
+    layout: str | None
+    include: Globs
+    exclude: Globs
+    dtype: str | None
+    quantize: str | None
+    block_size: int | None
+    scale_type: str
+    bits: float
+    quantize_include: Globs
+    quantize_exclude: Globs
+    threads: int | None
+    limits: Limits
+    align: int
+
+    def quantizer(self, target: str) -> Quantizer | None:
+        """Return a quantiser for one file, or None. Raises `QuantError` for options that do not go together."""
+        if self.quantize is None:
+            return None
+        try:
+            return Quantizer(
+                self.quantize,
+                block_size=32 if self.block_size is None else self.block_size,
+                scale_type=self.scale_type,
+                bits=self.bits,
+                threads=self.threads,
+                include=self.quantize_include,
+                exclude=self.quantize_exclude,
+            )
+        except TensorFileError as error:
+            raise error.located(path=target) from None
+
+    def task(
+        self,
+        source: str,
+        target: str,
+        found: Any,
+        progress: Callable[[int, int], None] | None = None,
+        words: WordOptions = NO_WORDS,
+    ) -> Task:
+        """Return the task to write one file."""
+        dtype = None if self.dtype is None else DTYPES[self.dtype]
+        quantizer = self.quantizer(target)
+        return Task(source, target, found, self, dtype, quantizer, words, progress)
+
+
 class Task(NamedTuple):
-    """A conversion: `source` and `target` are names for messages, the rest are arguments of `weightmap.convert`."""
+    """One file to write: `source` and `target` are its names in messages."""
 
     source: str
     target: str
     format: Any  # Format or Importer
-    layout: str | None
-    include: Globs
-    exclude: Globs
+    arguments: Arguments
     dtype: DType | None
     quantizer: Quantizer | None
     words: WordOptions
-    limits: Limits
     progress: Callable[[int, int], None] | None
-    align: int = 1
+
+    @property
+    def layout(self) -> str | None:
+        """The layout that was asked for."""
+        return self.arguments.layout
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds on what is read and copied."""
+        return self.arguments.limits
 
     def takes(self, name: str) -> bool:
         """Say whether a tensor of this name is converted."""
-        include, exclude = self.include, self.exclude
+        include, exclude = self.arguments.include, self.arguments.exclude
         return (not include or matches(name, include)) and not (exclude and matches(name, exclude))
+
+
+def plain_globs(globs: Globs) -> Globs:
+    """Return globs as a string or a tuple of strings."""
+    return globs if globs is None or isinstance(globs, str) else tuple(globs)
+
+
+def floating(dtype: DTypeLike | str) -> str:
+    """Return the name of a floating-point type. Raises ValueError for any other."""
+    try:
+        given = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        name = given if isinstance(given, str) and given in DTYPES else np.dtype(given).name
+    except TypeError:
+        name = repr(dtype)
+    if name not in FLOATING:
+        raise ValueError(f"dtype is {name}, expected one of {', '.join(FLOATING)}")
+    return name

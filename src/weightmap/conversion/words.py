@@ -159,10 +159,10 @@ def _to_format(words: Words, norms: Any, found: Format, task: Task) -> ConvertRe
     vocab = words.vocab if "vocab" in carried else None
     metadata = words.metadata if found.embeddings is not None and words.metadata else None
     try:
-        plan = plan_request(task.target, found, Request(payloads, layout, metadata, vocab, align=task.align))
+        plan = plan_request(task.target, found, Request(payloads, layout, metadata, vocab, align=task.arguments.align))
     except MissingDependencyError as error:  # the words are worth having without the metadata
         warnings.append(f"the options of the model were left behind: {error.what}")
-        plan = plan_request(task.target, found, Request(payloads, layout, None, vocab, align=task.align))
+        plan = plan_request(task.target, found, Request(payloads, layout, None, vocab, align=task.arguments.align))
     write_plan(task.target, plan, progress=task.progress)
     done = () if trainer is None or trainer.info is None else (trainer.info,)
     return ConvertReport(

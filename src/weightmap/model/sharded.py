@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from weightmap.quant.blocks import QuantizedTensor
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["Shards", "find_model", "open_sharded"]
+__all__ = ["Shards", "find_model", "open_sharded", "shard_name"]
 
 # Hugging Face's names for an index and a model file.
 _USUAL = (
@@ -110,7 +110,7 @@ def open_sharded(path: str, options: Options) -> TensorFile:
     files: dict[str, TensorFile] = {}
     try:
         listing = read_listing(source, options)
-        folder, names = os.path.dirname(path), sorted(map(_shard_name, listing.shards))
+        folder, names = os.path.dirname(path), sorted(map(shard_name, listing.shards))
         options.limits.check("max_shards", len(names), "number of shards")
         for name in names:
             files[name] = _open_shard(folder, name, options)
@@ -447,7 +447,7 @@ class Shards:
             run.warnings += [f"{name}: {warning}" for warning in report.warnings]
 
 
-def _shard_name(name: object) -> str:
+def shard_name(name: object) -> str:
     """Return the name of a shard if it is a plain relative path that stays within the directory."""
     if not isinstance(name, str):
         msg = f"name of a shard is a {type(name).__name__}, expected a string"

@@ -10,11 +10,12 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.errors import EncodeError, Remedy, TargetError
+from weightmap.errors import EncodeError, FormatError, Remedy, TargetError
 from weightmap.formats import FORMATS, Plan
 from weightmap.io.atomic import remove_leftovers, write_plan
 from weightmap.io.descriptor import own
 from weightmap.model.parts import located
+from weightmap.model.sharded import shard_name
 from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file
 from weightmap.options import Options
 
@@ -24,7 +25,17 @@ if TYPE_CHECKING:
     from weightmap.formats import Format
     from weightmap.io.descriptor import Descriptor
 
-__all__ = ["ShardTarget", "holding", "sharded_target", "tensor_bytes", "write_index", "write_shards"]
+__all__ = [
+    "ShardTarget",
+    "encode_index",
+    "holding",
+    "plain_name",
+    "sharded_target",
+    "tensor_bytes",
+    "within",
+    "write_index",
+    "write_shards",
+]
 
 # Longest index that `open` reads by default.
 _MOST = DEFAULT_LIMITS.max_header_bytes
@@ -78,6 +89,15 @@ def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
     if not suffix:
         raise EncodeError("nothing says which format the shards have", path=path, remedy=Remedy("give {}", "format"))
     return ShardTarget(folder, index, stem, suffix)
+
+
+def plain_name(name: str, field: str) -> str:
+    """Return the name of a shard if it stays within its directory; `field` is where it stands."""
+    try:
+        return shard_name(name)
+    except FormatError as error:
+        error.field = field
+        raise
 
 
 def _split(name: str, found: Format | None) -> tuple[str, str]:

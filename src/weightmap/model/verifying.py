@@ -12,7 +12,7 @@ from weightmap.model.parts import check_open, files_of, parts_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["VerifyReport", "verify"]
+__all__ = ["VerifyReport", "in_common", "verify"]
 
 
 class VerifyReport(NamedTuple):
@@ -66,12 +66,12 @@ def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyRepo
         raise error.located(path=source.name, format=file.format) from None
     if progress is not None and run.done != source.size:
         progress(source.size, source.size)
-    why = _in_common([by_name(part.format).structure_only(parts_of(part)[1]) for part in files_of(file)])
+    why = in_common([by_name(part.format).structure_only(parts_of(part)[1]) for part in files_of(file)])
     warnings = (*content.warnings, *run.warnings)
     return VerifyReport(source.path, file.format, file.layout, tuple(run.checks), warnings, run.done, why)
 
 
-def _in_common(reasons: list[str | None]) -> str | None:
+def in_common(reasons: list[str | None]) -> str | None:
     """Say why only the structure of a model's files was checked, and of how many if not of all."""
     counts = Counter(reason for reason in reasons if reason is not None)
     if len(counts) == 1 and None not in reasons:

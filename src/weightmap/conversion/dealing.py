@@ -1,0 +1,182 @@
+"""Deals out the work of a conversion to shards, and finds everything that can go wrong before a file is there."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.conversion.manifest import digest
+from weightmap.conversion.scales import moved_scales
+from weightmap.conversion.shard import Piece, ShardTask
+from weightmap.conversion.tensors import Prepared, prepare, regrouper_for
+from weightmap.errors import EncodeError, TargetError, counted, quoted
+from weightmap.formats._metadata import equal
+from weightmap.importers._huggingface import read_directory
+from weightmap.model.parts import located, name_of, parts_of
+from weightmap.model.saving import choose_layout
+from weightmap.model.sharding import encode_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightmap.conversion.task import Arguments
+    from weightmap.formats import Format
+    from weightmap.model.file import TensorFile
+    from weightmap.model.sharding import ShardTarget
+    from weightmap.quant.ref import TensorRef
+
+__all__ = ["Deal", "deal"]
+
+
+class Deal(NamedTuple):
+    """The work of a conversion to shards.
+
+    Attributes
+    ----------
+    tasks : list of ShardTask
+    keys : list of str
+        For each task, a `digest` of what its result depends on, besides the arguments.
+    weights : list of int
+        For each task, the bytes of its tensors in the source.
+    where : dict
+        The shard of each tensor of the new model.
+    metadata : dict
+        Those of the new index.
+    dropped, warnings, layout, format
+        As in the report.
+    """
+
+    tasks: list[ShardTask]
+    keys: list[str]
+    weights: list[int]
+    where: dict[str, str]
+    metadata: dict[str, Any]
+    dropped: list[tuple[str, str]]
+    warnings: list[str]
+    layout: str
+
+
+def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format, arguments: Arguments) -> Deal:
+    """Deal out the shards of a model, a task for each that has a tensor to write.
+
+    Everything that could go wrong without reading data is checked here, for all shards, before any file is there.
+    """
+    source = parts_of(file)[0]
+    if source.absolute is None:
+        raise ValueError(f"src is {name_of(file)}, expected a path: shards are read from files")
+    folder = os.path.dirname(source.absolute)
+    files: Mapping[str, TensorFile] = file.shards or {os.path.basename(source.absolute): file}
+    work = arguments.task(name_of(file), target.path, found)
+    where = {name: shard for shard, part in files.items() for name in part if not file.shards or name in file}
+    taken = {name: shard for name, shard in where.items() if work.takes(name)}
+    moved = moved_scales(taken)
+    arriving = {shard: [name for name, to in moved.items() if to == shard] for shard in set(moved.values())}
+    regrouper = regrouper_for(found, choose_layout(found, arguments.layout, None))
+    made: list[tuple[str, tuple[Piece, ...], Prepared, int]] = []
+    dropped: list[tuple[str, str]] = []
+    warnings: dict[str, None] = {}
+    refused: list[EncodeError] = []
+    for shard, part in files.items():
+        chosen = {shard: [name for name in part if taken.get(name) == shard and name not in moved]}
+        for name in arriving.get(shard, ()):
+            chosen.setdefault(where[name], []).append(name)
+        pieces, places = _pieces(files, chosen)
+        directory = read_directory(os.path.dirname(model), model) if model is not None and not made else None
+        try:
+            one = prepare(part, places, directory, work, regrouper, part=True, trial=True)
+        except EncodeError as error:
+            refused.append(error)
+            continue
+        dropped += one.dropped
+        if one.names:
+            warnings |= dict.fromkeys(one.warnings)
+            made.append((shard, pieces, one, sum(place.row.nbytes for _, place in places)))
+    if refused:
+        raise _together(refused)
+    work.limits.check("max_copy_bytes", sum(one.nbytes for _, _, one, _ in made), "bytes of tensors to copy")
+    notes = [*warnings, *regrouper.notes, *([] if work.quantizer is None else work.quantizer.notes)]
+    if moved:
+        notes.append(f"{counted(len(moved), 'tensor')} of scales went to the shards of their weights")
+    if not made:
+        raise EncodeError(
+            "no tensor was taken: the model holds none, or include and exclude leave none", path=target.path
+        )
+    names = target.names(len(made))
+    _check_apart(folder, files, target, names)
+    into, of = os.path.abspath(target.folder), found.name
+    tasks = [
+        ShardTask(i, folder, pieces, into, name, of, arguments, None if i else model, None)
+        for i, (name, (_, pieces, _, _)) in enumerate(zip(names, made, strict=True))
+    ]
+    beside = _state_of_directory(model)
+    keys = [digest(task.number, len(tasks), task.pieces, beside if task.model else None) for task in tasks]
+    whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.names}
+    encode_index(target, whole, 2**63, _index_metadata(file))
+    return Deal(
+        tasks, keys, [weight for *_, weight in made], whole, _index_metadata(file), dropped, notes, made[0][2].layout
+    )
+
+
+def _pieces(
+    files: Mapping[str, TensorFile], chosen: Mapping[str, Sequence[str]]
+) -> tuple[tuple[Piece, ...], list[tuple[str, TensorRef]]]:
+    """Return the pieces of a task, and the places of its tensors, which are chosen by the shard that they lie in."""
+    pieces, places = [], []
+    for shard, names in chosen.items():
+        wanted = frozenset(names)
+        rows = [i for i, name in enumerate(files[shard]) if name in wanted]
+        size, mtime_ns = parts_of(files[shard])[0].identity[2:]
+        pieces.append(Piece(shard, size, mtime_ns, tuple(_ranges(rows))))
+        places += [(name, ref) for name, ref in zip(files[shard], located(files[shard]), strict=True) if name in wanted]
+    return tuple(pieces), places
+
+
+def _ranges(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield rising numbers as ranges [start, stop)."""
+    start = stop = -1
+    for row in rows:
+        if row != stop:
+            if stop > start:
+                yield start, stop
+            start = row
+        stop = row + 1
+    if stop > start:
+        yield start, stop
+
+
+def _together(refused: Sequence[EncodeError]) -> EncodeError:
+    """Return one error for all shards that the target cannot express."""
+    first = refused[0]
+    if len(refused) > 1:
+        first.what += f"; and {counted(len(refused) - 1, 'more shard')} cannot be written"
+        first.refused = tuple(line for error in refused for line in error.refused or (str(error),))
+    return first
+
+
+def _check_apart(folder: str, files: Mapping[str, TensorFile], target: ShardTarget, names: Sequence[str]) -> None:
+    """Refuse to write a shard over a file that is being read."""
+    if os.path.realpath(folder) == os.path.realpath(target.folder or os.curdir):
+        both = next((name for name in names if name in files), None)
+        if both is not None:
+            msg = f"shard {quoted(both)} of the target is a file of the source: choose another directory"
+            raise TargetError(msg, path=target.path)
+
+
+def _state_of_directory(model: str | None) -> Any:
+    """Return what changes when a file of a model directory does, such as the configuration."""
+    if model is None:
+        return None
+    with os.scandir(os.path.dirname(model) or os.curdir) as entries:
+        kept = [entry for entry in entries if entry.name.endswith((".json", ".txt", ".model"))]
+    found = {entry.name: entry.stat() for entry in kept}
+    return [(name, found[name].st_size, found[name].st_mtime_ns) for name in sorted(found)]
+
+
+def _index_metadata(file: TensorFile) -> dict[str, Any]:
+    """Return the metadata of a model's index, without those that its shards have themselves."""
+    return {
+        key: value
+        for key, value in (file.metadata if file.shards else {}).items()
+        if key != "total_size"
+        and not any(key in shard.metadata and equal(shard.metadata[key], value) for shard in file.shards.values())
+    }

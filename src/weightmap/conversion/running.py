@@ -1,0 +1,155 @@
+"""Runs one task for each shard of a model: one after the other, or by an executor."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from weightmap.errors import ShardsError, TensorFileError, counted, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor, Future
+
+__all__ = ["Execution", "Runner"]
+
+# Errors that a message names.
+_NAMED = 3
+
+
+class Execution(NamedTuple):
+    """How to work on many shards: the arguments of `convert` and `verify` for that."""
+
+    executor: Executor | None = None
+    manifest: str | None = None
+    keep_going: bool = False
+    rank: int = 0
+    world: int = 1
+    progress: Callable[[int, int], None] | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for ranks that do not exist."""
+        if self.world < 1 or self.rank not in range(self.world):
+            raise ValueError(f"rank is {self.rank} of world {self.world}, expected 0 <= rank < world")
+
+
+class Runner:
+    """Runs tasks and collects their errors.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor, optional
+        By default tasks run here, one after the other.
+    keep_going : bool
+        After an error, run the other tasks.
+    flush : callable
+        Called without arguments when finished tasks have been handed out and no other is finished yet.
+    """
+
+    def __init__(self, executor: Executor | None, *, keep_going: bool, flush: Callable[[], None]) -> None:
+        self._executor = executor
+        self._keep_going = keep_going
+        self._flush = flush
+        self._errors: list[tuple[str, BaseException]] = []
+
+    def run(
+        self,
+        function: Callable[[Any], Any],
+        tasks: Sequence[Any],
+        finished: Callable[[Any, Any], None],
+    ) -> None:
+        """Call ``finished(task, function(task))`` for each task, in any order; a task has a `name` for errors.
+
+        Raises
+        ------
+        TensorFileError, OSError, MemoryError
+            The first error of a task. Tasks that have not begun then do not begin, those that run run to their end.
+        ShardsError
+            For an error of the executor or of another class; with `keep_going`, for all errors together.
+        """
+        if self._executor is None:
+            self._serially(function, tasks, finished)
+        else:
+            self._by_executor(self._executor, function, tasks, finished)
+        if self._errors:
+            self._fail()
+
+    def _serially(
+        self, function: Callable[[Any], Any], tasks: Iterable[Any], finished: Callable[[Any, Any], None]
+    ) -> None:
+        for task in tasks:
+            try:
+                result = function(task)
+            except (TensorFileError, OSError) as error:
+                self._errors.append((task.name, error))
+                if not self._keep_going:
+                    break
+                continue
+            finished(task, result)
+            self._flush()
+
+    def _by_executor(
+        self,
+        executor: Executor,
+        function: Callable[[Any], Any],
+        tasks: Iterable[Any],
+        finished: Callable[[Any, Any], None],
+    ) -> None:
+        done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        running: dict[Future[Any], Any] = {}
+        try:
+            for task in tasks:
+                try:
+                    future = executor.submit(function, task)
+                except Exception as error:  # noqa: BLE001 - the executor's: it is broken, or was shut down
+                    self._errors.append((task.name, error))
+                    break
+                running[future] = task
+                future.add_done_callback(done.put)
+            if self._errors:
+                self._cancel(running)
+            while running:
+                self._take(done.get(), running, finished)
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        self._take(done.get_nowait(), running, finished)
+                self._flush()
+        finally:
+            self._cancel(running)
+
+    def _take(self, future: Future[Any], running: dict[Future[Any], Any], finished: Callable[[Any, Any], None]) -> None:
+        """Hand out the result of a task that is done, or note its error and cancel the others."""
+        task = running.pop(future, None)
+        if task is None or (future.cancelled() and self._errors and not self._keep_going):
+            return
+        try:
+            result = future.result()
+        except Exception as error:  # noqa: BLE001 - a task's, or the executor's, such as one of a worker that was killed
+            self._errors.append((task.name, error))
+            if not self._keep_going:
+                self._cancel(running)
+            return
+        finished(task, result)
+
+    @staticmethod
+    def _cancel(running: dict[Future[Any], Any]) -> None:
+        for future in list(running):
+            future.cancel()
+
+    def _fail(self) -> NoReturn:
+        """Raise the error of the run."""
+        errors = self._errors
+        first = errors[0][1]
+        if not self._keep_going and isinstance(first, TensorFileError | OSError | MemoryError):
+            raise first
+        some = "; ".join(f"{quoted(name)}: {_text(error)}" for name, error in errors[:_NAMED])
+        more = f"; and {len(errors) - _NAMED:,} more" if len(errors) > _NAMED else ""
+        failed = ShardsError(f"{counted(len(errors), 'shard')} failed: {some}{more}")
+        failed.errors = tuple(errors)
+        raise failed from first
+
+
+def _text(error: BaseException) -> str:
+    own = isinstance(error, TensorFileError | OSError)
+    return str(error) if own else f"{type(error).__name__}: {error}"

@@ -1,0 +1,208 @@
+"""Prepares the file that a conversion writes: its tensors as payloads, what goes along, and what stays behind."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap.conversion.extras import extras_of, metadata_of, spared
+from weightmap.conversion.regrouping import Regrouper
+from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
+from weightmap.errors import TensorFileError, counted, quoted
+from weightmap.formats import Payload, Plan, Request
+from weightmap.model.opening import open_privately
+from weightmap.model.parts import disagreements, parts_of
+from weightmap.model.payload import from_quantized
+from weightmap.model.saving import choose_layout, plan_request
+from weightmap.quant.ref import in_pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from weightmap.conversion.task import Task
+    from weightmap.formats import Format
+    from weightmap.importers._huggingface import ModelDirectory
+    from weightmap.index.table import Row
+    from weightmap.io.source import Source
+    from weightmap.model.file import TensorFile
+    from weightmap.quant.ref import TensorRef
+
+__all__ = ["Prepared", "prepare", "regrouper_for", "unaligned", "unaligned_note"]
+
+# Elements of a quantised tensor that are decoded at once.
+_PIECE = 1 << 18
+
+
+class Prepared(NamedTuple):
+    """A file that is ready to be written.
+
+    Attributes
+    ----------
+    plan : Plan
+    layout : str
+    names : list of str
+        Its tensors, by their names in the source.
+    nbytes : int
+        Bytes of their data in the new file.
+    dropped : list of (str, str)
+        Name of each tensor that is left out, and the reason.
+    warnings : list of str
+        Losses besides tensors.
+    """
+
+    plan: Plan
+    layout: str
+    names: list[str]
+    nbytes: int
+    dropped: list[tuple[str, str]]
+    warnings: list[str]
+
+
+def prepare(
+    file: TensorFile,
+    places: Iterable[tuple[str, TensorRef]],
+    directory: ModelDirectory | None,
+    task: Task,
+    regrouper: Regrouper | None = None,
+    *,
+    part: bool = False,
+    trial: bool = False,
+) -> Prepared:
+    """Prepare a new file of some tensors of a model, with configuration and vocabulary of its directory.
+
+    Raises what the conversion would raise before it creates a file. A `part` loses the metadata that say which part of
+    a model it was. A `trial` reads no data to find out: its plan has estimated sizes, and must not be written.
+    """
+    found: Format = task.format
+    metadata = metadata_of(file, directory, found)
+    own = parts_of(file)[1].part
+    if part and own is not None:
+        for key in own.keys & metadata.keys():
+            del metadata[key]
+    try:
+        layout = choose_layout(found, task.layout, metadata)
+    except TensorFileError as error:
+        raise error.located(path=task.target, format=found.name) from None
+    try:
+        shared = regrouper is not None
+        regrouper = regrouper_for(found, layout) if regrouper is None else regrouper
+        payloads, dropped = _payloads(places, layout, task, regrouper, trial=trial)
+        names, nbytes = [payload.name for payload in payloads], sum([payload.nbytes for payload in payloads])
+        task.limits.check("max_copy_bytes", nbytes, "bytes of tensors to copy")
+    except TensorFileError as error:
+        raise error.located(path=task.source) from None
+    extras, warnings = extras_of(file, directory, metadata, found, layout)
+    if not shared:
+        warnings += regrouper.notes
+    warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
+    if found.embeddings is not None and file.format != found.name:
+        warnings += _as_embeddings(payloads, *found.embeddings)
+    plan = plan_request(task.target, found, Request(payloads, layout, **extras, align=task.arguments.align))
+    return Prepared(plan, layout, names, nbytes, dropped, warnings)
+
+
+def regrouper_for(found: Format, layout: str) -> Regrouper:
+    """Return a regrouper for the schemes of a target."""
+    return Regrouper(found.schemes.get(layout, frozenset()))
+
+
+def _payloads(
+    places: Iterable[tuple[str, TensorRef]], layout: str, task: Task, regrouper: Regrouper, *, trial: bool
+) -> tuple[list[Payload], list[tuple[str, str]]]:
+    """Return the payloads of tensors, and name and reason for each tensor that is left out."""
+    found, quantizer, wanted = task.format, task.quantizer, task.dtype
+    all_taken = not (task.arguments.include or task.arguments.exclude)
+    payloads, dropped = [], []
+    for name, place in places:
+        if not (all_taken or task.takes(name)):
+            continue
+        why = spared(name, place, found, layout)
+        if why is not None:
+            dropped.append((name, why))
+            continue
+        place.source.check_size(f"tensor {quoted(name)}")
+        if quantizer is None:
+            payloads.append(_payload(name, place, wanted, regrouper, trial=trial))
+        elif quantizer.wants(name, place):
+            payloads.append(quantizer.payload(name, place, found.schemes.get(layout, frozenset()), trial=trial))
+        else:  # a quantised tensor stays as it is
+            kept = None if place.row.dtype.quantized else wanted
+            payloads.append(_payload(name, place, kept, regrouper, trial=trial))
+    return payloads, dropped
+
+
+def unaligned(target: str, align: int) -> tuple[int, int]:
+    """Return how many tensors of a new file do not begin at a multiple of `align`, and how many it has."""
+    with open_privately(target) as file:
+        return sum(1 for info in file.infos() if info.offset % align), len(file)
+
+
+def unaligned_note(odd: int, count: int, align: int) -> list[str]:
+    """Return a line about tensors that could not be aligned."""
+    return [f"{counted(odd, 'tensor')} of {count} could not be aligned to {align} bytes"] if odd else []
+
+
+def _as_embeddings(payloads: list[Payload], matrix: str, norms: str) -> list[str]:
+    """Give the only matrix of a model the name that the format of embeddings requires; return a line that says so."""
+    others = [payload for payload in payloads if payload.name != norms]
+    if len(others) != 1 or others[0].name == matrix or len(others[0].shape) != 2:
+        return []
+    name, others[0].name = others[0].name, matrix
+    return [f"tensor {quoted(name)} is written as {matrix!r}"]
+
+
+def _payload(name: str, place: TensorRef, wanted: DType | None, regrouper: Regrouper, *, trial: bool) -> Payload:
+    """Return the payload of a tensor, converted to the floating-point type `wanted` if it has one."""
+    source, row, _ = place
+    if row.dtype.quantized:
+        if wanted is None:
+            return _as_quantized(name, place, regrouper, trial=trial)
+        size = math.prod(row.shape)
+        return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, place, wanted)
+    if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
+        dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
+        return Payload(name, dtype, row.shape, row.nbytes, place.chunks)
+    nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
+    return Payload(name, wanted, row.shape, nbytes, _cast, source, row, wanted)
+
+
+def _as_quantized(name: str, place: TensorRef, regrouper: Regrouper, *, trial: bool) -> Payload:
+    """Return a quantised tensor as it is, or in the target's blocks. Its bytes are read when they are written."""
+    source, row, _ = place
+    layout = place.layout()
+    if layout is None:  # product quantisation
+        model = from_quantized(name, place.decoder())
+        return Payload(name, model.dtype, model.shape, model.nbytes, _parts, name, place, parts=model.parts)
+    start, block_size, scale_type = layout
+    if regrouper.wants(row.dtype.name):
+        return regrouper.payload(name, place, block_size, scale_type, trial=trial)
+    nbytes = row.nbytes - start
+    args: tuple[Any, ...] = (_checked, place)
+    if row.dtype.name != "adaptive":  # nothing has checked the mask of an adaptive tensor so far
+        args = (source.chunks, row.offset + start, nbytes)
+    return Payload(name, row.dtype, row.shape, nbytes, *args, block_size=block_size, scale_type=scale_type)
+
+
+def _checked(place: TensorRef) -> Iterator[Any]:
+    yield place.decoder().payload
+
+
+def _parts(name: str, place: TensorRef) -> Iterator[Any]:
+    yield from from_quantized(name, place.decoder()).chunks()
+
+
+def _decoded(place: TensorRef, wanted: DType) -> Iterator[memoryview]:
+    target = numpy_dtype(wanted)
+    for tensor in in_pieces(place):
+        for values in tensor.in_runs(_PIECE):
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield memoryview(values.astype(target).view(np.uint8))
+
+
+def _cast(source: Source, row: Row, wanted: DType) -> Iterator[memoryview]:
+    stored, target = numpy_dtype(row.dtype), numpy_dtype(wanted)
+    for chunk in source.chunks(row.offset, row.nbytes):
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield memoryview(np.frombuffer(chunk, stored).astype(target).view(np.uint8))

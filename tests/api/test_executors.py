@@ -1,0 +1,718 @@
+"""Many shards: converted, verified and quantised by executors and ranks, started again by manifests."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import pickle
+import pickletools
+import shutil
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import gguf, normal, tensor
+from tests.builders import safetensors as st
+from tests.support import run_child
+
+import weightmap as wm
+from weightmap.conversion import manifest as manifests
+from weightmap.conversion import shard as shard_work
+from weightmap.conversion import shards as conversions
+from weightmap.conversion import verifying
+from weightmap.conversion.scales import moved_scales
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+COUNT = 6
+QUANTISED = {"format": "amb", "quantize": "int4_block"}
+
+
+def name_of(number: int, count: int = COUNT, suffix: str = ".safetensors") -> str:
+    """The name of a shard."""
+    return f"model-{number:05}-of-{count:05}{suffix}"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of six shards in a directory."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shards = {
+        name_of(i): {f"layer.{i}.weight": normal((8, 64), i), f"layer.{i}.bias": normal((8,), 100 + i)}
+        for i in range(1, COUNT + 1)
+    }
+    st.shard(folder, shards)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a directory."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+class Inline(Executor):
+    """Runs each task when it is submitted, or holds the ones behind a failed one back until they are cancelled."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Any] = []
+        self.held: list[Future[Any]] = []
+        self.results: list[Any] = []
+        self.failed = False
+
+    def submit(self, function: Any, /, *args: Any, **_: Any) -> Future[Any]:
+        """Run a task through pickles, as between processes."""
+        future: Future[Any] = Future()
+        if self.failed:
+            self.held.append(future)
+            return future
+        args = pickle.loads(pickle.dumps(args))
+        self.tasks += args
+        try:
+            result = pickle.loads(pickle.dumps(function(*args)))
+        except Exception as error:  # noqa: BLE001
+            self.failed = True
+            future.set_exception(error)
+        else:
+            self.results.append(result)
+            future.set_result(result)
+        return future
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the shards that were really converted."""
+    names: list[str] = []
+    convert_shard = conversions.convert_shard
+
+    def counted(task: Any) -> Any:
+        report = convert_shard(task)
+        if report.converted:
+            names.append(task.name)
+        return report
+
+    monkeypatch.setattr(conversions, "convert_shard", counted)
+    return names
+
+
+# ------------------------------------------------------------------------------------------------- the same everywhere
+def executors() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Executors by name."""
+    spawn = multiprocessing.get_context("spawn")
+    yield "threads", lambda: ThreadPoolExecutor(2)
+    yield "processes", lambda: ProcessPoolExecutor(2, mp_context=spawn)
+    yield "inline", Inline
+
+
+@pytest.mark.parametrize("executor", dict(executors()).values(), ids=dict(executors()))
+def test_executors_write_what_a_serial_run_writes(model: Path, tmp_path: Path, executor: Callable[[], Any]) -> None:
+    """Threads, spawned processes and tasks that go through pickles give the same files, byte for byte."""
+    serial = wm.convert(model, tmp_path / "serial" / "x.amb.index.json", **QUANTISED)
+    seen: list[tuple[int, int]] = []
+    with executor() as pool:
+        shared = wm.convert(
+            model,
+            tmp_path / "shared" / "x.amb.index.json",
+            executor=pool,
+            progress=lambda done, total: seen.append((done, total)),
+            **QUANTISED,
+        )
+    assert content(tmp_path / "shared") == content(tmp_path / "serial")
+    assert shared._replace(dst=serial.dst) == serial
+    assert (serial.shards, serial.skipped, serial.tensors) == (COUNT, 0, 2 * COUNT)
+    assert len(serial.quantized) == COUNT
+    assert seen == sorted(seen)
+    assert seen[0][0] == 0
+    assert seen[-1][0] == seen[-1][1] == COUNT * (8 * 64 + 8) * 4
+    with wm.open(tmp_path / "serial") as file:
+        assert file.verify().nbytes == serial.nbytes - (tmp_path / "serial" / "x.amb.index.json").stat().st_size
+
+
+@pytest.mark.parametrize("format_", ["safetensors", "embd", "bintensors", "gguf", "amb"])
+def test_shards_hold_what_one_file_holds(model: Path, tmp_path: Path, format_: str) -> None:
+    """A model that was converted to shards does not differ from its source."""
+    report = wm.convert(model, f"{tmp_path}/out/", format=format_)
+    assert (report.format, report.shards) == (format_, COUNT)
+    assert wm.diff(model, tmp_path / "out").equal
+    assert wm.convert(tmp_path / "out", tmp_path / "one.safetensors").tensors == 2 * COUNT
+
+
+def test_tasks_are_small_and_plain(model: Path, tmp_path: Path) -> None:
+    """A task pickles to less than 4 KiB; tasks and reports name no classes but those of this package."""
+    with Inline() as pool:
+        wm.convert(model, f"{tmp_path}/out/", executor=pool, include=["layer.*"], limits=wm.Limits(), **QUANTISED)
+        wm.verify(model, executor=pool)
+    assert len(pool.tasks) == 2 * COUNT
+    for value in (*pool.tasks, *pool.results):
+        pickled = pickle.dumps(value)
+        assert len(pickled) < 4096
+        texts = [text for code, text, _ in pickletools.genops(pickled) if code.name in ("SHORT_BINUNICODE", "GLOBAL")]
+        modules = {text for text in texts if isinstance(text, str) and text.startswith(("weightmap.", "builtins"))}
+        assert modules
+        assert all(name.startswith("weightmap.") for name in modules)
+        assert not {"os", "posix", "subprocess", "functools"} & set(texts)
+
+
+def test_a_task_of_a_directory_that_it_leaves_is_refused(model: Path, tmp_path: Path) -> None:
+    """Names in a task are those of files below its two directories, whoever made the task."""
+    with Inline() as pool:
+        wm.convert(model, f"{tmp_path}/out/", executor=pool, **QUANTISED)
+    task = pool.tasks[0]
+    for name in ("../x.amb", "/tmp/x.amb", "a/../../x.amb", "C:x", ""):
+        with pytest.raises(wm.FormatError, match="relative path within the directory"):
+            shard_work.convert_shard(task._replace(name=name))
+        bad = task._replace(pieces=(task.pieces[0]._replace(name=name),))
+        with pytest.raises(wm.FormatError, match="relative path within the directory"):
+            shard_work.convert_shard(bad)
+    assert set(content(tmp_path / "out")) == {name_of(i, suffix=".amb") for i in range(1, COUNT + 1)} | {
+        "model.amb.index.json"
+    }
+
+
+def test_a_report_of_another_kind_is_refused(model: Path, tmp_path: Path) -> None:
+    """What a worker sends back is the report of its task, or an error that names the shard."""
+
+    class Lying(Inline):
+        def submit(self, function: Any, /, *args: Any, **_: Any) -> Future[Any]:
+            future = super().submit(function, *args)
+            lie: Future[Any] = Future()
+            lie.set_result(tuple(future.result()))
+            return lie
+
+    with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.amb': the executor returned something else"):
+        wm.convert(model, f"{tmp_path}/out/", executor=Lying(), **QUANTISED)
+    with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.safetensors': the executor returned"):
+        wm.verify(model, executor=Lying())
+
+
+# ----------------------------------------------------------------------------------------------------------- manifests
+def test_a_run_goes_on_where_another_ended(model: Path, tmp_path: Path, converted: list[str]) -> None:
+    """Started again, a run converts what is missing, damaged or made of a changed source, and nothing else."""
+    out, path = tmp_path / "out", tmp_path / "manifest.json"
+
+    class Stops(Exception):  # noqa: N818
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done * 2 >= total:
+            raise Stops
+
+    with pytest.raises(Stops):
+        wm.convert(model, f"{out}/", manifest=path, progress=stop, **QUANTISED)
+    assert converted == [name_of(i, suffix=".amb") for i in (1, 2, 3)]
+    assert "model.amb.index.json" not in content(out)
+    (out / ".model-00005-of-00006.amb.0123456789ab.tmp").touch()
+    converted.clear()
+    report = wm.convert(model, f"{out}/", manifest=path, **QUANTISED)
+    assert converted == [name_of(i, suffix=".amb") for i in (4, 5, 6)]
+    assert (report.shards, report.skipped, len(report.quantized)) == (6, 3, 3)
+    wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
+    whole = content(tmp_path / "serial")
+    assert content(out) == whole
+    converted.clear()
+    assert wm.convert(model, f"{out}/", manifest=path, **QUANTISED).skipped == 6
+    damaged, missing, long = (out / name_of(i, suffix=".amb") for i in (2, 4, 6))
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    missing.unlink()
+    with long.open("ab") as file:
+        file.write(b"\0")
+    assert not converted
+    assert wm.convert(model, f"{out}/", manifest=path, **QUANTISED).skipped == 3
+    assert converted == [damaged.name, missing.name, long.name]
+    assert content(out) == whole
+    (out / "model.amb.index.json").unlink()
+    source = model / name_of(3)
+    source.write_bytes(source.read_bytes())
+    converted.clear()
+    assert wm.convert(model, f"{out}/", manifest=path, **QUANTISED).skipped == 5
+    assert converted == [name_of(3, suffix=".amb")]
+    assert content(out) == whole
+    record = json.loads(path.read_text())["shards"][name_of(1, suffix=".amb")]
+    assert record["nbytes"] == len(whole[name_of(1, suffix=".amb")])
+    assert record["crc32"] == wm.kernels.crc32(whole[name_of(1, suffix=".amb")])
+
+
+RECORD = {"key": "", "nbytes": 1, "crc32": 0, "tensor_bytes": 0, "unaligned": 0}
+# A whole file, or the records of one that is otherwise sound.
+DAMAGED: dict[str, tuple[Any, type[Exception], str]] = {
+    "cut off": ('{"weightmap_manifest": 1, "shards": {', wm.FormatError, "manifest"),
+    "empty": ("", wm.FormatError, "manifest"),
+    "no version": ('{"shards": {}}', wm.FormatError, "no weightmap_manifest"),
+    "a version in words": ('{"weightmap_manifest": "1", "shards": {}}', wm.FormatError, "no weightmap_manifest"),
+    "no shards": ('{"weightmap_manifest": 1, "shards": []}', wm.FormatError, "no shards"),
+    "another version": ('{"weightmap_manifest": 2, "shards": {}}', wm.UnsupportedError, "is 2, expected 1"),
+    "another run": ('{"weightmap_manifest": 1, "shards": {}}', wm.TargetError, "another target or other arguments"),
+    "a record of nothing": ({"a": {}}, wm.FormatError, "record of shard 'a'"),
+    "a record in words": ({"a": "b"}, wm.FormatError, "record of shard 'a'"),
+    "a name that leaves": ({"../a": RECORD}, wm.FormatError, "relative path"),
+    "a negative size": ({"a": RECORD | {"nbytes": -1}}, wm.FormatError, "nbytes of shard 'a'"),
+    "a size without bound": ({"a": RECORD | {"nbytes": 1 << 63}}, wm.FormatError, "nbytes of shard 'a'"),
+    "a truth value": ({"a": RECORD | {"crc32": True}}, wm.FormatError, "crc32 of shard 'a'"),
+}
+
+
+@pytest.mark.parametrize(("damage", "error", "words"), DAMAGED.values(), ids=DAMAGED)
+def test_a_bad_manifest_is_one_clear_error(
+    model: Path, tmp_path: Path, damage: Any, error: type[Exception], words: str
+) -> None:
+    """A manifest that is damaged, of another version or of another run is refused; nothing is written or changed."""
+    path, out = tmp_path / "manifest.json", tmp_path / "out"
+    out.mkdir()
+    wm.convert(model, out, manifest=path, **QUANTISED)
+    (out / "model.amb.index.json").unlink()
+    (out / name_of(1, suffix=".amb")).write_bytes(b"not ours")
+    text = damage if isinstance(damage, str) else json.dumps(json.loads(path.read_text()) | {"shards": damage})
+    path.write_text(text)
+    before = content(out)
+    with pytest.raises(error, match=words) as caught:
+        wm.convert(model, out, manifest=path, **QUANTISED)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert path.read_text() == text
+    assert content(out) == before
+
+
+def test_a_manifest_longer_than_limits_allow(model: Path, tmp_path: Path) -> None:
+    """A manifest counts as a header: LimitError before it is read."""
+    path = tmp_path / "manifest.json"
+    path.write_text(" " * 1_000_000)
+    with pytest.raises(wm.LimitError, match="size of the manifest"):
+        wm.verify(model, manifest=path, limits=wm.Limits(max_header_bytes=500_000))
+
+
+def test_a_manifest_of_other_arguments(model: Path, tmp_path: Path) -> None:
+    """Another scheme or target needs another manifest; threads and limits do not."""
+    path = tmp_path / "manifest.json"
+    wm.convert(model, f"{tmp_path}/out/", manifest=path, **QUANTISED)
+    before = content(tmp_path / "out")
+    with pytest.raises(wm.TargetError, match="another target or other arguments"):
+        wm.convert(model, f"{tmp_path}/out/", manifest=path, **QUANTISED | {"quantize": "int5_block"})
+    with pytest.raises(wm.TargetError, match="another target or other arguments"):
+        wm.verify(model, manifest=path)
+    more = {"threads": 1, "limits": wm.Limits(max_tensors=10_000)}
+    assert wm.convert(model, f"{tmp_path}/out/", manifest=path, **QUANTISED, **more).skipped == COUNT
+    assert content(tmp_path / "out") == before
+
+
+def test_a_model_of_nobody_knows_is_not_replaced(model: Path, tmp_path: Path) -> None:
+    """A target with an index that no manifest accounts for stays as it is; so does one that another run writes."""
+    out = tmp_path / "out"
+    wm.convert(model, f"{out}/", **QUANTISED)
+    before = content(out)
+    for more in ({}, {"manifest": tmp_path / "manifest.json"}):
+        with pytest.raises(wm.TargetError, match="this model exists already"):
+            wm.convert(model, out, **QUANTISED, **more)
+    assert content(out) == before
+    from weightmap.model.sharding import ShardTarget, holding
+
+    (out / "model.amb.index.json").unlink()
+    before = content(out)
+    with (
+        holding(ShardTarget(str(out), "model.amb.index.json", "model", ".amb")),
+        pytest.raises(wm.TargetError, match="another run is writing this model"),
+    ):
+        wm.convert(model, out, **QUANTISED)
+    assert content(out) == before
+
+
+def test_the_source_is_no_target(tmp_path: Path) -> None:
+    """Shards never take the places of files that are being read."""
+    source = tmp_path / name_of(1, 1, ".gguf")
+    source.write_bytes(gguf.build({"a": normal((4,), 1)}))
+    before = content(tmp_path)
+    with pytest.raises(wm.TargetError, match="is a file of the source: choose another directory"):
+        wm.convert(source, tmp_path, format="gguf")
+    assert content(tmp_path) == before
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+def damage(model: Path, *numbers: int) -> None:
+    """Put a NaN into weights, which cannot be quantised."""
+    for number in numbers:
+        path = model / name_of(number)
+        tensors, _ = st.parse(path.read_bytes())
+        bad = tensors[f"layer.{number}.weight"].array.copy()
+        bad[0, 0] = np.nan
+        path.write_bytes(st.build(tensors | {f"layer.{number}.weight": tensor(bad)}))
+
+
+def test_the_first_error_stops_what_has_not_begun(model: Path, tmp_path: Path, converted: list[str]) -> None:
+    """The error is that of the task and names the shard; tasks behind it are cancelled; finished ones are recorded."""
+    damage(model, 3, 5)
+    path = tmp_path / "manifest.json"
+    with pytest.raises(wm.QuantError, match=rf"{name_of(3)}: tensor 'layer\.3\.weight': element 0 .* is nan"):
+        wm.convert(model, f"{tmp_path}/a/", **QUANTISED)
+    assert converted == [name_of(i, suffix=".amb") for i in (1, 2)]
+    pool = Inline()
+    with pytest.raises(wm.QuantError, match=rf"{name_of(3)}: "):
+        wm.convert(model, f"{tmp_path}/b/", executor=pool, manifest=path, **QUANTISED)
+    assert len(pool.held) == 3
+    assert all(future.cancelled() for future in pool.held)
+    assert set(content(tmp_path / "b")) == {name_of(i, suffix=".amb") for i in (1, 2)}
+    assert set(json.loads(path.read_text())["shards"]) == set(content(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_keep_going_collects_errors(model: Path, tmp_path: Path, *, threads: bool) -> None:
+    """All other shards are there and recorded; one error names each that is not; there is no index."""
+    damage(model, 3, 5)
+    more: dict[str, Any] = {"executor": ThreadPoolExecutor(2)} if threads else {}
+    with pytest.raises(wm.ShardsError, match=r"2 shards failed: .*layer") as caught:
+        wm.convert(model, f"{tmp_path}/a/", keep_going=True, **QUANTISED, **more)
+    assert sorted(name for name, _ in caught.value.errors) == [name_of(i, suffix=".amb") for i in (3, 5)]
+    assert {type(error) for _, error in caught.value.errors} == {wm.QuantError}
+    assert pickle.loads(pickle.dumps(caught.value)).errors[0][0] == caught.value.errors[0][0]
+    assert set(content(tmp_path / "a")) == {name_of(i, suffix=".amb") for i in (1, 2, 4, 6)}
+
+
+def test_errors_of_the_executor_name_the_shard(model: Path, tmp_path: Path) -> None:
+    """A worker that is gone, or an executor that was shut down, is one error of ours with that as its cause."""
+
+    class Broken(Inline):
+        def submit(self, function: Any, /, *args: Any, **_: Any) -> Future[Any]:
+            if len(self.tasks) == 2:
+                raise RuntimeError("the pool is broken")
+            return super().submit(function, *args)
+
+    class Gone(Inline):
+        def submit(self, *_: Any, **__: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(RuntimeError("the worker is gone"))
+            return future
+
+    with pytest.raises(wm.ShardsError, match=r"1 shard failed: 'model-00003-of-00006\.amb': RuntimeError: the pool is"):
+        wm.convert(model, f"{tmp_path}/a/", executor=Broken(), **QUANTISED)
+    with pytest.raises(
+        wm.ShardsError, match=r"'model-00001-of-00006\.amb': RuntimeError: the worker is gone"
+    ) as caught:
+        wm.convert(model, f"{tmp_path}/b/", executor=Gone(), **QUANTISED)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(wm.ShardsError, match=r"6 shards failed: .*; and 3 more"):
+        wm.convert(model, f"{tmp_path}/b/", executor=Gone(), keep_going=True, **QUANTISED)
+
+
+def test_what_cannot_be_expressed_is_found_before_work_is_dealt(model: Path, tmp_path: Path) -> None:
+    """One EncodeError has every tensor of every shard that the target cannot hold; no file is made, no task begun."""
+    for number in (2, 5):
+        path = model / name_of(number)
+        tensors, _ = st.parse(path.read_bytes())
+        path.write_bytes(st.build(tensors | {f"layer.{number}.bias": tensor(np.ones((8,), np.uint32))}))
+    pool = Inline()
+    with pytest.raises(wm.EncodeError, match=r"'layer\.2\.bias'.*; and 1 more shard cannot be written") as caught:
+        wm.convert(model, f"{tmp_path}/out/", format="gguf", executor=pool)
+    assert [line.split("'")[1] for line in caught.value.refused] == ["layer.2.bias", "layer.5.bias"]
+    assert not pool.tasks
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(wm.EncodeError, match="no tensor was taken"):
+        wm.convert(model, f"{tmp_path}/out/", format="amb", include="nothing")
+
+
+def test_a_source_that_changes_after_the_deal(model: Path, tmp_path: Path) -> None:
+    """A task is for the file that was looked at: another one in its place is a FileChangedError that names it."""
+    pool = Inline()
+    wm.convert(model, f"{tmp_path}/out/", executor=pool, **QUANTISED)
+    path = model / name_of(1)
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(wm.FormatError):
+        shard_work.convert_shard(pool.tasks[0])
+    path.write_bytes(st.build({"layer.1.weight": normal((2, 2), 1)}))
+    with pytest.raises(wm.FileChangedError, match=f"{name_of(1)}: the file was changed after its shards were dealt"):
+        shard_work.convert_shard(pool.tasks[0])
+
+
+def test_wrong_arguments(model: Path, tmp_path: Path) -> None:
+    """Executors are for shards, ranks need a manifest, words and bytes have no shards."""
+    one = tmp_path / "one.amb"
+    for more in ({"executor": Inline()}, {"manifest": "m"}, {"keep_going": True}, {"rank": 0, "world": 2}):
+        with pytest.raises(ValueError, match=r"are for shards, and '.*one\.amb' is one file"):
+            wm.convert(model, one, **more)
+    for rank, world in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match=f"rank is {rank} of world {world}, expected 0 <= rank < world"):
+            wm.convert(model, f"{tmp_path}/o/", format="amb", rank=rank, world=world)
+        with pytest.raises(ValueError, match=f"rank is {rank} of world {world}, expected 0 <= rank < world"):
+            wm.verify(model, rank=rank, world=world)
+    with pytest.raises(ValueError, match="manifest= is needed by ranks"):
+        wm.convert(model, f"{tmp_path}/o/", format="amb", rank=0, world=2)
+    data = (model / name_of(1)).read_bytes()
+    with pytest.raises(ValueError, match="<bytes>, expected a path"):
+        wm.convert(data, f"{tmp_path}/o/", format="amb")
+    with pytest.raises(ValueError, match="<bytes>, expected a path"):
+        wm.verify(data, executor=Inline())
+    words = tmp_path / "words.txt"
+    words.write_text("a 1 2\nb 3 4\n")
+    with pytest.raises(ValueError, match="words and their rows are not written to shards"):
+        wm.convert(words, f"{tmp_path}/o/", format="finalfusion")
+    assert not one.exists()
+    assert not (tmp_path / "o").exists()
+
+
+# --------------------------------------------------------------------------------------------------------------- ranks
+def test_ranks_share_the_shards_out(model: Path, tmp_path: Path, converted: list[str]) -> None:
+    """Each rank writes its shards and a manifest; the last one writes the index, whichever it is."""
+    wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
+    converted.clear()
+    out, how = tmp_path / "out", {"manifest": tmp_path / "m", "world": 4, **QUANTISED}
+    for i, rank in enumerate((2, 0, 3)):
+        report = wm.convert(model, f"{out}/", rank=rank, **how)
+        assert report.warnings[-1].endswith("of other ranks are missing: the rank that ends last writes the index")
+        assert "model.amb.index.json" not in content(out), i
+    assert report.tensors == 8
+    report = wm.convert(model, f"{out}/", rank=1, **how)
+    assert (report.warnings, report.tensors, report.shards) == ((), 12, 2)
+    assert len(converted) == COUNT
+    assert content(out) == content(tmp_path / "serial")
+    assert wm.convert(model, f"{out}/", rank=2, **how).skipped == 1
+    assert content(out) == content(tmp_path / "serial")
+    assert sorted(path.name for path in tmp_path.glob("m.*")) == [f"m.{i}-of-4" for i in range(4)]
+    (tmp_path / "m.3-of-4").write_text("{")
+    with pytest.raises(wm.FormatError, match=r"m\.3-of-4: "):
+        wm.convert(model, f"{out}/", rank=0, **how)
+    verified = [wm.verify(model, rank=rank, world=4) for rank in range(4)]
+    assert sum(report.nbytes for report in verified) == wm.verify(model).nbytes
+
+
+# -------------------------------------------------------------------------------------------------- what goes where
+def test_scales_go_to_the_shard_of_their_weights(tmp_path: Path) -> None:
+    """Scales in another shard are found before work is dealt: the shard of the weights can be used alone."""
+    weight, scale = normal((4, 4), 1), normal((1, 1), 2)
+    shards = {
+        name_of(1, 3): {"a.weight": weight, "b.weight_scale_inv": scale},
+        name_of(2, 3): {"a.weight_scale_inv": scale, "b.weight": weight},
+        name_of(3, 3): {"lone_scale": scale},
+    }
+    st.shard(tmp_path, shards)
+    pool = Inline()
+    report = wm.convert(tmp_path, f"{tmp_path}/out/", format="embd", executor=pool)
+    assert report.warnings == ("2 tensors of scales went to the shards of their weights",)
+    assert [[(piece.name, piece.rows) for piece in task.pieces] for task in pool.tasks] == [
+        [(name_of(1, 3), ((0, 1),)), (name_of(2, 3), ((0, 1),))],
+        [(name_of(2, 3), ((1, 2),)), (name_of(1, 3), ((1, 2),))],
+        [(name_of(3, 3), ((0, 1),))],
+    ]
+    with wm.open(tmp_path / "out") as file:
+        assert [list(part) for part in file.shards.values()] == [
+            ["a.weight", "a.weight_scale_inv"],
+            ["b.weight", "b.weight_scale_inv"],
+            ["lone_scale"],
+        ]
+    assert wm.diff(tmp_path, tmp_path / "out", tensors_only=True).equal
+
+
+@pytest.mark.parametrize(
+    ("weights", "scales"),
+    [
+        ("m.weight", "m.weight_scale"),
+        ("m.weight", "m.weight_scale_inv"),
+        ("m.weight", "m.scales"),
+        ("m.qweight", "m.qzeros"),
+        ("m.qweight", "m.g_idx"),
+        ("m.weight_packed", "m.weight_scale"),
+        ("m.weight", "m.weight.absmax"),
+        ("m.weight", "m.weight.quant_state.bitsandbytes__nf4"),
+        ("m_blocks", "m_scales"),
+        ("m.weight", "m.input_scale"),
+    ],
+)
+def test_names_of_scales(weights: str, scales: str) -> None:
+    """The names that quantisers give to scales, zero points and orders of weights."""
+    moved = {} if scales == "m.input_scale" else {scales: "1"}
+    assert moved_scales({weights: "1", scales: "2", "other": "3"}) == moved
+    assert moved_scales({weights: "1", scales: "1"}) == {}
+    assert moved_scales({scales: "2", "other": "1"}) == {}
+
+
+def test_a_directory_keeps_its_configuration(model: Path, tmp_path: Path) -> None:
+    """Configuration and vocabulary of a Hugging Face directory go to the first shard, metadata stay with theirs."""
+    (model / "config.json").write_text('{"hidden_size": 64, "vocab_size": 3}')
+    (model / "vocab.txt").write_text("[PAD]\n[UNK]\nwörd\n")
+    report = wm.convert(model, f"{tmp_path}/out/", format="embd")
+    assert not report.warnings
+    with wm.open(tmp_path / "out") as file:
+        assert file.metadata["hidden_size"] == "64"
+        assert list(file.vocab or ()) == ["[PAD]", "[UNK]", "wörd"]
+        assert [part.vocab is not None for part in file.shards.values()] == [True, *[False] * (COUNT - 1)]
+    path = tmp_path / "manifest.json"
+    options: dict[str, Any] = {"format": "embd", "manifest": path}
+    wm.convert(model, f"{tmp_path}/b/", **options)
+    (model / "config.json").write_text('{"hidden_size": 65, "vocab_size": 3}')
+    (tmp_path / "b" / "model.weights.index.json").unlink()
+    assert wm.convert(model, f"{tmp_path}/b/", **options).skipped == COUNT - 1
+    with wm.open(tmp_path / "b") as file:
+        assert file.metadata["hidden_size"] == "65"
+
+
+def test_parts_of_gguf_become_shards(tmp_path: Path) -> None:
+    """Numbers of parts stay behind; a single file becomes one shard; tensors that the index lacks are not taken."""
+    for number, name in enumerate("ab"):
+        values = [("split.no", "u16", number), ("split.count", "u16", 2), ("k", "u32", 7)]
+        data = gguf.build({name: normal((32,), number)}, values)
+        (tmp_path / f"m-{number + 1:05}-of-00002.gguf").write_bytes(data)
+    wm.convert(tmp_path / "m-00001-of-00002.gguf", f"{tmp_path}/out/", format="gguf")
+    with wm.open(tmp_path / "out") as file:
+        assert dict(file.metadata) == {"k": 7, "total_size": 256}
+        assert list(file) == ["a", "b"]
+        assert [dict(part.metadata) for part in file.shards.values()] == [{"k": 7}] * 2
+    st_file = tmp_path / "one.safetensors"
+    st_file.write_bytes(st.build({"a": normal((4, 4), 1), "b": normal((4,), 2)}))
+    report = wm.convert(st_file, tmp_path / "x.safetensors.index.json", exclude="b", align=64)
+    assert (report.shards, report.tensors) == (1, 1)
+    with wm.open(tmp_path / "x.safetensors.index.json") as file:
+        assert list(file) == ["a"]
+
+
+# ------------------------------------------------------------------------------------------------- verify and quantize
+def test_verify_by_an_executor_says_the_same(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report equals that of `TensorFile.verify`, also from a manifest; sound files are read once."""
+    out = tmp_path / "out"
+    wm.convert(model, f"{out}/", format="embd")
+    with wm.open(out) as file:
+        serial = file.verify()
+    path, verified, verify_shard = tmp_path / "m", [], verifying.verify_shard
+    monkeypatch.setattr(verifying, "verify_shard", lambda task: verified.append(task.name) or verify_shard(task))
+    assert wm.verify(out) == serial
+    with ThreadPoolExecutor(2) as pool:
+        assert wm.verify(out, executor=pool) == serial
+        verified.clear()
+        seen: list[tuple[int, int]] = []
+        assert wm.verify(out, executor=pool, manifest=path, progress=lambda *now: seen.append(now)) == serial
+        assert seen[-1][0] == seen[-1][1] == serial.nbytes
+        assert wm.verify(out, executor=pool, manifest=path) == serial
+        assert len(verified) == COUNT
+    one = out / name_of(2, suffix=".weights")
+    with wm.open(one) as file:
+        alone = file.verify()
+    assert wm.verify(one, executor=ThreadPoolExecutor(1)) == alone
+    data = bytearray(one.read_bytes())
+    data[-100] ^= 1
+    one.write_bytes(data)
+    verified.clear()
+    with pytest.raises(wm.ChecksumError, match=one.name):
+        wm.verify(out, manifest=path)
+    assert verified == [one.name]
+    verified.clear()
+    with pytest.raises(wm.ShardsError, match="1 shard failed"):
+        wm.verify(out, keep_going=True)
+    assert len(verified) == COUNT
+
+
+def test_quantize_writes_models(model: Path, tmp_path: Path) -> None:
+    """With a target, `quantize` is `convert` by a scheme; of an array it is what it was."""
+    wm.convert(model, f"{tmp_path}/a/", **QUANTISED)
+    with ThreadPoolExecutor(2) as pool:
+        report = wm.quantize(
+            model, "int4_block", f"{tmp_path}/b/", format="amb", executor=pool, manifest=tmp_path / "m"
+        )
+    assert report.shards == COUNT
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    wm.quantize(model, "int8", tmp_path / "one.amb")
+    with pytest.raises(TypeError, match="with dst="):
+        wm.quantize(np.ones(4), "int8", executor=Inline())
+    with pytest.raises(TypeError, match="surprise: for scheme 'pq'"):
+        wm.quantize(np.ones(4), "int8", surprise=1)
+
+
+def test_a_converter_takes_little_memory(tmp_path: Path) -> None:
+    """Peak anonymous memory of a conversion with an executor stays below 128 MiB and a piece of 16 MiB."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    index: dict[str, Any] = {"weight_map": {}}
+    for i in range(4):
+        with (folder / name_of(i + 1, 4)).open("wb") as file:
+            header = json.dumps({f"w{i}": {"dtype": "F32", "shape": [4096, 16384], "data_offsets": [0, 1 << 28]}})
+            file.write(len(header).to_bytes(8, "little") + header.encode())
+            file.truncate(8 + len(header) + (1 << 28))
+        index["weight_map"][f"w{i}"] = name_of(i + 1, 4)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    code = f"""
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+import weightmap as wm
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
+wm.convert({str(folder)!r}, {str(tmp_path / "warm") + "/"!r}, format="amb", quantize="int4_block", include="w0")
+before = peak = anonymous()
+with ThreadPoolExecutor(1) as pool:
+    work = threading.Thread(target=lambda: wm.convert({str(folder)!r}, {str(tmp_path / "out") + "/"!r}, format="amb",
+                            quantize="int4_block", executor=pool))
+    work.start()
+    while work.is_alive():
+        peak = max(peak, anonymous())
+        time.sleep(0.002)
+print(peak - before)
+"""
+    result = run_child(code)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) < (128 << 20) + (16 << 20)
+    shutil.rmtree(tmp_path / "out")
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+def run(capsys: pytest.CaptureFixture[str], *argv: Any) -> tuple[int, str, str]:
+    """Run a command."""
+    from weightmap import cli
+
+    status = cli.main([str(argument) for argument in argv])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks of `quantize`, `convert` into a directory, `verify` with a manifest; --keep-going decides the status."""
+    out, manifest = f"{tmp_path}/out/", tmp_path / "m"
+    for rank in (1, 0):
+        argv = ("quantize", model, out, "--scheme", "int4_block", "--format", "amb", "--manifest", manifest)
+        status, text, err = run(capsys, *argv, "--rank", rank, "--world", 2, "--json")
+        assert status == 0, err
+        assert (json.loads(text)["shards"], json.loads(text)["skipped"]) == (3, 0)
+    wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
+    assert content(tmp_path / "out") == content(tmp_path / "serial")
+    status, text, _ = run(capsys, "convert", model, f"{tmp_path}/embd/", "--format", "embd")
+    assert (status, text.splitlines()[-1].startswith(f"{tmp_path}/embd/")) == (0, True)
+    assert run(capsys, "verify", tmp_path / "embd", "--manifest", tmp_path / "v")[0] == 0
+    for i in (2, 4):
+        path = tmp_path / "embd" / name_of(i, suffix=".weights")
+        path.write_bytes(path.read_bytes()[:-70] + b"x" * 70 if i == 4 else b"")
+    status, text, _ = run(capsys, "verify", tmp_path / "embd", "--keep-going")
+    assert status == 3
+    status, _, err = run(capsys, "verify", model, "--rank", 2, "--world", 2)
+    assert (status, err) == (2, "weightmap: --rank is 2 and --world 2, expected 0 <= rank < world\n")
+    status, _, err = run(capsys, "verify", model, model, "--manifest", "m")
+    assert (status, err.startswith("weightmap: --manifest: for one FILE")) == (2, True)
+    files = [model / name_of(i) for i in (1, 2, 3)]
+    status, text, _ = run(capsys, "verify", *files, "--rank", 1, "--world", 2)
+    assert (status, text.count(": ok"), name_of(2) in text) == (0, 1, True)
+    status, _, err = run(capsys, "convert", model, tmp_path / "one.amb", "--keep-going")
+    assert (status, "is one file: give a directory or an *.index.json" in err) == (2, True)
+
+
+def test_dask_is_asked_for_when_it_is_missing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the package, --dask says how to install it."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    status, _, err = run(capsys, "convert", model, f"{tmp_path}/o/", "--format", "amb", "--dask", "tcp://127.0.0.1:1")
+    assert (status, "pip install 'weightmap[dask]'" in err) == (4, True)
+
+
+def test_a_manifest_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """Records survive writing and reading; the file is one JSON document after each write."""
+    path = tmp_path / "m"
+    first = manifests.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
+    for number in range(3):
+        first.add(f"s{number}", "k", n=number)
+        first.write()
+        again = manifests.Manifest(str(path), "verify", "r", {"n": int}, wm.Limits())
+        assert again.find(f"s{number}", "k") == {"key": "k", "n": number}
+        assert again.find(f"s{number}", "other") is None
+    assert io.StringIO(path.read_text()).readline() == (
+        '{"weightmap_manifest": 1, "work": "verify", "run": "r", "shards": {\n'
+    )
