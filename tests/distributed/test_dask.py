@@ -1,0 +1,160 @@
+"""Conversion on Dask: two thousand shards, a worker and then the client killed, and nothing lost or done twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.support import SOURCES
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+distributed = pytest.importorskip("distributed", reason="needs Dask: make distributed-test")
+
+pytestmark = pytest.mark.skipif(not os.environ.get("WEIGHTMAP_DISTRIBUTED"), reason="opt-in: make distributed-test")
+
+SHARDS = int(os.environ.get("WEIGHTMAP_SHARDS", "2000"))
+OPTIONS = {"format": "amb", "quantize": "int4_block"}
+# A client of its own process: it converts, and says on standard output how many shards it had to do.
+CLIENT = """
+import json, sys
+import weightmap as wm
+from distributed import Client
+address, src, dst, manifest = sys.argv[1:]
+with Client(address, set_as_default=False) as client, client.get_executor(retries=3) as executor:
+    report = wm.convert(src, dst, executor=executor, manifest=manifest, format="amb", quantize="int4_block")
+print(json.dumps([report.shards, report.skipped]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of many small shards."""
+    folder = tmp_path_factory.mktemp("model")
+    where, rng = {}, np.random.default_rng(1)
+    for i in range(1, SHARDS + 1):
+        name = f"model-{i:05}-of-{SHARDS:05}.safetensors"
+        tensors = {f"layer.{i}.weight": rng.standard_normal((16, 64)).astype(np.float32)}
+        wm.save(folder / name, tensors, durable=False)
+        where |= dict.fromkeys(tensors, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two worker processes, each with one thread, that import this weightmap."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    ) as cluster:
+        yield cluster
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a directory."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def files(folder: Path) -> dict[str, int]:
+    """The inode of each shard: a shard that is written again gets another one."""
+    return {path.name: path.stat().st_ino for path in folder.glob("model-*")} if folder.exists() else {}
+
+
+def wait_for(what, process=None):
+    """Wait until something holds, a minute at most; the order of events is forced by this, not by sleeping."""
+    until = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < until, "nothing happens"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_path):
+    """The files equal those of a serial run, byte for byte; no shard that was recorded is converted again."""
+    serial, out, manifest = tmp_path / "serial", tmp_path / "out", tmp_path / "manifest.json"
+    wm.convert(model, f"{serial}/", **OPTIONS)
+    arguments = [sys.executable, "-c", CLIENT, cluster.scheduler_address, str(model), f"{out}/", str(manifest)]
+    first = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: len(files(out)) > SHARDS // 8, first)
+        with distributed.Client(cluster, set_as_default=False) as client:
+            pid = client.submit(
+                os.getpid, pure=False, workers=[next(iter(client.scheduler_info()["workers"]))]
+            ).result()
+        os.kill(pid, signal.SIGKILL)
+        seen = len(files(out))
+        wait_for(lambda: len(files(out)) > seen + SHARDS // 8, first)
+        first.kill()
+    finally:
+        first.kill()
+        first.communicate()
+    assert not (out / "model.amb.index.json").exists()
+    # Tasks that ran when their client died run to their end: these are the ones in flight.
+    time.sleep(1)
+    recorded = json.loads(manifest.read_text())["shards"]
+    before = files(out)
+    assert len(recorded) > SHARDS // 4
+    assert len(recorded) < SHARDS
+    in_flight = before.keys() - recorded.keys()
+    second = subprocess.run(arguments, capture_output=True, text=True, timeout=500, check=False)
+    assert second.returncode == 0, second.stderr
+    shards, skipped = json.loads(second.stdout.splitlines()[-1])
+    assert (shards, skipped) == (SHARDS, len(recorded))
+    assert content(out) == content(serial)
+    after = files(out)
+    again = {name for name, inode in before.items() if after[name] != inode}
+    assert again <= in_flight
+    # Each of two workers ran one task; a few more were done, and not yet recorded, when the client died.
+    assert len(in_flight) <= 16
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_commands_run_on_dask(model, cluster, tmp_path):
+    """--dask shares the shards out: converting and verifying give what a serial run gives."""
+    part = tmp_path / "part"
+    part.mkdir()
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    some = dict(list(index["weight_map"].items())[:20])
+    for name in some.values():
+        (part / name).symlink_to(model / name)
+    (part / "model.safetensors.index.json").write_text(json.dumps({"weight_map": some}))
+    command = [sys.executable, "-m", "weightmap"]
+    where = ["--dask", cluster.scheduler_address]
+    run = lambda *argv: subprocess.run([*command, *map(str, argv)], capture_output=True, text=True, check=True)  # noqa: E731
+    run("quantize", part, f"{tmp_path}/a/", "--scheme", "int4_block", "--format", "amb", *where)
+    wm.convert(part, f"{tmp_path}/b/", **OPTIONS)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert ": ok" in run("verify", tmp_path / "a", *where).stdout
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_error_on_dask_names_its_shard(model, cluster, tmp_path):
+    """An error of a worker comes back as it was raised there."""
+    part = tmp_path / "part"
+    part.mkdir()
+    for name, value in (("a", 1.0), ("b", np.nan)):
+        wm.save(part / f"{name}.safetensors", {name: np.full((4, 32), value, np.float32)})
+    where = {"a": "a.safetensors", "b": "b.safetensors"}
+    (part / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    with (
+        distributed.Client(cluster, set_as_default=False) as client,
+        client.get_executor() as executor,
+        pytest.raises(wm.QuantError, match=r"b\.safetensors: tensor 'b'"),
+    ):
+        wm.convert(part, f"{tmp_path}/out/", executor=executor, **OPTIONS)
+    with contextlib.suppress(FileNotFoundError):
+        assert "model.amb.index.json" not in content(tmp_path / "out")
