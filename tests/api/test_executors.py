@@ -299,7 +299,7 @@ def test_a_manifest_of_other_arguments(model: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "out") == before
 
 
-def test_a_model_of_nobody_knows_is_not_replaced(model: Path, tmp_path: Path) -> None:
+def test_a_model_that_no_manifest_accounts_for_is_not_replaced(model: Path, tmp_path: Path) -> None:
     """A target with an index that no manifest accounts for stays as it is; so does one that another run writes."""
     out = tmp_path / "out"
     wm.convert(model, f"{out}/", **QUANTISED)

@@ -62,6 +62,12 @@ OTHER = {
     "S7": "Two writers at once: one of two whole files.",
     "S8": "A tensor that changes while it is written: the checksum is that of the bytes written.",
     "S9": "A value that does not fit: EncodeError before a file is there.",
+    "X1": "A manifest that is damaged, of another version or of another run: one error, nothing is written.",
+    "X2": "A target that exists, that another run is writing, or whose shards are the source's: TargetError.",
+    "X3": "A task whose names leave its directories, or whose source has changed: an error in the worker.",
+    "X4": "Something else than a report from a worker, or a worker that is gone: an error that names the shard.",
+    "X5": "A shard that was changed after it was recorded: it is written again.",
+    "X6": "Tasks and reports are plain values: unpickling them calls nothing but the classes of this package.",
     "L1": "EMBD holds what its fields can express; save refuses more.",
     "L2": "AMB holds what its fields can express; save refuses more.",
     "L3": "CNN v2 holds 2^32 - 1 weights; save refuses more.",
@@ -82,6 +88,7 @@ def parts() -> dict[str, dict[str, str]]:
         ("Models in a directory", "D"),
         ("Plans", "R"),
         ("Saving", "S"),
+        ("Executors, ranks and manifests", "X"),
         ("The most that a format holds", "L"),
     ):
         found[title] = {row: text for row, text in OTHER.items() if row[0] == letter}
@@ -155,6 +162,16 @@ TESTS: dict[str, tuple[str, ...]] = {
     "S7": ("test_two_writers_both_complete", "test_processes_that_save_to_one_path"),
     "S8": ("test_the_checksum_is_that_of_the_bytes_written",),
     "S9": ("test_what_embd_cannot_express", "test_what_cannot_be_expressed_is_an_error_before_a_file"),
+    "X1": ("test_a_bad_manifest_is_one_clear_error", "test_a_manifest_longer_than_limits_allow"),
+    "X2": (
+        "test_a_model_that_no_manifest_accounts_for_is_not_replaced",
+        "test_two_runs_do_not_write_one_model",
+        "test_the_source_is_no_target",
+    ),
+    "X3": ("test_a_task_of_a_directory_that_it_leaves_is_refused", "test_a_source_that_changes_after_the_deal"),
+    "X4": ("test_a_report_of_another_kind_is_refused", "test_errors_of_the_executor_name_the_shard"),
+    "X5": ("test_a_run_goes_on_where_another_ended",),
+    "X6": ("test_tasks_are_small_and_plain",),
     "L1": (
         "test_the_ceilings_themselves_are_reached",
         "test_data_beyond_four_gibibytes",
