@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
+from weightmap import cli
 from weightmap.model.splitting import bytes_of_size
 
 if TYPE_CHECKING:
@@ -99,3 +100,38 @@ def test_sizes_that_are_none(tmp_path: Path, size: int | str) -> None:
     with pytest.raises(ValueError, match="max_shard_size is"):
         wm.save(tmp_path / "m.amb", TENSORS, max_shard_size=size)
     assert not listed(tmp_path)
+
+
+def test_convert_splits(tmp_path: Path) -> None:
+    """Shards of bounded size, of the bytes in the target; each larger shard of a source is split again."""
+    wm.save(tmp_path / "m.safetensors", TENSORS)
+    (tmp_path / "halves").mkdir()
+    report = wm.convert(tmp_path / "m.safetensors", f"{tmp_path}/halves/n.amb", dtype="float16", max_shard_size=300)
+    assert (report.shards, report.tensors, report.dst) == (4, 7, f"{tmp_path}/halves/n.amb.index.json")
+    names = [f"n-0000{i}-of-00004.amb" for i in range(1, 5)]
+    assert listed(tmp_path / "halves") == [*names, "n.amb.index.json"]
+    assert wm.diff(tmp_path / "m.safetensors", tmp_path / "halves", by_value=True).equal
+    again = wm.convert(tmp_path / "halves", f"{tmp_path}/again/", format="gguf", max_shard_size=128)
+    assert again.shards == 7
+    assert wm.diff(tmp_path / "m.safetensors", tmp_path / "again", by_value=True, tensors_only=True).equal
+
+
+def test_convert_of_a_model_that_fits_writes_one_file(tmp_path: Path) -> None:
+    """As without a bound, to the byte."""
+    wm.save(tmp_path / "m.safetensors", TENSORS)
+    report = wm.convert(tmp_path / "m.safetensors", tmp_path / "n.bt", max_shard_size="1MB")
+    wm.convert(tmp_path / "m.safetensors", tmp_path / "o.bt")
+    assert report.shards == 0
+    assert (tmp_path / "n.bt").read_bytes() == (tmp_path / "o.bt").read_bytes()
+    with pytest.raises(ValueError, match="max_shard_size is"):
+        wm.convert(tmp_path / "m.safetensors", tmp_path / "p.bt", max_shard_size="much")
+
+
+def test_the_command_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--max-shard-size, spelt so in messages too."""
+    wm.save(tmp_path / "m.safetensors", TENSORS)
+    argv = ["convert", str(tmp_path / "m.safetensors"), str(tmp_path / "n.amb"), "--max-shard-size"]
+    assert cli.main([*argv, "600"]) == 0
+    assert (tmp_path / "n.amb.index.json").exists()
+    assert cli.main([*argv, "much"]) == 2
+    assert "--max-shard-size is 'much'" in capsys.readouterr().err

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def convert(args: argparse.Namespace) -> int:
     """Write a file in another format and say what stayed behind."""
     quantising.check(args.quantize, args)
-    names = ("format", "layout", "include", "exclude", "lossy", "normalize", "subwords", "align")
+    names = ("format", "layout", "include", "exclude", "lossy", "normalize", "subwords", "align", "max_shard_size")
     given = {name: getattr(args, name) for name in names}
     report, took = quantising.converted(args, "convert", **given, **quantising.options(args.quantize, args))
     if args.json:

@@ -152,6 +152,9 @@ def _add_writers(command: _Command) -> None:
         "--align", type=int, metavar="BYTES", help="let tensors begin at multiples of a power of two, for example 64"
     )
     sub.add_argument(
+        "--max-shard-size", metavar="SIZE", help="write files with up to so many bytes of tensors, for example 5GB"
+    )
+    sub.add_argument(
         "--include", metavar="GLOB", action="append", help="convert only tensors with such a name (repeatable)"
     )
     sub.add_argument(

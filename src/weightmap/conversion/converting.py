@@ -9,7 +9,7 @@ from weightmap.conversion.reports import ConvertReport
 from weightmap.conversion.running import Execution
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.task import NO_WORDS, Arguments, floating, plain_globs
-from weightmap.conversion.tensors import prepare, unaligned, unaligned_note
+from weightmap.conversion.tensors import prepare, regrouper_for, unaligned, unaligned_note
 from weightmap.conversion.training import Options
 from weightmap.conversion.words import convert_words, from_file
 from weightmap.errors import TensorFileError
@@ -21,9 +21,10 @@ from weightmap.io.atomic import write_plan
 from weightmap.io.opening import path_of
 from weightmap.model.opening import open_or_import
 from weightmap.model.parts import located, name_of
-from weightmap.model.saving import aligned_to, choose
+from weightmap.model.saving import aligned_to, choose, choose_layout
 from weightmap.model.sharded import find_model
 from weightmap.model.sharding import sharded_target
+from weightmap.model.splitting import beside, bytes_of_size
 from weightmap.options import Limits
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def convert(
     keep_going: bool = False,
     rank: int = 0,
     world: int = 1,
+    max_shard_size: int | str | None = None,
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
@@ -143,6 +145,10 @@ def convert(
     rank, world : int
         Write every `world`-th shard, from number `rank` on, beside other processes that write the rest. `manifest` is
         needed; each rank writes one of its own, and the rank that ends last writes the index.
+    max_shard_size : int or str, optional
+        Write shards with up to so many bytes of tensors each, such as ``"5GB"`` or ``"4GiB"``, and split those of the
+        source that are larger; a larger tensor gets a shard for itself. `dst` may be a file, too: where the model does
+        not fit into it, shards and ``DST.index.json`` lie in its place, as for `save`.
 
     Returns
     -------
@@ -176,6 +182,7 @@ def convert(
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
     how = Execution(executor, None if manifest is None else os.fspath(manifest), keep_going, rank, world, progress)
     how.check()
+    most = None if max_shard_size is None else bytes_of_size(max_shard_size)
     shards = None if format in NAMES else sharded_target(target, None if format is None else by_name(format))
     if shards is None and how._replace(progress=None) != Execution():
         what = "executor=, manifest=, keep_going=, rank= and world= are for shards"
@@ -200,6 +207,7 @@ def convert(
         threads=threads,
         limits=limits,
         align=boundary,
+        max_shard_size=most,
     )
     task = arguments.task("", target, found, progress, words)  # refuses wrong arguments before it reads the source
     # In mode "mmap" this touches no page: tensors are read by pread.
@@ -217,9 +225,19 @@ def convert(
         if of_words:
             vocab = file.vocab if directory is None or directory.vocab is None else directory.vocab
             return convert_words(from_file(file, vocab, task), task)
+        if most is not None and shards is None and not _fits(file, task, most):
+            shards = beside(target, found)
         if shards is not None:
             return convert_model(file, None if directory is None else model, shards, found, arguments, how)
         return _convert_file(file, directory, task)
+
+
+def _fits(file: TensorFile, task: Task, most: int) -> bool:
+    """Say whether the tensors of a conversion take at most so many bytes."""
+    trial = task.arguments.task(task.source, task.target, task.format)
+    regrouper = regrouper_for(task.format, choose_layout(task.format, task.layout, None))
+    places = zip(file, located(file), strict=True)
+    return prepare(file, places, None, trial, regrouper, trial=True).nbytes <= most
 
 
 def _convert_file(file: TensorFile, directory: ModelDirectory | None, task: Task) -> ConvertReport:

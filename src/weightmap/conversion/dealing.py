@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,16 +70,22 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
     work = arguments.task(name_of(file), target.path, found)
     where = {name: shard for shard, part in files.items() for name in part if not file.shards or name in file}
     taken = {name: shard for name, shard in where.items() if work.takes(name)}
-    moved = moved_scales(taken)
+    parts = _parts(files, taken, target, found, arguments)
+    moved = moved_scales(parts)
     arriving = {shard: [name for name, to in moved.items() if to == shard] for shard in set(moved.values())}
     regrouper = regrouper_for(found, choose_layout(found, arguments.layout, None))
     made: list[tuple[str, tuple[Piece, ...], Prepared, int]] = []
     dropped: list[tuple[str, str]] = []
     warnings: dict[str, None] = {}
     refused: list[EncodeError] = []
-    for shard, part in files.items():
-        chosen = {shard: [name for name in part if taken.get(name) == shard and name not in moved]}
-        for name in arriving.get(shard, ()):
+    members: dict[str, list[str]] = {}
+    for name, label in parts.items():
+        members.setdefault(label, []).append(name)
+    for label, own in members.items():
+        shard = where[own[0]]
+        part = files[shard]
+        chosen = {shard: [name for name in own if name not in moved]}
+        for name in arriving.get(label, ()):
             chosen.setdefault(where[name], []).append(name)
         pieces, places = _pieces(files, chosen)
         directory = read_directory(os.path.dirname(model), model) if model is not None and not made else None
@@ -115,6 +122,29 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
     return Deal(
         tasks, keys, [weight for *_, weight in made], whole, _index_metadata(file), dropped, notes, made[0][2].layout
     )
+
+
+def _parts(
+    files: Mapping[str, TensorFile], taken: Mapping[str, str], target: ShardTarget, found: Format, arguments: Arguments
+) -> dict[str, str]:
+    """Return for each tensor that is taken a label of its new shard: one for each source file, or parts of it."""
+    most, labels = arguments.max_shard_size, dict(taken)
+    for shard, part in files.items() if most is not None else ():
+        places = [(name, place) for name, place in zip(part, located(part), strict=True) if taken.get(name) == shard]
+        sizes = {name: place.row.nbytes for name, place in places}
+        # A tensor that cannot be written is refused with all others of its kind, later.
+        with contextlib.suppress(EncodeError):
+            work = arguments.task(name_of(part), target.path, found)
+            regrouper = regrouper_for(found, choose_layout(found, arguments.layout, None))
+            made = prepare(part, places, None, work, regrouper, part=True, trial=True)
+            sizes |= zip(made.names, made.sizes, strict=True)
+        number = filled = 0
+        for name, _ in places:
+            if filled and filled + sizes[name] > (most or 0):
+                number, filled = number + 1, 0
+            filled += sizes[name]
+            labels[name] = f"{shard}/{number}"
+    return labels
 
 
 def _pieces(

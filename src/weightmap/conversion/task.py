@@ -53,6 +53,7 @@ class Arguments(NamedTuple):
     threads: int | None
     limits: Limits
     align: int
+    max_shard_size: int | None = None
 
     def quantizer(self, target: str) -> Quantizer | None:
         """Return a quantiser for one file, or None. Raises `QuantError` for options that do not go together."""

@@ -44,8 +44,8 @@ class Prepared(NamedTuple):
     layout : str
     names : list of str
         Its tensors, by their names in the source.
-    nbytes : int
-        Bytes of their data in the new file.
+    sizes : list of int
+        Bytes of the data of each in the new file.
     dropped : list of (str, str)
         Name of each tensor that is left out, and the reason.
     warnings : list of str
@@ -55,9 +55,14 @@ class Prepared(NamedTuple):
     plan: Plan
     layout: str
     names: list[str]
-    nbytes: int
+    sizes: list[int]
     dropped: list[tuple[str, str]]
     warnings: list[str]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data of all tensors in the new file."""
+        return sum(self.sizes)
 
 
 def prepare(
@@ -89,8 +94,8 @@ def prepare(
         shared = regrouper is not None
         regrouper = regrouper_for(found, layout) if regrouper is None else regrouper
         payloads, dropped = _payloads(places, layout, task, regrouper, trial=trial)
-        names, nbytes = [payload.name for payload in payloads], sum([payload.nbytes for payload in payloads])
-        task.limits.check("max_copy_bytes", nbytes, "bytes of tensors to copy")
+        names, sizes = [payload.name for payload in payloads], [payload.nbytes for payload in payloads]
+        task.limits.check("max_copy_bytes", sum(sizes), "bytes of tensors to copy")
     except TensorFileError as error:
         raise error.located(path=task.source) from None
     extras, warnings = extras_of(file, directory, metadata, found, layout)
@@ -100,7 +105,7 @@ def prepare(
     if found.embeddings is not None and file.format != found.name:
         warnings += _as_embeddings(payloads, *found.embeddings)
     plan = plan_request(task.target, found, Request(payloads, layout, **extras, align=task.arguments.align))
-    return Prepared(plan, layout, names, nbytes, dropped, warnings)
+    return Prepared(plan, layout, names, sizes, dropped, warnings)
 
 
 def regrouper_for(found: Format, layout: str) -> Regrouper:

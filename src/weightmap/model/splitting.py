@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from weightmap.formats import Format, Payload, Plan
 
-__all__ = ["Written", "bytes_of_size", "named_by", "write_split"]
+__all__ = ["Written", "beside", "bytes_of_size", "named_by", "write_split"]
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
@@ -81,7 +81,7 @@ def write_split(
     if target is None and len(groups) == 1:
         return Written(path, write_plan(path, plan(path, groups[0], 0), progress=progress, durable=durable), 0)
     if target is None:
-        target = _beside(path, found)
+        target = beside(path, found)
     shards = [
         (plan(os.path.join(target.folder, name), group, i), [payload.name for payload in group])
         for i, (name, group) in enumerate(zip(target.names(len(groups)), groups, strict=True))
@@ -101,7 +101,7 @@ def _groups(payloads: Sequence[Payload], most: int) -> list[list[Payload]]:
     return groups
 
 
-def _beside(path: str, found: Format) -> ShardTarget:
+def beside(path: str, found: Format) -> ShardTarget:
     """Return the target of a model whose single file would have been `path`: shards and index lie in its place."""
     folder, name = os.path.split(path)
     suffix = next((suffix for suffix in found.suffixes if name.lower().endswith(suffix)), "")
