@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -112,6 +113,25 @@ def test_opening_asks_for_the_kind_of_a_path_once(index: Path, tmp_path: Path, m
     (index.parent / TWO).mkdir()
     with pytest.raises(wm.LayoutError, match="is an index or a directory"):
         wm.open(index)
+
+
+def test_a_directory_that_the_system_cannot_ask_about(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that error: `convert` and `diff` would miss the vocabulary of a directory that they take for a file."""
+    ask = os.stat
+
+    def fails(path: str, **options: object) -> os.stat_result:
+        if path == str(index.parent):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return ask(path, **options)
+
+    monkeypatch.setattr(os, "stat", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        wm.convert(str(index.parent), tmp_path / "one.weights")
+    with pytest.raises(OSError, match="Input/output error"):
+        wm.diff(str(index.parent), index)
+    assert not (tmp_path / "one.weights").exists()
 
 
 def test_a_directory_with_one_file(tmp_path: Path) -> None:

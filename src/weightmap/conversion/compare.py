@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from weightmap.kernels import COMPARED, differing
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_unchanged, detach_index, locate, name_of
+from weightmap.model.sharded import is_directory
 from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _side(source: Any, stack: contextlib.ExitStack) -> _Side:
     if isinstance(source, TensorFile):
         return _Side(source, None)
     path = path_of(source)
-    folder = path if path is not None and os.path.isdir(path) else None
+    folder = path if path is not None and is_directory(path) else None
     return _Side(stack.enter_context(open_privately(source)), folder)
 
 

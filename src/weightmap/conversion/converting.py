@@ -22,7 +22,7 @@ from weightmap.io.opening import path_of
 from weightmap.model.opening import open_or_import
 from weightmap.model.parts import located, name_of
 from weightmap.model.saving import aligned_to, choose, choose_layout
-from weightmap.model.sharded import find_model
+from weightmap.model.sharded import find_model, is_directory
 from weightmap.model.sharding import sharded_target
 from weightmap.model.splitting import beside, bytes_of_size
 from weightmap.options import Limits
@@ -171,13 +171,9 @@ def convert(
     limits = Limits() if limits is None else limits
     model: Any = src if path is None else path
     directory = None
-    if path is not None:
-        try:
-            model = find_model(path)
-        except (FileNotFoundError, NotADirectoryError):
-            pass  # a file, or an error of `open`
-        else:
-            directory = read_directory(path, model)
+    if path is not None and is_directory(path):
+        model = find_model(path)
+        directory = read_directory(path, model)
     if align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
     how = Execution(executor, None if manifest is None else os.fspath(manifest), keep_going, rank, world, progress)

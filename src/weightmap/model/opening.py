@@ -129,7 +129,7 @@ def open_with(source: Any, options: Options) -> TensorFile:
     except IsADirectoryError:
         if path is None:
             raise
-        return _open_sharded(path, options)
+        return _open_directory(path, options)
     except UnknownFormatError as error:
         if isinstance(source, bytes) and b"\0" not in source:
             error.add_note("bytes are the content of a file: os.fsdecode turns them into a path")
@@ -140,6 +140,12 @@ def _open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
     from weightmap.model.sharded import open_parts  # noqa: PLC0415 - as below
 
     return open_parts(path, first, options)
+
+
+def _open_directory(path: str, options: Options) -> TensorFile:
+    from weightmap.model.sharded import open_directory  # noqa: PLC0415 - as below
+
+    return open_directory(path, options)
 
 
 def _open_sharded(path: str, options: Options) -> TensorFile:

@@ -11,7 +11,6 @@ from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import Format, Request, Unfit, by_name, by_suffix, listed, refuse
 from weightmap.io.atomic import write_plan
 from weightmap.model.payload import from_arrays
-from weightmap.model.splitting import bytes_of_size, named_by, write_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -194,9 +193,14 @@ def save(
         if not hasattr(given, "items"):
             msg = f"{what} must be a mapping, not {type(given).__name__}"
             raise TypeError(msg)
-    most = None if max_shard_size is None else bytes_of_size(max_shard_size)
+    if max_shard_size is None:
+        most, chosen_by = None, name
+    else:
+        from weightmap.model import splitting  # noqa: PLC0415 - most programs save single files
+
+        most, chosen_by = splitting.bytes_of_size(max_shard_size), splitting.named_by(name)
     try:
-        found = choose(name if most is None else named_by(name), format, layout)
+        found = choose(chosen_by, format, layout)
         payloads = from_arrays(tensors)
         chosen = choose_layout(found, layout, metadata)
     except TensorFileError as error:
@@ -210,4 +214,4 @@ def save(
     if most is None:
         write_plan(name, plan(name, payloads, 0), progress=progress, durable=durable)
     else:
-        write_split(name, found, payloads, most, plan, progress=progress, durable=durable)
+        splitting.write_split(name, found, payloads, most, plan, progress=progress, durable=durable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import stat
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from weightmap.quant.blocks import QuantizedTensor
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["Shards", "find_model", "open_sharded", "shard_name"]
+__all__ = ["Shards", "find_model", "is_directory", "open_directory", "open_sharded", "shard_name"]
 
 # Hugging Face's names for an index and a model file.
 _USUAL = (
@@ -88,8 +89,27 @@ def find_model(folder: str) -> str:
     return os.path.join(folder, found[0])
 
 
+def is_directory(path: str) -> bool:
+    """Whether there is a directory at a path. Raises `OSError` where the system cannot say: `os.path.isdir` says no."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in _MISSING:
+            return False
+        raise
+
+
+def open_directory(path: str, options: Options) -> TensorFile:
+    """Open the one model in a directory, with the options of `weightmap.open`."""
+    mode_of(options.mode)  # refuses a wrong mode before it reads the directory
+    path = find_model(path)
+    if not path.endswith(INDEX_SUFFIX):
+        return open_file(path, path, options)
+    return _open_index(from_path(path, "copy"), path, options)
+
+
 def open_sharded(path: str, options: Options) -> TensorFile:
-    """Open a directory or an index of shards, with the options of `weightmap.open`.
+    """Open an index of shards, with the options of `weightmap.open`; or a directory that has the name of one.
 
     Raises a `LayoutError` for a shard that is missing, lacks a tensor that the index places there, or has one that the
     index places elsewhere.
@@ -103,10 +123,11 @@ def open_sharded(path: str, options: Options) -> TensorFile:
     try:
         source = from_path(path, "copy")
     except IsADirectoryError:
-        path = find_model(path)
-        if not path.endswith(INDEX_SUFFIX):
-            return open_file(path, path, options)
-        source = from_path(path, "copy")
+        return open_directory(path, options)
+    return _open_index(source, path, options)
+
+
+def _open_index(source: Source, path: str, options: Options) -> TensorFile:
     files: dict[str, TensorFile] = {}
     try:
         listing = read_listing(source, options)
