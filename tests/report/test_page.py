@@ -19,7 +19,7 @@ from weightmap import cli
 from weightmap.model.modules import module_tree, separator
 from weightmap.report import write_report
 from weightmap.report.comparing import comparison
-from weightmap.report.sampling import SCHEMES, budget, sample
+from weightmap.report.sampling import SCHEMES, budget, numbers_of, sample
 from weightmap.report.survey import alignment, survey
 
 if TYPE_CHECKING:
@@ -154,6 +154,49 @@ def test_every_format_has_a_page(example: builders.Example, tmp_path: Path) -> N
                 assert any(
                     row[0] == cli.show.clean(info.name) for row in page.tables.get("values", page.tables["places"])
                 )
+
+
+def test_a_model_without_tensors(tmp_path: Path) -> None:
+    """The page says that there are none."""
+    wm.save(tmp_path / "m.safetensors", {})
+    write_report(tmp_path / "r.html", tmp_path / "m.safetensors")
+    assert "The model has no tensors." in Page(tmp_path / "r.html").text
+
+
+def test_complex_elements_are_magnitudes(tmp_path: Path) -> None:
+    """The numbers of complex tensors are those of their magnitudes, and the page says so only where there are some."""
+    path = tmp_path / "m.safetensors"
+    for dtype, low in ((np.complex64, "5"), (np.float32, "3")):
+        wm.save(path, {"w": np.full((2, 4), 3 + 4j).astype(dtype) if dtype is np.complex64 else np.full(8, 3, dtype)})
+        write_report(tmp_path / "r.html", path)
+        page = Page(tmp_path / "r.html")
+        assert page.tables["values"][1][3:7] == [low, low, low, "0"]
+        assert ("Of complex elements, the table has the magnitudes." in page.text) is (dtype is np.complex64)
+        assert "schemes" not in page.tables
+
+
+@pytest.mark.parametrize("largest", [1e200, 1.7976931348623157e308, 5e-324])
+def test_moments_of_extreme_values(largest: float) -> None:
+    """Mean, deviation and histogram neither overflow nor vanish, however large or small the elements are."""
+    found = numbers_of(np.array([-largest, largest, largest, -largest]))
+    assert (found.low, found.high, found.mean, found.deviation) == (-largest, largest, 0, largest)
+    assert (found.bins[0], sum(found.bins), found.bins[-1]) == (2, 4, 2)
+    found = numbers_of(np.array([largest, np.nan, largest, np.inf, largest]))
+    assert (found.mean, found.deviation, found.nans, found.infinities, found.bins) == (largest, 0, 1, 1, (3,))
+
+
+def test_measures_that_are_not_finite(tmp_path: Path) -> None:
+    """Measures that no float64 can hold are words in the tables; the charts do without them."""
+    values = {"layer.0.w": np.full(2, 1.7e308), "layer.1.w": np.zeros(2), "layer.2.w": np.ones(2)}
+    wm.save(tmp_path / "a.safetensors", values)
+    wm.save(tmp_path / "b.safetensors", {name: 1 - array for name, array in values.items()})
+    wm.save(tmp_path / "c.safetensors", {name: -array for name, array in values.items()})
+    found = []
+    for other in "bc":
+        write_report(tmp_path / "r.html", tmp_path / "a.safetensors", tmp_path / f"{other}.safetensors")
+        found.append({row[0]: row[3:7] for row in Page(tmp_path / "r.html").tables["differences-of"][1:]})
+    assert found[0]["layer.1.w"] == ["1", "1", "infinite", "0.000000"]
+    assert found[1]["layer.0.w"] == ["infinite", "infinite", "NaN", "NaN"]
 
 
 def test_names_are_text(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 from importlib import import_module, resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,8 +60,12 @@ def amount(nbytes: float) -> str:
 
 
 def number(value: float | None, form: str = ".4g") -> Cell:
-    """Return a number as a cell; an empty one for None."""
-    return Cell("" if value is None else format(value, form))
+    """Return a number as a cell, one that is not finite in words; an empty cell for None."""
+    if value is None:
+        return Cell("")
+    if math.isnan(value):
+        return Cell("NaN")
+    return Cell(format(value, form) if math.isfinite(value) else "infinite" if value > 0 else "-infinite")
 
 
 def spark(bins: Sequence[int]) -> str:

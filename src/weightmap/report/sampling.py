@@ -164,13 +164,19 @@ def numbers_of(values: NDArray[Any]) -> Numbers:
         if not len(finite):
             return Numbers(len(wide), None, None, None, None, zeros, nans, infinities, ())
         low, high = float(finite.min()), float(finite.max())
-        span = high - low
-        if span > 0 and math.isfinite(span):
-            where = np.minimum(((finite - low) / span * _BINS).astype(np.int64), _BINS - 1)
+        # Within -1 and 1, squares and the span do not overflow; a power of two rounds nothing.
+        exponent = math.frexp(max(-low, high))[1]
+        scaled = np.ldexp(finite, -exponent)
+        least, most = float(scaled.min()), float(scaled.max())
+        if most > least:
+            where = np.minimum(((scaled - least) / (most - least) * _BINS).astype(np.int64), _BINS - 1)
             bins = tuple(np.bincount(where, minlength=_BINS).tolist())
         else:
             bins = (len(finite),)
-        return Numbers(len(wide), low, high, float(finite.mean()), float(finite.std()), zeros, nans, infinities, bins)
+        # Rounding may carry both past the elements, and those near the largest float64 past it.
+        mean = math.ldexp(min(max(float(scaled.mean()), least), most), exponent)
+        deviation = math.ldexp(min(float(scaled.std()), (most - least) / 2), exponent)
+        return Numbers(len(wide), low, high, mean, deviation, zeros, nans, infinities, bins)
 
 
 def costs_of(name: str, place: TensorRef, values: NDArray[Any]) -> dict[str, Cost]:
@@ -179,6 +185,9 @@ def costs_of(name: str, place: TensorRef, values: NDArray[Any]) -> dict[str, Cos
     Estimated from a sample of its elements. A scale for a whole tensor, as "int8" has one, is that of the sample. Where
     rows are no whole blocks of a scheme, the costs are those of the scheme that `convert` takes instead.
     """
+    wanting = {scheme: quantizer for scheme, quantizer in _quantizers().items() if quantizer.wants(name, place)}
+    if not wanting:
+        return {}
     found: dict[str, Cost] = {}
     tried = values
     if len(values) > _TRIED:  # whole blocks, from all of the runs
@@ -186,9 +195,7 @@ def costs_of(name: str, place: TensorRef, values: NDArray[Any]) -> dict[str, Cos
     with np.errstate(over="ignore", invalid="ignore"):
         tried = tried.astype(np.float32)
     known: dict[str, Cost] = {}
-    for scheme, quantizer in _quantizers().items():
-        if not quantizer.wants(name, place):
-            continue
+    for scheme, quantizer in wanting.items():
         used = quantizer.scheme_of(place.row.shape) or scheme
         if used not in known:
             block = kernels.GGML_TYPES[used].block_size if used in GGML_SCHEMES else 1

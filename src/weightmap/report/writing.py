@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -176,6 +177,8 @@ def _parts(message: str) -> Iterator[str]:
 
 
 def _modules(found: Survey) -> _Section:
+    if not found.tensors:
+        return "modules", "Modules", "<p>The model has no tensors.</p>"
     infos = [tensor.info for tensor in found.tensors]
     mark = separator(info.name for info in infos)
     root = module_tree(infos, mark)
@@ -188,7 +191,7 @@ def _modules(found: Survey) -> _Section:
 def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
     """Yield the tree as nested elements that open and close, those of the first level open."""
     depth = 0
-    for line, following in zip(lines, [*lines[1:], None], strict=True):
+    for line, following in itertools.zip_longest(lines, lines[1:]):
         while depth > line.depth:
             yield "</details>"
             depth -= 1
@@ -314,11 +317,13 @@ def _values(
             ]
         )
     specs["ranges"], specs["histogram"] = charts.ranges(), charts.histogram()
+    imaginary = any(tensor.info.dtype.startswith("complex") for tensor in found.tensors)
     columns = [("tensor", False), ("type", False), ("shape", False), ("smallest", True), ("largest", True)]
     columns += [("mean", True), ("deviation", True), ("zeros", True), ("NaN, infinite", True), ("histogram", False)]
     columns += [("looked at", True)]
     content = (
-        f"<p>Of each tensor, up to {found.per_tensor:,} elements were looked at, in runs that lie evenly over it.</p>"
+        f"<p>Of each tensor, up to {found.per_tensor:,} elements were looked at, in runs that lie evenly over it."
+        f"{' Of complex elements, the table has the magnitudes.' if imaginary else ''}</p>"
         + figure("ranges", specs["ranges"], "values")
         + '<h3 class="script" id="histogram-title" aria-live="polite">Histogram of <span id="histogram-of"></span></h3>'
         + '<p class="script faint">The names in the table choose the tensor.</p>'
