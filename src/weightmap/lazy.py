@@ -112,4 +112,8 @@ class Named(tuple[Any, ...]):
 
     def _replace(self, **named: Any) -> Self:
         """Return one with other values in these fields."""
-        return type(self)(**{**self._asdict(), **named})
+        values = tuple(map(named.pop, self._fields, self))
+        if named:
+            msg = f"{type(self).__name__} has no field {', '.join(named)}"
+            raise TypeError(msg)
+        return self._make(values)

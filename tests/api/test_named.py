@@ -73,3 +73,11 @@ def test_fields_cannot_be_assigned():
     for name in ("a", "d"):
         with pytest.raises(AttributeError):
             setattr(Ours(1, "x"), name, 2)
+
+
+def test_an_unknown_field_cannot_be_replaced():
+    """It is an error, as for a named tuple."""
+    with pytest.raises((TypeError, ValueError)):
+        Theirs(1, "x")._replace(d=1)
+    with pytest.raises(TypeError, match="no field d"):
+        Ours(1, "x")._replace(d=1)

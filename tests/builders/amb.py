@@ -324,7 +324,7 @@ BUILDER = Builder(
             },
         ),
         "quantised.amb": Golden(
-            "b80c63712b2535ddc5812cb40668fd58684248b69d58523295eb6e6ce78f8b0b", lambda c: {"tensors": c.quantised}
+            "85d4ac4d89a19bd30513bcc9152cdf415715d0c046f674fb04ef384984377e4f", lambda c: {"tensors": c.quantised}
         ),
     },
     metadata="JSON",

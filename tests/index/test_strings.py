@@ -27,3 +27,13 @@ def test_spans_and_texts_are_found_as_in_a_dictionary(names, built):
     assert table.find_many(asked).tolist() == numbers
     assert [table.find(text) for text in asked] == numbers
     assert (table.index is None) == (names is FLOODED)
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2], ids=["first", "within", "last"])
+def test_tables_are_joined_an_empty_one_too(empty):
+    """The strings of several tables, one of them without any, follow each other in one table."""
+    parts = [["a", "", "bc"], ["d"]]
+    parts.insert(empty, [])
+    joined = StringTable.joined((StringTable.of(part, "word") for part in parts), "word")
+    assert list(joined) == ["a", "", "bc", "d"]
+    assert [joined.find(text) for text in ("d", "bc", "e")] == [3, 2, -1]

@@ -167,7 +167,7 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
         at = offset if spec else start - (8 if id_ == EXPLICIT else 12)
         _check_lengths(min_n, max_n, at)
         last = _check_last(id_, last, at + 8)
-    return VocabChunk(id_, offset, offset + length, 0, spec, words, ngrams, min_n, max_n, last, start)
+    return VocabChunk._make((id_, offset, offset + length, 0, spec, words, ngrams, min_n, max_n, last, start))
 
 
 def check_count(count: int, least: int, left: int, what: str, at: int) -> None:

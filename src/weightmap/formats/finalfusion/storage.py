@@ -124,7 +124,7 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
     _check_size(max(rows, 1) * max(cols, 1) * width, "matrix", placing.payload)
     data, end = placing.place("matrix", MATRIX_FIELDS.size, nbytes, width)
     padding, declared = placing.payload + MATRIX_FIELDS.size, placing.payload + placing.length
-    return Block(code, (rows, cols), placing.position, padding, data, end, None, declared)
+    return Block._make((code, (rows, cols), placing.position, padding, data, end, None, declared))
 
 
 def read_product(placing: Placing, raw: bytes) -> Block:
@@ -139,7 +139,7 @@ def read_product(placing: Placing, raw: bytes) -> Block:
     _check_size(max(rows, 1) * width * 4, "quantised matrix", placing.payload)
     data, end = placing.place("quantised matrix", QUANTIZED_FIELDS.size, nbytes, 4)
     padding, declared = placing.payload + QUANTIZED_FIELDS.size, placing.payload + placing.length
-    return Block(PQ_CODE, (rows, width), placing.position, padding, data, end, product, declared)
+    return Block._make((PQ_CODE, (rows, width), placing.position, padding, data, end, product, declared))
 
 
 def product_sizes(shape: tuple[int, ...], product: PQShape) -> tuple[int, int, int, int]:
@@ -185,4 +185,4 @@ def read_norms(placing: Placing, raw: bytes, words: int | None) -> Block:
     _check_size(nbytes, "norms", placing.payload)
     data, end = placing.place("norms", NORMS_FIELDS.size, nbytes, 4, last=True)
     padding, declared = placing.payload + NORMS_FIELDS.size, placing.payload + placing.length
-    return Block(F32_CODE, (count,), placing.position, padding, data, end, None, declared)
+    return Block._make((F32_CODE, (count,), placing.position, padding, data, end, None, declared))

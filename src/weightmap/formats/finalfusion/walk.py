@@ -86,7 +86,7 @@ class _Walk:
             found.append(id_)
             position = self._chunk(id_, length, position, raw[CHUNK.size :])
         self._check_complete(found)
-        return Chunks(self._listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms)
+        return Chunks._make((self._listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms))
 
     def _header(self) -> tuple[tuple[int, ...] | None, int]:
         """Check the header; return the ids that it lists, and the offset of the first chunk."""
