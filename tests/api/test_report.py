@@ -192,4 +192,4 @@ def test_the_page_in_the_tree_has_every_figure():
     """docs/benchmarks.md lists the figures of targets.toml, and fits on one page."""
     text = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     assert not [one.id for one in FIGURES if f"| {one.question} | {one.asked} |" not in text]
-    assert len(text.splitlines()) < 150
+    assert len(text.splitlines()) < 180
