@@ -27,6 +27,7 @@ __all__ = [
     "PlanError",
     "QuantError",
     "Remedy",
+    "RemoteError",
     "ShardsError",
     "TargetError",
     "TensorFileError",
@@ -265,6 +266,12 @@ class ClosedError(TensorFileError, ValueError):
 
 class FileChangedError(TensorFileError, OSError):
     """The file is no longer the one that was opened."""
+
+
+class RemoteError(TensorFileError, OSError):
+    """A store does not deliver an object, or not as it was asked to."""
+
+    __str__ = TensorFileError.__str__
 
 
 class NotRegularFileError(TensorFileError, OSError):

@@ -16,7 +16,7 @@ from weightmap.errors import UnsupportedError, counted, quoted
 from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
 from weightmap.importers import _huggingface as hub
-from weightmap.io.opening import path_of
+from weightmap.io.opening import is_directory, path_of
 from weightmap.kernels import COMPARED, differing
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately

@@ -77,8 +77,8 @@ class Archive:
         limits = options.limits
         limits.check("max_header_bytes", size, "size of the central directory", offset=end)
         central = source.pread(begin, size)
-        fd = source.descriptor
-        found = kernels.zip_scan(fd, source.octets if fd < 0 else None, begin, central, count)
+        fd, data = source.scanned
+        found = kernels.zip_scan(fd, data, begin, central, count)
         if isinstance(found, kernels.Fault):
             _refuse(found, begin, source)
         self._source, self._options = source, options

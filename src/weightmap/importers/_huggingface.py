@@ -9,7 +9,7 @@ from typing import Any
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.importers._tokenizer import TokenizerParts, read_tokenizer
 from weightmap.io import strict_json
-from weightmap.io.opening import from_path
+from weightmap.io.opening import from_path, inside, modified_at
 from weightmap.options import Limits
 
 __all__ = ["ModelDirectory", "read_directory"]
@@ -98,10 +98,10 @@ def read_directory(folder: str, model: str) -> ModelDirectory:
 
     Raises `FormatError` when ``config.json``, ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
     """
-    path = os.path.join(folder, "config.json")
+    path = inside(folder, "config.json")
     config = _json(path)
     metadata = {} if config is None else _metadata(config, folder, model)
-    vocab = _vocabulary(os.path.join(folder, "vocab.txt"))
+    vocab = _vocabulary(inside(folder, "vocab.txt"))
     special = None if vocab is None else _special(folder, vocab)
     try:
         return ModelDirectory(folder, config, metadata, vocab, special)
@@ -200,7 +200,7 @@ def _created(model: str) -> str:
     """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     # Some file systems have times beyond the years 1 to 9999, which Python's dates lack.
-    seconds = min(max(int(os.stat(model).st_mtime), -(10**10)), 10**11)
+    seconds = min(max(int(modified_at(model)), -(10**10)), 10**11)
     # Eleven digits reach the year 5138; a longer number is a mistake.
     if epoch.isascii() and epoch.isdecimal() and len(epoch) <= 11:
         seconds = int(epoch)
@@ -221,7 +221,7 @@ def _vocabulary(path: str) -> list[str] | None:
 
 
 def _special(folder: str, vocab: list[str]) -> dict[str, int]:
-    given = _json(os.path.join(folder, "special_tokens_map.json")) or {}
+    given = _json(inside(folder, "special_tokens_map.json")) or {}
     names = {}
     for key, usual in _SPECIAL.items():
         token = given.get(f"{key}_token")

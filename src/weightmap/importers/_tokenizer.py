@@ -14,11 +14,11 @@ custom         any other ``tokenizer.json``                            that file
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import FormatError, TensorFileError
 from weightmap.io import strict_json
+from weightmap.io.opening import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +77,7 @@ def read_tokenizer(
     """
 
     def load(name: str) -> dict[str, Any]:
-        path = os.path.join(folder, name)
+        path = inside(folder, name)
         raw = read(path)
         try:
             return {} if raw is None else strict_json.loads(raw, name)
@@ -89,7 +89,7 @@ def read_tokenizer(
     ids = _added(full, settings)
     found = _sentencepiece(folder, read) or _wordpiece(vocab, full, ids) or _bpe(folder, read, load, full, ids)
     if found is None and full:
-        found = CUSTOM, read(os.path.join(folder, "tokenizer.json")) or b""
+        found = CUSTOM, read(inside(folder, "tokenizer.json")) or b""
     if found is None:
         return None
     kind, payload = found
@@ -100,7 +100,7 @@ def read_tokenizer(
 
 def _sentencepiece(folder: str, read: Read) -> tuple[int, bytes] | None:
     for name in _SENTENCEPIECE:
-        raw = read(os.path.join(folder, name))
+        raw = read(inside(folder, name))
         # Some models call a text file of another kind so.
         if raw is not None and raw[:1] == _PIECES:
             return SENTENCEPIECE, raw
@@ -126,9 +126,9 @@ def _bpe(
     folder: str, read: Read, load: Callable[[str], dict[str, Any]], full: dict[str, Any], ids: dict[str, int]
 ) -> tuple[int, bytes] | None:
     vocab = _model(full, "BPE")
-    path = os.path.join(folder, "merges.txt")
+    path = inside(folder, "merges.txt")
     if vocab is not None:
-        path, merges = os.path.join(folder, "tokenizer.json"), full["model"].get("merges", [])
+        path, merges = inside(folder, "tokenizer.json"), full["model"].get("merges", [])
     else:
         raw = read(path)
         vocab = {token: i for token, i in load("vocab.json").items() if type(i) is int}

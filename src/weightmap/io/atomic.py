@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from weightmap import kernels
-from weightmap.errors import NotRegularFileError, TensorFileError
+from weightmap.errors import EncodeError, NotRegularFileError, TensorFileError
 from weightmap.io.descriptor import Descriptor, own
 from weightmap.io.sink import DIRECT, Sink
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["remove_leftovers", "write_plan"]
 
+# What addresses begin with that `open` reads from.
+_ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
 # Linux follows at most so many.
 _MOST_LINKS = 40
 # Every file system, except very old ones, takes names of so many bytes.
@@ -64,6 +66,8 @@ def write_plan(
         As the system reports it; the old file is intact and no temporary file remains. If the very last step fails,
         flushing the directory, the new file is in place and a note of the error says so.
     """
+    if path.startswith(_ADDRESSES):
+        raise EncodeError("this is an address, and files are written to a file system", path=path)
     try:
         target = _resolved(path)
         mode = _target_mode(target, path)

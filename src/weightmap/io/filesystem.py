@@ -21,7 +21,8 @@ class FileSystem(NamedTuple):
     name : str
         Such as "ext4" or "nfs"; a number in hexadecimal where it is unknown.
     kind : str
-        "local", "memory" (files are memory), "overlay" (the layers of a container), "network", "fuse", or "unknown".
+        "local", "memory" (files are memory), "overlay" (the layers of a container), "network", "fuse", "store" (of
+        objects), or "unknown".
     """
 
     name: str
@@ -30,7 +31,7 @@ class FileSystem(NamedTuple):
     @property
     def is_remote(self) -> bool:
         """Whether a page of a mapping may come from another machine or process: better read than mapped."""
-        return self.kind in {"network", "fuse"}
+        return self.kind in {"network", "fuse", "store"}
 
 
 # The numbers of Linux (magic.h and the sources of file systems that are not part of it).
@@ -88,5 +89,7 @@ def known(number: int) -> FileSystem:
 
 def file_system_of(source: Source) -> FileSystem:
     """Return the kind of file system that a source lies on; "memory" for bytes and copies."""
+    if source.store is not None:
+        return FileSystem(source.store, "store")
     file = source.descriptor
     return _IN_MEMORY if file < 0 else known(kernels.file_system(file))

@@ -6,25 +6,82 @@ import errno
 import io
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.io.descriptor import aligned, open_descriptor, own
 from weightmap.io.source import CHUNK, Source
 
-__all__ = ["from_buffer", "from_path", "open_source", "path_of", "take_over"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "beside",
+    "from_buffer",
+    "from_path",
+    "inside",
+    "is_directory",
+    "modified_at",
+    "names_in",
+    "open_source",
+    "path_of",
+    "take_over",
+    "unlisted",
+]
 
 
 def path_of(source: Any) -> str | None:
-    """Return `source` as a path, or None if it is not one. Bytes are content, never a path."""
-    return os.fsdecode(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else None
+    """Return `source` as a path, or None if it is not one. Bytes are content, never a path.
+
+    The address of an object in a store becomes a `Location`, a string that knows the way there.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    path = os.fsdecode(os.fspath(source))
+    if hasattr(path, "access"):
+        return path
+    if "://" in path:
+        from weightmap.io.stores import locate  # noqa: PLC0415 - for addresses alone
+
+        return locate(path)
+    return str(path)
+
+
+def is_directory(path: str) -> bool:
+    """Whether a path leads to a directory, or an address to what lies below it in a store."""
+    return os.path.isdir(path) if type(path) is str else path.has_names  # type: ignore[attr-defined]
+
+
+def names_in(folder: str, usual: Iterable[str]) -> list[str]:
+    """Return the names in a directory; where no store lists them, those of the `usual` ones that exist."""
+    return os.listdir(folder) if type(folder) is str else folder.names(usual)  # type: ignore[attr-defined]
+
+
+def unlisted(path: str, names: Iterable[str]) -> list[str]:
+    """Return those of the files beside another that a store does not list; none for a path: opening one finds out."""
+    return [] if type(path) is str else path.unlisted(names)  # type: ignore[attr-defined]
+
+
+def inside(folder: str, name: str) -> str:
+    """Return the path of a file in a directory."""
+    return os.path.join(folder, name) if type(folder) is str else folder.inside(name)  # type: ignore[attr-defined]
+
+
+def modified_at(path: str) -> float:
+    """Return when a file was modified, in seconds."""
+    return os.stat(path).st_mtime if type(path) is str else path.modified  # type: ignore[attr-defined]
+
+
+def beside(path: str, name: str) -> str:
+    """Return the path of a file in the directory of another."""
+    return os.path.join(os.path.dirname(path), name) if type(path) is str else path.beside(name)  # type: ignore[attr-defined]
 
 
 def open_source(source: Any, path: str | None, mode: str) -> Source:
     """Open a `source` as `weightmap.open` accepts it; `path` is its `path_of`."""
     if path is not None:
-        return Source(path, path, mode, open_descriptor(path))
+        return Source(path, path, mode, open_descriptor(path)) if type(path) is str else _remote(path)
     if isinstance(source, int) and not isinstance(source, bool):
         return _from_descriptor(source, mode)
     mmap = sys.modules.get("mmap")
@@ -41,7 +98,13 @@ def open_source(source: Any, path: str | None, mode: str) -> Source:
 
 def from_path(path: str, mode: str) -> Source:
     """Open the file at `path`. Raises `IsADirectoryError` for a directory, and other `OSError` unchanged."""
-    return Source(path, path, mode, open_descriptor(path))
+    return Source(path, path, mode, open_descriptor(path)) if type(path) is str else _remote(path)
+
+
+def _remote(path: Any) -> Source:
+    from weightmap.io.remote import RemoteSource  # noqa: PLC0415 - for addresses alone
+
+    return RemoteSource(path)
 
 
 def _from_descriptor(fd: int, mode: str) -> Source:

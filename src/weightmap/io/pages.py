@@ -37,8 +37,8 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
     OSError
         Where the system does not say: on others than Linux, and to those who neither own the file nor may write to it.
     """
-    if source.in_memory or not source.size:
-        return sizes.copy()
+    if not source.has_pages or not source.size:
+        return sizes.copy() if source.in_memory else np.zeros_like(sizes)
     stops = starts + sizes
     edges = np.unique(np.concatenate([starts, stops]))
     order = np.argsort(starts, kind="stable")
@@ -114,7 +114,7 @@ class _Pages:
 
 def bring_in(source: Source, offset: int, nbytes: int) -> None:
     """Read bytes of a file into the page cache, and wait for them. Raises what `Source.chunks` raises."""
-    if source.in_memory:
+    if not source.has_pages:
         return
     file = source.descriptor
     if hasattr(os, "posix_fadvise"):
@@ -143,7 +143,7 @@ def sample(source: Source, begin: int, end: int) -> Sample | None:
 
     This touches no page, so a file that becomes shorter meanwhile is no fault.
     """
-    if source.in_memory or end <= begin:
+    if not source.has_pages or end <= begin:
         return None
     file = source.descriptor
     try:
@@ -176,7 +176,7 @@ def _smaps(address: int) -> dict[str, int]:
 
 def ask_for(source: Source, offset: int, nbytes: int) -> None:
     """Ask the system for bytes of a file that it will take from the page cache soon; returns at once."""
-    if nbytes <= 0 or source.in_memory or not hasattr(os, "posix_fadvise"):
+    if nbytes <= 0 or not source.has_pages or not hasattr(os, "posix_fadvise"):
         return
     file, page = source.descriptor, kernels.page_size()
     if kernels.cached_pages(file, offset, nbytes) != -(-(offset + nbytes) // page) - offset // page:
@@ -190,7 +190,7 @@ def give_back(source: Source, ranges: Iterable[tuple[int, int]]) -> None:
     mode "cow"; a range that ends within a page, or within a larger unit that the system keeps pages in, keeps that.
     Without effect on copies and on file systems in memory.
     """
-    if source.in_memory:
+    if not source.has_pages:
         return
     file, octets = source.descriptor, source.mapped
     for begin, end in ranges:

@@ -100,6 +100,7 @@ class Source:
     _fallback = True
     _limits: Limits | None = None
     _advice: str | None = None
+    store: str | None = None  # what the store is called that the bytes lie in
 
     def __init__(
         self,
@@ -140,10 +141,21 @@ class Source:
         return self._file is None and self._released is None
 
     @property
+    def has_pages(self) -> bool:
+        """Whether its bytes are pages of a file, which the system keeps in memory or not."""
+        return not self.in_memory
+
+    @property
     def descriptor(self) -> int:
         """The open file, to be held while a scan in C reads from it; -1 if the bytes are in memory."""
         file = self._opened()
         return -1 if file is None else file
+
+    @property
+    def scanned(self) -> tuple[int, Any]:
+        """What a scan in C reads: the open file, to be held meanwhile, or -1 and the bytes in memory."""
+        file = self._opened()
+        return (-1, self.octets) if file is None else (file, None)
 
     def _opened(self) -> Descriptor | None:
         """Return the open file, to be held while it is used; None if the bytes are in memory."""
@@ -209,6 +221,10 @@ class Source:
             got = read_into(file, memoryview(target), offset, self.name)
         if got < len(target):
             self._short(offset + got, offset + len(target))
+
+    def ahead(self, ranges: Iterable[tuple[int, int]]) -> Source:  # noqa: ARG002 - for stores, see RemoteSource
+        """Return a source of the same bytes for reading these ranges (begin, end), in order."""
+        return self
 
     def _named(self, error: OSError) -> OSError:
         """Add the file name to the error of a call that takes a descriptor."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.errors import FileChangedError, UnknownFormatError
 from weightmap.formats import by_name
 from weightmap.io.descriptor import ADVICE
-from weightmap.io.opening import from_path, path_of, take_over
+from weightmap.io.opening import beside, from_path, path_of, take_over
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import identities, parts_of
 from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file, open_opened
@@ -36,6 +36,10 @@ def open(
     strict: bool = True,
     limits: Limits | None = None,
     advise: Advice | None = None,
+    store: Any = None,
+    concurrency: int | None = None,
+    deadline: float | None = None,
+    redirects: bool = False,
 ) -> TensorFile:
     """Open a model file in place.
 
@@ -44,7 +48,9 @@ def open(
     source : str, os.PathLike, int, file object or buffer
         A path; a file descriptor or a binary file object (neither closed nor moved); or the content of a file, as
         `bytes` or any other contiguous bytes-like object. Bytes are never a path: `os.fsdecode` turns them into one. A
-        directory or an ``*.index.json`` opens a sharded model as one.
+        directory or an ``*.index.json`` opens a sharded model as one. Or the address of one of these in an object
+        store: ``s3://bucket/key``, ``gs://bucket/key``, ``az://container/key`` or ``https://host/path``. The first
+        three need obstore (``pip install weightmap[remote]``).
     format : str, optional
         One of `formats()`; by default the content decides.
     mode : {"mmap", "cow", "copy", "sealed"}, optional
@@ -66,6 +72,17 @@ def open(
         How the tensors will be touched, for the system's read-ahead: "random" for few rows of a large matrix on a disk,
         "sequential" for one pass. Default: the system decides. Changes speed only; no effect on buffers, in modes
         "copy" and "sealed", and on systems without such advice.
+    store : optional
+        A store of obstore, or of its interface, that has the object: for credentials, endpoints and clients of your
+        own. `source` is then its address or its key there. Default: the store of the address, with credentials from the
+        environment (``AWS_ACCESS_KEY_ID`` …).
+    concurrency : int, optional
+        Requests to the store at a time; 16 when not given.
+    deadline : float, optional
+        Seconds that one request may take, besides one for each MiB; 60 when not given. A request that takes longer is
+        cancelled and tried again, five times in all.
+    redirects : bool
+        Whether to follow redirects of an ``https://`` address.
 
     Returns
     -------
@@ -81,8 +98,19 @@ def open(
         As the system reports it: no such file, no permission.
     FileChangedError
         When the file was changed while it was being copied.
+    RemoteError
+        When a store does not deliver the object.
+    MissingDependencyError
+        When a store needs a package that is not installed.
     TypeError, ValueError
         When an argument is not one of the above, or the mode is "sealed" and the system has no such memory.
+
+    Notes
+    -----
+    Of an object in a store, header and index are read by one or two requests, and each tensor by one when it is asked
+    for, into memory of its own: `mode` is "copy", tensor by tensor, and look-ups of the same name fetch it again.
+    `weightmap.plan` reads many tensors, or parts of them, by few joined requests. Every request names the object that
+    was opened: `FileChangedError` if another one is there.
 
     Examples
     --------
@@ -102,6 +130,8 @@ def open(
     if format is not None:
         by_name(format)
     limits = DEFAULT_LIMITS if limits is None else limits
+    if store is not None or concurrency is not None or deadline is not None or redirects:
+        source = _located(source, store=store, concurrency=concurrency, deadline=deadline, redirects=redirects)
     return open_with(source, Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise))
 
 
@@ -117,7 +147,7 @@ def open_or_import(source: Any, limits: Limits, *, lossy: bool) -> Any:
 
 def open_with(source: Any, options: Options) -> TensorFile:
     """Open a source with valid options: see `open`."""
-    path = source if type(source) is str else path_of(source)
+    path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and path.endswith(INDEX_SUFFIX):
         return _open_sharded(path, options)
     try:
@@ -134,6 +164,15 @@ def open_with(source: Any, options: Options) -> TensorFile:
         if isinstance(source, bytes) and b"\0" not in source:
             error.add_note("bytes are the content of a file: os.fsdecode turns them into a path")
         raise
+
+
+def _located(source: Any, **options: Any) -> Any:
+    """Return the location of an object with options for its store."""
+    from weightmap.io.stores import locate  # noqa: PLC0415 - for addresses alone
+
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"store= and its like are for addresses, and source is a {type(source).__name__}")
+    return locate(os.fsdecode(os.fspath(source)), **options)
 
 
 def _open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
@@ -180,7 +219,7 @@ def reopen(path: str, options: dict[str, Any], expected: dict[str, tuple[int, ..
     msg = "the file is no longer the one that the pickled handle was opened on"
     # Checked before parsing, for another file may be no model at all; and again once all files are open.
     for name, identity in expected.items():
-        source = from_path(os.path.join(os.path.dirname(path), name), "mmap")
+        source = from_path(beside(path, name), "mmap")
         source.close()
         if source.identity != identity:
             raise FileChangedError(msg, path=source.path)

@@ -24,7 +24,7 @@ from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Row
-from weightmap.io.opening import from_path
+from weightmap.io.opening import beside, from_path, inside, names_in, unlisted
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing
 from weightmap.model.parts import check_index, detach_index, disagreements, located, parts_of
@@ -72,10 +72,10 @@ def find_model(folder: str) -> str:
     UnknownFormatError
         When there are several and none has a usual name.
     """
-    names = sorted(os.listdir(folder))
+    names = sorted(names_in(folder, _USUAL))
     for name in _USUAL:
         if name in names:
-            return os.path.join(folder, name)
+            return inside(folder, name)
     suffixes = tuple(suffix for format_ in FORMATS.values() for suffix in format_.suffixes)
     found = [name for name in names if name.endswith(INDEX_SUFFIX)] or [
         name for name in names if name.endswith(suffixes)
@@ -86,7 +86,7 @@ def find_model(folder: str) -> str:
     if len(found) > 1:
         msg = f"this directory has several model files; open one of them: {', '.join(map(repr, found[:10]))}"
         raise UnknownFormatError(msg, path=folder)
-    return os.path.join(folder, found[0])
+    return inside(folder, found[0])
 
 
 def is_directory(path: str) -> bool:
@@ -131,10 +131,11 @@ def _open_index(source: Source, path: str, options: Options) -> TensorFile:
     files: dict[str, TensorFile] = {}
     try:
         listing = read_listing(source, options)
-        folder, names = os.path.dirname(path), sorted(map(shard_name, listing.shards))
+        names = sorted(map(shard_name, listing.shards))
         options.limits.check("max_shards", len(names), "number of shards")
+        _check_listed(path, names)
         for name in names:
-            files[name] = _open_shard(folder, name, options)
+            files[name] = _open_shard(path, name, options)
             if len(names) > _KEPT:
                 parts_of(files[name])[0].release_descriptor()
         shards: Any = Shards(source, files, listing)
@@ -161,12 +162,12 @@ def open_parts(path: str, first: TensorFile, options: Options) -> TensorFile:
     is in two parts.
     """
     source, content, _ = parts_of(first)
-    part, folder = content.part, os.path.dirname(path)
+    part = content.part
     files = {os.path.basename(path): first}
     try:
         options.limits.check("max_shards", part.parts, "number of parts")
         for name in part.names:
-            files[name] = _open_shard(folder, name, options)
+            files[name] = _open_shard(path, name, options)
             if part.parts > _KEPT:
                 parts_of(files[name])[0].release_descriptor()
         count = _check_parts(files, part.parts)
@@ -341,6 +342,10 @@ class Shards:
         array: NDArray[Any] = source.placed(placement, dtype, shape, offset, nbytes)
         return array
 
+    def ahead(self, ranges: Iterable[tuple[int, int]]) -> Shards:  # noqa: ARG002 - each shard does it for itself
+        """Return itself: see `Source.ahead`."""
+        return self
+
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Bring in these ranges: see `Source.prefetch`."""
         wanted: dict[Any, list[tuple[int, int]]] = {}
@@ -490,10 +495,18 @@ def shard_name(name: object) -> str:
     return name
 
 
-def _open_shard(folder: str, name: str, options: Options) -> TensorFile:
+def _check_listed(path: str, names: Iterable[str]) -> None:
+    """Refuse an index in a store that does not list all of its shards; opening shards finds it out elsewhere."""
+    missing = unlisted(path, names)
+    if missing:
+        what = f"the store lists no {quoted(missing[0])}, which the index names"
+        raise LayoutError(f"{what} ({counted(len(missing), 'such shard')})", field="weight_map")
+
+
+def _open_shard(index: str, name: str, options: Options) -> TensorFile:
     # verify="full" verifies the model as a whole, once it is open.
     asked = Options(**options.keywords(verify="header" if options.checked else "none"))
-    path = os.path.join(folder, name)
+    path = beside(index, name)
     msg = f"shard {quoted(name)} is an index or a directory, expected a model file"
     if name.endswith(INDEX_SUFFIX):  # an index could name itself, and opening would never end
         raise LayoutError(msg, field="weight_map")

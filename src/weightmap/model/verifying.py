@@ -55,7 +55,7 @@ def verify(file: Any, progress: Callable[[int, int], None] | None) -> VerifyRepo
     try:
         source.check_unchanged()
         table.detach_index()
-        run = Verification(source, options, progress)
+        run = Verification(source.ahead([(0, source.size)]), options, progress)
         if not options.checked:  # opening has not checked it
             table.check()
         content.verify(run)

@@ -110,7 +110,7 @@ class PlanReport(NamedTuple):
         yield "reads", f"{counted(self.reads, 'read')}, {size(self.nbytes)}{more}"
         for place in self.places:
             files = f"{counted(place.files, 'file')}, {size(place.nbytes)}: "
-            yield place.file_system, files + ("mapped" if place.how == "map" else "read, since touching it may fail")
+            yield place.file_system, files + _USES.get(place.kind, _USES[place.how])
         if self.cold is None:
             yield "in memory", "the system does not say"
         else:
@@ -238,7 +238,10 @@ def _sampled(
 
 def _advice(report: PlanReport, seen: Sample | None) -> Iterator[str]:
     """Yield what to do."""
-    remote = [place for place in report.places if place.how == "read"]
+    remote = [place for place in report.places if place.how == "read" and place.kind != "store"]
+    stored = sum(place.nbytes for place in report.places if place.kind == "store")
+    if stored:
+        yield f"{size(stored)} come from a store at each look-up: plan.run() fetches them once, by few requests"
     if remote:
         nbytes, names = sum(place.nbytes for place in remote), ", ".join(place.file_system for place in remote)
         yield (
@@ -250,7 +253,7 @@ def _advice(report: PlanReport, seen: Sample | None) -> Iterator[str]:
             f"{size(report.nbytes)} are more than the {size(report.budget)} {_bound(report)}: go through them with "
             "plan.run(release=True), or divide them among ranks"
         )
-    elif report.cold and report.cold > (1 - _WARM) * report.nbytes:
+    elif report.cold and report.cold - stored > (1 - _WARM) * report.nbytes:
         first = f"{size(report.cold)} come from the disk at the first touch"
         yield f"{first}: `weightmap warm` or plan.warm() read them in parallel"
     if seen is not None and seen.large < _FEW * seen.mapped:
@@ -272,5 +275,7 @@ def _bound(report: PlanReport) -> str:
     return "that this machine has" if report.budget == report.memory.available else "that the control group leaves"
 
 
+# How files are used, by that or by the kind of file system.
+_USES = {"map": "mapped", "read": "read, since touching it may fail", "store": "fetched by requests"}
 # Less than this part in memory is worth warming; less than this part in large pages is worth writing anew.
 _WARM, _FEW = 0.9, 0.5

@@ -279,6 +279,7 @@ class ReadPlan:
                 release=release,
                 sums=parts_of(spans.files[file])[1].sums() if verify else (),
                 into=into,
+                reads=self._reads_of(file) if way == "read" else (),
             )
             try:
                 yield from run.mapped(of_file) if way == "map" else run.read(of_file)
@@ -286,6 +287,11 @@ class ReadPlan:
                 raise error.located(path=name_of(spans.files[file]), format=spans.files[file].format) from None
             finally:
                 run.finish()
+
+    def _reads_of(self, file: int) -> Iterator[tuple[int, int]]:
+        """Yield the reads of a file, as begin and end."""
+        low, high = np.searchsorted(self._files, [file, file + 1]).tolist()
+        return zip(self._starts[low:high].tolist(), self._stops[low:high].tolist(), strict=True)
 
     # ------------------------------------------------------------------------------------------------- as an object
     def close(self) -> None:

@@ -58,6 +58,8 @@ class Run:
         Checksums to be checked before a tensor that they cover is handed out.
     into : callable, optional
         See `ReadPlan.run`.
+    reads : iterable of (int, int)
+        The reads of the plan in this file, for a store to be asked ahead.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Run:
         release: bool,
         sums: Sequence[Sum] = (),
         into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
+        reads: Iterable[tuple[int, int]] = (),
     ) -> None:
         self.spans = spans
         self._into = into
@@ -88,6 +91,7 @@ class Run:
         self._from = self._to = 0  # consumed, and not given back yet
         self._consumed: list[tuple[int, int]] = []
         self._sums = sorted(sums, reverse=True)
+        self._reader = self.source.ahead(reads)
 
     # ------------------------------------------------------------------------------------------------- giving back
     def consumed(self, begin: int, end: int) -> None:
@@ -211,7 +215,7 @@ class Run:
         """Read into memory, a chunk at a time."""
         for start in range(0, len(octets), self.chunk):
             part = octets[start : start + self.chunk]
-            self.source.read_into(at + start, part)
+            self._reader.read_into(at + start, part)
             self.consumed(at + start, at + start + len(part))
 
     def _part(self, number: int, key: Any) -> Any:
@@ -227,7 +231,7 @@ class Run:
             target = np.empty(part.nbytes, np.uint8)
         for low, high, begin, end in part.reads(starts, stops, self.gap, self.most, self.chunk):
             if low + 1 == high and part.length <= self.chunk:
-                self.source.read_into(begin, target[low * part.length : high * part.length])
+                self._reader.read_into(begin, target[low * part.length : high * part.length])
                 continue
             if low + 1 == high or part.length * (high - low) == end - begin:
                 self._fill(target[low * part.length : low * part.length + end - begin], begin)

@@ -92,7 +92,8 @@ def warm(
     """Bring reads into the page cache, at most `budget` bytes of what is cold; return how many these were."""
     files, starts, stops = pieces(reads, chunk)
     cold, _ = cold_in(sources, (files, starts, stops))
-    wanted = cold > 0
+    # What lies in a store has no pages that could be brought in.
+    wanted = (cold > 0) & np.array([source.store is None for source in sources])[files]
     if budget is not None:
         wanted &= np.cumsum(cold) <= budget
     work = [column[wanted].tolist() for column in (files, starts, stops)]

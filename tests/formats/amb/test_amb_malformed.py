@@ -171,7 +171,7 @@ def test_a_file_that_shrinks_before_the_walk(tmp_path: Path) -> None:
 def test_an_error_of_the_system_passes_through(tmp_path: Path) -> None:
     """An error of the system while records are read is an OSError with its number and the name of the file."""
     with (tmp_path / "x.amb").open("wb") as file, pytest.raises(OSError, match="descriptor") as caught:
-        walked(SimpleNamespace(descriptor=file.fileno(), name="x.amb"), sound())
+        walked(SimpleNamespace(scanned=(file.fileno(), None), name="x.amb"), sound())
     assert (caught.value.errno, caught.value.filename) == (errno.EBADF, "x.amb")
 
 

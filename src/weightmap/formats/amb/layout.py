@@ -164,10 +164,10 @@ def walk(
 
     `bare` is block size and bytes of a scale of blocks without a header. Raises the error of the walk that got further.
     """
-    fd = source.descriptor  # held until this returns
+    fd, data = source.scanned  # held until this returns
     section = kernels.Section(
         fd,
-        source.octets if fd < 0 else None,
+        data,
         header.weights,
         header.end,
         options.limits.max_tensors,

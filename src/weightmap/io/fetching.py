@@ -1,0 +1,364 @@
+"""Requests for bytes of objects in a store: tried again within bounds, cancelled at a deadline, checked.
+
+A store is anything with the method ``get(path, *, options)`` of obstore's stores, or ``get_async``. All requests of the
+process run in one event loop, in a thread of its own. What a store says in its errors never leaves this module, since
+it may hold addresses with signatures: `StoreError` has words of our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+    from concurrent.futures import Future
+
+__all__ = ["Access", "Pin", "StoreError", "fault_of_status"]
+
+# Requests in a row that bring less than a MiB each, before a read fails; and the longest wait between two, in seconds.
+ATTEMPTS = 5
+FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
+_PROGRESS = 1 << 20
+# A request may take its deadline, and a second for each so many bytes.
+_SLOWEST = 1 << 20
+# Bytes of an answer that are taken over at once.
+_CHUNK = 1 << 20
+_AGAIN = frozenset({408, 425, 429})
+_BEYOND = 416
+
+
+class StoreError(Exception):
+    """Why a request brought nothing.
+
+    Attributes
+    ----------
+    kind : str
+        "again": trying again may help. "missing", "denied", "changed": so is the object. "beyond": it has no such
+        bytes. "refused": no request will do.
+    words : str
+        For messages.
+    """
+
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__(words)
+        self.kind = kind
+        self.words = words
+
+
+class Pin(NamedTuple):
+    """The state of an object when it was opened.
+
+    Attributes
+    ----------
+    size : int
+    etag : str or None
+    modified : float
+        In seconds; 0 where the store does not say.
+    """
+
+    size: int
+    etag: str | None
+    modified: float
+
+    @classmethod
+    def of(cls, meta: Any) -> Pin:
+        """Return that of an object's metadata, as obstore has it."""
+        modified = meta.get("last_modified")
+        return cls(int(meta["size"]), meta.get("e_tag") or None, modified.timestamp() if modified else 0.0)
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """The options of a request that let the store refuse another object; weak tags do not serve that."""
+        return {} if self.etag is None or self.etag.startswith("W/") else {"if_match": self.etag}
+
+    def check(self, now: Pin) -> None:
+        """Raise a `StoreError` for another object."""
+        same = self.etag == now.etag if self.etag is not None else self.modified == now.modified
+        if self.size != now.size or not same:
+            raise StoreError("changed", "the object is another one")
+
+
+def fault_of_status(status: int) -> StoreError:
+    """Return what a status other than success says."""
+    try:
+        words = f"{status} {http.HTTPStatus(status).phrase}"
+    except ValueError:
+        words = f"{status}"
+    if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR or status in _AGAIN:
+        return StoreError("again", words)
+    kinds = {404: "missing", 410: "missing", 401: "denied", 403: "denied", 412: "changed", _BEYOND: "beyond"}
+    return StoreError(kinds.get(status, "refused"), words)
+
+
+# The classes of obstore's exceptions by name, since importing it takes long and other stores have the same names.
+_KINDS = {
+    "FileNotFoundError": ("missing", "there is no such object"),
+    "NotFoundError": ("missing", "there is no such object"),
+    "PermissionError": ("denied", "permission denied"),
+    "PermissionDeniedError": ("denied", "permission denied"),
+    "UnauthenticatedError": ("denied", "the credentials are missing or wrong"),
+    "PreconditionError": ("changed", "the object is another one"),
+    "NotModifiedError": ("changed", "the object is another one"),
+    "NotSupportedError": ("refused", "the store ignores ranges"),
+    "InvalidPathError": ("refused", "the store takes no such name"),
+}
+# What texts of other errors say, in words that tell nothing but that.
+_WORDS = (
+    (r"169\.254\.169\.254|metadata\.google", "again", "no credentials were found"),
+    (r"StartTooLarge", "beyond", "there are no such bytes"),
+    (r"UnexpectedRange|Requested \d+\.\.\d+, got", "refused", "the answer has other bytes than those asked for"),
+    (r"(?i)tim(ed? ?out|eout)", "again", "the request took too long"),
+    (r"BadScheme", "refused", "plain HTTP is not allowed, as AWS_ALLOW_HTTP=true and its like would"),
+    (r"(?i)refused", "again", "the connection was refused"),
+    (r"(?i)reset|broken pipe|abort", "again", "the connection was reset"),
+    (r"(?i)dns|resolve|name or service|getaddrinfo", "again", "the host is unknown"),
+    (r"(?i)certificate", "refused", "the certificate of the host is not trusted"),
+    (r"(?i)incomplete|unexpected ?eof|body|closed", "again", "the answer ended early"),
+)
+
+
+def _fault_of(error: Exception) -> StoreError | None:
+    """Return what an exception of a store says; None for one that is a mistake of a program."""
+    if isinstance(error, StoreError):
+        return error
+    known = next((_KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _KINDS), None)
+    if known is not None:
+        return StoreError(*known)
+    of_store = type(error).__module__.partition(".")[0] == "obstore"
+    if not of_store and not isinstance(error, (OSError, EOFError, http.client.HTTPException)):
+        return None
+    text = f"{type(error).__name__} {error}".replace("retry_timeout", "")
+    status = re.search(r"status code: (\d{3})", text)
+    if status is not None:
+        return fault_of_status(int(status[1]))
+    for pattern, kind, words in _WORDS:
+        if re.search(pattern, text):
+            return StoreError(kind, words)
+    return StoreError("again", "the store cannot be reached")
+
+
+class _Attempt:
+    """One request, and the memory that its answer goes to."""
+
+    def __init__(self, begin: int, end: int, target: memoryview, pin: Pin | None) -> None:
+        self.done, self.end, self.pin = begin, end, pin
+        self._begin, self._target = begin, target
+        self._lock = Lock()
+        self._over = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the request."""
+        return {"range": (self.done, self.end), **(self.pin.condition if self.pin is not None else {})}
+
+    def begin(self, answer: Any) -> None:
+        """Check the head of an answer."""
+        pin = Pin.of(answer.meta)
+        if self.pin is not None:
+            self.pin.check(pin)
+        self.pin = pin
+        first, stop = answer.range
+        self.end = min(self.end, pin.size)
+        if (first, stop) != (self.done, self.end):
+            raise StoreError("refused", "the answer has other bytes than those asked for")
+
+    def take(self, chunk: bytes) -> bool:
+        """Take over bytes; False when nobody waits for them any more, and the memory is another's."""
+        with self._lock:
+            if self._over:
+                return False
+            at = self.done - self._begin
+            if len(chunk) > self.end - self.done:
+                raise StoreError("refused", "the answer has more bytes than those asked for")
+            self._target[at : at + len(chunk)] = chunk
+            self.done += len(chunk)
+        return True
+
+    def give_up(self) -> None:
+        """Take no more bytes."""
+        with self._lock:
+            self._over = True
+
+    def finish(self) -> None:
+        """Check that all bytes came."""
+        if self.done < self.end:
+            raise StoreError("again", "the answer ended early")
+
+
+class Access:
+    """The way to a store: which one, and how its objects are asked for.
+
+    Parameters
+    ----------
+    store : object
+        See above.
+    concurrency : int
+        The most requests at a time.
+    deadline : float
+        Seconds that a request may take, besides one for each MiB.
+    """
+
+    def __init__(self, store: Any, concurrency: int, deadline: float) -> None:
+        self.store = store
+        self.concurrency = concurrency
+        self.deadline = deadline
+        self._slots: tuple[Any, asyncio.Semaphore] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Access, (self.store, self.concurrency, self.deadline)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Wait for a coroutine."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Start a coroutine."""
+        return asyncio.run_coroutine_threadsafe(work, _loop.started())
+
+    async def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        """Call a function that blocks, in a thread."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.concurrency, "weightmap-remote")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments, **options))
+
+    def _slot(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._slots[0] is not loop:  # that of a forked child is another one
+            self._slots, self._threads = (loop, asyncio.Semaphore(self.concurrency)), None
+        return self._slots[1]
+
+    async def fetch(self, key: str, begin: int, end: int, target: memoryview, pin: Pin | None) -> Pin:
+        """Fill memory with the bytes from `begin` to `end` of an object, or to its end; return its state.
+
+        What came before a connection broke stays. Raises `StoreError`.
+        """
+        failed, at = 0, begin
+        while True:
+            attempt = _Attempt(begin, end, target, pin)
+            attempt.done = at
+            try:
+                async with self._slot(), asyncio.timeout(self.deadline + (end - at) / _SLOWEST):
+                    await self._try(key, attempt)
+            except Exception as error:
+                fault = _fault_of(error)
+                if fault is None:
+                    raise
+                if fault.kind != "again":
+                    raise fault from None
+                if attempt.pin is not None and attempt.done == attempt.end:  # at the deadline, all bytes had come
+                    return attempt.pin
+                failed = failed + 1 if attempt.done - at < _PROGRESS else 1
+                if failed >= ATTEMPTS:
+                    raise StoreError("again", f"{fault.words} ({ATTEMPTS} attempts)") from None
+            else:
+                assert attempt.pin is not None  # noqa: S101 - that of the answer
+                return attempt.pin
+            finally:
+                attempt.give_up()
+            at, pin = attempt.done, attempt.pin
+            wait = min(FIRST_WAIT * 2 ** (failed - 1), LONGEST_WAIT)
+            await asyncio.sleep(wait * random.uniform(0.5, 1))  # noqa: S311 - so that ranks do not ask all at once
+
+    async def _try(self, key: str, attempt: _Attempt) -> None:
+        get = getattr(self.store, "get_async", None)
+        if get is None:
+            await self.call(self._try_blocking, key, attempt)
+            return
+        answer = await get(key, options=attempt.options)
+        attempt.begin(answer)
+        async for chunk in answer.stream(min_chunk_size=_CHUNK):
+            attempt.take(chunk)
+        attempt.finish()
+
+    def _try_blocking(self, key: str, attempt: _Attempt) -> None:
+        answer = self.store.get(key, options=attempt.options)
+        try:
+            attempt.begin(answer)
+            for chunk in answer:
+                if not attempt.take(chunk):
+                    return
+            attempt.finish()
+        finally:
+            close = getattr(answer, "close", None)
+            if close is not None:
+                close()
+
+    async def empty(self, key: str) -> Pin | None:
+        """Return the state of an object without bytes, of which no range can be asked for; None for any other."""
+        options = {"head": True}
+        get = getattr(self.store, "get_async", None)
+        try:
+            async with asyncio.timeout(self.deadline):
+                if get is None:
+                    pin = await self.call(self._look, key, options)
+                else:
+                    pin = Pin.of((await get(key, options=options)).meta)
+        except Exception as error:  # noqa: BLE001 - raised again, or what it says
+            fault = _fault_of(error)
+            raise error if fault is None else fault from None
+        return None if pin.size else pin
+
+    def _look(self, key: str, options: dict[str, Any]) -> Pin:
+        answer = self.store.get(key, options=options)
+        close = getattr(answer, "close", None)
+        if close is not None:
+            close()
+        return Pin.of(answer.meta)
+
+    async def names(self, prefix: str) -> Iterable[str] | None:
+        """Return the names of what lies directly below a prefix, folders with a slash; None where no store lists."""
+        listing = getattr(self.store, "list_with_delimiter_async", None)
+        blocking = getattr(self.store, "list_with_delimiter", None)
+        if listing is None and blocking is None:
+            return None
+        try:
+            async with asyncio.timeout(self.deadline):
+                found = await (self.call(blocking, prefix) if listing is None else listing(prefix))
+        except Exception as error:  # noqa: BLE001 - raised again, or what it says
+            fault = _fault_of(error)
+            raise error if fault is None else fault from None
+        folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in found["common_prefixes"]]
+        return [entry["path"].rpartition("/")[2] for entry in found["objects"]] + folders
+
+
+class _Loop:
+    """The event loop of the process, started at the first request."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def started(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, running."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                Thread(target=self._loop.run_forever, name="weightmap-remote", daemon=True).start()
+            return self._loop
+
+
+_loop = _Loop()
+
+
+def _renew() -> None:
+    global _loop  # noqa: PLW0603 - there is one a process
+    _loop = _Loop()
+
+
+# A forked child has no such thread.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,232 @@
+"""Objects in stores as sources of bytes: `RemoteSource`.
+
+Headers are read by ranges into private memory, as much at once as a few requests take; tensors into arrays of their
+own, one request each, or by the joined requests of a plan, several at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.io.ahead import PART, Queue, Windows
+from weightmap.io.descriptor import aligned
+from weightmap.io.location import Stored
+from weightmap.io.source import CHUNK, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.io.location import Location
+    from weightmap.options import Limits
+
+__all__ = ["RemoteSource"]
+
+# Bytes of a request for fewer.
+_NEAR = 16 << 10
+
+
+class RemoteSource(Source):
+    """The bytes of an object in a store, fetched when they are used.
+
+    Every request asks for the object that was opened, by its ETag where the store has one. Arrays are private memory;
+    each is fetched when it is asked for.
+
+    Parameters
+    ----------
+    location : Location
+
+    Attributes
+    ----------
+    queue : Queue or None
+        Bytes that were asked for before they are read.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError, RemoteError
+    IsADirectoryError
+        When there is no such object, but objects below it.
+    """
+
+    private = True
+    queue: Queue | None
+
+    def __init__(self, location: Location) -> None:
+        self.path, self.name, self.mode = location, str(location), "copy"
+        scheme, found, _ = self.name.partition("://")
+        self.store = scheme if found else "store"
+        self._file = None
+        self._stored, head = Stored.open(location)
+        self.size = self._stored.pin.size
+        self._windows, self.queue = Windows(), None
+        self._windows.add(0, head)
+
+    # ------------------------------------------------------------------------------------------------- reading
+    @property
+    def in_memory(self) -> bool:
+        """False: the bytes lie elsewhere."""
+        return False
+
+    @property
+    def has_pages(self) -> bool:
+        """False: no pages of the system are its bytes."""
+        return False
+
+    def fill(self, begin: int, target: memoryview) -> None:
+        """Fill memory with the bytes from `begin` on: those that are here, those under way, and those of a request."""
+        if self.closed:
+            self.fail_closed()
+        end = begin + len(target)
+        if begin < 0 or end > self.size:
+            self._short(self.size, end)
+        at = begin
+        while at < end:
+            there = self._here(at, end)
+            if not len(there) and self.queue is not None:
+                there = self.queue.take(at, end)
+            if not len(there):
+                break
+            target[at - begin : at - begin + len(there)] = there
+            at += len(there)
+        if at < end:
+            self._stored.wait(self._stored.fetch(at, end, target[at - begin :]), at, end)
+
+    def _here(self, begin: int, end: int) -> memoryview:
+        """Return bytes from `begin` on that were read with a header."""
+        return self._windows.find(begin, end)
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Do what `Source.pread` does. Of few bytes, more are read around them for the next call."""
+        if offset < 0 or offset + count > self.size:
+            self._short(self.size, offset + count)
+        there = self._here(offset, offset + count)
+        if len(there) == count:
+            if self.closed:
+                self.fail_closed()
+            return bytes(there)
+        first = offset + len(there)
+        end = min(max(offset + count, first + _NEAR), self.size) if count < _NEAR else offset + count
+        begin = max(0, min(first, end - _NEAR)) if count < _NEAR and not len(there) else first
+        data = bytearray(end - begin)
+        self.fill(begin, memoryview(data))
+        found = bytes(there) + bytes(data[first - begin : offset + count - begin])
+        if count < _NEAR:
+            self._windows.add(begin, bytes(data))
+        return found
+
+    @property
+    def scanned(self) -> tuple[int, Any]:
+        """No file, and the whole object."""
+        return -1, self.octets
+
+    def chunks(
+        self,
+        offset: int,
+        count: int,
+        size: int = CHUNK,
+        buffer: bytearray | None = None,  # noqa: ARG002 - requests bring their own memory
+    ) -> Iterator[memoryview]:
+        """Do what `Source.chunks` does: by several requests at a time, in order."""
+        if not count:
+            return
+        first = offset + len(self._here(offset, offset + count))
+        source = self if self.queue is not None else self.ahead([(first, offset + count)])
+        part = min(max(PART // size, 1) * size, count)
+        for start in range(offset, offset + count, part):
+            data = memoryview(bytearray(min(part, offset + count - start)))
+            source.fill(start, data)
+            for at in range(0, len(data), size):
+                yield data[at : at + size].toreadonly()
+
+    def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
+        """Do what `Source.read_into` does, by one request."""
+        self.fill(offset, memoryview(target))
+
+    def ahead(self, ranges: Iterable[tuple[int, int]]) -> RemoteSource:
+        """Return a source of the same bytes that asks for these ranges (begin, end) before they are read, in order."""
+        made = copy.copy(self)
+        made.queue = Queue(self._stored, ranges)
+        return made
+
+    # ------------------------------------------------------------------------------------------------- memory
+    @property
+    def octets(self) -> NDArray[np.uint8]:
+        """The whole object, in memory."""
+        octets = self._octets
+        if octets is None:
+            octets = self._octets = self._new(0, self.size)
+        return octets
+
+    def _new(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return bytes in new memory."""
+        if nbytes > self.size - offset or offset < 0:
+            self._short(self.size, offset + nbytes)
+        if self._limits is not None:
+            self._limits.check("max_copy_bytes", nbytes, "size of what is to be fetched")
+        data = aligned(nbytes)
+        if nbytes:
+            self.fill(offset, memoryview(data))
+        return data
+
+    def section(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Return the bytes from `begin` to `end`, a copy."""
+        return np.frombuffer(self.pread(begin, end - begin), np.uint8)
+
+    def prepare(self, *, explicit: bool, limits: Limits) -> None:  # noqa: ARG002 - there is nothing to map
+        """Set limits."""
+        self._limits = limits
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
+        """Return the `nbytes` bytes from `offset` on as an array in memory of its own."""
+        return np.ndarray(shape, dtype, self._new(offset, nbytes))
+
+    def strided(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> NDArray[Any]:
+        """Do what `Source.strided` does, over the bytes from the first element to the last."""
+        last = 0 if 0 in shape else sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + dtype.itemsize
+        return np.ndarray(shape, dtype, self._new(offset, last), 0, strides)
+
+    def array_of(
+        self, count: int, step: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
+    ) -> Any:
+        """Yield `count` arrays of one shape, `step` bytes apart."""
+        for k in range(count):
+            yield self.array(dtype, shape, offset + k * step, nbytes)
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Do nothing: there is no mapping whose pages could be brought in."""
+
+    def advise(self, advice: str) -> None:
+        """Do nothing: no system reads ahead."""
+
+    # ------------------------------------------------------------------------------------------------- the same object
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Size, ETag and modification time of the object."""
+        return tuple(self._stored.pin)
+
+    @property
+    def absolute(self) -> str | None:
+        """The location."""
+        return self.path
+
+    def check_unchanged(self) -> None:
+        """Do nothing: every request asks for the object that was opened."""
+
+    @property
+    def is_stable(self) -> bool:
+        """True: arrays are copies."""
+        return True
+
+    def release_descriptor(self) -> None:
+        """Do nothing: there is none."""
+
+    def close(self) -> None:
+        """Forget what was read; idempotent. Arrays stay."""
+        super().close()
+        self._windows, self.queue = Windows(), None

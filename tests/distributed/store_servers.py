@@ -1,0 +1,173 @@
+"""Real servers on the loopback for tests of object stores: nginx, an S3 server, and a proxy that breaks connections."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["NGINX", "Nginx", "Proxy", "nginx", "proxy", "s3"]
+
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+_CONFIGURATION = """
+daemon off; {user} worker_processes 2; pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 256; }}
+http {{
+  log_format asked '$uri "$http_range" "$http_if_match" $status $body_bytes_sent';
+  access_log {folder}/access.log asked;
+  client_body_temp_path {folder}/t; proxy_temp_path {folder}/t; fastcgi_temp_path {folder}/t;
+  uwsgi_temp_path {folder}/t; scgi_temp_path {folder}/t; sendfile on;
+  server {{
+    listen 127.0.0.1:{port};
+    root {folder}/data;
+    location /moved/ {{ rewrite ^/moved/(.*)$ /$1 redirect; }}
+    location /broken/ {{ return 503; }}
+    location /forbidden/ {{ return 403; }}
+    location /whole/ {{ alias {folder}/data/; max_ranges 0; }}
+    location /slow/ {{ alias {folder}/data/; limit_rate 1k; }}
+    location /untagged/ {{ alias {folder}/data/; etag off; }}
+  }}
+}}
+"""
+
+
+class Nginx(NamedTuple):
+    """A server of the files in a folder."""
+
+    url: str
+    data: Path
+    log: Path
+
+    def asked(self) -> list[tuple[str, str, int, int]]:
+        """Path, range, status and bytes of each request so far."""
+        found = []
+        for line in self.log.read_text(encoding="utf-8").splitlines():
+            head, span, _, _, end = line.split('"')
+            status, nbytes = end.split()
+            found.append((head.strip(), span, int(status), int(nbytes)))
+        return found
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(1200):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise RuntimeError(f"no server came up: {process.args}")
+
+
+@contextlib.contextmanager
+def nginx(folder: Path) -> Iterator[Nginx]:
+    """Run nginx over a new folder."""
+    port = _free_port()
+    (folder / "data").mkdir()
+    user = "user root;" if os.geteuid() == 0 else ""  # else its workers may not read the folder
+    (folder / "nginx.conf").write_text(_CONFIGURATION.format(folder=folder, port=port, user=user), encoding="utf-8")
+    assert NGINX is not None
+    process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.DEVNULL)
+    try:
+        _wait(port, process)
+        yield Nginx(f"http://127.0.0.1:{port}/", folder / "data", folder / "access.log")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def s3() -> Iterator[str]:
+    """Run an S3 server with one bucket, called "bucket"; yield its endpoint."""
+    port = _free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait(port, process)
+        endpoint = f"http://127.0.0.1:{port}"
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
+        yield endpoint
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Proxy:
+    """Passes connections on to a server, and does to the answers what `faults` says, one of them a connection.
+
+    "" passes all on; "reset" ends with a reset after some bytes, "short" ends there, "500" answers that by itself,
+    "stall" passes nothing on.
+    """
+
+    BYTES = 3000
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.removeprefix("http://").partition(":")
+        self._target = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.faults: list[str] = []
+        self.always = ""
+        self.connections = 0
+        self._ended = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def close(self) -> None:
+        """End it."""
+        self._ended.set()
+        self._listener.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                fault = self.faults.pop(0) if self.faults else self.always
+                threading.Thread(target=self._serve, args=(client, fault), daemon=True).start()
+
+    def _serve(self, client: socket.socket, fault: str) -> None:
+        with contextlib.suppress(OSError), client:
+            request = client.recv(1 << 16)
+            if fault == "stall":
+                self._ended.wait(60)
+                return
+            if fault == "500":
+                client.sendall(b"HTTP/1.1 500 No\r\nContent-Length: 6\r\nConnection: close\r\n\r\nSECRET")
+                return
+            with socket.create_connection(self._target) as server:
+                # One request a connection, so that each meets a fault of its own.
+                server.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+                left = self.BYTES if fault else 1 << 60
+                while left and (piece := server.recv(min(left, 1 << 16))):
+                    client.sendall(piece)
+                    left -= len(piece)
+            if fault == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@contextlib.contextmanager
+def proxy(target: str) -> Iterator[Proxy]:
+    """Run a proxy before a server."""
+    made = Proxy(target)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,323 @@
+"""Models in real servers: nginx for ranges and conditions of HTTP, an S3 server by obstore, connections that break."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.distributed.store_servers import NGINX, Nginx, Proxy, nginx, proxy, s3
+from tests.support import run_child
+
+import weightmap as wm
+from weightmap.errors import FileChangedError, LayoutError, RemoteError
+
+obstore = pytest.importorskip("obstore", reason="needs obstore: requirements/distributed.txt")
+pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed.txt")
+from obstore.store import HTTPStore, S3Store  # noqa: E402 - where it is installed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt install nginx-light)")
+SUFFIXES = (".safetensors", ".weights", ".amb", ".bt", ".gguf", ".npz")
+FLOATS = {f"layer.{i}.w": np.arange(64 * 256, dtype=np.float32).reshape(64, 256) + i for i in range(24)}
+TOTAL = sum(array.nbytes for array in FLOATS.values())
+KIB, GIB = 1 << 10, 1 << 30
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIDSECRET", "AWS_SECRET_ACCESS_KEY": "KEYSECRET", "AWS_REGION": "us-east-1"}
+
+
+def write(path: Path) -> None:
+    """Save the tensors in the format of a path's suffix."""
+    if path.suffix == ".npz":
+        np.savez(path, **FLOATS)
+    else:
+        wm.save(path, FLOATS)
+
+
+def write_shards(folder: Path, count: int = 4) -> None:
+    """Save the tensors as a model of several files."""
+    folder.mkdir()
+    where = {}
+    for number in range(count):
+        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        part = dict(list(FLOATS.items())[number::count])
+        wm.save(folder / name, part)
+        where |= dict.fromkeys(part, name)
+    index = {"metadata": {"total_size": TOTAL}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def right(file: wm.TensorFile) -> bool:
+    """Whether the tensors are those that were saved."""
+    return sorted(file) == sorted(FLOATS) and all(np.array_equal(file[name], FLOATS[name]) for name in FLOATS)
+
+
+# --------------------------------------------------------------------------------------------------------------- nginx
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """An nginx with models of every format."""
+    with nginx(tmp_path_factory.mktemp("nginx")) as server:
+        for suffix in SUFFIXES:
+            write(server.data / f"m{suffix}")
+        write_shards(server.data / "model")
+        yield server
+
+
+@needs_nginx
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("by_obstore", [False, True])
+def test_nginx_serves_every_format(suffix: str, by_obstore: bool, web: Nginx) -> None:
+    """By our own requests and by those of obstore's client, tensors are right, and files verify."""
+    store = HTTPStore(web.url, client_options={"allow_http": True}) if by_obstore else None
+    with wm.open(f"{web.url}m{suffix}", store=store) as file:
+        assert right(file)
+        file.verify()
+
+
+@needs_nginx
+def test_nginx_checks_the_tag_of_every_request(web: Nginx) -> None:
+    """A replaced file is noticed by the server, and without tags by its time."""
+    for folder in ("", "untagged/"):
+        path = web.data / "changing.safetensors"
+        write(path)
+        file = wm.open(f"{web.url}{folder}changing.safetensors")
+        assert np.array_equal(file["layer.0.w"], FLOATS["layer.0.w"])
+        write(path)
+        os.utime(path, (1e9, 1e9))
+        with pytest.raises(FileChangedError):
+            file["layer.0.w"]
+    assert [status for uri, _, status, _ in web.asked() if uri == "/changing.safetensors"][-1] == 412
+
+
+@needs_nginx
+def test_what_nginx_refuses(web: Nginx) -> None:
+    """Statuses, redirects, ignored ranges and slow answers are one clear error each."""
+    with pytest.raises(FileNotFoundError):
+        wm.open(f"{web.url}nothing")
+    with pytest.raises(PermissionError):
+        wm.open(f"{web.url}forbidden/m.weights")
+    with pytest.raises(RemoteError, match="503 Service Unavailable"):
+        wm.open(f"{web.url}broken/m.weights")
+    assert sum(uri.startswith("/broken/") for uri, *_ in web.asked()) == 5
+    with pytest.raises(RemoteError, match="ignores ranges"):
+        wm.open(f"{web.url}whole/m.weights")
+    with pytest.raises(RemoteError, match="redirects to 127"):
+        wm.open(f"{web.url}moved/m.weights")
+    assert right(wm.open(f"{web.url}moved/m.weights", redirects=True))
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match="took too long"):
+        wm.open(f"{web.url}slow/m.weights", deadline=0.2)
+    assert time.monotonic() - began < 30
+
+
+@needs_nginx
+def test_one_tensor_of_10_gib(web: Nginx) -> None:
+    """At most three requests; at most the bytes of the tensor, of the index, and 64 KiB."""
+    each, count = 16 << 20, 640
+    entries = {
+        f"model.layers.{i}.weight": {"dtype": "F32", "shape": [1024, 4096], "data_offsets": [i * each, i * each + each]}
+        for i in range(count)
+    }
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with (web.data / "big.safetensors").open("wb") as big:
+        big.write(struct.pack("<Q", len(header)) + header)
+        big.truncate(8 + len(header) + count * each)
+    with wm.open(f"{web.url}big.safetensors") as file:
+        assert file.nbytes >= 10 * GIB
+        assert not file["model.layers.321.weight"].any()
+    asked = [entry for entry in web.asked() if entry[0] == "/big.safetensors"]
+    assert 1 <= len(asked) <= 3
+    assert sum(nbytes for *_, nbytes in asked) <= each + len(header) + 64 * KIB
+
+
+@needs_nginx
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("sliced", [False, True])
+def test_a_rank_fetches_its_part(world: int, sliced: bool, web: Nginx) -> None:
+    """Bytes of a rank, as the server counts them: 1/N and 2 %."""
+    seen: dict[str, list[Any]] = {}
+    for rank in range(world):
+        own = f"rank-{rank}-of-{world}-{sliced}.safetensors"  # so that requests are told apart
+        write(web.data / own)
+        with wm.open(f"{web.url}{own}") as file:
+            plan = wm.plan(file, wm.shard("layer.0.w", 0, rank, world) if sliced else None, rank=rank, world=world)
+            for name, array in plan.run():
+                seen.setdefault(name, []).append(array)
+        opening, *asked = [entry for entry in web.asked() if entry[0] == f"/{own}"]
+        assert opening[1].startswith("bytes=0-")
+        assert 0 < sum(nbytes for *_, nbytes in asked) <= TOTAL / world * 1.02
+    assert all(np.array_equal(np.concatenate(seen[name]), FLOATS[name]) for name in FLOATS)
+
+
+@needs_nginx
+def test_a_folder_at_nginx(web: Nginx) -> None:
+    """The usual names of a folder are tried; without its slash it is a redirect, and refused."""
+    assert right(wm.open(f"{web.url}model/"))
+    with pytest.raises(RemoteError, match="redirects"):
+        wm.open(f"{web.url}model")
+
+
+# ------------------------------------------------------------------------------------------------------------------ S3
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An S3 server with models of every format."""
+    folder = tmp_path_factory.mktemp("s3")
+    write_shards(folder / "model")
+    for suffix in SUFFIXES:
+        write(folder / f"m{suffix}")
+    with s3() as address:
+        store = bucket(address)
+        for path in sorted(folder.rglob("*.*")):
+            store.put(path.relative_to(folder).as_posix(), path.read_bytes())
+        yield address
+
+
+def bucket(address: str) -> Any:
+    """A store of obstore for the bucket of a server."""
+    keys = {"access_key_id": "AKIDSECRET", "secret_access_key": "KEYSECRET", "region": "us-east-1"}
+    return S3Store("bucket", endpoint=address, client_options={"allow_http": True}, **keys)
+
+
+@pytest.fixture
+def environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment with which s3:// addresses lead to the server."""
+    found = {**KEYS, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_s3_serves_every_format(suffix: str) -> None:
+    """By the credentials of the environment, tensors are right, plans run, and files verify."""
+    with wm.open(f"s3://bucket/m{suffix}") as file:
+        assert right(file)
+        assert all(np.array_equal(array, FLOATS[name]) for name, array in wm.plan(file).run())
+        file.verify()
+        assert right(pickle.loads(pickle.dumps(file)))
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("source", ["model", "model/", "model/model.safetensors.index.json"])
+def test_s3_has_folders_and_indexes(source: str) -> None:
+    """A model of several files opens by its folder or its index."""
+    with wm.open(f"s3://bucket/{source}") as file:
+        assert len(file.shards) == 4
+        assert right(file)
+
+
+def test_a_bucket_that_lists_less_than_the_index_names(endpoint: str) -> None:
+    """One clear error names the first missing shard."""
+    store = bucket(endpoint)
+    index = store.get("model/model.safetensors.index.json").bytes()
+    store.put("less/model.safetensors.index.json", bytes(index))
+    store.put(
+        "less/model-00001-of-00004.safetensors", bytes(store.get("model/model-00001-of-00004.safetensors").bytes())
+    )
+    with pytest.raises(LayoutError, match=r"lists no 'model-00002-of-00004.safetensors'.*3 such shards"):
+        wm.open("s3://bucket/less", store=store)
+
+
+def test_an_object_that_changes(endpoint: str) -> None:
+    """An object that was replaced, or deleted, is a changed file."""
+    store = bucket(endpoint)
+    data = bytes(store.get("m.weights").bytes())
+    store.put("changing", data)
+    file = wm.open("changing", store=store)
+    assert right(file)
+    store.put("changing", data[:-1] + b"!")
+    with pytest.raises(FileChangedError):
+        file["layer.3.w"]
+    store.delete("changing")
+    with pytest.raises(FileChangedError):
+        file["layer.3.w"]
+    with pytest.raises(FileNotFoundError):
+        wm.open("changing", store=store)
+    store.put("empty", b"")
+    with pytest.raises(wm.TruncatedError, match="the file is empty"):
+        wm.open("empty", store=store)
+
+
+@pytest.fixture
+def broken(endpoint: str) -> Iterator[Proxy]:
+    """A proxy before the S3 server, that breaks what it is told to."""
+    with proxy(endpoint) as made:
+        yield made
+
+
+@pytest.fixture
+def by_proxy(broken: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let s3:// addresses lead to the proxy."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": broken.url, "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("by_proxy")
+@pytest.mark.parametrize("fault", ["reset", "short", "500", "stall"])
+def test_connections_that_break(fault: str, broken: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    """What breaks in passing is tried again; what goes on breaking is one error, without a word of server or keys."""
+    file = wm.open("s3://bucket/m.safetensors", deadline=1.0)
+    broken.faults = [fault, fault]
+    assert np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"])
+    broken.always = fault
+    before, began = broken.connections, time.monotonic()
+    with pytest.raises(RemoteError, match=r"\(5 attempts\)") as caught:
+        file["layer.9.w"]
+    assert broken.connections - before == 5
+    assert time.monotonic() - began < 60
+    shown = f"{caught.value} {caught.value!r} {caught.value.__notes__ if hasattr(caught.value, '__notes__') else ''}"
+    assert "SECRET" not in shown + caplog.text + repr(file)
+    broken.always = ""
+    assert right(file)
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+def test_commands_take_addresses(environment: dict[str, str], tmp_path: Path) -> None:
+    """``inspect``, ``verify``, ``convert``, ``export`` and ``diff`` on s3:// addresses."""
+
+    def command(*words: object) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "weightmap", *map(str, words)],
+            env={**os.environ, **environment, "PYTHONPATH": str(Path(wm.__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "layer.3.w" in command("inspect", "s3://bucket/m.safetensors")
+    command("verify", "s3://bucket/m.weights", "s3://bucket/model")
+    command("convert", "s3://bucket/model", tmp_path / "m.weights")
+    assert right(wm.open(tmp_path / "m.weights"))
+    command("export", "s3://bucket/m.amb", "layer.3.w", tmp_path / "w.npy")
+    assert np.array_equal(np.load(tmp_path / "w.npy"), FLOATS["layer.3.w"])
+    command("diff", "s3://bucket/m.safetensors", tmp_path / "m.weights", "--tensors-only")
+
+
+def test_verify_and_convert_take_little_memory(environment: dict[str, str], endpoint: str, tmp_path: Path) -> None:
+    """A model of 512 MiB is verified and converted within 256 MiB more than an idle process has."""
+    path = tmp_path / "large.safetensors"
+    wm.save(path, {f"w{i}": np.full((1 << 25,), i, np.float32) for i in range(4)})
+    obstore.put(bucket(endpoint), "large.safetensors", path)
+    child = """
+import resource, sys, weightmap as wm
+idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+wm.open("s3://bucket/large.safetensors").verify()
+wm.convert("s3://bucket/large.safetensors", sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle)
+"""
+    used = int(run_child(child, tmp_path / "out.weights", env=environment).stdout)
+    assert used <= 256 << 10

@@ -1,0 +1,386 @@
+"""Requests that fail: tried again within bounds, cancelled at the deadline, refused where trying again is no use."""
+
+from __future__ import annotations
+
+import http.client
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builders import normal
+from tests.builders import safetensors as safe
+from tests.remote.servers import MODIFIED, AsyncStore, Objects, Server, Stored
+
+import weightmap as wm
+from weightmap.errors import FileChangedError, RemoteError
+from weightmap.io import fetching
+from weightmap.io.fetching import ATTEMPTS, StoreError, fault_of_status
+from weightmap.io.web import WebStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TENSOR = normal((300, 300))
+MODEL = safe.build({"a": normal((3, 300)), "w": TENSOR})
+AGAIN = ("500", "502", "503", "429", "408", "reset", "short")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
+
+
+@pytest.fixture
+def objects() -> Objects:
+    """A store with one model."""
+    return Objects({"m": MODEL})
+
+
+@pytest.fixture(params=["server", "store", "async"])
+def opened(request: pytest.FixtureRequest, objects: Objects) -> Iterator[Any]:
+    """A function that opens the model in a server, or in a store whose methods wait, or are awaited."""
+    if request.param == "server":
+        with Server(objects) as server:
+            yield lambda **options: wm.open(server.url + "m", **options)
+    else:
+        store = (Stored if request.param == "store" else AsyncStore)(objects)
+        yield lambda **options: wm.open("m", store=store, **options)
+
+
+def right(file: wm.TensorFile) -> bool:
+    """Whether the tensor is the one that was written."""
+    return bool(file["w"].tobytes() == TENSOR.data)
+
+
+@pytest.mark.parametrize("fault", AGAIN)
+def test_what_fails_in_passing_is_tried_again(fault: str, objects: Objects, opened: Any) -> None:
+    """Errors of a server, resets in the middle and answers that end early cost requests, and nothing else."""
+    objects.faults = [fault] * (ATTEMPTS - 1)
+    file = opened()
+    objects.faults = [fault] * (ATTEMPTS - 1)
+    assert right(file)
+    objects.faults = ["", fault]
+    assert right(file)
+
+
+@pytest.mark.parametrize("fault", AGAIN)
+def test_what_goes_on_failing_is_one_error(fault: str, objects: Objects, opened: Any) -> None:
+    """So many attempts, then one error with what was wrong, without a word of the server's."""
+    file = opened()
+    objects.requests.clear()
+    objects.always = fault
+    with pytest.raises(RemoteError, match=r"bytes \d+ to \d+ cannot be read.*\(5 attempts\)") as caught:
+        file["w"]
+    assert len(objects.requests) == ATTEMPTS
+    assert "secret" not in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).path == file.path
+    with pytest.raises(RemoteError):
+        opened()
+    objects.always = ""
+    assert right(file)
+
+
+def test_bytes_that_came_are_not_asked_for_again(objects: Objects, opened: Any) -> None:
+    """A request that follows a broken one begins where that ended."""
+    file = opened()
+    objects.requests.clear()
+    objects.faults = ["short"]
+    assert right(file)
+    first, second = objects.requests
+    assert first.begin < second.begin < first.end == second.end
+
+
+def test_progress_is_no_failure(objects: Objects, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that comes in many pieces comes at last, if each brings something."""
+    monkeypatch.setattr(fetching, "_PROGRESS", 100)
+    file = opened()
+    objects.faults = ["short"] * 2 * ATTEMPTS
+    assert right(file)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("elsewhere", "other bytes than those asked for"),
+        ("whole", "ignores ranges"),
+        ("silent", "does not say which bytes"),
+        ("400", "400 Bad Request"),
+        ("499", "499"),
+        ("more", "more bytes than those asked for"),
+    ],
+)
+def test_wrong_answers_are_refused_at_once(fault: str, words: str, objects: Objects, opened: Any) -> None:
+    """An answer with other bytes than those asked for, or an error of ours, is not asked for again."""
+    file = opened()
+    if isinstance(file.path, str) and "://" not in file.path and fault in {"whole", "silent"}:
+        fault, words = "elsewhere", "other bytes than those asked for"
+    if "://" in file.path and fault == "more":
+        fault, words = "elsewhere", "other bytes than those asked for"
+    objects.requests.clear()
+    objects.always = fault
+    with pytest.raises(RemoteError, match=words):
+        file["w"]
+    assert len(objects.requests) == 1
+
+
+@pytest.mark.parametrize("status", ["401", "403"])
+def test_who_may_not_is_told_so(status: str, objects: Objects, opened: Any) -> None:
+    """A refusal is a PermissionError that names the object."""
+    objects.always = status
+    with pytest.raises(PermissionError, match="the store refuses it") as caught:
+        opened()
+    assert "secret" not in str(caught.value)
+    assert len(objects.requests) == 1
+
+
+# --------------------------------------------------------------------------------------------------- the same object
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_changed_object_is_noticed(conditional: bool, objects: Objects, opened: Any) -> None:
+    """Another ETag is an error, whether or not the store respects If-Match, and every request has the tag."""
+    file = opened()
+    objects.conditional = conditional
+    assert right(file)
+    assert {r.if_match for r in objects.requests[1:]} == {'"1"'}
+    objects.etags["m"] = '"2"'
+    with pytest.raises(FileChangedError, match="after it was opened"):
+        file["w"]
+    with pytest.raises(FileChangedError):
+        file.verify()
+    with pytest.raises(FileChangedError):
+        dict(wm.plan(file).run())
+
+
+def test_an_object_that_changes_while_it_is_opened(objects: Objects, opened: Any) -> None:
+    """Between the requests of one opening, too, another object is noticed."""
+    objects.faults = ["short"]
+    objects.entered = lambda: objects.etags.update({"m": f'"{len(objects.requests)}"'})
+    with pytest.raises(FileChangedError):
+        opened()
+
+
+def test_deleted_and_truncated_objects(objects: Objects, opened: Any) -> None:
+    """An object that is gone, or has another size, is a changed one."""
+    file = opened()
+    objects.objects["m"] = MODEL[:-4]
+    with pytest.raises(FileChangedError):
+        file["w"]
+    objects.objects["m"] = MODEL[:100]
+    with pytest.raises(FileChangedError):
+        file["w"]
+    del objects.objects["m"]
+    with pytest.raises(FileChangedError):
+        file["w"]
+    with pytest.raises(FileNotFoundError):
+        opened()
+
+
+@pytest.mark.parametrize("tag", [None, 'W/"1"'])
+def test_stores_without_strong_tags(tag: str | None, objects: Objects, opened: Any) -> None:
+    """A weak tag is compared, and no condition; without a tag the time of modification is."""
+    objects.etags["m"] = tag
+    file = opened()
+    assert right(file)
+    assert {r.if_match for r in objects.requests} == {None}
+    if tag is None:
+        objects.modified = MODIFIED.replace(year=2027)
+    else:
+        objects.etags["m"] = 'W/"2"'
+    with pytest.raises(FileChangedError):
+        file["w"]
+
+
+# -------------------------------------------------------------------------------------------------------- the deadline
+def test_a_stuck_request_is_cancelled(objects: Objects, opened: Any) -> None:
+    """A request that brings nothing is given up at the deadline, and tried again."""
+    file = opened(deadline=0.2)
+    objects.requests.clear()
+    objects.faults = ["stall"]
+    assert right(file)
+    assert len(objects.requests) in {1, 2}  # a store that is cancelled has noted nothing
+
+
+def test_requests_that_stay_stuck_are_one_error(objects: Objects, opened: Any) -> None:
+    """When every attempt is stuck, the error comes after as many deadlines as attempts."""
+    file = opened(deadline=0.05)
+    objects.always = "stall"
+    with pytest.raises(RemoteError, match="took too long"):
+        file["w"]
+
+
+def test_a_deadline_behind_the_last_byte(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is given up when all its bytes have come is not tried again: there would be none to ask for."""
+    file = wm.open("m", store=Stored(objects))
+    objects.requests.clear()
+    monkeypatch.setattr(fetching._Attempt, "finish", lambda _: (_ for _ in ()).throw(TimeoutError))
+    assert right(file)
+    assert len(objects.requests) == 1
+
+
+def test_bytes_of_a_given_up_request_go_nowhere(objects: Objects) -> None:
+    """What a stuck request brings when it has been given up does not reach the array of the next one."""
+    late, done = threading.Event(), threading.Event()
+
+    class Late(Stored):
+        def get(self, path: str, *, options: dict[str, Any]) -> Any:
+            answer = super().get(path, options=options)
+            if len(objects.requests) == 2:
+                whole = list(answer)
+
+                def pieces() -> Iterator[bytes]:
+                    late.wait(20)
+                    yield bytes(len(whole[0]))
+                    done.set()  # pragma: no cover - nobody asks for more
+
+                answer.__class__ = type("Late", (type(answer),), {"__iter__": lambda _: pieces()})
+            return answer
+
+    file = wm.open("m", store=Late(objects), deadline=0.2)
+    array = file["w"]
+    late.set()
+    wm.open("m", store=Late(objects), concurrency=1)["w"]
+    assert array.tobytes() == TENSOR.data
+    assert not done.is_set()
+
+
+def test_a_server_that_drips_is_given_up(objects: Objects) -> None:
+    """A byte now and then does not prolong a request."""
+    with Server(objects) as server:
+        file = wm.open(server.url + "m", deadline=0.1)
+        objects.always = "drip"
+        with pytest.raises(RemoteError, match="took too long"):
+            file["w"]
+
+
+# ------------------------------------------------------------------------------------------------------------ redirects
+def test_redirects_are_refused_unless_asked_for(objects: Objects) -> None:
+    """A redirect is an error that names the host alone, or with redirects=True is followed, some times."""
+    objects.objects["elsewhere"] = MODEL
+    with Server(objects) as server:
+        objects.faults = ["302"]
+        with pytest.raises(RemoteError, match=r"redirects to 127\.0\.0\.1, which redirects=True follows"):
+            wm.open(server.url + "m")
+        assert [r.key for r in objects.requests] == ["m"]
+        objects.faults = ["307", "", "301"]
+        assert right(wm.open(server.url + "m", redirects=True))
+        objects.always = "302"
+        with pytest.raises(RemoteError, match="in a circle"):
+            wm.open(server.url + "m", redirects=True)
+
+
+@pytest.mark.parametrize("target", ["http://host/m", "file:///etc/passwd", "ftp://host/m"])
+def test_redirects_lead_to_no_unprotected_address(target: str) -> None:
+    """From HTTPS, a redirect leads to HTTPS alone."""
+    store = WebStore("https://host/", 1, redirects=True)
+    with pytest.raises(StoreError, match="not protected"):
+        store._followed("https://host/m", target)
+    assert store._followed("https://host/m", "https://other/m") == "https://other/m"
+
+
+# ---------------------------------------------------------------------------------------------------------- connections
+def test_connections_are_used_again(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests one after another use one connection; one that the server has closed meanwhile costs no attempt."""
+    with Server(objects) as server:
+        file = wm.open(server.url + "m")
+        store = file.path.access.store  # type: ignore[union-attr]
+        (idle,) = store._idle.values()
+        assert len(idle) == 1
+        assert right(file)
+        assert len(idle) == 1
+        monkeypatch.setattr(idle[0], "getresponse", lambda: (_ for _ in ()).throw(http.client.RemoteDisconnected))
+        assert right(file)
+
+
+def test_hosts_that_are_not_there(objects: Objects) -> None:
+    """A refused connection and an unknown host are one error each, after as many attempts."""
+    with Server(objects) as server:
+        url = server.url
+    with pytest.raises(RemoteError, match=r"connection was refused \(5 attempts\)"):
+        wm.open(url + "m")
+    with pytest.raises(RemoteError, match=r"host is unknown|cannot be reached"):
+        wm.open("https://nowhere.invalid/m")
+
+
+def test_mistakes_of_a_store_are_not_hidden(objects: Objects) -> None:
+    """An exception that says nothing about an object is the caller's own."""
+
+    class Broken(Stored):
+        def get(self, path: str, *, options: dict[str, Any]) -> Any:
+            raise TypeError("a mistake")
+
+    with pytest.raises(TypeError, match="a mistake"):
+        wm.open("m", store=Broken(objects))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("Server returned non-2xx status code: 503 Slow Down: <Key>secret</Key>", "again", "503 Service Unavailable"),
+        ("error sending request ... 169.254.169.254/latest/api/token", "again", "no credentials were found"),
+        ("UnexpectedRange { expected: 1..2 }", "refused", "other bytes"),
+        ("source: TimedOut", "again", "took too long"),
+        ("kind: ConnectionRefused", "again", "refused"),
+        ("invalid peer certificate: UnknownIssuer", "refused", "certificate"),
+        ("dns error: failed to lookup address", "again", "unknown"),
+        ("hyper IncompleteBody", "again", "ended early"),
+        ("something secret", "again", "cannot be reached"),
+    ],
+)
+def test_what_obstore_says_becomes_words_of_ours(text: str, kind: str, words: str) -> None:
+    """Errors of a store are told apart by what they say, and none of it is repeated."""
+    error = type("GenericError", (Exception,), {"__module__": "obstore.exceptions"})(text)
+    fault = fetching._fault_of(error)
+    assert fault is not None
+    assert fault.kind == kind
+    assert words in fault.words
+    assert "secret" not in fault.words
+
+
+def test_statuses_have_their_meaning() -> None:
+    """Which statuses are tried again, and which say that the object is another one or gone."""
+    kinds = {status: fault_of_status(status).kind for status in (304, 400, 404, 408, 410, 412, 416, 425, 429, 500, 599)}
+    assert kinds == {
+        304: "refused",
+        400: "refused",
+        404: "missing",
+        410: "missing",
+        412: "changed",
+        416: "beyond",
+        **dict.fromkeys((408, 425, 429, 500, 599), "again"),
+    }
+
+
+def test_threads_share_a_handle(objects: Objects, opened: Any) -> None:
+    """Many threads may read from one handle."""
+    file = opened(concurrency=4)
+    results: list[bool] = []
+    threads = [threading.Thread(target=lambda: results.append(right(file))) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 12
+
+
+def test_an_interrupted_wait_gives_the_request_up(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control-C while bytes are awaited cancels the request."""
+    file = wm.open("m", store=AsyncStore(objects))
+    stored: Any = file._source._stored
+    objects.always = "stall"
+    submitted = stored.fetch
+
+    def fetch(*arguments: Any) -> Any:
+        future = submitted(*arguments)
+        monkeypatch.setattr(future, "result", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        return future
+
+    monkeypatch.setattr(stored, "fetch", fetch)
+    with pytest.raises(KeyboardInterrupt):
+        file["w"]
+    assert objects.released.wait(20)
+
+
+def test_arrays_are_those_of_numpy(objects: Objects, opened: Any) -> None:
+    """Values are the ones that were saved."""
+    assert np.array_equal(opened()["w"], TENSOR.array)

@@ -1,0 +1,453 @@
+"""Models in object stores: every format, what it costs in requests and bytes, folders and indexes, the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import struct
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests import builders
+from tests.builders import safetensors as safe
+from tests.remote.servers import AsyncStore, Objects, Server, Stored, Virtual
+from tests.support import same
+
+import weightmap as wm
+from weightmap.cli import main
+from weightmap.errors import (
+    ClosedError,
+    EncodeError,
+    LayoutError,
+    LimitError,
+    MissingDependencyError,
+    NotRegularFileError,
+    TensorFileError,
+    TruncatedError,
+)
+from weightmap.io import fetching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EXAMPLES = {example.name: example for example in builders.examples()}
+KIB, GIB = 1 << 10, 1 << 30
+FLOATS = {f"layer.{i}.w": np.arange(64 * 256, dtype=np.float32).reshape(64, 256) + i for i in range(24)}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
+
+
+@pytest.fixture
+def objects() -> Objects:
+    """A store, empty."""
+    return Objects({})
+
+
+@pytest.fixture
+def url(objects: Objects) -> Iterator[str]:
+    """The address of a server of the store."""
+    with Server(objects) as server:
+        yield server.url
+
+
+def saved(suffix: str, tensors: Any = FLOATS, *, tmp: Path) -> bytes:
+    """The bytes of a saved model."""
+    path = tmp / f"model{suffix}"
+    wm.save(path, tensors)
+    return path.read_bytes()
+
+
+def sharded(tensors: Any = FLOATS, count: int = 4, folder: str = "model") -> dict[str, bytes]:
+    """The objects of a model of several files, with its index."""
+    found: dict[str, bytes] = {}
+    where: dict[str, str] = {}
+    for number in range(count):
+        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        part = {key: builders.tensor(array) for key, array in list(tensors.items())[number::count]}
+        where |= dict.fromkeys(part, name)
+        found[f"{folder}/{name}"] = safe.build(part)
+    found[f"{folder}/model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": where}).encode()
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ content
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_format_opens_in_a_store(name: str, objects: Objects) -> None:
+    """What an object holds is what the file holds: tensors, metadata, vocabulary; and it verifies."""
+    example = EXAMPLES[name]
+    objects.objects["folder/file"] = example.data
+    with wm.open("folder/file", store=Stored(objects)) as file:
+        assert (file.format, file.nbytes, file.path) == (example.format, len(example.data), "folder/file")
+        assert dict(file.metadata) == dict(example.metadata)
+        assert (None if file.vocab is None else tuple(file.vocab)) == example.vocab
+        with wm.open(example.data) as local:
+            assert file.infos() == local.infos()
+            for tensor in local:
+                assert np.asarray(file[tensor]).tobytes() == np.asarray(local[tensor]).tobytes()
+            assert file.verify() == local.verify()._replace(path="folder/file")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".amb", ".bt", ".gguf"])
+@pytest.mark.parametrize("kind", [Server, Stored, AsyncStore])
+def test_tensors_are_private_memory(suffix: str, kind: Any, tmp_path: Path) -> None:
+    """By every kind of store, arrays are those that were saved, writable, and valid when the handle is closed."""
+    objects = Objects({"m": saved(suffix, tmp=tmp_path)})
+    with Server(objects) as server:
+        file = wm.open(server.url + "m") if kind is Server else wm.open("m", store=kind(objects))
+        first = file["layer.3.w"]
+        first[0] = -1
+        assert np.array_equal(file["layer.3.w"], FLOATS["layer.3.w"])
+        assert all(np.array_equal(array, FLOATS[name]) for name, array in file.items())
+        assert file.is_stable
+        file.close()
+        with pytest.raises(ClosedError):
+            file["layer.3.w"]
+        assert first[0, 0] == -1
+
+
+def test_strided_and_deflated_tensors(objects: Objects) -> None:
+    """Tensors that do not lie row-major, or are deflated, are those of the file."""
+    for name, example in EXAMPLES.items():
+        if example.format in {"npz", "torch", "npy"}:
+            objects.objects["f"] = example.data
+            with wm.open("f", store=Stored(objects)) as file:
+                for tensor, expected in example.tensors.items():
+                    assert same(np.ascontiguousarray(file[tensor]).reshape(expected.shape), expected), name
+                    file.prefetch()
+
+
+# --------------------------------------------------------------------------------------------------- requests and bytes
+def test_one_tensor_of_a_large_object_takes_three_requests(objects: Objects, url: str) -> None:
+    """Of 10 GiB, a tensor costs at most three requests, and its bytes, the index and 64 KiB."""
+    rows = 4 << 20
+    each, count = 4 * rows, 640
+    names = {
+        f"model.layers.{i}.weight": {"dtype": "F32", "shape": [1024, 4096], "data_offsets": [i * each, i * each + each]}
+        for i in range(count)
+    }
+    header = json.dumps(names).encode()
+    header += b" " * (-len(header) % 8)
+    objects.objects["big"] = Virtual(struct.pack("<Q", len(header)) + header, 8 + len(header) + count * each)
+    assert len(objects.objects["big"]) > 10 * GIB - 64 * KIB
+    file = wm.open(url + "big")
+    assert len(objects.requests) <= 2
+    assert file["model.layers.300.weight"].shape == (1024, 4096)
+    assert len(objects.requests) <= 3
+    assert objects.nbytes <= each + len(header) + 64 * KIB
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".bt", ".gguf"])
+def test_a_small_index_costs_one_or_two_requests(suffix: str, objects: Objects, url: str, tmp_path: Path) -> None:
+    """Header and index come by two requests at most, and a tensor by one."""
+    objects.objects["m"] = saved(suffix, tmp=tmp_path)
+    file = wm.open(url + "m")
+    file.infos()
+    assert len(objects.requests) <= 2
+    array = file["layer.11.w"]
+    assert len(objects.requests) <= 3
+    assert objects.nbytes <= array.nbytes + 64 * KIB
+
+
+@pytest.mark.parametrize("suffix", [".amb", ".npz"])
+def test_formats_without_an_index_are_fetched_whole(suffix: str, objects: Objects, url: str, tmp_path: Path) -> None:
+    """Where headers lie before every tensor, opening fetches the object once, within the limit on copies."""
+    if suffix == ".npz":
+        np.savez(tmp_path / "model.npz", **FLOATS)
+        objects.objects["m"] = (tmp_path / "model.npz").read_bytes()
+    else:
+        objects.objects["m"] = saved(suffix, tmp=tmp_path)
+    file = wm.open(url + "m")
+    assert np.array_equal(file["layer.5.w"], FLOATS["layer.5.w"])
+    with pytest.raises(LimitError):
+        wm.open(url + "m", limits=wm.Limits(max_copy_bytes=1000))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_rank_reads_its_part(world: int, objects: Objects, url: str, tmp_path: Path) -> None:
+    """Each of several ranks fetches its part of the bytes and 2 %, of whole tensors and of slices."""
+    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
+    total = sum(array.nbytes for array in FLOATS.values())
+    for wants in (None, 0):
+        seen: dict[str, list[Any]] = {}
+        for rank in range(world):
+            file = wm.open(url + "m")
+            plan = wm.plan(
+                file, None if wants is None else wm.shard("layer.0.w", 0, rank, world), rank=rank, world=world
+            )
+            objects.requests.clear()
+            for name, array in plan.run():
+                seen.setdefault(name, []).append(array)
+            assert objects.nbytes <= total / world * 1.02
+            assert len(objects.requests) <= len(plan.reads)
+        assert all(np.array_equal(np.concatenate(seen[name]), FLOATS[name]) for name in FLOATS)
+
+
+def test_neighbours_are_one_request(objects: Objects, url: str, tmp_path: Path) -> None:
+    """A plan's joined reads are the requests."""
+    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
+    with wm.plan(url + "m") as plan:
+        objects.requests.clear()
+        assert sorted(name for name, _ in plan.run("read")) == sorted(FLOATS)
+        assert [(r.begin, r.end - r.begin) for r in objects.requests] == [read[1:] for read in plan.reads]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_no_more_requests_at_a_time_than_asked_for(
+    concurrency: int, objects: Objects, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many requests as `concurrency` are under way, once there are so many, and never more."""
+    from weightmap.io import ahead
+
+    monkeypatch.setattr(ahead, "PART", 32 * KIB)
+    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
+    file = wm.open(url + "m", concurrency=concurrency)
+    here, most, lock, full = 0, 0, threading.Lock(), threading.Barrier(concurrency)
+
+    def enter() -> None:
+        nonlocal here, most
+        with lock:
+            here += 1
+            most = max(most, here)
+        if most < concurrency:
+            full.wait(20)
+        with lock:
+            here -= 1
+
+    objects.entered = enter
+    assert all(np.array_equal(array, FLOATS[name]) for name, array in wm.plan(file).run())
+    assert most == concurrency
+
+
+def test_verify_streams(objects: Objects, url: str, tmp_path: Path) -> None:
+    """Verifying fetches every byte once, in pieces."""
+    array = np.zeros(12 << 18, np.float32)
+    objects.objects["m"] = saved(".weights", {"w": array, "v": array}, tmp=tmp_path)
+    file = wm.open(url + "m")
+    objects.requests.clear()
+    assert "CRC-32 of the tensor data" in " ".join(file.verify().checks) or file.verify().checks
+    assert max(r.end - r.begin for r in objects.requests) <= 4 << 20
+
+
+# ---------------------------------------------------------------------------------------------- folders and indexes
+@pytest.mark.parametrize("source", ["model", "model/", "model/model.safetensors.index.json"])
+@pytest.mark.parametrize("kind", [Stored, AsyncStore])
+def test_models_of_several_files(source: str, kind: Any) -> None:
+    """A folder or an index in a store opens as one model."""
+    objects = Objects(sharded())
+    with wm.open(source, store=kind(objects)) as file:
+        assert len(file.shards) == 4
+        assert all(np.array_equal(file[name], FLOATS[name]) for name in FLOATS)
+        assert dict(wm.plan(file, ["layer.1.w"]).run())["layer.1.w"].tobytes() == FLOATS["layer.1.w"].tobytes()
+
+
+def test_a_folder_of_a_server_that_lists_nothing(objects: Objects, url: str) -> None:
+    """Of an address that ends with a slash, the usual names are tried."""
+    objects.objects |= sharded(folder="there")
+    with wm.open(url + "there/") as file:
+        assert np.array_equal(file["layer.7.w"], FLOATS["layer.7.w"])
+    with pytest.raises(NotRegularFileError, match=r"has no \*.index.json"):
+        wm.open(url + "nowhere/")
+    with pytest.raises(FileNotFoundError):
+        wm.open(url + "there")
+
+
+def test_a_store_that_lists_less_than_the_index_names(objects: Objects, url: str) -> None:
+    """An index whose shards are missing is one clear error, whether the store lists objects or not."""
+    objects.objects |= sharded()
+    del objects.objects["model/model-00003-of-00004.safetensors"]
+    with pytest.raises(LayoutError, match=r"lists no 'model-00003-of-00004\.safetensors'.*\(1 such shard\)"):
+        wm.open("model", store=Stored(objects))
+    with pytest.raises(LayoutError, match=r"'model-00003-of-00004\.safetensors' of this model is missing"):
+        wm.open(url + "model/model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "https://elsewhere/x", "s3://b/x", "a//x"])
+def test_shards_elsewhere_are_never_asked_for(name: str, objects: Objects) -> None:
+    """An index in a store names objects below its folder alone."""
+    objects.objects["m/a.index.json"] = json.dumps({"weight_map": {"w": name}}).encode()
+    with pytest.raises(TensorFileError, match="relative path within the directory"):
+        wm.open("m/a.index.json", store=Stored(objects))
+    assert {request.key for request in objects.requests} == {"m/a.index.json"}
+
+
+# ------------------------------------------------------------------------------------------------------------- handles
+def test_handles_can_be_pickled(objects: Objects, url: str, tmp_path: Path) -> None:
+    """A copy asks for the same object, and refuses another one."""
+    objects.objects |= {"m": saved(".safetensors", tmp=tmp_path), **sharded()}
+    for source in (url + "m", url + "model/"):
+        with wm.open(source) as file:
+            data = pickle.dumps(file)
+        with pickle.loads(data) as again:
+            assert np.array_equal(again["layer.2.w"], FLOATS["layer.2.w"])
+    objects.etags["model/model-00001-of-00004.safetensors"] = '"2"'
+    with pytest.raises(wm.FileChangedError):
+        pickle.loads(data)
+
+
+def test_a_forked_child_asks_for_itself(objects: Objects, url: str, tmp_path: Path) -> None:
+    """A handle that was used before a fork works in the child."""
+    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
+    file = wm.open(url + "m")
+    file["layer.0.w"]
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in the child
+        os._exit(0 if np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"])
+
+
+def test_nothing_of_it_is_in_memory(objects: Objects, url: str, tmp_path: Path) -> None:
+    """Residency is none, warming and releasing do nothing, and the plan says where it lies."""
+    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
+    with wm.open(url + "m") as file:
+        assert {there.resident for there in file.residency().values()} == {0}
+        assert file.release() == 0
+        plan = wm.plan(file)
+        assert plan.warm() == 0
+        report = plan.explain()
+        assert [(place.file_system, place.kind, place.how) for place in report.places] == [("http", "store", "read")]
+        assert "by requests" in str(report)
+        assert "mapping" not in str(report)
+        assert "disk" not in str(report)
+
+
+def test_limits_hold_before_bytes_come(objects: Objects, url: str, tmp_path: Path) -> None:
+    """Limits on copies bound a tensor, and those on headers the index."""
+    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
+    with wm.open(url + "m", limits=wm.Limits(max_copy_bytes=1000)) as file, pytest.raises(LimitError):
+        file["layer.0.w"]
+    with pytest.raises(LimitError):
+        wm.open(url + "m", limits=wm.Limits(max_header_bytes=100))
+
+
+def test_objects_without_bytes(objects: Objects, url: str) -> None:
+    """An empty object is a truncated file, and not a failed request."""
+    objects.objects["m"] = b""
+    with pytest.raises(TruncatedError, match="the file is empty"):
+        wm.open(url + "m")
+    with pytest.raises(TruncatedError, match="the file is empty"):
+        wm.open("m", store=Stored(objects))
+
+
+# ----------------------------------------------------------------------------------------------------------- addresses
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_missing_obstore_is_named_with_its_extra(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without obstore, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install weightmap\[remote\]"):
+        wm.open(f"{scheme}://bucket/model.safetensors")
+
+
+def test_other_schemes_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like an address of another kind is the path of a file."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        wm.open("ftp://host/model.safetensors")
+    (tmp_path / "odd:").mkdir()
+    (tmp_path / "odd:" / "m.safetensors").write_bytes(saved(".safetensors", tmp=tmp_path))
+    assert len(wm.open("odd://m.safetensors")) == len(FLOATS)
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("https://user:SECRET@host/m", {}),
+        ("s3://KEY:SECRET@bucket/m", {}),
+        ("s3:///m", {}),
+        ("https://host/m", {"concurrency": 0}),
+        ("https://host/m", {"deadline": 0}),
+        ("https://host/m", {"deadline": float("inf")}),
+    ],
+)
+def test_what_no_address_has_is_refused(source: str, options: dict[str, Any]) -> None:
+    """Names and passwords in addresses, and bounds that let nothing through, are refused without being repeated."""
+    with pytest.raises(ValueError, match=r"address|concurrency|deadline") as caught:
+        wm.open(source, **options)
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_store_takes_addresses_or_keys(objects: Objects) -> None:
+    """With a store, the source is an address whose key it has, or the key; what the store has before it is left out."""
+    objects.objects["b/m"] = safe.build({"w": builders.normal((2, 2))})
+    store: Any = Stored(objects)
+    assert wm.open("s3://bucket/b/m", store=store).path == "s3://bucket/b/m"
+    assert wm.open("b/m", store=store, redirects=True)["w"].shape == (2, 2)
+    store.prefix = "a"
+    with wm.open("s3://bucket/a/b/m", store=store) as file:
+        assert file.path == "s3://bucket/a/b/m"
+        assert wm.open(file.path)["w"].shape == (2, 2)
+    with pytest.raises(TypeError, match="is a bytes"):
+        wm.open(b"content", store=store)
+
+
+def test_files_are_not_saved_to_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saving to an address is one clear error, and makes no folder of its name."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EncodeError, match="is an address"):
+        wm.save("s3://bucket/m.safetensors", FLOATS)
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------------- credentials
+def test_signatures_are_shown_to_the_server_alone(
+    objects: Objects, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What stands behind the ? of an address is in no name, no error and no log; the server gets it."""
+    caplog.set_level(logging.DEBUG)
+    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
+    file = wm.open(url + "m?X-Amz-Signature=SECRET")
+    said = [repr(file), str(file.path), repr(wm.plan(file)), str(wm.plan(file).explain())]
+    for fault in ("403", "404", "410", "400", "500", "302", "reset", "elsewhere", "whole", "silent", "412", "416"):
+        objects.always = fault
+        objects.redirect = "https://other.example/m?X-Amz-Signature=SECRET"
+        for call in (lambda: file["layer.20.w"], lambda: wm.open(url + "m?X-Amz-Signature=SECRET")):
+            with pytest.raises(OSError, match=r"127\.0\.0\.1") as caught:
+                call()
+            shown: BaseException | None = caught.value
+            while shown is not None:
+                said += [str(shown), repr(shown), repr(getattr(shown, "__notes__", ""))]
+                shown = None if shown.__suppress_context__ else shown.__cause__ or shown.__context__
+    assert "secret" not in " ".join([*said, caplog.text]).lower()
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+def test_the_command_line_takes_addresses(
+    objects: Objects, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``inspect``, ``verify``, ``convert``, ``export`` and ``diff`` work on addresses."""
+    objects.objects |= {"m.safetensors": saved(".safetensors", tmp=tmp_path), **sharded()}
+    address, target = url + "m.safetensors", tmp_path / "out.weights"
+    assert main(["inspect", address]) == 0
+    assert "layer.7.w" in capsys.readouterr().out
+    assert main(["verify", address, url + "model/"]) == 0
+    assert main(["convert", address, str(target)]) == 0
+    assert np.array_equal(wm.open(target)["layer.4.w"], FLOATS["layer.4.w"])
+    assert main(["convert", url + "model/", str(tmp_path / "again.weights")]) == 0
+    assert main(["export", address, "layer.6.w", str(tmp_path / "w.npy")]) == 0
+    assert np.array_equal(np.load(tmp_path / "w.npy"), FLOATS["layer.6.w"])
+    assert main(["diff", address, str(target)]) == 0
+    assert main(["doctor", address]) == 0
+    assert main(["inspect", url + "nothing"]) == 4
+
+
+def test_a_directory_of_a_hub_is_converted_with_its_files(objects: Objects, url: str, tmp_path: Path) -> None:
+    """Configuration and vocabulary beside a model in a store go along."""
+    config = {"model_type": "llama", "hidden_size": 256, "_name_or_path": "someone/model"}
+    objects.objects |= {
+        "hub/model.safetensors": saved(".safetensors", tmp=tmp_path),
+        "hub/config.json": json.dumps(config).encode(),
+        "hub/vocab.txt": b"[PAD]\n[UNK]\nword\n",
+    }
+    wm.convert(url + "hub/", tmp_path / "m.weights")
+    with wm.open(tmp_path / "m.weights") as file:
+        assert list(file.vocab or ()) == ["[PAD]", "[UNK]", "word"]
+        assert file.metadata["model_type"] == "llama"
