@@ -21,7 +21,6 @@ from weightmap.kernels import COMPARED, differing
 from weightmap.model.file import TensorFile
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import check_unchanged, detach_index, locate, name_of
-from weightmap.model.sharded import is_directory
 from weightmap.quant.ref import in_pieces
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from weightmap.importers import IMPORTERS, NAMES
 from weightmap.importers._huggingface import ModelDirectory, read_directory
 from weightmap.importers._words import Words
 from weightmap.io.atomic import write_plan
-from weightmap.io.opening import path_of
+from weightmap.io.opening import is_directory, path_of
 from weightmap.model.opening import open_or_import
 from weightmap.model.parts import located, name_of
 from weightmap.model.saving import aligned_to, choose, choose_layout
-from weightmap.model.sharded import find_model, is_directory
+from weightmap.model.sharded import find_model
 from weightmap.model.sharding import sharded_target
 from weightmap.model.splitting import beside, bytes_of_size
 from weightmap.options import Limits

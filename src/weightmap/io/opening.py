@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "MISSING",
     "beside",
     "from_buffer",
     "from_path",
@@ -29,6 +31,9 @@ __all__ = [
     "take_over",
     "unlisted",
 ]
+
+# Errors that mean that there is no such file: also for names that no file can have, and with a file for a directory.
+MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
 def path_of(source: Any) -> str | None:
@@ -49,8 +54,18 @@ def path_of(source: Any) -> str | None:
 
 
 def is_directory(path: str) -> bool:
-    """Whether a path leads to a directory, or an address to what lies below it in a store."""
-    return os.path.isdir(path) if type(path) is str else path.has_names  # type: ignore[attr-defined]
+    """Whether a path leads to a directory, or an address to what lies below it in a store.
+
+    Raises `OSError` where the system cannot say: `os.path.isdir` says no.
+    """
+    if type(path) is not str:
+        return bool(path.has_names)  # type: ignore[attr-defined]
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in MISSING:
+            return False
+        raise
 
 
 def names_in(folder: str, usual: Iterable[str]) -> list[str]:

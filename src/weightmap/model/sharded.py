@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-import stat
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,7 @@ from weightmap.formats import FORMATS
 from weightmap.formats._metadata import equal
 from weightmap.index.strings import StringTable
 from weightmap.index.table import Row
-from weightmap.io.opening import beside, from_path, inside, names_in, unlisted
+from weightmap.io.opening import MISSING, beside, from_path, inside, names_in, unlisted
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing
 from weightmap.model.parts import check_index, detach_index, disagreements, located, parts_of
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from weightmap.quant.blocks import QuantizedTensor
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["Shards", "find_model", "is_directory", "open_directory", "open_sharded", "shard_name"]
+__all__ = ["Shards", "find_model", "open_directory", "open_sharded", "shard_name"]
 
 # Hugging Face's names for an index and a model file.
 _USUAL = (
@@ -58,8 +56,6 @@ _USUAL = (
 _KEPT = 64
 # A row or an offset in a sharded model is that in the shard, plus the number of the shard times this.
 _SHARD = 1 << 64
-# Errors that mean that there is no such file: also for names that no file can have, and with a file for a directory.
-_MISSING = (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
 def find_model(folder: str) -> str:
@@ -87,16 +83,6 @@ def find_model(folder: str) -> str:
         msg = f"this directory has several model files; open one of them: {', '.join(map(repr, found[:10]))}"
         raise UnknownFormatError(msg, path=folder)
     return inside(folder, found[0])
-
-
-def is_directory(path: str) -> bool:
-    """Whether there is a directory at a path. Raises `OSError` where the system cannot say: `os.path.isdir` says no."""
-    try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
-    except OSError as error:
-        if error.errno in _MISSING:
-            return False
-        raise
 
 
 def open_directory(path: str, options: Options) -> TensorFile:
@@ -515,7 +501,7 @@ def _open_shard(index: str, name: str, options: Options) -> TensorFile:
     except IsADirectoryError:
         raise LayoutError(msg, field="weight_map") from None
     except OSError as error:
-        if error.errno not in _MISSING:
+        if error.errno not in MISSING:
             raise
         msg = f"file {quoted(name)} of this model is missing"
         raise LayoutError(msg, field="weight_map") from None
