@@ -87,7 +87,7 @@ def write_report(
             page = _one(names[0], found)
         else:
             page = _two(names, [file.nbytes for file in files], comparison(files[0], files[1], progress))
-    write_plan(out, Plan(len(page), lambda sink: sink.write(page)))
+    write_plan(os.fsdecode(os.fspath(out)), Plan(len(page), lambda sink: sink.write(page)))
     return sound
 
 
