@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["load_all"]
 
-# Not needed for reading: programs, integrations, and conversions of word embeddings.
-_APART = frozenset({"__main__", "cli", "compat", "dcp", "demo", "importers", "torch", "words"})
+# Not needed for reading files: programs, integrations, conversions of word embeddings, and requests to stores, whose
+# libraries take a quarter of a second and register hooks of their own.
+_APART = frozenset(
+    {"__main__", "cli", "compat", "dcp", "demo", "importers", "jax", "report", "torch", "typing", "vllm", "words"}
+    | {"ahead", "fetching", "location", "remote", "stores", "web"}
+)
 # Without `logging` and `concurrent.futures`: imported during a fork, they would register their own hooks too late.
 _OTHERS = ("ml_dtypes", "tomllib")
 _loaded = False

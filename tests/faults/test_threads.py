@@ -286,6 +286,13 @@ def test_nothing_is_left_to_be_loaded_after_a_fork(paths: dict[str, Path]) -> No
     assert run_child(LEFT, *paths.values()).stdout.split() == []
 
 
+def test_a_fork_loads_no_library_with_hooks_of_its_own() -> None:
+    """A fork beside another thread loads neither requests nor logging nor executors, whose hooks would come too late."""
+    network = {"asyncio", "concurrent.futures", "http.client", "logging"}
+    code = f"{LEFT.partition('before =')[0]}print(*sorted({network} & set(sys.modules)))"
+    assert run_child(code).stdout.split() == []
+
+
 def test_forking_while_threads_run(paths: dict[str, Path]) -> None:
     """Children forked while three threads verify, decode and sum up can do all of that themselves, and end."""
     assert run_child(FORKS, paths["embd"], paths["quantised.amb"]).stdout.strip() == "alive"
