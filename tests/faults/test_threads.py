@@ -287,7 +287,7 @@ def test_nothing_is_left_to_be_loaded_after_a_fork(paths: dict[str, Path]) -> No
 
 
 def test_a_fork_loads_no_library_with_hooks_of_its_own() -> None:
-    """A fork beside another thread loads neither requests nor logging nor executors, whose hooks would come too late."""
+    """A fork beside another thread loads no requests, logging or executors, whose hooks would come too late."""
     network = {"asyncio", "concurrent.futures", "http.client", "logging"}
     code = f"{LEFT.partition('before =')[0]}print(*sorted({network} & set(sys.modules)))"
     assert run_child(code).stdout.split() == []
