@@ -4,6 +4,7 @@
  * of a number, lowest first, and points are sorted by it. So a book is a set of numbers, stored as a bitmap.
  */
 #include "ggml.h"
+#include "word_bytes.h"
 
 wm_grids wm_ggml_grids;
 
@@ -120,28 +121,33 @@ static const uint64_t iq1_points[] = {
     0x0000000145085140,
 };
 
-/* Writes the points of a set, `digits` bytes each: digit d of a number in base n_levels stands for levels[d]. */
-static void fill(const uint64_t *points, size_t words, const uint8_t *levels, unsigned n_levels, unsigned digits,
-                 uint8_t *out) {
+/* Writes the points of a set, `digits` bytes each: digit d of a number in base n_levels stands for levels[d]. Looks up `group`
+ * digits at once, n_groups being n_levels to that power. Inlined with constants: every import waits for it. */
+WM_INLINE void fill(const uint64_t *points, size_t words, const uint8_t *levels, unsigned n_levels, unsigned group,
+                    unsigned n_groups, unsigned digits, uint8_t *out) {
+    uint8_t groups[81][4];
+    for (unsigned i = 0; i < n_groups; i++)
+        for (unsigned k = 0, number = i; k < group; k++, number /= n_levels) groups[i][k] = levels[number % n_levels];
     for (size_t w = 0; w < words; w++)
-        for (unsigned bit = 0; bit < 64; bit++) {
-            unsigned number = (unsigned)w * 64 + bit;
-            if (!(points[w] >> bit & 1)) continue;
-            for (unsigned k = 0; k < digits; k++, number /= n_levels) *out++ = levels[number % n_levels];
+        for (uint64_t rest = points[w]; rest; rest &= rest - 1) {
+            unsigned number = (unsigned)w * 64 + lowest_bit(rest);
+            for (unsigned k = 0; k < digits; k += group, number /= n_groups, out += group)
+                memcpy(out, groups[number % n_groups], group);
         }
 }
 
 void wm_ggml_fill_grids(void) {
-    static const uint8_t iq2[] = {8, 25, 43}, iq1[] = {0xF9, 1, 9};
+    static const uint8_t iq2[] = {8, 25, 43}, iq1[] = {0xF9, 1, 9}, iq1_less[] = {0xF7, 0xFF, 7};
     static const uint8_t iq3_xxs[] = {4, 12, 20, 28, 36, 44, 52, 62}, iq3_s[] = {1, 3, 5, 7, 9, 11, 13, 15};
-#define FILL(book, levels, digits) \
-    fill(book##_points, sizeof book##_points / 8, levels, sizeof levels, digits, wm_ggml_grids.book[0])
-    FILL(iq2_xxs, iq2, 8);
-    FILL(iq2_xs, iq2, 8);
-    FILL(iq2_s, iq2, 8);
-    FILL(iq1, iq1, 8);
-    FILL(iq3_xxs, iq3_xxs, 4);
-    FILL(iq3_s, iq3_s, 4);
-#undef FILL
-    for (int i = 0; i < 2048 * 8; i++) wm_ggml_grids.iq1[2048 + i / 8][i % 8] = (uint8_t)(wm_ggml_grids.iq1[i / 8][i % 8] - 2);
+#define FILL3(points, levels, book) fill(points, sizeof points / 8, levels, 3, 4, 81, 8, (book)[0])
+#define FILL8(points, levels, book) fill(points, sizeof points / 8, levels, 8, 2, 64, 4, (book)[0])
+    FILL3(iq2_xxs_points, iq2, wm_ggml_grids.iq2_xxs);
+    FILL3(iq2_xs_points, iq2, wm_ggml_grids.iq2_xs);
+    FILL3(iq2_s_points, iq2, wm_ggml_grids.iq2_s);
+    FILL3(iq1_points, iq1, wm_ggml_grids.iq1);
+    FILL3(iq1_points, iq1_less, wm_ggml_grids.iq1 + 2048);
+    FILL8(iq3_xxs_points, iq3_xxs, wm_ggml_grids.iq3_xxs);
+    FILL8(iq3_s_points, iq3_s, wm_ggml_grids.iq3_s);
+#undef FILL3
+#undef FILL8
 }

@@ -17,15 +17,18 @@ static inline uint64_t mark_below(uint64_t word, uint8_t limit) { return (word -
 /* Marks the bytes equal to `byte`. */
 static inline uint64_t mark_equal(uint64_t word, uint8_t byte) { return mark_below(word ^ EVERY_BYTE_1 * byte, 1); }
 
-/* Position (0 to 7) of the lowest mark; there is one. */
-static inline unsigned first_mark(uint64_t marks) {
+/* Position of the lowest bit that is set; there is one. */
+static inline unsigned lowest_bit(uint64_t word) {
 #if defined(__GNUC__)
-    return (unsigned)__builtin_ctzll(marks) >> 3;
+    return (unsigned)__builtin_ctzll(word);
 #else
     unsigned i = 0;
-    while (!(marks & 0xFF)) marks >>= 8, i++;
+    while (!(word & 1)) word >>= 1, i++;
     return i;
 #endif
 }
+
+/* Position (0 to 7) of the lowest mark; there is one. */
+static inline unsigned first_mark(uint64_t marks) { return lowest_bit(marks) >> 3; }
 
 #endif

@@ -8,28 +8,30 @@ Quantised tensors have a scheme instead of a type: see `weightmap.quant.schemes`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.errors import MissingDependencyError, UnsupportedError
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from numpy.typing import DTypeLike, NDArray
 
+    class Placement(Protocol):
+        """How a tensor lies whose elements do not follow one another in the file: see weightmap.io.placement."""
+
+        def array(
+            self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
+        ) -> NDArray[Any]:
+            """Return the tensor, a view of the mapping where that is possible."""
+
+        def derived(self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> Any:
+            """Return a source that has the `nbytes` bytes of the tensor in row-major order, from `offset` on."""
+
+
 __all__ = ["DECLARED", "DTYPES", "NUMPY_MAX_NDIM", "SCHEMES", "DType", "dtype_of", "numpy_dtype"]
-
-
-class Placement(Protocol):
-    """How a tensor is stored whose bytes are not in the file one element after another: see weightmap.io.placement."""
-
-    def array(
-        self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int
-    ) -> NDArray[Any]:
-        """Return the tensor, a view of the mapping where that is possible."""
-
-    def derived(self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> Any:
-        """Return a source that has the `nbytes` bytes of the tensor in row-major order, from `offset` on."""
 
 
 class DType:

@@ -2,7 +2,7 @@
 
 Much of this package is imported at its first use. A thread that imports a module holds its lock. A child forked at that
 moment inherits the lock without the thread, and would wait forever at the same import. So before a process with
-several threads forks, this module imports everything that reading may need. That takes about ten milliseconds, once.
+several threads forks, this module imports everything that reading may need. That takes about 60 ms, once.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ class later:  # noqa: N801 - it takes the place of a function
             self._function = getattr(import_module(self._module), self._name)
         return self._function
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Call it."""
-        return self.load()(*args)
+        return self.load()(*args, **named)
 
 
 @dataclass_transform(frozen_default=True)

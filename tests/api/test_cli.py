@@ -17,6 +17,7 @@ import pytest
 
 import weightmap
 from weightmap import cli
+from weightmap.amounts import sizes
 from weightmap.cli import parser
 
 NASTY = {
@@ -890,7 +891,7 @@ def test_columns_line_up_with_wide_and_combining_characters():
 )
 def test_sizes_for_people(nbytes, text):
     """Byte counts are exact, with a binary unit beside them from 1 KiB on."""
-    assert cli.show.sizes(nbytes) == text
+    assert sizes(nbytes) == text
 
 
 def test_lookup_prints_vectors(embd, run):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import weightmap as wm
+from weightmap.amounts import sizes
 from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError
 from weightmap.dtypes import numpy_dtype
@@ -48,7 +49,7 @@ def convert(args: argparse.Namespace) -> int:
         show.emit(quantising.summary(report))
     show.emit(
         f"{show.clean(args.dst)}: {show.kind(report.format, report.layout)}, {counted(report.tensors, 'tensor')}, "
-        f"{show.sizes(report.nbytes)}, {show.seconds(took)}"
+        f"{sizes(report.nbytes)}, {show.seconds(took)}"
     )
     return OK
 
@@ -132,7 +133,7 @@ def export(args: argparse.Namespace) -> int:
     if not native:
         what = f"{show.clean(quoted(args.name))} is {row.dtype.name}, which .npy files lack"
         show.emit(f"{what}: written as float32 values")
-    show.emit(f"{show.clean(args.out)}: {dtype.name} {show.shape(row.shape)}, {show.sizes(size)}")
+    show.emit(f"{show.clean(args.out)}: {dtype.name} {show.shape(row.shape)}, {sizes(size)}")
     return OK
 
 

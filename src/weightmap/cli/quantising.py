@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
+from weightmap.amounts import sizes
 from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.conversion.quantizer import Quantizer
@@ -132,7 +133,7 @@ def quantize(args: argparse.Namespace) -> int:
         return OK
     _report(report)
     show.emit(
-        f"{show.clean(args.dst)}: {show.sizes(before)} -> {show.sizes(report.nbytes)}, "
+        f"{show.clean(args.dst)}: {sizes(before)} -> {sizes(report.nbytes)}, "
         f"{counted(report.tensors, 'tensor')}, {show.seconds(took)}"
     )
     return OK
@@ -200,6 +201,6 @@ def summary(report: wm.ConvertReport) -> str:
     schemes = " and ".join(dict.fromkeys(info.scheme for info in report.quantized))
     return (
         f"quantised to {schemes}: {whole['tensors']:,} of {counted(report.tensors, 'tensor')}, "
-        f"{show.sizes(int(whole['nbytes_before']))} -> {show.sizes(int(whole['nbytes']))}, "
+        f"{sizes(int(whole['nbytes_before']))} -> {sizes(int(whole['nbytes']))}, "
         f"{whole['bits_per_weight']:.3f} bits per weight, RMSE {whole['rmse']:.3e}"
     )

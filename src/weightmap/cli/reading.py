@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
+from weightmap.amounts import brief, sizes
 from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, error_document, reason, status_of_verify
 from weightmap.errors import QuantError, TensorFileError, counted
@@ -118,13 +119,13 @@ def _inspect_text(path: str, file: wm.TensorFile, *, tree: bool) -> None:
     pairs = [
         ("file", show.clean(path)),
         ("format", show.kind(file.format, file.layout)),
-        ("size", show.sizes(file.nbytes)),
+        ("size", sizes(file.nbytes)),
         ("tensors", f"{len(infos):,}"),
     ]
     if file.vocab is not None:
         pairs.append(("vocabulary", f"{counted(len(file.vocab), 'token')}{_ids_text(file.vocab.special_ids)}"))
     if file.tokenizer is not None:
-        payload = show.sizes(len(file.tokenizer.payload))
+        payload = sizes(len(file.tokenizer.payload))
         kind = file.tokenizer.kind
         about = f"type {file.tokenizer.type} ({kind}), {payload}{_ids_text(file.tokenizer.special_ids)}"
         pairs.append(("tokenizer", about))
@@ -145,7 +146,7 @@ def _inspect_text(path: str, file: wm.TensorFile, *, tree: bool) -> None:
         show.emit("")
         show.emit_table(
             ("total", "tensors", "bytes"),
-            [(dtype, f"{of['tensors']:,}", show.sizes(of["nbytes"])) for dtype, of in _totals(file).items()],
+            [(dtype, f"{of['tensors']:,}", sizes(of["nbytes"])) for dtype, of in _totals(file).items()],
             right=("tensors", "bytes"),
         )
 
@@ -180,7 +181,7 @@ def _tree_table(file: wm.TensorFile) -> None:
         kind = ("", "") if line.tensor is None else (line.tensor.dtype, show.shape(line.tensor.shape))
         label = "  " * line.depth + (line.label or "(itself)")
         count = "" if line.tensor is not None and line.tensors == 1 else f"{line.tensors:,}"
-        rows.append((label, show.bar(line.nbytes, root.nbytes, 12), show.brief(line.nbytes), count, *kind))
+        rows.append((label, show.bar(line.nbytes, root.nbytes, 12), brief(line.nbytes), count, *kind))
     show.emit_table(("module", "share", "size", "tensors", "type", "shape"), rows, right=("size", "tensors"))
 
 
@@ -214,7 +215,7 @@ def _verify(args: argparse.Namespace, files: list[str], how: dict[str, Any]) -> 
             document |= {"ok": True, "scope": report.scope} | report._asdict() | {"path": path}
             took = show.seconds(time.perf_counter() - start)
             kind = show.kind(report.format, report.layout)
-            line = f"{show.clean(path)}: ok ({kind}, {show.sizes(report.nbytes)}, {took})"
+            line = f"{show.clean(path)}: ok ({kind}, {sizes(report.nbytes)}, {took})"
             if report.structure_only is not None:
                 line += f", {show.clean(report.scope)}"
             notes = [f"  checked: {show.clean(check)}" for check in report.checks] if args.verbose else []

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weightmap.amounts import sizes
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK
 
@@ -27,5 +28,5 @@ def report(args: argparse.Namespace) -> int:
         show.emit_json({"command": "report", **about, "verified": sound, "seconds": took})
     else:
         note = "" if sound else ", verification failed"
-        show.emit(f"{show.clean(args.output)}: {show.sizes(size)}, {show.seconds(took)}{note}")
+        show.emit(f"{show.clean(args.output)}: {sizes(size)}, {show.seconds(took)}{note}")
     return OK if sound else DIFFERENT

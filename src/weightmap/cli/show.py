@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from weightmap.errors import counted, escape
+from weightmap.errors import escape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,26 +80,6 @@ def complain(text: str) -> None:
     # Results printed so far come first, also when both streams end in one file.
     sys.stdout.flush()
     emit(f"weightmap: {text}", stream=sys.stderr)
-
-
-def sizes(nbytes: int) -> str:
-    """Return a byte count for people: ``"512 bytes"``, ``"90,868,376 bytes (86.7 MiB)"``."""
-    amount, unit = float(nbytes), ""
-    for unit in ("", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{nbytes:,} bytes ({amount:,.1f} {unit})" if unit else counted(nbytes, "byte")
-
-
-def brief(nbytes: int) -> str:
-    """Return a byte count in as few characters as people need: ``"512 B"``, ``"86.7 MiB"``."""
-    amount, unit = float(nbytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:,.1f} {unit}" if unit != "B" else f"{nbytes} B"
 
 
 def bar(part: int, whole: int, width: int = 24) -> str:

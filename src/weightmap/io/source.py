@@ -33,6 +33,7 @@ from weightmap.io.descriptor import (
     read_into,
     refuse,
 )
+from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,6 +52,10 @@ _COPIES = ("copy", "sealed")
 _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPERM)
 # The bits of st_mode that hold the kind of a file.
 _KIND = 0o170000
+# Few handles need these.
+is_sealed = later("weightmap.io.sealed", "is_sealed")
+seal = later("weightmap.io.sealed", "seal")
+prefetch = later("weightmap.io.prefetch", "prefetch")
 # Bytes of one read into a bounce buffer: the call costs little of it (2 us of 35), and they stay in the L2 cache of any
 # CPU until they are used.
 CHUNK = 1 << 18
@@ -315,10 +320,8 @@ class Source:
     def _map(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
         """Map the file; return its bytes, and their owner to make arrays on."""
         mode = self.mode
-        if mode == "mmap" and self.path is None:
-            from weightmap.io.sealed import is_sealed  # noqa: PLC0415 - for descriptors only
-
-            mode = "sealed" if is_sealed(file) else mode
+        if mode == "mmap" and self.path is None and is_sealed(file):
+            mode = "sealed"
         try:
             return map_file(file, self.size, mode, self._advice)
         except OSError as error:
@@ -327,8 +330,6 @@ class Source:
     def _copy(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
         """Copy the file into new memory, sealed in that mode; return what `_map` does."""
         sealed = self.mode == "sealed"
-        if sealed:
-            from weightmap.io.sealed import is_sealed, seal  # noqa: PLC0415 - few handles need it
         if not (sealed and is_sealed(file)):
             if self._limits is not None:
                 self._limits.check("max_copy_bytes", self.size, "size of the file to copy")
@@ -395,8 +396,6 @@ class Source:
             return
         memory = self._get_memory()
         if self.mode != "copy":  # it is "copy" by now if the mapping failed
-            from weightmap.io.prefetch import prefetch  # noqa: PLC0415 - few programs use it
-
             prefetch(memory, ranges, scattered=self._advice == "random")
 
     # ------------------------------------------------------------------------------------------------- the same file
@@ -432,9 +431,8 @@ class Source:
         file = self._file
         if file is None:
             return self._released is None and self._stable
-        from weightmap.io.sealed import is_sealed  # noqa: PLC0415 - few handles need it
-
-        return is_sealed(file)
+        sealed: bool = is_sealed(file)
+        return sealed
 
     @property
     def sealed(self) -> int | None:

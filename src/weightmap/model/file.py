@@ -50,7 +50,7 @@ __all__ = ["TensorFile"]
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
 
-# For a model in several files it has a `Shards` (model/sharded.py) as its source, content and table. The functions of
+# For a model in several files it has a `Shards` (model/shards.py) as its source, content and table. The functions of
 # model/parts.py give the rest of the package what users do not need.
 class TensorFile(Mapping[str, Any]):
     """An open model file: a read-only mapping from tensor names to arrays that are views of the file.

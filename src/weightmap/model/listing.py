@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.errors import FormatError
+from weightmap.errors import FormatError, quoted
 from weightmap.index.strings import StringTable
 from weightmap.io import strict_json
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.options import Options
 
-__all__ = ["Listing", "read_listing"]
+__all__ = ["Listing", "read_listing", "shard_name"]
 
 # Bytes of an index that are parsed at once: Python's objects for them are some times as large.
 _PIECE = 1 << 20
@@ -159,3 +159,25 @@ def _outside(raw: bytes, what: bytes, start: int, end: int, least: int | None = 
         if quotes % 2 == 0:
             return found
         at = found + 1
+
+
+def shard_name(name: object) -> str:
+    """Return the name of a shard if it is a plain relative path that stays within the directory."""
+    if not isinstance(name, str):
+        msg = f"name of a shard is a {type(name).__name__}, expected a string"
+        raise FormatError(msg, field="weight_map")
+    # Only the name is checked: the owner of the directory may use symbolic links, as the caches of model hubs do.
+    parts = name.split("/")
+    bad = (
+        not name
+        or "\\" in name
+        or ":" in name
+        or "\0" in name
+        or name.startswith("/")
+        or any(p in ("", ".", "..") for p in parts)
+    )
+    if bad:
+        what = "name of a shard"
+        expected = "a relative path within the directory of the index"
+        raise FormatError(what, field="weight_map", actual=quoted(name), expected=expected)
+    return name

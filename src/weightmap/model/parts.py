@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weightmap.quant.ref import TensorRef
 
 __all__ = [
+    "SHARD",
     "Closed",
     "Items",
     "Values",
@@ -47,6 +48,8 @@ __all__ = [
 # Runs of fewer tensors are made one by one.
 _RUN = 4
 OCTET = np.dtype(np.uint8)
+# A row or an offset in a sharded model is that in the shard, plus the number of the shard times this.
+SHARD = 1 << 64
 
 
 def parts_of(file: Any) -> tuple[Any, Any, Any]:

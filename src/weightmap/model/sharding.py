@@ -14,8 +14,8 @@ from weightmap.errors import EncodeError, FormatError, Remedy, TargetError
 from weightmap.formats import FORMATS, Plan
 from weightmap.io.atomic import remove_leftovers, write_plan
 from weightmap.io.descriptor import own
+from weightmap.model.listing import shard_name
 from weightmap.model.parts import located
-from weightmap.model.sharded import shard_name
 from weightmap.model.single import DEFAULT_LIMITS, INDEX_SUFFIX, open_file
 from weightmap.options import Options
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from weightmap.errors import TensorFileError
-from weightmap.model.parts import check_index, detach_index, files_of, not_found, parts_of
+from weightmap.model.parts import SHARD, check_index, detach_index, files_of, not_found, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -169,7 +169,7 @@ class Spans:
         found = parts_of(model)[1].table.find(name)
         if found < 0:
             raise not_found(model, name)
-        file, row = divmod(found, 1 << 64)  # see model/sharded.py; of a single file the first is 0
+        file, row = divmod(found, SHARD)  # of a single file, the first is 0
         number = int(self._base[file]) + row
         return number if self._number is None else int(self._number[number])
 

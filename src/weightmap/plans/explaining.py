@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.amounts import size
 from weightmap.errors import counted
 from weightmap.io.filesystem import file_system_of
 from weightmap.io.memory import headroom
@@ -149,15 +150,6 @@ class PlanReport(NamedTuple):
         width = max(len(label) for label, _ in pairs)
         text = [f"{label:<{width}}  {value}" for label, value in pairs]
         return "\n".join([*text, *(f"-> {line}" for line in self.advice)])
-
-
-def size(nbytes: int) -> str:
-    """Return a number of bytes for people: ``"512 bytes"``, ``"86.7 MiB"``."""
-    amount, units = float(nbytes), ["TiB", "GiB", "MiB", "KiB", ""]
-    while len(units) > 1 and amount >= 1023.95:  # what would be written as 1,024.0
-        amount /= 1024
-        units.pop()
-    return f"{amount:,.1f} {units[-1]}" if units[-1] else counted(nbytes, "byte")
 
 
 def explain(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Axis", "Indices", "Shard", "axes_of", "boxes", "runs_of", "shard"]
+__all__ = ["Axis", "Indices", "Shard", "at_least", "axes_of", "boxes", "checked_rank", "runs_of", "shard"]
 
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
 _MOST_RUNS = 1 << 24
@@ -205,3 +205,11 @@ def boxes(starts: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[tu
         places, lengths = list(starts), list(sizes)
         places[axis], lengths[axis] = starts[axis] + first, min(step, sizes[axis] - first)
         yield from boxes(places, lengths, most)
+
+
+def at_least(least: int, what: str, value: int) -> int:
+    """Return the number called `what`. Raises `PlanError` if it is below `least`."""
+    number = index(value)
+    if number < least:
+        raise PlanError(what, field=what, actual=number, expected=f"at least {least}")
+    return number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from weightmap.model.file import TensorFile
 from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_open, check_unchanged, name_of, parts_of
 from weightmap.model.spans import spans_of
-from weightmap.plans.indices import Indices, checked_rank
+from weightmap.plans.indices import Indices, at_least, checked_rank
 from weightmap.plans.running import Run
 from weightmap.plans.wants import Slices, dealt, ranges_of, wanted
 from weightmap.plans.warming import share, warm
@@ -375,8 +374,8 @@ def plan(
     >>> p.names, p.nbytes, p.wanted_nbytes
     (('w',), 32, 32)
     """
-    options: dict[str, int | None] = {"gap": _at_least(0, "gap", gap), "chunk": _at_least(1, "chunk", chunk)}
-    options["budget"] = None if budget is None else _at_least(1, "budget", budget)
+    options: dict[str, int | None] = {"gap": at_least(0, "gap", gap), "chunk": at_least(1, "chunk", chunk)}
+    options["budget"] = None if budget is None else at_least(1, "budget", budget)
     options["rank"], options["world"] = number, count = checked_rank(rank, world)
     options["local_rank"], options["local_world"] = checked_rank(local_rank, local_world, ("local_rank", "local_world"))
     most = float(max_over_read)
@@ -395,10 +394,3 @@ def plan(
         if isinstance(error, TensorFileError):
             raise error.located(path=name_of(file)) from None
         raise
-
-
-def _at_least(least: int, what: str, value: int) -> int:
-    number = index(value)
-    if number < least:
-        raise PlanError(what, field=what, actual=number, expected=f"at least {least}")
-    return number

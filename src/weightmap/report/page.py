@@ -19,7 +19,23 @@ from weightmap.errors import MissingDependencyError, escape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Cell", "amount", "document", "figure", "named", "number", "pairs", "short", "table", "text"]
+__all__ = [
+    "Cell",
+    "Section",
+    "document",
+    "figure",
+    "message",
+    "named",
+    "number",
+    "pairs",
+    "short",
+    "spark",
+    "table",
+    "text",
+]
+
+# A section of the page: its id, heading and HTML.
+Section = tuple[str, str, str]
 
 # Characters of a name that are shown.
 _LONGEST = 200
@@ -44,19 +60,15 @@ def text(item: object) -> str:
     return html.escape(short(item))
 
 
+def message(said: object) -> str:
+    """Return a message as HTML, all of it; it has its texts of files spelt out and cut already."""
+    whole = str(said)[:2000]
+    return " ".join(text(whole[at : at + _LONGEST]) for at in range(0, len(whole), _LONGEST))
+
+
 def named(name: str) -> str:
     """Return the name of a tensor as HTML that may break behind its dots and underscores, and only there if it can."""
     return html.escape(short(name)).replace(".", ".<wbr>").replace("_", "_<wbr>")
-
-
-def amount(nbytes: float) -> str:
-    """Return a count of bytes for people."""
-    value, unit = float(nbytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:,.0f} B" if unit == "B" else f"{value:,.1f} {unit}"
 
 
 def number(value: float | None, form: str = ".4g") -> Cell:
@@ -140,7 +152,7 @@ def figure(name: str, spec: Mapping[str, Any], table_name: str) -> str:
 
 def document(
     title: str,
-    sections: Sequence[tuple[str, str, str]],
+    sections: Sequence[Section],
     charts: Mapping[str, Any],
     data: Mapping[str, Any],
 ) -> bytes:

@@ -1,0 +1,326 @@
+"""The page about one model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightmap.amounts import brief
+from weightmap.model.modules import module_tree, separator
+from weightmap.report import charts
+from weightmap.report.layers import HUGE, by_layer
+from weightmap.report.page import Cell, document, figure, message, named, number, pairs, short, spark, table, text
+from weightmap.report.sampling import SCHEMES
+from weightmap.report.survey import alignment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightmap.model.modules import Line
+    from weightmap.report.page import Section
+    from weightmap.report.survey import Survey, Tensor
+
+__all__ = ["model_page"]
+
+# Lines of one module in the tree.
+_MOST_LINES = 400
+
+
+def model_page(name: str, found: Survey) -> bytes:
+    """Return the page about a model called `name`."""
+    specs: dict[str, Any] = {}
+    sets: dict[str, list[dict[str, Any]]] = {}
+    sections = [_about(name, found), _warnings(found), _modules(found)]
+    tensors = [tensor for tensor in found.tensors if tensor.numbers is not None]
+    drawable = [tensor for tensor in tensors if _has_bins(tensor)]
+    sections.append(_map(found, specs, sets))
+    if tensors:
+        sections.append(_values(found, drawable, specs, sets))
+    if any(tensor.costs for tensor in tensors):
+        sections.append(_quantising(found, specs, sets))
+    first = max(range(len(drawable)), key=lambda at: drawable[at].info.nbytes, default=0)
+    chosen = [
+        {"name": short(one.info.name), "low": one.numbers.low, "high": one.numbers.high, "bins": one.numbers.bins}
+        for one in drawable
+        if one.numbers is not None
+    ]
+    return document(os.path.basename(name) or name, sections, specs, {"sets": sets, "tensors": chosen, "first": first})
+
+
+def _has_bins(tensor: Tensor) -> bool:
+    numbers = tensor.numbers
+    return numbers is not None and numbers.low is not None and max(-numbers.low, numbers.high or 0) < HUGE
+
+
+def _about(name: str, found: Survey) -> Section:
+    sizes: dict[str, list[int]] = {}
+    for tensor in found.tensors:
+        sizes.setdefault(tensor.info.dtype, []).append(tensor.info.nbytes)
+    elements = sum(math.prod(tensor.info.shape) for tensor in found.tensors)
+    rows = [
+        ("file", text(name)),
+        ("format", text(found.format if found.layout in {None, found.format} else f"{found.format}, {found.layout}")),
+        ("size", f"{brief(found.nbytes)} ({found.nbytes:,} bytes)"),
+        ("tensors", f"{len(found.tensors):,}, {elements:,} elements"),
+        (
+            "types",
+            ", ".join(f"{text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in sizes.items()),
+        ),
+    ]
+    if len(found.files) > 1:
+        rows.append(("files", f"{len(found.files):,}"))
+    if found.tokens is not None:
+        rows.append(("vocabulary", f"{found.tokens:,} tokens"))
+    content = pairs(rows)
+    if found.metadata:
+        metadata = pairs((short(key), text(value)) for key, value in list(found.metadata.items())[:500])
+        content += f"<details><summary>metadata, {len(found.metadata):,} entries</summary>{metadata}</details>"
+    return "summary", "What it is", content
+
+
+def _warnings(found: Survey) -> Section:
+    if found.damage is not None:
+        content = f'<p class="bad">Verification failed: {message(found.damage)}</p>'
+    elif found.verified is None:
+        content = "<p>The file was not verified.</p>"
+    else:
+        report = found.verified
+        content = f'<p><span class="good">Verified</span>: {message(report.scope)}.</p>'
+        if report.warnings:
+            content += f"<ul>{''.join(f'<li>{message(warning)}</li>' for warning in report.warnings)}</ul>"
+        else:
+            content += "<p>No warnings.</p>"
+    problems = [tensor for tensor in found.tensors if tensor.problem is not None]
+    odd = [t for t in found.tensors if t.numbers is not None and (t.numbers.nans or t.numbers.infinities)]
+    if problems:
+        lines = "".join(f"<li>{text(t.info.name)}: {message(t.problem)}</li>" for t in problems[:100])
+        content += f'<p class="bad">{len(problems):,} tensors do not decode:</p><ul>{lines}</ul>'
+    if odd:
+        lines = "".join(f"<li>{text(t.info.name)}</li>" for t in odd[:100])
+        content += f"<p>NaN or infinite elements in {len(odd):,} tensors, of those looked at:</p><ul>{lines}</ul>"
+    return "warnings", "Warnings", content
+
+
+def _modules(found: Survey) -> Section:
+    if not found.tensors:
+        return "modules", "Modules", "<p>The model has no tensors.</p>"
+    infos = [tensor.info for tensor in found.tensors]
+    mark = separator(info.name for info in infos)
+    root = module_tree(infos, mark)
+    lines = list(root.lines(mark, _MOST_LINES))
+    content = "<p>Modules that are built alike share a line.</p>"
+    content += f'<div class="tree">{"".join(_tree(lines, root.nbytes))}</div>'
+    return "modules", "Modules", content
+
+
+def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
+    """Yield the tree as nested elements that open and close, those of the first level open."""
+    depth = 0
+    for line, following in itertools.zip_longest(lines, lines[1:]):
+        while depth > line.depth:
+            yield "</details>"
+            depth -= 1
+        share = line.nbytes / whole if whole else 0.0
+        said = f"{text(line.label or '(itself)')}"
+        meter = f'<meter min="0" max="1" value="{share:.4f}">{share:.1%}</meter>'
+        about = brief(line.nbytes)
+        if line.tensor is not None:
+            about += f' <span class="faint">{text(line.tensor.dtype)} {text(list(line.tensor.shape))}</span>'
+        if line.tensors > 1:
+            about += f' <span class="faint">{line.tensors:,} tensors</span>'
+        name = f'<span class="name">{said}</span>'
+        row = f'<span class="row d{min(line.depth, 9)}">{name}{meter}<span>{about}</span></span>'
+        if following is not None and following.depth > line.depth:
+            yield f"<details{' open' if line.depth == 0 else ''}><summary>{row}</summary>"
+            depth += 1
+        else:
+            yield f'<div class="leaf">{row}</div>'
+    yield "</details>" * depth
+
+
+def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
+    rows = []
+    for file in found.files:
+        name = short(file.name)
+        rows += [
+            {"file": name, "name": gap.kind, "type": gap.kind, "begin": gap.begin, "end": gap.end}
+            | {"nbytes": gap.end - gap.begin, "align": None, "resident": None}
+            for gap in file.gaps
+        ]
+    for tensor in found.tensors:
+        info = tensor.info
+        rows.append(
+            {
+                "file": short(tensor.file),
+                "name": short(info.name),
+                "type": info.dtype,
+                "begin": info.offset,
+                "end": info.offset + info.nbytes,
+                "nbytes": info.nbytes,
+                "align": alignment(info.offset),
+                "resident": None if tensor.resident is None else tensor.resident / info.nbytes if info.nbytes else 1.0,
+            }
+        )
+    sets["map"] = rows
+    specs["bytes-map"] = charts.bytes_map(len(found.files), max(file.nbytes for file in found.files))
+    totals: dict[str, list[int]] = {"header": [], "padding": [], "footer": []}
+    for file in found.files:
+        for gap in file.gaps:
+            totals[gap.kind].append(gap.end - gap.begin)
+    alignments: dict[int, int] = {}
+    for tensor in found.tensors:
+        at = alignment(tensor.info.offset)
+        alignments[at] = alignments.get(at, 0) + 1
+    known = [tensor.resident for tensor in found.tensors if tensor.resident is not None]
+    lines = [(kind, f"{brief(sum(each))} in {len(each):,}") for kind, each in totals.items() if each]
+    lines.append(
+        (
+            "tensors begin at multiples of",
+            ", ".join(f"{at} ({count:,})" for at, count in sorted(alignments.items(), reverse=True)),
+        )
+    )
+    if known:
+        lines.append(("in memory", f"{brief(sum(known))} before this report read the file"))
+    content = figure("bytes-map", specs["bytes-map"], "places") + pairs(lines) + _places(found)
+    return "map", "Map of the file", content
+
+
+def _places(found: Survey) -> str:
+    several = len(found.files) > 1
+    columns = [("tensor", False), ("type", False), ("offset", True), ("bytes", True), ("aligned to", True)]
+    columns += [("in memory", True), *([("file", False)] if several else [])]
+    rows = []
+    for tensor in found.tensors:
+        info = tensor.info
+        share = None if tensor.resident is None or not info.nbytes else tensor.resident / info.nbytes
+        rows.append(
+            [
+                Cell(named(info.name)),
+                Cell(text(info.dtype)),
+                number(info.offset, ",d"),
+                number(info.nbytes, ",d"),
+                number(alignment(info.offset), "d"),
+                number(share, ".0%"),
+                *([Cell(text(tensor.file))] if several else []),
+            ]
+        )
+    kinds = dict.fromkeys(tensor.info.dtype for tensor in found.tensors)
+    return table("places", "Where each tensor lies in its file", columns, rows, kinds=kinds)
+
+
+def _values(
+    found: Survey, drawable: Sequence[Tensor], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]
+) -> Section:
+    place = {id(tensor): at for at, tensor in enumerate(drawable)}
+    sets["ranges"] = []
+    rows = []
+    for tensor in found.tensors:
+        info, numbers = tensor.info, tensor.numbers
+        at = place.get(id(tensor))
+        name = named(info.name)
+        if at is not None:
+            name = f'<button type="button" data-tensor="{at}">{name}</button>'
+        row = [Cell(name), Cell(text(info.dtype)), Cell(text(list(info.shape)))]
+        if numbers is None:
+            rows.append([*row, *[Cell("")] * 8])
+            continue
+        if at is not None and numbers.low is not None and numbers.mean is not None:
+            mean, deviation = numbers.mean, numbers.deviation or 0.0
+            sets["ranges"].append(
+                {"at": len(sets["ranges"]), "name": short(info.name), "low": numbers.low, "high": numbers.high}
+                | {"mean": mean, "deviation": deviation, "below": mean - deviation, "above": mean + deviation}
+            )
+        share = numbers.zeros / numbers.seen if numbers.seen else None
+        rows.append(
+            [
+                *row,
+                *(number(value) for value in (numbers.low, numbers.high, numbers.mean, numbers.deviation)),
+                number(share, ".2%"),
+                number(numbers.nans + numbers.infinities, ",d"),
+                Cell(f'<span class="spark" aria-hidden="true">{spark(numbers.bins)}</span>'),
+                number(numbers.seen / max(math.prod(info.shape), 1), ".1%"),
+            ]
+        )
+    specs["ranges"], specs["histogram"] = charts.ranges(), charts.histogram()
+    imaginary = any(tensor.info.dtype.startswith("complex") for tensor in found.tensors)
+    columns = [("tensor", False), ("type", False), ("shape", False), ("smallest", True), ("largest", True)]
+    columns += [("mean", True), ("deviation", True), ("zeros", True), ("NaN, infinite", True), ("histogram", False)]
+    columns += [("looked at", True)]
+    content = (
+        f"<p>Of each tensor, up to {found.per_tensor:,} elements were looked at, in runs that lie evenly over it."
+        f"{' Of complex elements, the table has the magnitudes.' if imaginary else ''}</p>"
+        + figure("ranges", specs["ranges"], "values")
+        + '<h3 class="script" id="histogram-title" aria-live="polite">Histogram of <span id="histogram-of"></span></h3>'
+        + '<p class="script faint">The names in the table choose the tensor.</p>'
+        + figure("histogram", specs["histogram"], "values")
+        + table(
+            "values",
+            "Values of each tensor",
+            columns,
+            rows,
+            kinds=dict.fromkeys(tensor.info.dtype for tensor in found.tensors),
+        )
+    )
+    return "tensors", "Values", content
+
+
+def _quantising(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
+    able = [tensor for tensor in found.tensors if tensor.costs]
+    schemes = [scheme for scheme in SCHEMES if any(scheme in tensor.costs for tensor in able)]
+    whole = sum(tensor.info.nbytes for tensor in found.tensors)
+    sets["costs"], summary = [], []
+    for scheme in schemes:
+        fitting = [(tensor, tensor.costs[scheme]) for tensor in able if scheme in tensor.costs]
+        after = sum(cost.nbytes for _, cost in fitting)
+        weights = sum(math.prod(tensor.info.shape) for tensor, _ in fitting)
+        error, square = (sum(getattr(cost, field) for _, cost in fitting) for field in ("error", "square"))
+        nbytes = whole - sum(tensor.info.nbytes for tensor, _ in fitting) + after
+        relative = math.sqrt(error / square) if square else 0.0
+        rms = math.sqrt(error / weights) if weights else 0.0
+        bits = 8 * after / weights if weights else 0.0
+        sets["costs"].append({"scheme": scheme, "nbytes": nbytes, "bits": bits, "relative": relative})
+        summary.append(
+            [
+                Cell(scheme),
+                number(len(fitting), ",d"),
+                number(bits, ".3f"),
+                Cell(brief(nbytes), nbytes),
+                number(rms, ".3e"),
+                number(relative, ".3%"),
+            ]
+        )
+    specs["costs"] = charts.costs()
+    heat = by_layer(
+        (tensor.info.name, {scheme: cost.relative for scheme, cost in tensor.costs.items()}) for tensor in able
+    )
+    content = (
+        "<p>Estimated from a sample of each floating-point tensor of two dimensions or more, embeddings left out: what "
+        "<code>weightmap quantize</code> would quantise. The root of the mean squared error is relative to that of the "
+        "values.</p>" + figure("costs", specs["costs"], "schemes")
+    )
+    columns = [("scheme", False), ("tensors", True), ("bits per weight", True), ("model", True), ("RMS error", True)]
+    content += table("schemes", "The whole model by scheme", [*columns, ("relative", True)], summary)
+    if len({row["layer"] for row in heat}) > 1:
+        sets["cost-heat"] = heat
+        layers = len({row["layer"] for row in heat})
+        specs["cost-heat"] = charts.heat(
+            "cost-heat",
+            "Relative error by layer and tensor.",
+            {scheme: scheme for scheme in schemes[::-1]},
+            layers,
+            zero=False,
+        )
+        content += "<h3>By layer</h3>" + figure("cost-heat", specs["cost-heat"], "each")
+    rows = [
+        [
+            Cell(named(tensor.info.name)),
+            Cell(text(tensor.info.dtype)),
+            *(number(tensor.costs[scheme].relative if scheme in tensor.costs else None, ".3%") for scheme in schemes),
+        ]
+        for tensor in able
+    ]
+    columns = [("tensor", False), ("type", False), *((scheme, True) for scheme in schemes)]
+    content += table("each", "Relative RMS error of each tensor by scheme", columns, rows)
+    return "quantising", "What quantising would cost", content

@@ -1,0 +1,86 @@
+"""The page that compares two models."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightmap.amounts import brief
+from weightmap.report import charts
+from weightmap.report.layers import by_layer
+from weightmap.report.page import Cell, document, figure, message, named, number, pairs, table, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightmap.report.comparing import Comparison, Pair
+    from weightmap.report.page import Section
+
+__all__ = ["pair_page"]
+
+
+def pair_page(names: Sequence[str], sizes: Sequence[int], found: Comparison) -> bytes:
+    """Return the page that compares two models of these names and sizes."""
+    specs: dict[str, Any] = {}
+    sets: dict[str, list[dict[str, Any]]] = {}
+    known = [pair for pair in found.pairs if pair.rms is not None]
+    same = sum(pair.largest == 0 and not pair.odd for pair in known)
+    rows = [(side, f"{text(name)}, {brief(nbytes)}") for side, name, nbytes in zip("AB", names, sizes, strict=True)]
+    rows += [
+        ("tensors in both", f"{len(found.pairs):,}, of equal values {same:,}"),
+        ("only in A", f"{len(found.only_in_a):,}"),
+        ("only in B", f"{len(found.only_in_b):,}"),
+    ]
+    sections = [("summary", "What is compared", pairs(rows)), _differences(found.pairs, specs, sets)]
+    sections.append(("only", "Only in one", _alone(found)))
+    title = " beside ".join(map(os.path.basename, names))
+    return document(title, sections, specs, {"sets": sets, "tensors": [], "first": 0})
+
+
+def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
+    measures = {
+        "relative": "RMS difference by RMS of A",
+        "rms": "RMS difference",
+        "largest": "largest difference",
+        "angle": "1 - cosine",
+    }
+    heat = by_layer(
+        (
+            pair.name,
+            {"relative": pair.relative, "rms": pair.rms, "largest": pair.largest}
+            | {"angle": None if pair.cosine is None else 1 - pair.cosine},
+        )
+        for pair in found
+    )
+    content = ""
+    if heat:
+        sets["heat"] = heat
+        layers = len({row["layer"] for row in heat})
+        specs["heat"] = charts.heat(
+            "heat", "How far the two are apart, by layer and tensor.", measures, layers, zero=True
+        )
+        content = figure("heat", specs["heat"], "differences-of")
+    rows = [
+        [
+            Cell(named(pair.name)),
+            Cell(text(pair.a)),
+            Cell(text(pair.b if pair.b != pair.a else "the same")),
+            *(number(value) for value in (pair.largest, pair.rms, pair.relative)),
+            number(pair.cosine, ".6f"),
+            number(pair.odd, ",d"),
+            Cell("" if pair.problem is None else message(pair.problem)),
+        ]
+        for pair in found
+    ]
+    columns = [("tensor", False), ("in A", False), ("in B", False), ("largest", True), ("RMS", True)]
+    columns += [("relative", True), ("cosine", True), ("NaN, infinite", True), ("note", False)]
+    content += table("differences-of", "Differences of each tensor", columns, rows)
+    return "differences", "Differences", content
+
+
+def _alone(found: Comparison) -> str:
+    rows = [[Cell(named(name)), Cell("A")] for name in found.only_in_a]
+    rows += [[Cell(named(name)), Cell("B")] for name in found.only_in_b]
+    if not rows:
+        return "<p>Both have the same tensors.</p>"
+    return table("alone", "Tensors of one model only", [("tensor", False), ("in", False)], rows, kinds="AB")
