@@ -265,6 +265,25 @@ int64_t wm_adaptive_encode(const uint8_t *kinds, uint64_t blocks, int scale_type
 uint64_t wm_join_ranges(uint32_t *files, uint64_t *starts, uint64_t *stops, uint64_t *wanted, uint64_t n, uint64_t gap,
                         double most);
 
+/* --------------------------------------------------------------------------------------------------- staging
+ * Pieces of a file, or with fd -1 of memory, to be copied to out[0, out_size): sizes[i] bytes from from[i] on, to to[i] on.
+ */
+typedef struct {
+    int fd;
+    const uint8_t *memory;
+    uint64_t memory_size;
+    const uint64_t *from, *to, *sizes;
+    uint8_t *out;
+    uint64_t out_size;
+} wm_staging;
+/* Copies n pieces with up to `threads` threads; crcs[i], unless `crcs` is NULL, becomes the CRC-32 of the bytes of piece i as they
+ * are in `out`. Returns -1 when all are there, else the number of a piece that is not, with *error: an errno, or 0 when the file
+ * ends within it; -1, and nothing is copied, for a piece that does not fit. (ENOSYS on Windows.) */
+int64_t wm_stage(const wm_staging *staging, uint64_t n, uint32_t *crcs, int threads, int *error);
+/* Asks that memory lies on a NUMA node, and moves its pages there: whole pages, as far as there is room. Returns 0 or an errno
+ * (ENOSYS on systems other than Linux). */
+int wm_prefer_node(uint8_t *memory, uint64_t size, int node);
+
 /* ----------------------------------------------------------------------------------------------------- files */
 /* Maps size bytes of the file behind fd, which it does not keep. `kind` 0: read-only and shared; 1: private and writable; 2:
  * read-only and private, for sealed memory. Returns the address, or NULL with an errno in *error (ENOSYS without mmap). */

@@ -34,6 +34,7 @@ LEFT_OUT = {
     "wm_drop": "a mapping, which is not read",
     "wm_resident": "a mapping, which is not read: tests/plans/test_pages.py has what it writes",
     "wm_fstat": "one struct",
+    "wm_prefer_node": "memory, which the system moves and nobody reads",
     "wm_unchanged": "one struct",
 }
 FILL = 0xA5  # what outputs hold before a call
@@ -662,6 +663,21 @@ def _wm_join_ranges(p: Place, size: int) -> Any:
     pointers = [p.array(column) for column in given]
     n = lib.wm_join_ranges(*pointers, p.room(len(starts), "uint64_t"), len(starts), 40, 2.5)
     return n, [ffi.unpack(pointer, n) for pointer in pointers]
+
+
+def _wm_stage(p: Place, size: int) -> Any:
+    found = []
+    for n in (1, 3):
+        sizes = np.array([size, size // 2, size % 7][:n], np.uint64)
+        to = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.uint64)
+        begins = np.arange(n, dtype=np.uint64)
+        staging, error = p.struct("wm_staging"), p.room(1, "int")
+        staging.fd, staging.memory, staging.memory_size = -1, p.give(noise(size + n)), size + n
+        staging.__setattr__("from", p.array(begins))
+        staging.to, staging.sizes = p.array(to), p.array(sizes)
+        staging.out, staging.out_size = p.room(int(sizes.sum())), int(sizes.sum())
+        found.append(lib.wm_stage(staging, n, p.room(n, "uint32_t"), 2, error))
+    return found
 
 
 @cache

@@ -218,6 +218,26 @@ class ReadPlan:
             release = release or self.nbytes > bound
         return self._run(ways, bound, release=release, verify=verify, into=into)
 
+    def parts(self) -> Iterator[tuple[TensorFile, list[tuple[int, Any]], list[tuple[int, int]]]]:
+        """Yield what is wanted of each file: the file, the numbers and indices of its tensors, and its reads.
+
+        An index of None wants the whole tensor; a tensor of several parts comes several times. Reads are (begin, end).
+        """
+        spans, numbers = self._spans, self._numbers
+        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.files) + 1)).tolist()
+        for file, model in enumerate(spans.files):
+            found: list[tuple[int, Any]] = []
+            for number in numbers[bounds[file] : bounds[file + 1]].tolist():
+                keys = Indices.of(self._indices[number]) if number in self._indices else (None,)
+                found += [(number, key) for key in keys]
+            if found:
+                yield model, found, list(self._reads_of(file))
+
+    @property
+    def spans(self) -> Spans:
+        """The places of all tensors of the model, by the numbers of `parts`."""
+        return self._spans
+
     def explain(self) -> PlanReport:
         """Return what this plan costs, and what to do about it: ``print(plan.explain())``.
 

@@ -1,0 +1,120 @@
+"""`Backend`: what loading asks of a device, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Backend", "Change", "Event"]
+
+
+class Change(NamedTuple):
+    """What the device makes of bytes as a file has them: elements of another type.
+
+    Attributes
+    ----------
+    stored : str
+        The type of the elements in the file, or the scheme of a quantised tensor.
+    quantized : bool
+        Whether it is a scheme: "int8" is the name of both.
+    dtype : str
+        The type of the result.
+    count : int
+        Elements. The bytes of a scheme are a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor` take
+        them.
+    block_size, scale_type
+        As of `QuantizedTensor`; 0 and "" for other types.
+    """
+
+    stored: str
+    quantized: bool
+    dtype: str
+    count: int
+    block_size: int = 0
+    scale_type: str = ""
+
+
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def wait(self) -> None:
+        """Return when the device has done all that it was asked for before."""
+
+
+class Backend(ABC):
+    """A device: memory, copies, and changes of types, all in one order of their own.
+
+    `copy` and `change` may return before the work is done. The device does them one after another, in the order of the
+    calls. Any method may raise the error of its library.
+
+    Attributes
+    ----------
+    key : hashable
+        Slots pinned by one backend serve every other with an equal key.
+    node : int or None
+        The NUMA node that is nearest to the device, where that is known.
+    pinned : bool
+        Whether `pin` is of use. Otherwise slots are small and not kept.
+    """
+
+    key: Hashable
+    node: int | None = None
+    pinned: bool = True
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Any:
+        """Return device memory, aligned to 256 bytes, its contents undefined."""
+
+    @abstractmethod
+    def free(self, buffer: Any) -> None:
+        """Free memory that `allocate` returned and that nobody was given: at once, whoever still refers to it."""
+
+    @abstractmethod
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        """Let the device copy from host memory directly."""
+
+    @abstractmethod
+    def unpin(self, memory: NDArray[np.uint8]) -> None:
+        """Undo `pin`."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Let later copies wait for what the caller has asked the device for until now."""
+
+    @abstractmethod
+    def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
+        """Copy host memory to `buffer`, from byte `at` on."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """Return the point behind all work until now."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work until now."""
+
+    @abstractmethod
+    def decodes(self, scheme: str) -> bool:
+        """Whether `change` decodes quantised tensors of this scheme."""
+
+    @abstractmethod
+    def change(self, source: Any, begin: int, end: int, change: Change, buffer: Any, at: int) -> None:
+        """Make elements of the bytes `begin` to `end` of a buffer, and write them to another one from byte `at` on."""
+
+    @abstractmethod
+    def check(self, dtype: str) -> None:
+        """Raise `UnsupportedError` for a type that tensors of the device cannot have."""
+
+    @abstractmethod
+    def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
+        """Return a tensor over `buffer` from byte `at` on; the bytes of a type packed below the byte."""
+
+    @abstractmethod
+    def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
+        """Return a tensor with the elements of these axes in reverse order."""

@@ -1,0 +1,311 @@
+"""What goes to a device of one tensor: which bytes of the file, in pieces, and what becomes of them there."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightmap import kernels
+from weightmap.device._backend import Change
+from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
+from weightmap.errors import quoted
+from weightmap.io.placement import Derived
+from weightmap.plans.indices import axes_of, runs_of
+from weightmap.quant.ref import in_pieces
+from weightmap.quant.schemes import BITS, SCALE, block_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from weightmap.device._backend import Backend
+    from weightmap.plans.indices import Axis
+    from weightmap.quant.ref import TensorRef
+
+__all__ = ["Cargo", "Piece"]
+
+# Bytes decoded or converted on the host at once.
+_PART = 1 << 20
+
+
+class Piece(NamedTuple):
+    """Bytes of a tensor that go over together.
+
+    Attributes
+    ----------
+    nbytes : int
+    starts, sizes : ndarray of uint64
+        Runs of the file, which lie back to back in the slot; none if there is `data`.
+    data : ndarray of uint8, optional
+        Bytes made on the host.
+    at : int
+        Where the result begins in the memory of the tensor.
+    change : Change, optional
+        What the device makes of the bytes; a piece without it may be divided anywhere.
+    """
+
+    nbytes: int
+    starts: NDArray[np.uint64]
+    sizes: NDArray[np.uint64]
+    at: int
+    change: Change | None = None
+    data: NDArray[np.uint8] | None = None
+
+
+class Cargo:
+    """One tensor, or the part of it that an index selects.
+
+    Parameters
+    ----------
+    backend : Backend
+    name : str
+    ref : TensorRef
+    key : index, optional
+        None for all of it.
+    dtype : str, optional
+        The type on the device of quantised and floating-point tensors; by default that of the file, and float32.
+
+    Attributes
+    ----------
+    name, ref
+        As given.
+    dtype : str
+        On the device; "uint8" for types that are packed below the byte.
+    shape : tuple of int
+        What `Backend.tensor` needs; `final` is that of the result, which has no axes of integer indices.
+    nbytes : int
+        On the device.
+
+    Raises
+    ------
+    PlanError
+        When the index does not fit.
+    UnsupportedError
+        When the device lacks the type.
+    """
+
+    def __init__(self, backend: Backend, name: str, ref: TensorRef, key: Any = None, dtype: str | None = None) -> None:
+        row = ref.row
+        self.name: str = name
+        self.ref: TensorRef = ref
+        stored = row.dtype
+        self._stored: str = "float32" if stored.quantized else "uint8" if stored.packed else stored.name
+        whole = (row.nbytes,) if stored.packed else row.shape
+        self._axes: list[Axis] | None = None if key is None or key is Ellipsis else axes_of(key, whole, quoted(name))
+        sizes = whole if self._axes is None else tuple(axis.size for axis in self._axes)
+        self.dtype: str = dtype if dtype is not None and self._stored in FLOATING else self._stored
+        backend.check(self.dtype)
+        self.shape: tuple[int, ...] = sizes
+        self.count: int = math.prod(sizes)
+        self.nbytes: int = self.count * DTYPES[self.dtype].bits // 8
+        self._key, self._whole = key, whole
+        self._decoded_there = stored.quantized and backend.decodes(stored.name)
+
+    def delivered(self, backend: Backend, tensor: Any) -> Any:
+        """Return what the index gives, of a tensor with the elements of the file in their order there."""
+        if self._axes is None:
+            return tensor
+        kept = [axis for axis in self._axes if axis.kept]
+        flipped = tuple(number for number, axis in enumerate(kept) if axis.step < 0)
+        tensor = tensor.reshape(tuple(axis.size for axis in kept))
+        return backend.flip(tensor, flipped) if flipped else tensor
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """Yield what goes over, in the order of the file; a piece with a `Change` has at most `most` bytes."""
+        if not self.nbytes:
+            return
+        row = self.ref.row
+        if row.dtype.quantized:
+            found = self._packed(most) if self._decoded_there else None
+            yield from self._made(most) if found is None else found
+            return
+        if row.dtype.swapped or isinstance(self.ref.source, Derived):
+            yield from self._made(most)
+            return
+        itemsize = DTYPES[self._stored].bits // 8
+        starts, length = self._runs()
+        begins = (row.offset + starts * itemsize).astype(np.uint64)
+        if self.dtype == self._stored:
+            sizes = np.full(len(begins), length * itemsize, np.uint64)
+            yield Piece(self.nbytes, begins, sizes, 0)
+            return
+        yield from self._converted(begins, length, itemsize, most)
+
+    def _runs(self) -> tuple[NDArray[np.int64], int]:
+        """Return where the runs of elements begin, and the length of each."""
+        if self._axes is None:
+            return np.zeros(1, np.int64), self.count
+        return runs_of(self._axes, self._whole, quoted(self.name))
+
+    # ------------------------------------------------------------------------------------------- changed on the device
+    def _changed(self, stored: str, count: int, nbytes: int, at: int, **given: Any) -> Piece:
+        """Return a piece of `count` elements that become those from element `at` on."""
+        width = DTYPES[self.dtype].bits // 8
+        scheme = {name: given.pop(name) for name in ("block_size", "scale_type") if name in given}
+        change = Change(stored, bool(scheme), self.dtype, count, **scheme)
+        return Piece(nbytes, given.get("starts", _NONE), given.get("sizes", _NONE), at * width, change, given.get("data"))
+
+    def _converted(self, begins: NDArray[np.uint64], length: int, itemsize: int, most: int) -> Iterator[Piece]:
+        """Yield the runs of a dense tensor, to become elements of another type."""
+        done = 0
+        for starts, sizes in _cut(begins, length * itemsize, itemsize, most):
+            nbytes = int(sizes.sum())
+            yield self._changed(self._stored, nbytes // itemsize, nbytes, done, starts=starts, sizes=sizes)
+            done += nbytes // itemsize
+
+    def _packed(self, most: int) -> Iterator[Piece] | None:
+        """Return the pieces of a quantised tensor as its file has it; None where they are no tensors by themselves."""
+        scheme, layout = self.ref.row.dtype.name, self.ref.layout()
+        if scheme in GGML_SCHEMES:
+            kind = kernels.GGML_TYPES[scheme]
+            return self._blocks(scheme, "", kind.block_size, kind.block_bytes, 0, most)
+        if layout is None:
+            return None
+        begin, block_size, scale_type = layout
+        if scheme == "adaptive":
+            return None if self._axes is not None else self._adaptive(begin, block_size, scale_type, most)
+        if block_size:
+            return self._blocks(scheme, scale_type, block_size, block_bytes(scheme, block_size, scale_type), begin, most)
+        return self._codes(scheme, scale_type, begin, most)
+
+    def _blocks(
+        self, scheme: str, scale_type: str, block_size: int, nbytes: int, begin: int, most: int
+    ) -> Iterator[Piece] | None:
+        """Return pieces of whole blocks, if the runs consist of these: the last block of the tensor may be shorter."""
+        starts, length = self._runs()
+        total = math.prod(self._whole)
+        if (starts % block_size).any() or (length % block_size and int(starts[-1]) + length != total):
+            return None
+        if length % block_size and len(starts) > 1:
+            return None
+        begins = (self.ref.row.offset + begin + starts // block_size * nbytes).astype(np.uint64)
+        each = -(-length // block_size) * nbytes
+        return self._in_blocks(scheme, scale_type, block_size, nbytes, _cut(begins, each, nbytes, most))
+
+    def _in_blocks(
+        self, scheme: str, scale_type: str, block_size: int, nbytes: int, parts: Iterable[tuple[NDArray[np.uint64], NDArray[np.uint64]]]
+    ) -> Iterator[Piece]:
+        done = 0
+        for starts, sizes in parts:
+            size = int(sizes.sum())
+            count = min(size // nbytes * block_size, self.count - done)
+            how: dict[str, Any] = {"block_size": 0 if scheme in GGML_SCHEMES else block_size, "scale_type": scale_type}
+            yield self._changed(scheme, count, size, done, starts=starts, sizes=sizes, **how)
+            done += count
+
+    def _codes(self, scheme: str, scale_type: str, begin: int, most: int) -> Iterator[Piece] | None:
+        """Return pieces of codes that share one scale, which goes over with each of them."""
+        starts, length = self._runs()
+        bits, total = BITS[scheme], math.prod(self._whole)
+        last = int(starts[-1]) + length == total
+        if (starts * bits % 8).any() or (length * bits % 8 and (len(starts) > 1 or not last)):
+            return None
+        return self._with_scale(scheme, scale_type, begin, starts * bits // 8, -(-length * bits // 8), most)
+
+    def _with_scale(
+        self, scheme: str, scale_type: str, begin: int, starts: NDArray[np.int64], each: int, most: int
+    ) -> Iterator[Piece]:
+        bits, head, at = BITS[scheme], SCALE[scale_type].itemsize, self.ref.row.offset + begin
+        begins = (at + head + starts).astype(np.uint64)
+        done = 0
+        for found, lengths in _cut(begins, each, bits, most - head):  # eight codes take as many bytes as one has bits
+            size = int(lengths.sum())
+            count = min(size * 8 // bits, self.count - done)
+            runs = {
+                "starts": np.concatenate([np.array([at], np.uint64), found]),
+                "sizes": np.concatenate([np.array([head], np.uint64), lengths]),
+            }
+            yield self._changed(scheme, count, head + size, done, block_size=0, scale_type=scale_type, **runs)
+            done += count
+
+    def _adaptive(self, begin: int, block_size: int, scale_type: str, most: int) -> Iterator[Piece]:
+        """Yield runs of blocks of an adaptive tensor, each with its part of the mask, of the scales and of the codes."""
+        ref = self.ref
+        ref.storage()  # raises where the mask is damaged
+        at, blocks = ref.row.offset + begin, -(-self.count // block_size)
+        mask = np.frombuffer(ref.source.pread(at, -(-blocks // 4)), np.uint8)
+        kinds = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).reshape(-1)[:blocks]
+        scales = at + len(mask) + np.concatenate([[0], np.cumsum((kinds < 2) * SCALE[scale_type].itemsize)])
+        codes = int(scales[-1]) + np.concatenate([[0], np.cumsum(np.array([4, 5, 16, 0])[kinds] * block_size // 8)])
+        before = scales + codes + (np.arange(blocks + 1) + 3) // 4
+        first = 0
+        while first < blocks:
+            # Whole bytes of the mask: at least four blocks, and otherwise as many as fit.
+            last = max(int(np.searchsorted(before, before[first] + most, "right")) - 1, first + 4)
+            last = blocks if last >= blocks else last - last % 4
+            places = [at + first // 4, int(scales[first]), int(codes[first])]
+            ends = [at + -(-last // 4), int(scales[last]), int(codes[last])]
+            starts = np.array(places, np.uint64)
+            sizes = np.array(ends, np.uint64) - starts
+            count = min(last * block_size, self.count) - first * block_size
+            how: dict[str, Any] = {"block_size": block_size, "scale_type": scale_type}
+            nbytes = int(sizes.sum())
+            yield self._changed("adaptive", count, nbytes, first * block_size, starts=starts, sizes=sizes, **how)
+            first = last
+
+    # ----------------------------------------------------------------------------------------------- made on the host
+    def _made(self, most: int) -> Iterator[Piece]:
+        """Yield elements that are decoded, inflated or put into order here, to be converted there where that is due."""
+        done = 0
+        for array in self._arrays():
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            width = data.nbytes // max(array.size, 1)
+            for first in range(0, len(data), most // 16 * 16):  # no element is larger
+                part = data[first : first + most // 16 * 16]
+                if self.dtype != self._stored:
+                    yield self._changed(self._stored, len(part) // width, len(part), done, data=part)
+                    done += len(part) // width
+                else:
+                    yield Piece(len(part), _NONE, _NONE, done, None, part)
+                    done += len(part)
+
+    def _arrays(self) -> Iterator[NDArray[Any]]:
+        """Yield the elements in the order of the file."""
+        ref, axes = self.ref, self._axes
+        if ref.row.dtype.quantized:
+            if axes is None:
+                for tensor in in_pieces(ref):
+                    yield from tensor.in_runs(_PART // 4)
+                return
+            tensor = ref.decoder()
+            yield tensor.runs(*self._runs()) if hasattr(tensor, "runs") else np.asarray(tensor)[_ascending(axes)]
+            return
+        stored = np.dtype(np.uint8) if ref.row.dtype.packed else numpy_dtype(ref.row.dtype).newbyteorder("=")
+        if axes is None:
+            for chunk in ref.chunks():
+                yield np.frombuffer(chunk, np.uint8).view(stored)
+            return
+        whole = np.frombuffer(b"".join(map(bytes, ref.chunks())), np.uint8).view(stored)
+        yield whole.reshape(self._whole)[_ascending(axes)]
+
+
+def _ascending(axes: list[Axis]) -> tuple[slice, ...]:
+    """Return the index of the same elements in the order of the file, with every axis."""
+    found = []
+    for axis in axes:
+        first = min(axis.start, axis.start + axis.step * (axis.size - 1)) if axis.size else 0
+        step = abs(axis.step)
+        found.append(slice(first, first + step * (axis.size - 1) + 1 if axis.size else 0, step))
+    return tuple(found)
+
+
+def _cut(
+    begins: NDArray[np.uint64], each: int, unit: int, most: int
+) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
+    """Yield runs of `each` bytes in groups of at most `most` bytes; a longer run is divided at multiples of `unit`."""
+    if each <= most:
+        together = most // each
+        for first in range(0, len(begins), together):
+            starts = begins[first : first + together]
+            yield starts, np.full(len(starts), each, np.uint64)
+        return
+    step = most // unit * unit
+    for begin in begins.tolist():
+        for at in range(0, each, step):
+            yield np.array([begin + at], np.uint64), np.array([min(step, each - at)], np.uint64)
+
+
+_NONE = np.empty(0, np.uint64)

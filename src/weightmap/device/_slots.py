@@ -1,0 +1,129 @@
+"""Pinned slots: the host memory that devices copy from. Pinning takes long, so the process keeps a few."""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import allocate_lock
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightmap import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+    from weightmap.device._backend import Backend, Event
+
+__all__ = ["Slot", "Slots", "Staging", "release_slots"]
+
+
+class Staging(NamedTuple):
+    """How much memory is staged in, and by how many threads it is filled.
+
+    Attributes
+    ----------
+    slots : int
+        At least 2, so that one is filled while the device copies from another.
+    slot_bytes : int
+    threads : int, optional
+        At most this many read at once. By default one for each CPU, up to 16; more where the disk has to be waited for.
+    """
+
+    slots: int = 3
+    slot_bytes: int = 32 << 20
+    threads: int | None = None
+
+
+class Slot:
+    """Host memory that a device copies from; it is unpinned with its last user.
+
+    Attributes
+    ----------
+    memory : ndarray of uint8
+    event : Event or None
+        The end of the copies out of it that were asked for.
+    """
+
+    def __init__(self, backend: Backend, nbytes: int) -> None:
+        self.event: Event | None = None
+        self._backend: Backend | None = None  # whom it is pinned by
+        self._owner = os.getpid()
+        room = kernels.empty(nbytes + _PAGE, np.uint8)
+        start = -room.ctypes.data % _PAGE
+        self.memory: NDArray[np.uint8] = room[start : start + nbytes]
+        if backend.node is not None:
+            kernels.prefer_node(self.memory, backend.node)  # elsewhere it works as well, and is slower
+        if backend.pinned:
+            backend.pin(self.memory)
+            self._backend = backend
+
+    def release(self) -> None:
+        """Unpin the memory; once. A child process leaves that to its parent, and the end of a process to the system."""
+        backend, self._backend = self._backend, None
+        if backend is not None and self._owner == os.getpid() and not sys.is_finalizing():
+            backend.unpin(self.memory)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+_PAGE = 4096
+# Slots that nobody uses, by the key of the backend and their size.
+_idle: dict[tuple[Hashable, int], list[Slot]] = {}
+_lock = allocate_lock()
+
+
+class Slots:
+    """The slots of one load: taken from the pool, and given back when no copy out of them is under way."""
+
+    def __init__(self, backend: Backend, staging: Staging) -> None:
+        self._key = (backend.key, staging.slot_bytes)
+        self._kept = staging.slots if backend.pinned else 0
+        self._slots: list[Slot] = []
+        self._next = 0
+        with _lock:
+            idle = _idle.get(self._key, [])
+            while idle and len(self._slots) < staging.slots:
+                slot = idle.pop()
+                if slot._owner == os.getpid():  # noqa: SLF001 - of this module
+                    self._slots.append(slot)
+        while len(self._slots) < staging.slots:
+            self._slots.append(Slot(backend, staging.slot_bytes))
+
+    def next(self) -> Slot:
+        """Return the slot that was used longest ago, when the device has copied what was in it."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        if slot.event is not None:
+            slot.event.wait()
+            slot.event = None
+        return slot
+
+    def give_back(self) -> None:
+        """Give the slots back to the pool, after `Backend.synchronize`; the pool keeps as many as one load needs."""
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            slot.event = None
+        with _lock:
+            idle = _idle.setdefault(self._key, [])
+            while slots and len(idle) < self._kept:
+                idle.append(slots.pop())
+        for slot in slots:
+            slot.release()
+
+    def discard(self) -> None:
+        """Forget the slots of a device that does not say any more whether it copies from them."""
+        self._slots = []
+
+
+def release_slots() -> None:
+    """Unpin and free the slots that the process keeps for the next load."""
+    with _lock:
+        slots = [slot for idle in _idle.values() for slot in idle]
+        _idle.clear()
+    for slot in slots:
+        slot.release()

@@ -1,0 +1,186 @@
+"""A device of numpy arrays that does its work as late as it may, and notices what a real one would suffer from."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import weightmap as wm
+from weightmap.device import Backend, Change
+from weightmap.dtypes import GGML_SCHEMES, dtype_named
+from weightmap.quant.blocks import QuantizedTensor
+from weightmap.quant.ggml import GgmlTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["DECODED", "FakeDevice", "Late"]
+
+DECODED = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q4_0", "q8_0", "q4_k", "q6_k")
+
+
+class Late(AssertionError):
+    """Memory was used in a way that a device with work under way does not bear."""
+
+
+class Memory(np.ndarray):
+    """Device memory; a class of its own, so that the device can count what is alive."""
+
+
+class Point:
+    """An event: waiting for it lets the device do what it was asked for before."""
+
+    def __init__(self, device: FakeDevice, upto: int) -> None:
+        self._device, self._upto = device, upto
+
+    def wait(self) -> None:
+        self._device.work(self._upto)
+
+
+class FakeDevice(Backend):
+    """A device whose copies happen when somebody waits for them, and no earlier.
+
+    Attributes
+    ----------
+    log : list of tuple
+        What was asked for: ("copy", bytes), ("change", scheme), ("event",), ("synchronize",) …
+    fails : dict of str to int
+        After how many calls a method raises an error.
+    """
+
+    def __init__(self, key: str = "fake:0", *, decodes: tuple[str, ...] = DECODED, **fails: int) -> None:
+        self.key = key
+        self.fails = fails
+        self.log: list[tuple[Any, ...]] = []
+        self.pins: set[int] = set()
+        self.done = 0
+        self._scheme = decodes
+        self._asked: list[Callable[[], None]] = []
+        self._alive: list[weakref.ref[Any]] = []
+        self._freed: set[int] = set()
+        self.before: Callable[[str], None] = lambda _: None
+
+    def _call(self, what: str, *more: Any) -> None:
+        self.before(what)
+        self.log.append((what, *more))
+        left = self.fails.get(what)
+        if left is not None:
+            self.fails[what] = left - 1
+            if left <= 0:
+                raise RuntimeError(f"the device failed: {what}")
+
+    def count(self, what: str) -> int:
+        """How often something was asked for."""
+        return sum(entry[0] == what for entry in self.log)
+
+    @property
+    def alive(self) -> int:
+        """Pieces of memory that were not freed and that somebody refers to."""
+        return sum((memory := ref()) is not None and id(memory) not in self._freed for ref in self._alive)
+
+    def work(self, upto: int | None = None) -> None:
+        """Do what was asked for, in order."""
+        upto = len(self._asked) if upto is None else upto
+        while self.done < upto:
+            self._asked[self.done]()
+            self.done += 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was asked for is done."""
+        return self.done == len(self._asked)
+
+    # ---------------------------------------------------------------------------------------------------- the backend
+    def allocate(self, nbytes: int) -> Any:
+        self._call("allocate", nbytes)
+        room = np.full(nbytes + 256, 0xEE, np.uint8)
+        start = -room.ctypes.data % 256
+        memory = room[start : start + nbytes].view(Memory)
+        self._alive.append(weakref.ref(memory))
+        return memory
+
+    def free(self, buffer: Any) -> None:
+        self._call("free", len(buffer))
+        if not self.idle:
+            raise Late("memory is freed that copies are under way to")
+        self._freed.add(id(buffer))
+
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        self._call("pin", len(memory))
+        self.pins.add(memory.ctypes.data)
+
+    def unpin(self, memory: NDArray[np.uint8]) -> None:
+        self._call("unpin", len(memory))
+        if not self.idle:
+            raise Late("memory is unpinned that copies are under way from")
+        self.pins.remove(memory.ctypes.data)
+
+    def begin(self) -> None:
+        self._call("begin")
+
+    def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
+        self._call("copy", len(memory))
+        if at < 0 or at + len(memory) > len(buffer):
+            raise Late(f"bytes {at} to {at + len(memory)} of {len(buffer)} are written")
+        now = memory.tobytes()
+
+        def done() -> None:
+            if memory.tobytes() != now:
+                raise Late("a slot was written to before the copy from it was done")
+            np.asarray(buffer)[at : at + len(now)] = np.frombuffer(now, np.uint8)
+
+        self._asked.append(done)
+
+    def event(self) -> Point:
+        self._call("event")
+        return Point(self, len(self._asked))
+
+    def synchronize(self) -> None:
+        self._call("synchronize")
+        self.work()
+
+    def decodes(self, scheme: str) -> bool:
+        return scheme in self._scheme
+
+    def change(self, source: Any, begin: int, end: int, change: Change, buffer: Any, at: int) -> None:
+        self._call("change", change.stored)
+
+        def done() -> None:
+            octets = np.asarray(source)[begin:end]
+            values = elements(change, octets)
+            with np.errstate(over="ignore"):
+                result = values.astype(dtype_named(change.dtype))
+            np.asarray(buffer)[at : at + result.nbytes] = result.view(np.uint8)
+
+        self._asked.append(done)
+
+    def check(self, dtype: str) -> None:
+        if dtype == "float64":
+            raise wm.UnsupportedError("data type", expected="one that this device has", actual=dtype)
+
+    def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
+        kind = dtype_named(dtype)
+        if at % kind.itemsize:
+            raise Late(f"a tensor of {dtype} begins at byte {at}")
+        made = np.ndarray(shape, kind, buffer, at) if len(buffer) > at else np.empty(shape, kind)
+        return made
+
+    def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
+        return np.flip(tensor, axes)
+
+
+def elements(change: Change, octets: NDArray[np.uint8]) -> NDArray[Any]:
+    """What a change makes of bytes, in the type that it begins with: float32 for a scheme."""
+    if not change.quantized:
+        return np.frombuffer(octets.tobytes(), dtype_named(change.stored))
+    shape = (change.count,)
+    if change.stored in GGML_SCHEMES:
+        return GgmlTensor(change.stored, shape, octets.tobytes()).dequantize()
+    given = {"block_size": change.block_size, "scale_type": change.scale_type}
+    return QuantizedTensor(change.stored, shape, octets.tobytes(), **given).dequantize()
+
+

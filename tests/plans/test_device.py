@@ -1,0 +1,643 @@
+"""Loading to a device, on one that does its work as late as it may: what arrives, what is read, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.builders import torch as checkpoints
+from tests.device_support import DECODED, FakeDevice, Late
+
+import weightmap as wm
+from weightmap import kernels
+from weightmap.device import Loader, Staging, _loading, _slots, load, release_slots
+from weightmap.device._slots import Slots
+from weightmap.quant.ggml import quantize_ggml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RNG = np.random.default_rng(20)
+INTEGERS = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
+BLOCKS = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_0")
+# Slots of a few pages: tensors are divided, and several share one. And those that a user gets.
+STAGINGS = [Staging(2, 1 << 14, 2), Staging(3, 1 << 16), None]
+
+
+def numbers(*shape: int) -> np.ndarray[Any, Any]:
+    """Numbers, of which no two rows are alike."""
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+DENSE = {
+    "matrix": numbers(300, 70),
+    "half": numbers(33, 5).astype(np.float16),
+    "brain": numbers(1001).astype(ml_dtypes.bfloat16),
+    "codes": np.arange(7, dtype=np.int8),
+    "wide": np.arange(5, dtype=np.int64),
+    "none": np.zeros((0, 3), np.float32),
+}
+QUANTISED = {scheme: wm.quantize(numbers(64, 320), scheme) for scheme in INTEGERS}
+# A last block that is not full, and a single scale for a number of codes that is no whole number of bytes.
+QUANTISED |= {f"odd {scheme}": wm.quantize(numbers(37, 43), scheme) for scheme in INTEGERS}
+GGML = {scheme: quantize_ggml(numbers(8, 1024), scheme) for scheme in BLOCKS}
+MODELS = {
+    "a.safetensors": DENSE,
+    "a.weights": DENSE,
+    "a.amb": DENSE | QUANTISED,
+    "a.gguf": {"dense": DENSE["matrix"]} | GGML,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_slots() -> Iterator[None]:
+    """Begin and end without slots in the pool."""
+    release_slots()
+    yield
+    release_slots()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, Path]:
+    """A file of each model, by its name."""
+    for name, tensors in MODELS.items():
+        wm.save(tmp_path / name, tensors)
+    return {name: tmp_path / name for name in MODELS}
+
+
+def as_on_the_host(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
+    """What a tensor of a file is to become."""
+    array = value if isinstance(value, np.ndarray) else value.dequantize()
+    floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    return array.astype(getattr(ml_dtypes, dtype, dtype)) if dtype and floating else array
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    """Type, shape and every bit agree."""
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    assert got.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+# ------------------------------------------------------------------------------------------------------ what arrives
+@pytest.mark.parametrize("staging", STAGINGS, ids=["16K", "64K", "default"])
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor_arrives_as_it_is_on_the_host(models, name, dtype, staging):
+    """Every type and scheme, in the type of the file and in others, through slots of any size; a buffer a file."""
+    device = FakeDevice()
+    with wm.open(models[name]) as file:
+        got = dict(load(wm.plan(file), device, dtype=dtype, staging=staging, verify=True))
+        assert tuple(got) == wm.plan(file).names
+        for tensor in file:
+            assert_same(got[tensor], as_on_the_host(file[tensor], dtype))
+    assert device.idle
+    assert device.count("allocate") == (2 if device.count("change") else 1)  # with one for what is changed
+
+
+@pytest.mark.parametrize("decodes", [DECODED, ()], ids=["there", "here"])
+@pytest.mark.parametrize("name", ["a.amb", "a.gguf"])
+def test_a_device_that_decodes_nothing_gets_decoded_tensors(models, name, decodes):
+    """Quantised tensors go over packed where the device decodes them, and otherwise as float32."""
+    device = FakeDevice(decodes=decodes)
+    with wm.plan(models[name]) as plan:
+        got = dict(load(plan, device, staging=Staging(2, 1 << 16)))
+        for tensor, value in plan.file.items():
+            assert_same(got[tensor], as_on_the_host(value, None))
+        schemes = {plan.file.info(tensor).dtype for tensor in plan.file}
+    assert {entry[1] for entry in device.log if entry[0] == "change"} == schemes & set(decodes)
+
+
+INDICES = [
+    np.s_[3], np.s_[2:30:3], np.s_[::-1], np.s_[:, 5:9], np.s_[4:9, ::-7], np.s_[-1, 3], np.s_[..., 2], np.s_[5:5],
+    np.s_[16:32], np.s_[1:3, 1:5],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("index", INDICES, ids=repr)
+def test_a_part_of_a_tensor_is_what_numpy_gives(models, index, dtype):
+    """Slices, steps of either direction and integers, of dense and of quantised tensors, whole blocks or not."""
+    wanted = {"a.amb": ["matrix", "half", *QUANTISED], "a.gguf": list(GGML)}
+    for name, tensors in wanted.items():
+        with wm.plan(models[name], dict.fromkeys(tensors, index)) as plan:
+            got = dict(load(plan, FakeDevice(), dtype=dtype, staging=Staging(2, 1 << 14)))
+            for tensor, value in got.items():
+                assert_same(value, as_on_the_host(np.asarray(plan.file[tensor])[index], dtype))
+
+
+def test_tensors_that_no_run_of_the_file_is(tmp_path):
+    """Transposed, expanded, deflated and big-endian tensors are put into order on the host."""
+    transposed = checkpoints.Stored("0", "float32", 24, 0, (4, 6), (1, 4))
+    data = np.arange(24, dtype=np.float32)
+    paths = {tmp_path / "a.npz": "deflated", tmp_path / "a.npy": "swapped"}
+    np.savez_compressed(tmp_path / "a.npz", x=numbers(300, 40), y=np.arange(3))
+    np.save(tmp_path / "a.npy", numbers(30, 7).astype(">f4"))
+    assert transposed.shape == (4, 6)
+    assert data.size == 24
+    for path in paths:
+        for index in (None, np.s_[1:3]):
+            with wm.open(path) as file:
+                wants = None if index is None else dict.fromkeys(file, index)
+                got = dict(load(wm.plan(file, wants), FakeDevice(), staging=Staging(2, 1 << 14)))
+                for name, value in file.items():
+                    expected = value.astype(value.dtype.newbyteorder("="))
+                    assert_same(got[name], expected if index is None else expected[index])
+
+
+def test_a_model_of_several_files_has_a_buffer_for_each(tmp_path):
+    """Shards come one after another, each in memory of its own."""
+    wm.convert(_saved(tmp_path / "a.safetensors", DENSE), tmp_path / "model", max_shard_size=60_000)
+    device = FakeDevice()
+    with wm.plan(tmp_path / "model") as plan:
+        got = dict(load(plan, device))
+        assert len(plan.file.shards) > 1
+        assert device.count("allocate") == len(plan.file.shards)
+    for name, value in got.items():
+        assert_same(value, DENSE[name])
+
+
+def _saved(path: Path, tensors: Any) -> Path:
+    wm.save(path, tensors)
+    return path
+
+
+def test_a_type_that_the_device_lacks_is_an_error_before_anything_is_read(tmp_path):
+    """And names the file."""
+    path = _saved(tmp_path / "a.safetensors", {"x": np.zeros(3)})
+    device = FakeDevice()
+    with wm.plan(path) as plan, pytest.raises(wm.UnsupportedError, match=r"a\.safetensors.*float64"):
+        dict(load(plan, device))
+    assert not device.count("allocate")
+
+
+# -------------------------------------------------------------------------------------------------- what is read
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each call that reads into a slot."""
+    counted: list[int] = []
+    real = kernels.stage
+
+    def stage(source: Any, pieces: Any, *args: Any, **named: Any) -> Any:
+        counted.append(int(pieces[2].sum()))
+        return real(source, pieces, *args, **named)
+
+    monkeypatch.setattr(kernels, "stage", stage)
+    return counted
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_each_rank_gets_its_slices_and_reads_no_other_byte(tmp_path, staged, dim):
+    """The slices of all ranks are the tensor, and their bytes those of the file, each read once."""
+    tensors = {f"w{i}": numbers(64, 96) for i in range(3)}
+    path = _saved(tmp_path / "a.safetensors", tensors)
+    found = []
+    for rank in range(4):
+        with wm.plan(path, {name: wm.shard(name, dim, rank, 4) for name in tensors}) as plan:
+            device = FakeDevice()
+            found.append(dict(load(plan, device)))
+            assert sum(size for what, size in _sized(device, "allocate")) == plan.wanted_nbytes
+    assert sum(staged) == sum(array.nbytes for array in tensors.values())
+    for name, array in tensors.items():
+        assert_same(np.concatenate([part[name] for part in found], dim), array)
+
+
+def _sized(device: FakeDevice, what: str) -> list[tuple[Any, ...]]:
+    return [entry for entry in device.log if entry[0] == what]
+
+
+def test_whole_tensors_are_dealt_out(models):
+    """Without names, each rank gets whole tensors; together they are the model."""
+    found: dict[str, Any] = {}
+    for rank in range(3):
+        with wm.plan(models["a.safetensors"], rank=rank, world=3) as plan:
+            found |= dict(load(plan, FakeDevice()))
+    assert set(found) == set(DENSE)
+
+
+def test_neighbours_go_over_in_one_copy(tmp_path, staged):
+    """Small tensors share a slot, a read and a copy."""
+    path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(10) for i in range(100)})
+    device = FakeDevice()
+    with wm.plan(path) as plan:
+        dict(load(plan, device))
+    assert (device.count("copy"), len(staged)) == (1, 1)
+
+
+def test_groups_bound_the_memory_of_a_device(tmp_path):
+    """With `group`, tensors come in groups of so many bytes at most, or of one tensor; nothing outlives its user."""
+    path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(1000 + 500 * (i == 2)) for i in range(7)})
+    device = FakeDevice()
+    most = 0
+    with wm.plan(path) as plan:
+        for _, tensor in load(plan, device, group=8192):
+            gc.collect()
+            most = max(most, device.alive)
+            assert tensor.nbytes
+    assert most <= 2
+    assert max(size for _, size in _sized(device, "allocate")) <= 8192 + 512
+    assert device.count("allocate") == 4
+
+
+def test_what_is_cold_is_asked_for_ahead(tmp_path, monkeypatch):
+    """Bytes that are not in memory are asked for before they are read, by more threads; each once."""
+    path = _saved(tmp_path / "a.safetensors", {"w": numbers(300_000)})
+    asked = []
+    monkeypatch.setattr(_loading, "resident_in", lambda *_: np.array([0]))
+    monkeypatch.setattr(_loading, "ask_for", lambda _, offset, nbytes: asked.append((offset, nbytes)))
+    with wm.plan(path) as plan:
+        begin = plan.file.info("w").offset
+        assert_same(dict(load(plan, FakeDevice(), staging=Staging(2, 1 << 16)))["w"], wm.open(path)["w"])
+    ends = [offset + nbytes for offset, nbytes in asked]
+    assert len(asked) > 3
+    assert [offset for offset, _ in asked] == [begin, *ends[:-1]]
+    assert ends[-1] == begin + 1_200_000
+
+
+def test_a_system_that_does_not_say_what_is_resident(tmp_path, monkeypatch):
+    """Then everything counts as resident; an error of ours is one."""
+    path = _saved(tmp_path / "a.safetensors", {"w": numbers(3)})
+    monkeypatch.setattr(_loading, "resident_in", lambda *_: _raise(OSError(errno.EPERM, "no")))
+    with wm.plan(path) as plan:
+        assert_same(dict(load(plan, FakeDevice()))["w"], plan.file["w"])
+        monkeypatch.setattr(_loading, "resident_in", lambda *_: _raise(wm.FileChangedError("changed")))
+        with pytest.raises(wm.FileChangedError):
+            dict(load(plan, FakeDevice()))
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def test_what_is_in_memory_or_in_a_store_needs_no_file(tmp_path, monkeypatch):
+    """Bytes are copied from memory; of a store they are requested."""
+    path = _saved(tmp_path / "a.safetensors", DENSE)
+    for verify in (False, True):
+        with wm.plan(path.read_bytes()) as plan:
+            got = dict(load(plan, FakeDevice(), verify=verify))
+        for name, value in DENSE.items():
+            assert_same(got[name], value)
+    embd = _saved(tmp_path / "a.weights", DENSE)
+    with wm.open(embd) as file:
+        monkeypatch.setattr(type(file._source), "store", "a store")
+        got = dict(load(wm.plan(file, list(DENSE)), FakeDevice(), verify=True))
+    for name, value in DENSE.items():
+        assert_same(got[name], value)
+
+
+# ----------------------------------------------------------------------------------------------------- how it ends
+def test_a_slot_waits_for_the_copies_out_of_it(tmp_path, monkeypatch):
+    """A slot that is filled again before its event corrupts what is under way: the fake device sees it."""
+    path = _saved(tmp_path / "a.safetensors", {"w": numbers(100_000)})
+    with wm.plan(path) as plan:
+        dict(load(plan, FakeDevice(), staging=Staging(2, 1 << 14)))
+        monkeypatch.setattr("tests.device_support.Point.wait", lambda _: None)
+        with pytest.raises(Late, match="before the copy from it was done"):
+            dict(load(plan, FakeDevice("other"), staging=Staging(2, 1 << 14)))
+
+
+CALLS = ("allocate", "copy", "change", "event", "pin", "begin", "synchronize")
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("name", ["a.safetensors", "a.amb"])
+def test_an_error_of_the_device_frees_everything(models, name, what, after):
+    """Nothing is handed out, no copy is under way, all memory is free, slots are back; the next load works."""
+    device = FakeDevice(**{what: after})
+    staging = Staging(2, 1 << 14)
+    handed = []
+    with wm.plan(models[name]) as plan:
+        try:
+            for pair in load(plan, device, staging=staging):
+                handed.append(pair)  # noqa: PERF402 - what came before the error counts
+        except RuntimeError as error:
+            assert f"the device failed: {what}" in str(error)
+            notes = " ".join(error.__notes__) if hasattr(error, "__notes__") else ""
+            if what in {"copy", "change", "event"}:
+                assert "tensor" in notes
+                assert device.key in notes
+            if what == "allocate" and not after:
+                assert "bytes for" in notes
+            assert not handed
+        else:
+            assert device.fails[what] >= 0  # it was not called so often
+        device.fails.clear()
+        device.work()
+        handed.clear()
+        gc.collect()
+        assert device.alive == 0
+        assert dict(load(plan, device, staging=staging)).keys() == set(plan.names)
+        gc.collect()
+        assert len(device.pins) <= 2
+    release_slots()
+    gc.collect()
+    assert not device.pins
+
+
+@pytest.mark.parametrize("what", ["allocate", "copy", "event", "change", "synchronize"])
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_an_interrupted_load_leaves_nothing_under_way(models, what, after):
+    """KeyboardInterrupt at any call of the device: no thread, no copy, no device memory, slots in the pool."""
+    device = FakeDevice()
+    threads = threading.active_count()
+    left = [after]
+
+    def interrupt(called: str) -> None:
+        if called == what:
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+
+    device.before = interrupt
+    with wm.plan(models["a.amb"]) as plan:
+        if device.count(what) > after:
+            with pytest.raises(KeyboardInterrupt):
+                dict(load(plan, device, staging=Staging(2, 1 << 14)))
+        else:
+            try:
+                dict(load(plan, device, staging=Staging(2, 1 << 14)))
+            except KeyboardInterrupt:
+                pass
+    gc.collect()
+    assert device.idle
+    assert device.alive == 0
+    assert threading.active_count() == threads
+    assert sum(map(len, _slots._idle.values())) == len(device.pins) <= 2
+
+
+def test_a_load_that_nobody_takes_to_its_end(models):
+    """A generator that is closed gives its slots back."""
+    device = FakeDevice()
+    with wm.plan(models["a.safetensors"]) as plan:
+        found = load(plan, device, group=1)
+        next(found)
+        found.close()
+    gc.collect()
+    assert device.idle
+    assert len(device.pins) == 3 == sum(map(len, _slots._idle.values()))
+
+
+def test_a_hundred_loads_leak_nothing(models):
+    """Slots are pinned once; descriptors and device memory come back."""
+    device = FakeDevice()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(100):
+        with wm.plan(models["a.amb"]) as plan:
+            assert dict(load(plan, device))
+        gc.collect()
+        assert device.alive == 0
+    assert device.count("pin") == 3
+    assert before == (len(os.listdir("/proc/self/fd")) if before else 0)
+
+
+def test_loads_at_the_same_time_have_slots_of_their_own(models):
+    """The pool keeps as many slots as one load needs; those beyond are unpinned."""
+    device = FakeDevice()
+    with wm.plan(models["a.safetensors"]) as plan:
+        first, second = load(plan, device, group=1), load(plan, device, group=1)
+        for (name, one), (other, two) in zip(first, second, strict=True):
+            assert name == other
+            assert_same(one, two)
+    assert device.count("pin") == 6
+    assert len(device.pins) == 3
+
+
+def test_a_device_that_is_lost_keeps_its_slots(tmp_path):
+    """If the device does not say that its copies are done, nobody reuses the slots; the first error is raised."""
+    path = _saved(tmp_path / "a.safetensors", {"w": numbers(30_000)})
+    device = FakeDevice(copy=1, synchronize=0)
+    with wm.plan(path) as plan, pytest.raises(RuntimeError, match="failed: copy"):
+        dict(load(plan, device, staging=Staging(2, 1 << 14)))
+    assert not any(_slots._idle.values())
+    device = FakeDevice("b", synchronize=1)
+    with wm.plan(path) as plan, pytest.raises(RuntimeError, match="failed: synchronize"):
+        for _ in load(plan, device):
+            pass
+    device.work()
+
+
+def test_slots_of_a_parent_are_not_used_by_a_child(monkeypatch):
+    """After a fork the pool is empty for the child, which unpins nothing."""
+    device = FakeDevice()
+    Slots(device, Staging(2, 1 << 14)).give_back()
+    assert len(device.pins) == 2
+    real = os.getpid()
+    monkeypatch.setattr(_slots.os, "getpid", lambda: real + 1)
+    child = Slots(device, Staging(2, 1 << 14))
+    gc.collect()
+    assert len(device.pins) == 4
+    child.give_back()
+    monkeypatch.undo()
+
+
+def test_slots_lie_on_the_node_of_the_device(monkeypatch):
+    """If it is known; no node is an error."""
+    asked = []
+    monkeypatch.setattr(kernels, "prefer_node", lambda memory, node: asked.append((len(memory), node)))
+    device = FakeDevice()
+    device.node = 1
+    Slots(device, Staging(2, 1 << 14)).give_back()
+    assert asked == [(1 << 14, 1)] * 2
+
+
+def test_a_loader_is_used_within_its_block(models):
+    """And only there."""
+    loader = Loader(FakeDevice())
+    loader.__exit__(None, None, None)
+    with pytest.raises(ValueError, match="within its block"):
+        loader._current()
+
+
+def test_a_device_without_pinned_memory_gets_small_slots(models):
+    """Nothing is pinned or kept."""
+    device = FakeDevice()
+    device.pinned = False
+    with wm.plan(models["a.safetensors"]) as plan:
+        assert dict(load(plan, device)).keys() == DENSE.keys()
+    assert not device.count("pin")
+    assert not any(_slots._idle.values())
+
+
+# --------------------------------------------------------------------------------------------- files that change
+@pytest.mark.parametrize("left", [0.0, 0.4, 0.9])
+def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path, left):
+    """A TruncatedError that names the file and the tensor, and no fault."""
+    path = _saved(tmp_path / "a.safetensors", {"w": numbers(200_000), "v": numbers(3)})
+    device = FakeDevice()
+    device.before = lambda what: os.truncate(path, int(left * path.stat().st_size)) if what == "copy" else None
+    with wm.plan(path) as plan:
+        with pytest.raises(wm.TruncatedError, match=r"a\.safetensors.*became shorter while tensor 'w'"):
+            dict(load(plan, device, staging=Staging(2, 1 << 14)))
+    gc.collect()
+    assert device.idle
+    assert device.alive == 0
+
+
+def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path):
+    """Old and new bytes are never handed out together."""
+    path = _saved(tmp_path / "a.safetensors", {"w": numbers(200_000)})
+    device = FakeDevice()
+
+    def write(what: str) -> None:
+        if what == "event":
+            with path.open("r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"x")
+            os.utime(path, ns=(1, 1))
+
+    device.before = write
+    with wm.plan(path) as plan, pytest.raises(wm.FileChangedError):
+        dict(load(plan, device, staging=Staging(2, 1 << 14)))
+    assert device.alive == 0
+
+
+def test_an_error_of_the_disk_passes_through(tmp_path, monkeypatch):
+    """With the name of the file, and a note that names the tensor."""
+    path = _saved(tmp_path / "a.safetensors", {"w": numbers(3)})
+    monkeypatch.setattr(kernels, "stage", lambda *_, **__: (0, errno.EIO))
+    with wm.plan(path) as plan, pytest.raises(OSError, match="Input/output error") as caught:
+        dict(load(plan, FakeDevice()))
+    assert caught.value.filename == os.fspath(path)
+    assert caught.value.__notes__ == ["while tensor 'w' was being read"]
+
+
+# ------------------------------------------------------------------------------------------------------ checksums
+def _damaged(path: Path, at: int) -> Path:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+SUMMED = {"w": numbers(3000), "odd": np.arange(13, dtype=np.int8), "x": numbers(40, 50)}
+
+
+@pytest.mark.parametrize("staging", STAGINGS, ids=["16K", "64K", "default"])
+@pytest.mark.parametrize("group", [None, 1])
+@pytest.mark.parametrize("where", ["w", "odd", "x"])
+def test_a_damaged_byte_is_found_before_a_tensor_is_handed_out(tmp_path, where, group, staging):
+    """With `verify`, of EMBD, whose checksum covers all tensors, and of archives, which have one for each."""
+    for name in ("a.weights", "a.npz"):
+        path = tmp_path / name
+        np.savez(path, **SUMMED) if name == "a.npz" else wm.save(path, SUMMED)
+        with wm.open(path) as file:
+            info = file.info(where)
+        _damaged(path, info.offset + info.nbytes // 2)
+        device, handed = FakeDevice(), []
+        with wm.plan(path) as plan, pytest.raises(wm.ChecksumError):
+            handed.extend(name for name, _ in load(plan, device, verify=True, group=group, staging=staging))
+        before = list(SUMMED).index(where) if name == "a.npz" and group else 0
+        assert len(handed) == before
+        gc.collect()
+        assert device.alive == 0
+        with wm.plan(path) as plan:
+            assert len(dict(load(plan, device))) == 3  # nobody asked
+
+
+def test_bytes_between_tensors_are_checked_too(tmp_path):
+    """What a checksum covers beside the tensors is read for it."""
+    path = _saved(tmp_path / "a.weights", SUMMED)
+    with wm.open(path) as file:
+        info = file.info("odd")
+    _damaged(path, info.offset + info.nbytes + 1)
+    with wm.plan(path) as plan, pytest.raises(wm.ChecksumError):
+        dict(load(plan, FakeDevice(), verify=True))
+
+
+@pytest.mark.parametrize("wants", [["x"], {"x": np.s_[:, 3:7]}, {"w": np.s_[5:9], "x": np.s_[3]}], ids=repr)
+@pytest.mark.parametrize("sound", [True, False])
+def test_parts_are_checked_by_what_covers_them(tmp_path, wants, sound):
+    """The rest of the bytes that a checksum covers is read, and goes nowhere."""
+    path = _saved(tmp_path / "a.weights", SUMMED)
+    with wm.open(path) as file:
+        info = file.info("odd")
+    if not sound:
+        _damaged(path, info.offset)
+    with wm.plan(path, wants) as plan:
+        if sound:
+            got = dict(load(plan, FakeDevice(), verify=True))
+            assert set(got) == set(wants)
+        else:
+            with pytest.raises(wm.ChecksumError):
+                dict(load(plan, FakeDevice(), verify=True))
+
+
+def test_entries_that_nobody_wants_are_not_read_for_their_checksums(tmp_path, staged):
+    """A damaged entry is no matter to the others."""
+    path = tmp_path / "a.npz"
+    np.savez(path, **SUMMED)
+    with wm.open(path) as file:
+        _damaged(path, file.info("w").offset)
+    with wm.plan(path, ["x"]) as plan:
+        assert_same(dict(load(plan, FakeDevice(), verify=True))["x"], SUMMED["x"])
+
+
+# ------------------------------------------------------------------------------------------------------ the kernel
+def test_pieces_are_copied_by_any_number_of_threads(tmp_path):
+    """Long pieces, and short ones near to each other or not, from a file and from memory, with their checksums."""
+    data = RNG.integers(0, 256, 3_000_000, np.uint8)
+    path = tmp_path / "data"
+    path.write_bytes(data)
+    sizes = np.concatenate([[1_000_000, 0, 700_001], RNG.integers(0, 60, 4000), [33_000, 5]]).astype(np.uint64)
+    gaps = np.concatenate([[0, 0, 7], RNG.integers(0, 50, 2000), RNG.integers(0, 9, 2000), [5000, 1]])
+    starts = (np.cumsum(sizes.astype(np.int64) + gaps) - sizes.astype(np.int64)).astype(np.uint64)
+    to = (np.cumsum(sizes) - sizes).astype(np.uint64)
+    expected = b"".join(data[a : a + n].tobytes() for a, n in zip(starts.tolist(), sizes.tolist(), strict=True))
+    with path.open("rb") as file:
+        for source in (file.fileno(), data):
+            for threads in (1, 3, 64):
+                for order in (slice(None), slice(None, None, -1)):
+                    out = np.zeros(len(expected), np.uint8)
+                    crcs = np.ones(len(sizes), np.uint32)
+                    pieces = tuple(np.ascontiguousarray(column[order]) for column in (starts, to, sizes))
+                    assert kernels.stage(source, pieces, out, crcs=crcs, threads=threads) == (-1, 0)
+                    assert out.tobytes() == expected
+                    found = [kernels.crc32(out[a : a + n]) for a, n in zip(pieces[1].tolist(), pieces[2].tolist(), strict=True)]
+                    assert crcs.tolist() == found
+
+
+def _columns(*pieces: tuple[int, int, int]) -> Any:
+    return tuple(np.array(column, np.uint64) for column in zip(*pieces, strict=True))
+
+
+def test_pieces_that_do_not_fit_are_refused(tmp_path):
+    """Nothing is copied; columns have one length."""
+    out = np.zeros(10, np.uint8)
+    memory = np.arange(20, dtype=np.uint8)
+    for piece in ((11, 0, 10), (0, 1, 10), (0, 11, 0), (21, 0, 0), (2**64 - 1, 0, 2), (0, 2**64 - 1, 2), (1, 0, 2**64 - 1)):
+        with pytest.raises(ValueError, match="piece 1 does not lie within"):
+            kernels.stage(memory, _columns((0, 0, 1), piece), out)
+    assert kernels.stage(memory, _columns((10, 0, 10), (20, 10, 0)), out) == (-1, 0)
+    assert out.tolist() == list(range(10, 20))
+    with pytest.raises(ValueError, match="differ in length"):
+        kernels.stage(memory, _columns((0, 0, 1)), out, crcs=np.zeros(2, np.uint32))
+
+
+def test_the_end_of_a_file_and_errors_are_told_by_their_piece(tmp_path):
+    """Of a long piece and of short ones that are read together."""
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1000))
+    out = np.zeros(2000, np.uint8)
+    with path.open("rb") as file:
+        assert kernels.stage(file.fileno(), _columns((0, 0, 1000)), out) == (-1, 0)
+        assert kernels.stage(file.fileno(), _columns((0, 0, 10), (500, 10, 501)), out)[1] == 0
+        assert kernels.stage(file.fileno(), _columns((0, 0, 10), (5000, 10, 1)), out) == (1, 0)
+        closed = os.dup(file.fileno())
+    os.close(closed)
+    assert kernels.stage(closed, _columns((0, 0, 10)), out) == (0, errno.EBADF)
+
+
+def test_a_node_that_memory_cannot_lie_on():
+    """Is told by an errno; memory of less than a page has none."""
+    memory = np.zeros(1 << 20, np.uint8)
+    assert kernels.prefer_node(memory, -1) in {errno.EINVAL, errno.ENOSYS}
+    assert kernels.prefer_node(memory, 1023) != 0
+    assert kernels.prefer_node(memory, 0) in {0, errno.ENOSYS, errno.EPERM}
