@@ -42,6 +42,7 @@ MODULES = (
     "weightmap.compat.numpy",
     "weightmap.compat.gguf",
     "weightmap.torch",
+    "weightmap.device",
     "weightmap.jax",
     "weightmap.dlpack",
     "weightmap.dcp",

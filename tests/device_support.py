@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["DECODED", "FakeDevice", "Late"]
+__all__ = ["DECODED", "FakeDevice", "LateError"]
 
 DECODED = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q4_0", "q8_0", "q4_k", "q6_k")
 
 
-class Late(AssertionError):
+class LateError(AssertionError):
     """Memory was used in a way that a device with work under way does not bear."""
 
 
@@ -38,6 +38,7 @@ class Point:
         self._device, self._upto = device, upto
 
     def wait(self) -> None:
+        """Let the device do what was asked for before."""
         self._device.work(self._upto)
 
 
@@ -87,7 +88,12 @@ class FakeDevice(Backend):
         upto = len(self._asked) if upto is None else upto
         while self.done < upto:
             self._asked[self.done]()
+            self._asked[self.done] = lambda: None  # which refers to no memory
             self.done += 1
+
+    def forget(self) -> None:
+        """Do nothing of what was asked for."""
+        self.done = len(self._asked)
 
     @property
     def idle(self) -> bool:
@@ -96,6 +102,7 @@ class FakeDevice(Backend):
 
     # ---------------------------------------------------------------------------------------------------- the backend
     def allocate(self, nbytes: int) -> Any:
+        """Return memory that holds no zeros."""
         self._call("allocate", nbytes)
         room = np.full(nbytes + 256, 0xEE, np.uint8)
         start = -room.ctypes.data % 256
@@ -104,49 +111,58 @@ class FakeDevice(Backend):
         return memory
 
     def free(self, buffer: Any) -> None:
+        """Note that memory is free."""
         self._call("free", len(buffer))
         if not self.idle:
-            raise Late("memory is freed that copies are under way to")
+            raise LateError("memory is freed that copies are under way to")
         self._freed.add(id(buffer))
 
     def pin(self, memory: NDArray[np.uint8]) -> None:
+        """Note that memory is pinned."""
         self._call("pin", len(memory))
         self.pins.add(memory.ctypes.data)
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
+        """Note that it is not any more."""
         self._call("unpin", len(memory))
         if not self.idle:
-            raise Late("memory is unpinned that copies are under way from")
+            raise LateError("memory is unpinned that copies are under way from")
         self.pins.remove(memory.ctypes.data)
 
     def begin(self) -> None:
+        """Note it."""
         self._call("begin")
 
     def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
+        """Copy later what is there now."""
         self._call("copy", len(memory))
         if at < 0 or at + len(memory) > len(buffer):
-            raise Late(f"bytes {at} to {at + len(memory)} of {len(buffer)} are written")
+            raise LateError(f"bytes {at} to {at + len(memory)} of {len(buffer)} are written")
         now = memory.tobytes()
 
         def done() -> None:
             if memory.tobytes() != now:
-                raise Late("a slot was written to before the copy from it was done")
+                raise LateError("a slot was written to before the copy from it was done")
             np.asarray(buffer)[at : at + len(now)] = np.frombuffer(now, np.uint8)
 
         self._asked.append(done)
 
     def event(self) -> Point:
+        """Return the point behind what was asked for."""
         self._call("event")
         return Point(self, len(self._asked))
 
     def synchronize(self) -> None:
+        """Do all that was asked for."""
         self._call("synchronize")
         self.work()
 
     def decodes(self, scheme: str) -> bool:
+        """Whether the scheme is among those given."""
         return scheme in self._scheme
 
     def change(self, source: Any, begin: int, end: int, change: Change, buffer: Any, at: int) -> None:
+        """Decode or convert later, as the host does."""
         self._call("change", change.stored)
 
         def done() -> None:
@@ -159,17 +175,19 @@ class FakeDevice(Backend):
         self._asked.append(done)
 
     def check(self, dtype: str) -> None:
+        """Refuse float64."""
         if dtype == "float64":
             raise wm.UnsupportedError("data type", expected="one that this device has", actual=dtype)
 
     def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
+        """Return an array over memory."""
         kind = dtype_named(dtype)
         if at % kind.itemsize:
-            raise Late(f"a tensor of {dtype} begins at byte {at}")
-        made = np.ndarray(shape, kind, buffer, at) if len(buffer) > at else np.empty(shape, kind)
-        return made
+            raise LateError(f"a tensor of {dtype} begins at byte {at}")
+        return np.ndarray(shape, kind, buffer, at) if len(buffer) > at else np.empty(shape, kind)
 
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
+        """Return what numpy gives."""
         return np.flip(tensor, axes)
 
 
@@ -177,10 +195,8 @@ def elements(change: Change, octets: NDArray[np.uint8]) -> NDArray[Any]:
     """What a change makes of bytes, in the type that it begins with: float32 for a scheme."""
     if not change.quantized:
         return np.frombuffer(octets.tobytes(), dtype_named(change.stored))
-    shape = (change.count,)
+    shape = (change.elements,)
     if change.stored in GGML_SCHEMES:
         return GgmlTensor(change.stored, shape, octets.tobytes()).dequantize()
     given = {"block_size": change.block_size, "scale_type": change.scale_type}
     return QuantizedTensor(change.stored, shape, octets.tobytes(), **given).dequantize()
-
-

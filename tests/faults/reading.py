@@ -20,8 +20,10 @@ from unittest import mock
 import numpy as np
 from injection import ERRORS, PARTIAL, SHORT, TRUNCATED, Shim, attempt, command, descriptors, prepare
 from tests import builders
+from tests.device_support import FakeDevice
 
 import weightmap as wm
+from weightmap.device import Staging, load
 from weightmap.model import sharded
 
 if TYPE_CHECKING:
@@ -101,6 +103,13 @@ def planned(source: object) -> list[object]:
         return found
 
 
+def on_a_device(source: object) -> list[object]:
+    """Load all tensors to a device, through slots that are used several times."""
+    with wm.open(source) as f:
+        found = load(wm.plan(f), FakeDevice(), verify=True, staging=Staging(2, 1 << 14, 1))
+        return [(name, digest(array)) for name, array in found]
+
+
 def about_pages(*argv: object) -> object:
     """Run a command about pages in memory; what it says of the file, without what is another number each time."""
     document = json.loads(command(*argv, "--json"))
@@ -117,6 +126,7 @@ READINGS: dict[str, Callable[[Reading], object]] = {
     "read, no descriptors": lambda r: without_descriptors(reads, r.path),
     "verify, no descriptors": lambda r: without_descriptors(verified, r.path),
     "plan": lambda r: planned(r.path),
+    "device": lambda r: on_a_device(r.path),
     "convert": lambda r: converted(r.path, r.target),
     "diff": lambda r: wm.diff(r.path, r.same),
     "command inspect": lambda r: command("inspect", r.path, "--json"),

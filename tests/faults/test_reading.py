@@ -38,15 +38,15 @@ COMMANDS = (
 PAGES = ("command doctor", "command residency", "command warm", "command evict")
 FILES = {
     **{f"{kind}{suffix}": CALLS for kind, (suffix, _) in builders.saved().items()},
-    **dict.fromkeys(("a.npz", "deflated.npz", "a.pt", "legacy.pt"), CALLS),
+    **dict.fromkeys(("a.npz", "deflated.npz", "a.pt", "legacy.pt"), (*CALLS, "device")),
     "words.weights": COMMANDS,
     # As if its index were a large one.
     "a.weights": tuple(f"{what}, mapped index" for what in ("open, full", "convert", "diff", *COMMANDS, *PAGES)),
-    "q.amb": (*CALLS, *COMMANDS, "plan"),
+    "q.amb": (*CALLS, *COMMANDS, "plan", "device"),
     "pq.fifu": (*CALLS, "command inspect"),
     "sharded": (
         *("open", "verify", "read", "copy", *SEALED, "convert", "diff"),
-        *("read, no descriptors", "verify, no descriptors", "plan"),
+        *("read, no descriptors", "verify, no descriptors", "plan", "device"),
     ),
 }
 

@@ -30,6 +30,7 @@ LAYERS = [
     {"importers"},
     {"model"},
     {"plans"},
+    {"device"},
     {"conversion"},
     {"words"},
     {""},  # weightmap/__init__.py, the public names

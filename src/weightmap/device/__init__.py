@@ -1,9 +1,9 @@
 """From files into the memory of a device: pinned slots, copies that overlap with reading, types changed on the device.
 
-`load` goes through a plan of `weightmap.plan`. The tensors of a file become views of one piece of device memory. Bytes
-are read by several threads without the GIL into a few pinned slots, which the process keeps; from there the device
-copies them on a stream of its own while the next slot is filled. Quantised blocks go over packed, and the device decodes
-them where it can. No file is mapped, so one that becomes shorter meanwhile is an error and not a fault.
+`load` goes through a plan of `weightmap.plan`. The tensors of a file become views of one piece of device memory. Many
+threads read bytes without the GIL into a few pinned slots, which the process keeps; from there the device copies them
+on a stream of its own while the next slot is filled. Quantised blocks go over packed, and the device decodes them where
+it can. No mapping is touched: a file that becomes shorter meanwhile is an error and not a fault.
 
 What is particular to a device is a `Backend`; `weightmap.torch` has that of PyTorch.
 """

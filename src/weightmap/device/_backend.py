@@ -25,8 +25,8 @@ class Change(NamedTuple):
         Whether it is a scheme: "int8" is the name of both.
     dtype : str
         The type of the result.
-    count : int
-        Elements. The bytes of a scheme are a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor` take
+    elements : int
+        The bytes of a scheme are a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor` take
         them.
     block_size, scale_type
         As of `QuantizedTensor`; 0 and "" for other types.
@@ -35,7 +35,7 @@ class Change(NamedTuple):
     stored: str
     quantized: bool
     dtype: str
-    count: int
+    elements: int
     block_size: int = 0
     scale_type: str = ""
 

@@ -146,7 +146,9 @@ class Cargo:
         width = DTYPES[self.dtype].bits // 8
         scheme = {name: given.pop(name) for name in ("block_size", "scale_type") if name in given}
         change = Change(stored, bool(scheme), self.dtype, count, **scheme)
-        return Piece(nbytes, given.get("starts", _NONE), given.get("sizes", _NONE), at * width, change, given.get("data"))
+        return Piece(
+            nbytes, given.get("starts", _NONE), given.get("sizes", _NONE), at * width, change, given.get("data")
+        )
 
     def _converted(self, begins: NDArray[np.uint64], length: int, itemsize: int, most: int) -> Iterator[Piece]:
         """Yield the runs of a dense tensor, to become elements of another type."""
@@ -168,7 +170,9 @@ class Cargo:
         if scheme == "adaptive":
             return None if self._axes is not None else self._adaptive(begin, block_size, scale_type, most)
         if block_size:
-            return self._blocks(scheme, scale_type, block_size, block_bytes(scheme, block_size, scale_type), begin, most)
+            return self._blocks(
+                scheme, scale_type, block_size, block_bytes(scheme, block_size, scale_type), begin, most
+            )
         return self._codes(scheme, scale_type, begin, most)
 
     def _blocks(
@@ -186,7 +190,12 @@ class Cargo:
         return self._in_blocks(scheme, scale_type, block_size, nbytes, _cut(begins, each, nbytes, most))
 
     def _in_blocks(
-        self, scheme: str, scale_type: str, block_size: int, nbytes: int, parts: Iterable[tuple[NDArray[np.uint64], NDArray[np.uint64]]]
+        self,
+        scheme: str,
+        scale_type: str,
+        block_size: int,
+        nbytes: int,
+        parts: Iterable[tuple[NDArray[np.uint64], NDArray[np.uint64]]],
     ) -> Iterator[Piece]:
         done = 0
         for starts, sizes in parts:
@@ -222,7 +231,7 @@ class Cargo:
             done += count
 
     def _adaptive(self, begin: int, block_size: int, scale_type: str, most: int) -> Iterator[Piece]:
-        """Yield runs of blocks of an adaptive tensor, each with its part of the mask, of the scales and of the codes."""
+        """Yield runs of blocks of an adaptive tensor, each with its part of mask, scales and codes."""
         ref = self.ref
         ref.storage()  # raises where the mask is damaged
         at, blocks = ref.row.offset + begin, -(-self.count // block_size)

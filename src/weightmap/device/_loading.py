@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
@@ -85,8 +84,8 @@ class Loader:
         if slots is None:
             return
         try:
-            self.backend.synchronize()
-        except BaseException:
+            interrupt = self._settle()
+        except Exception:
             slots.discard()
             if value is None:
                 raise
@@ -94,6 +93,32 @@ class Loader:
         slots.give_back()
         if scratch is not None:
             self.backend.free(scratch)
+        if interrupt is not None:
+            raise interrupt
+
+    def _settle(self) -> BaseException | None:
+        """Wait for the device, interrupted or not: copies out of slots may be under way. Return the interrupt."""
+        interrupt = None
+        while True:
+            try:
+                self.backend.synchronize()
+            except Exception:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
+                interrupt = error
+            else:
+                return interrupt
+
+    def give_up(self, buffer: Any) -> None:
+        """Free device memory that nobody gets, when nothing is copied to it any more."""
+        self._slot = None
+        try:
+            interrupt = self._settle()
+        except Exception:  # noqa: BLE001 - the device is lost, and its memory with it; the cause is being raised
+            return
+        self.backend.free(buffer)
+        if interrupt is not None:
+            raise interrupt
 
     # --------------------------------------------------------------------------------------------------- sending
     def expect(self, source: Source, begin: int, end: int, sums: Sums | None = None) -> None:
@@ -160,8 +185,9 @@ class Loader:
             gap = at - (before + end - begin)
             # What lies between two tensors goes over with them: one copy instead of two.
             skipped = gap if other is buffer and end == self._used and 0 <= gap < _ALIGN else skipped
-        left = len(slot.memory) - self._used - skipped
-        if left < min(nbytes, _REST):
+        size = len(slot.memory)
+        left = size - self._used - skipped
+        if left < min(nbytes, _REST, size // 8):
             self._ship()
             return min(nbytes, len(self._current().memory))
         self._used += skipped
@@ -332,8 +358,8 @@ def load(
     verify : bool
         Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out.
     group : int, optional
-        Bytes of tensors that share one piece of device memory. By default a file has one. Checksums keep what they cover
-        together.
+        Bytes of tensors that share one piece of device memory; a file has one by default. What one checksum covers
+        stays together.
     staging : Staging, optional
 
     Raises
@@ -363,13 +389,15 @@ def load(
 
 def _groups(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterator[list[Cargo]]:
     """Yield tensors that go over together: at most so many bytes, or one tensor, or what one checksum covers."""
-    begin = nbytes = 0
+    begin = nbytes = end = 0
     for number, cargo in enumerate(cargos):
+        row = cargo.ref.row
         over = most is not None and number > begin and nbytes + cargo.nbytes > most
-        if over and (sums is None or not sums.covers(cargo.ref.row.offset)):
+        if over and (sums is None or not sums.join(end, row.offset)):
             yield cargos[begin:number]
             begin, nbytes = number, 0
         nbytes += cargo.nbytes
+        end = max(end, row.offset + row.nbytes)
     yield cargos[begin:]
 
 
@@ -383,7 +411,9 @@ def _together(
     try:
         buffer = backend.allocate(int(sizes.sum()))
     except Exception as error:
-        error.add_note(f"while asking for {int(sizes.sum())} bytes for {counted(len(cargos), 'tensor')} of {name_of(file)}")
+        error.add_note(
+            f"while asking for {int(sizes.sum())} bytes for {counted(len(cargos), 'tensor')} of {name_of(file)}"
+        )
         raise
     try:
         rows = [cargo.ref.row for cargo in cargos]
@@ -402,19 +432,10 @@ def _together(
             for cargo, place in zip(cargos, places, strict=True)
         ]
     except BaseException as error:
-        _give_up(loader, buffer)
+        loader.give_up(buffer)
         if isinstance(error, TensorFileError):
             raise error.located(path=name_of(file), format=file.format) from None
         raise
     del buffer
     while made:
         yield made.pop(0)
-
-
-def _give_up(loader: Loader, buffer: Any) -> None:
-    """Free device memory that nobody gets, when nothing is copied to it any more."""
-    try:
-        loader.backend.synchronize()
-    except Exception:  # noqa: BLE001 - the device is lost, and its memory with it; the cause is being raised
-        return
-    loader.backend.free(buffer)

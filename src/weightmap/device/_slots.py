@@ -74,6 +74,7 @@ class Slot:
 _PAGE = 4096
 # Slots that nobody uses, by the key of the backend and their size.
 _idle: dict[tuple[Hashable, int], list[Slot]] = {}
+_lost: list[Slot] = []
 _lock = allocate_lock()
 
 
@@ -116,7 +117,8 @@ class Slots:
             slot.release()
 
     def discard(self) -> None:
-        """Forget the slots of a device that does not say any more whether it copies from them."""
+        """Keep the slots of a device that does not say any more whether it copies from them, for good."""
+        _lost.extend(self._slots)
         self._slots = []
 
 

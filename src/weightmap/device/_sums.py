@@ -41,9 +41,9 @@ class Sums:
         """Begin with the next checksum."""
         self._at, self._crc = (self._left[-1].offset, 0) if self._left else (0, 0)
 
-    def covers(self, offset: int) -> bool:
-        """Whether a checksum covers bytes on both sides of this one."""
-        return any(stored.offset < offset < stored.offset + stored.nbytes for stored in self._left)
+    def join(self, end: int, begin: int) -> bool:
+        """Whether a checksum covers bytes before `end` and bytes from `begin` on."""
+        return any(stored.offset < end and begin < stored.offset + stored.nbytes for stored in self._left)
 
     def upto(self, end: int) -> None:
         """Say where the bytes end that come before the next `finish`."""

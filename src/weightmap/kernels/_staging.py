@@ -46,7 +46,7 @@ def stage(
         When columns have different lengths, or a piece does not lie within the source or `out`.
     """
     count = len(pieces[0])
-    if any(len(column) != count for column in (*pieces, *([] if crcs is None else [crcs]))):
+    if any(len(column) != count for column in pieces) or (crcs is not None and len(crcs) != count):
         raise ValueError("the columns of pieces differ in length")
     columns = [from_buffer("uint64_t[]", column) for column in pieces]
     memory = ffi.NULL if isinstance(source, int) else as_input(source)
