@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from weightmap.device._cargo import Piece
     from weightmap.device._slots import Slot
     from weightmap.io.source import Source
+    from weightmap.model.file import TensorFile
     from weightmap.plans.planning import ReadPlan
 
 __all__ = ["Loader", "load"]
@@ -244,7 +245,7 @@ class Loader:
             given = memory if file == -1 else file
             failed, error = kernels.stage(given, (starts, to, sizes), slot.memory, crcs=crcs, threads=self._threads())
             if failed >= 0:
-                _fail(source, name(failed), int(starts[failed]), int(sizes[failed]), error)
+                raise _failure(source, name(failed), int(starts[failed]), int(sizes[failed]), error)
         if self._sums is not None and crcs is not None:
             self._sums.feed(starts.tolist(), sizes.tolist(), crcs.tolist())
 
@@ -322,13 +323,14 @@ def _within(
     return found, lengths
 
 
-def _fail(source: Source, name: str, begin: int, size: int, error: int) -> None:
+def _failure(source: Source, name: str, begin: int, size: int, error: int) -> Exception:
+    """Return the error for a piece that could not be read; a caller that keeps it in a variable makes a cycle."""
     if error == 0:
         what = f"the file became shorter while tensor {quoted(name)} was being read"
-        raise TruncatedError(what, path=source.name, offset=begin, expected=f"at least {begin + size} bytes")
+        return TruncatedError(what, path=source.name, offset=begin, expected=f"at least {begin + size} bytes")
     failure = OSError(error, os.strerror(error), source.name)
     failure.add_note(f"while tensor {quoted(name)} was being read")
-    raise failure
+    return failure
 
 
 def _cpus() -> int:
@@ -374,17 +376,31 @@ def load(
     check_unchanged(plan.file)
     with Loader(backend, staging) as loader:
         for file, wanted, reads in plan.parts():
-            source, content, _ = parts_of(file)
-            cargos = []
-            for number, key in wanted:
-                ref, name = plan.spans.ref(number), plan.spans.name(number)
-                try:
-                    cargos.append(Cargo(backend, name, ref, key, dtype))
-                except TensorFileError as error:
-                    raise error.located(path=source.name, format=file.format) from None
-            sums = Sums(source, content.sums(), [cargo.ref.row for cargo in cargos]) if verify else None
-            for together in _groups(cargos, group, sums):
-                yield from _together(loader, file, together, source.ahead(reads), sums)
+            try:
+                yield from _of_file(loader, plan, file, wanted, reads, dtype, group, verify=verify)
+            except TensorFileError as error:
+                raise error.located(path=name_of(file), format=file.format) from None
+
+
+def _of_file(
+    loader: Loader,
+    plan: ReadPlan,
+    file: TensorFile,
+    wanted: Sequence[tuple[int, Any]],
+    reads: Sequence[tuple[int, int]],
+    dtype: str | None,
+    group: int | None,
+    *,
+    verify: bool,
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that a plan has of one file."""
+    source, content, _ = parts_of(file)
+    spans = plan.spans
+    cargos = [Cargo(loader.backend, spans.name(number), spans.ref(number), key, dtype) for number, key in wanted]
+    sums = Sums(source, content.sums(), [cargo.ref.row for cargo in cargos]) if verify else None
+    ahead = source.ahead(reads)
+    for together in _groups(cargos, group, sums):
+        yield from _together(loader, file, together, ahead, sums)
 
 
 def _groups(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterator[list[Cargo]]:
@@ -402,7 +418,7 @@ def _groups(cargos: list[Cargo], most: int | None, sums: Sums | None) -> Iterato
 
 
 def _together(
-    loader: Loader, file: Any, cargos: list[Cargo], source: Source, sums: Sums | None
+    loader: Loader, file: TensorFile, cargos: list[Cargo], source: Source, sums: Sums | None
 ) -> Iterator[tuple[str, Any]]:
     """Yield tensors that share one piece of device memory, when all of them are there and checked."""
     backend = loader.backend
@@ -431,10 +447,8 @@ def _together(
             (cargo.name, cargo.delivered(backend, backend.tensor(buffer, place, cargo.dtype, cargo.shape)))
             for cargo, place in zip(cargos, places, strict=True)
         ]
-    except BaseException as error:
+    except BaseException:
         loader.give_up(buffer)
-        if isinstance(error, TensorFileError):
-            raise error.located(path=name_of(file), format=file.format) from None
         raise
     del buffer
     while made:
