@@ -1,12 +1,13 @@
 """Loading by `torch.distributed.checkpoint`: weightmap's reader beside Hugging Face's, in one run.
 
-    python benchmarks/distributed_load.py [--mib 2048] [--ranks 4] [--rounds 3] [--json FILE]
+    python benchmarks/distributed_load.py [--mib 2048] [--columns 2048] [--ranks 4] [--rounds 3] [--json FILE]
 
 Ranks of gloo load a model of float32 in shards of safetensors, rows (`Shard(0)`) or columns (`Shard(1)`) of each
 tensor. In each round the readers take turns. Printed for each reader:
 
 * seconds: of the slowest rank, the files in the page cache; the median of the rounds;
-* disk: what one rank alone brings into the empty page cache, in multiples of the bytes that it wants;
+* disk: what a rank alone reads of the disk with an empty page cache, in multiples of the bytes that it wants, the mean of
+  all ranks. A page is the least: slices of columns that are shorter than pages read more;
 * calls: what a rank reads by system calls, in multiples of the same (0 through a mapping);
 * anonymous: the most private memory that a rank takes besides its slices.
 """
@@ -28,15 +29,15 @@ import numpy as np
 import weightmap as wm
 
 MIB = 1 << 20
-# Of a transformer: about as many rows as columns.
-SHAPE = (4096, 2048)
+# Elements of a tensor.
+SIZE = 1 << 23
 
 
-def build(folder, mib):
+def build(folder, mib, columns):
     """Write the model; return its index."""
-    count = max(mib * MIB // (4 * SHAPE[0] * SHAPE[1]), 1)
+    count = max(mib * MIB // (4 * SIZE), 1)
     rng = np.random.default_rng(0)
-    one = rng.standard_normal(SHAPE, np.float32)
+    one = rng.standard_normal((SIZE // columns, columns), np.float32)
     where, total = {}, 0
     for number in range(count):
         file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
@@ -48,9 +49,9 @@ def build(folder, mib):
     return index
 
 
-def rchar():
-    """Return the bytes that this process has read by system calls."""
-    return int(Path("/proc/self/io").read_text().split()[1])
+def counted(name):
+    """Return the bytes that this process has read: by system calls ("rchar"), or of a disk ("read_bytes")."""
+    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())[name])
 
 
 def anonymous():
@@ -79,18 +80,11 @@ class Peak(threading.Thread):
 
 
 def evict(index):
-    """Give the pages of all shards back; return how many bytes stay."""
-    os.sync()
+    """Give the pages of all shards back."""
     for path in index.parent.glob("*.safetensors"):
         with path.open("rb") as file:
+            os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return resident(index)
-
-
-def resident(index):
-    """Return how many bytes of all shards are in the page cache."""
-    with wm.open(index) as file:
-        return sum(found for found, _ in file.residency().values())
 
 
 def rank_of(rank, world, index, rounds, out):
@@ -130,7 +124,7 @@ def rank_of(rank, world, index, rounds, out):
             for name, make in readers.items():
                 of = found[dim, name]
                 dist.barrier()
-                before, first, start = anonymous(), rchar(), time.perf_counter()
+                before, first, start = anonymous(), counted("rchar"), time.perf_counter()
                 peak = Peak()
                 if number == 0:  # not timed: memory is watched
                     peak.start()
@@ -139,15 +133,17 @@ def rank_of(rank, world, index, rounds, out):
                 seconds = time.perf_counter() - start
                 if number == 0:
                     of["anonymous"] = peak.end() - before
-                    of["calls"] = (rchar() - first) / wanted
+                    of["calls"] = (counted("rchar") - first) / wanted
                 else:
                     of["seconds"].append(seconds)
         for name, make in readers.items():
-            dist.barrier()
-            if rank == 0:
-                stays = evict(index)
-                dcp.load(state, storage_reader=make(), no_dist=True)
-                found[dim, name]["disk"] = (resident(index) - stays) / wanted
+            for turn in range(world):
+                dist.barrier()
+                if rank == turn:
+                    evict(index)
+                    before = counted("read_bytes")
+                    dcp.load(state, storage_reader=make(), no_dist=True)
+                    found[dim, name]["disk"] = (counted("read_bytes") - before) / wanted
         dist.barrier()
     Path(f"{out}.{rank}").write_text(json.dumps([[dim, name, of] for (dim, name), of in found.items()]))
     dist.destroy_process_group()
@@ -157,6 +153,7 @@ def main():
     """Print what a run finds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=2048)
+    parser.add_argument("--columns", type=int, default=2048, help="of each tensor, which has 2**23 elements")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the model is written, and removed; a temporary folder")
@@ -165,20 +162,20 @@ def main():
     from torch.multiprocessing import spawn
 
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        index = build(Path(folder), given.mib)
+        index = build(Path(folder), given.mib, given.columns)
         out = f"{folder}/out"
         spawn(rank_of, (given.ranks, str(index), given.rounds, out), nprocs=given.ranks)
         ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(given.ranks)]
     rows = []
     for told in zip(*ranks, strict=True):
-        dim, name, first = told[0]
+        dim, name, _ = told[0]
         row = {
             "slices": f"Shard({dim})",
             "reader": name,
             "seconds": statistics.median(
                 max(times) for times in zip(*(of["seconds"] for _, _, of in told), strict=True)
             ),
-            "disk": first["disk"],
+            "disk": statistics.mean(of["disk"] for _, _, of in told),
             "calls": max(of["calls"] for _, _, of in told),
             "anonymous": max(of["anonymous"] for _, _, of in told) / MIB,
         }

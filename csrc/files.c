@@ -8,6 +8,7 @@
 #define _DARWIN_C_SOURCE
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -33,6 +34,9 @@ int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 }
 int64_t wm_cached(int fd, uint64_t offset, uint64_t size) { return -40; }
 int64_t wm_file_system(int fd) { return -40; }
+uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint8_t *out, int *error) {
+    return *error = 40, 0;
+}
 uint64_t wm_page_size(void) { return 4096; }
 int wm_fstat(int fd, wm_file *file) { return 40; }
 int wm_unchanged(const wm_file *file) { return 1; }
@@ -132,6 +136,61 @@ int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 int64_t wm_cached(int fd, uint64_t offset, uint64_t size) { return -ENOSYS; }
 int64_t wm_file_system(int fd) { return -ENOSYS; }
 #endif
+
+/* ------------------------------------------------------------------------------------------------ runs of bytes */
+/* Bytes of pages that are asked for before they are read. */
+#define AHEAD ((uint64_t)4 << 20)
+
+/* The runs from the first one on that lie in about AHEAD bytes of pages. */
+static uint64_t batch(const uint64_t *starts, uint64_t n, uint64_t length, uint64_t page) {
+    uint64_t i = 0, pages = 0;
+    for (; i < n && pages < AHEAD; i++) pages += length + page;
+    return i;
+}
+
+/* Asks the kernel for the pages of runs, and for no others: it reads them at once, and in steps that it does not cut off. */
+static void ask(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint64_t page) {
+#if defined(__linux__)
+    uint64_t first = n ? starts[0] : 0, last = n ? starts[n - 1] + length : 0;
+    if (last - first < 16 * AHEAD) { /* the answer costs little, and is mostly that all of it is in memory */
+        if (wm_cached(fd, first, last - first) == (int64_t)((last + page - 1) / page - first / page)) return;
+    }
+    for (uint64_t i = 0; i < n;) {
+        uint64_t begin = starts[i] / page * page, end = starts[i] + length;
+        for (i++; i < n && starts[i] / page * page < end + page && starts[i] + length > end; i++) end = starts[i] + length;
+        for (; begin < end; begin += ASKED) {
+            if (posix_fadvise(fd, (off_t)begin, (off_t)(end - begin < ASKED ? end - begin : ASKED), POSIX_FADV_WILLNEED))
+                return;
+        }
+    }
+#endif
+}
+
+uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint8_t *out, int *error) {
+    const uint64_t page = wm_page_size();
+    *error = 0;
+    if (length == 0 || length > INT64_MAX || (n && starts[n - 1] > INT64_MAX - length)) return 0;
+    uint64_t asked = batch(starts, n, length, page);
+    ask(fd, starts, asked, length, page);
+    for (uint64_t i = 0, upto = 0; i < n; i++) {
+        if (i == upto) { /* the pages of the next batch are read while this one is copied */
+            const uint64_t more = batch(starts + asked, n - asked, length, page);
+            upto = asked;
+            ask(fd, starts + asked, more, length, page);
+            asked += more;
+        }
+        for (uint64_t got = 0; got < length;) {
+            ssize_t now = pread(fd, out + i * length + got, (size_t)(length - got), (off_t)(starts[i] + got));
+            if (now < 0 && errno == EINTR) continue;
+            if (now <= 0) {
+                *error = now < 0 ? errno : 0;
+                return i * length + got;
+            }
+            got += (uint64_t)now;
+        }
+    }
+    return n * length;
+}
 
 /* A file may claim any year. The nanoseconds then wrap around, but equal times still compare equal. */
 static int64_t modified(const struct stat *st) {

@@ -7,6 +7,7 @@ outputs lie, and a size, and returns whatever the call has told and written: the
 from __future__ import annotations
 
 import struct
+import tempfile
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -655,6 +656,18 @@ def _wm_differing(p: Place, size: int) -> Any:
 def _wm_sum_of_squares(p: Place, size: int) -> Any:
     values = lengths(size).astype(np.float32)
     return np.float64(lib.wm_sum_of_squares(p.array(values), len(values))).tobytes()
+
+
+def _wm_read_runs(p: Place, size: int) -> Any:
+    found = []
+    with tempfile.TemporaryFile() as file:
+        file.write(noise(size))
+        file.flush()
+        for length in (0, 1, 7, 64):
+            starts = np.arange(0, max(size - length, 0), 3 * length or 9, dtype=np.uint64)
+            out, error = p.room(len(starts) * length), p.room(1, "int")
+            found.append(lib.wm_read_runs(file.fileno(), p.array(starts), len(starts), length, out, error))
+    return found
 
 
 def _wm_join_ranges(p: Place, size: int) -> Any:

@@ -76,6 +76,9 @@ OTHER = {
     "X4": "Something else than a report from a worker, or a worker that is gone: an error that names the shard.",
     "X5": "A shard that was changed after it was recorded: it is written again.",
     "X6": "Tasks and reports are plain values: unpickling them calls nothing but the classes of this package.",
+    "K1": "torch.distributed: a shard that is damaged, missing or truncated ends the load on every rank, within seconds.",
+    "K2": "A file that is damaged for one rank alone: all ranks raise, and know whose error it was.",
+    "K3": "A file that becomes shorter between reads of one slice: TruncatedError at the byte, never SIGBUS.",
     "L1": "EMBD holds what its fields can express; save refuses more.",
     "L2": "AMB holds what its fields can express; save refuses more.",
     "L3": "CNN v2 holds 2^32 - 1 weights; save refuses more.",
@@ -98,6 +101,7 @@ def parts() -> dict[str, dict[str, str]]:
         ("Object stores", "O"),
         ("Saving", "S"),
         ("Executors, ranks and manifests", "X"),
+        ("Ranks of torch.distributed", "K"),
         ("The most that a format holds", "L"),
     ):
         found[title] = {row: text for row, text in OTHER.items() if row[0] == letter}
@@ -197,6 +201,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "S7": ("test_two_writers_both_complete", "test_processes_that_save_to_one_path"),
     "S8": ("test_the_checksum_is_that_of_the_bytes_written",),
     "S9": ("test_what_embd_cannot_express", "test_what_cannot_be_expressed_is_an_error_before_a_file"),
+    "K1": ("test_damage_ends_the_load_on_every_rank",),
+    "K2": ("test_damage_that_one_rank_sees_ends_all",),
+    "K3": ("test_runs_of_a_file_that_becomes_shorter",),
     "X1": ("test_a_bad_manifest_is_one_clear_error", "test_a_manifest_longer_than_limits_allow"),
     "X2": (
         "test_a_model_that_no_manifest_accounts_for_is_not_replaced",

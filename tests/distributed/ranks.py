@@ -57,20 +57,26 @@ class Outcome(NamedTuple):
 
 def run(world: int, cases: dict[str, Case], folder: Path) -> dict[str, list[Outcome]]:
     """Run all cases in a group of so many ranks; return what each rank says of each. Fails when a rank hangs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spawned(_rank, world, (world, cases, str(folder)), folder)
+    told = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(world)]
+    return {name: [of_rank[name] for of_rank in told] for name in cases}
+
+
+def spawned(function: Any, world: int, arguments: tuple[Any, ...], folder: Path | None = None) -> None:
+    """Call a function in so many new processes, with the number of each before its arguments; fail when one hangs."""
     from torch.multiprocessing import spawn
 
-    folder.mkdir(parents=True, exist_ok=True)
-    group = spawn(_rank, (world, cases, str(folder)), nprocs=world, join=False)
+    group = spawn(function, arguments, nprocs=world, join=False)
     end = time.monotonic() + PATIENCE
     try:
         while not group.join(timeout=1):
-            assert time.monotonic() < end, f"the ranks hang: {sorted(path.name for path in folder.iterdir())}"
+            seen = [] if folder is None else sorted(path.name for path in folder.iterdir())
+            assert time.monotonic() < end, f"the ranks hang: {seen}"
     finally:
         for process in group.processes:
             if process.is_alive():
                 process.kill()
-    told = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(world)]
-    return {name: [of_rank[name] for of_rank in told] for name in cases}
 
 
 def counters() -> dict[str, int]:

@@ -18,8 +18,8 @@ import inspect  # noqa: E402 - nothing here makes sense without torch
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
-from weightmap import dcp as ours  # noqa: E402
-from weightmap.dcp import WeightmapStorageReader  # noqa: E402
+from weightmap.dcp import WeightmapStorageReader, _work  # noqa: E402
+from weightmap.dcp._tensors import Tensors  # noqa: E402
 from weightmap.torch import StateError, load_file  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -50,7 +50,7 @@ def test_every_format_loads_as_load_file_does(example: builders.Example, way: st
     path.write_bytes(example.data)
     expected = load_file(path)
     with wm.open(path) as file:
-        listed = ours._Tensors(file, {})
+        listed = Tensors(file, {})
         assert set(listed) == set(expected)
         state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in listed.items()}
     load(state, path, how=way, chunk=64)
@@ -153,14 +153,14 @@ def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
     wm.save(tmp_path / "m.amb", {"w": wm.quantize(normal((256, 1024)).array, "int4_block")})
     wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
     seen = []
-    real = ours.to_torch
+    real = _work.to_torch
 
     def watch(array: Any, **options: Any) -> Any:
         seen.append(array.nbytes)
         return real(array, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours, "to_torch", watch)
+        patch.setattr(_work, "to_torch", watch)
         for suffix in ("amb", "safetensors"):
             load({"w": torch.zeros(256, 1024)}, tmp_path / f"m.{suffix}", how=way, chunk=16 << 10)
     assert len(seen) == (128 if way == "map" else 64)
@@ -170,6 +170,6 @@ def test_memory_of_a_load_is_a_few_chunks(way: str, tmp_path: Path) -> None:
 def test_names_of_schemes_decode() -> None:
     """Every scheme of AMB comes as float32."""
     with wm.open(memoryview(amb.every_scheme())) as file:
-        metadata = ours._Tensors(file, {})
+        metadata = Tensors(file, {})
         assert {entry.properties.dtype for entry in metadata.values()} == {torch.float32}
         assert len(metadata) == len(file)

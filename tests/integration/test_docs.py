@@ -23,7 +23,7 @@ GENERATED = {"api.md", "file-formats.md"}
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
-    if path.stem not in {"__main__", "dcp", "torch"}  # the first runs, the others need PyTorch
+    if path.stem not in {"__main__", "torch"} and path.parent.name != "dcp"  # the first runs, the others need PyTorch
 )
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED)])
 

@@ -29,6 +29,7 @@ from weightmap.io.memory import Headroom
 from weightmap.io.opening import from_path, open_source
 from weightmap.plans import planning, running, warming
 from weightmap.plans.warming import pieces, share
+from weightmap.quant import places
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
@@ -310,6 +311,59 @@ def test_a_run_reads_what_is_planned(wants: Any, disk: Path) -> None:
 
 
 @linux
+def test_a_mask_is_read_once(disk: Path) -> None:
+    """Of an adaptive tensor in many parts, the mask too: to plan, and not again to decode; its bytes count once."""
+    tensor = wm.quantize(normal((512, 1024)).array, "adaptive")
+    path = disk / "m.amb"
+    wm.save(path, {"w": tensor})
+    with wm.open(path) as f:
+        wants = [("w", np.s_[at : at + 16]) for at in range(0, 512, 16)]
+        collections.deque(wm.plan(f, wants).run("read"), 0)
+        before = bytes_read()
+        plan = wm.plan(f, wants, gap=0)
+        for (_, key), (_, part) in zip(wants, plan.run("read"), strict=True):
+            assert np.array_equal(part, f["w"][key])
+        # A part ends within a byte of codes that the next one begins with; the counter itself is read.
+        assert tensor.nbytes <= bytes_read() - before <= tensor.nbytes + 4096 + len(wants)
+
+
+def test_masks_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Heads that are dropped are read again, and what comes is the same."""
+    monkeypatch.setattr(places, "_MOST_KEPT", 8)
+    wm.save(tmp_path / "m.amb", {f"w{i}": wm.quantize(normal((16, 64), i).array, "adaptive") for i in range(4)})
+    with wm.open(tmp_path / "m.amb") as f:
+        wants = [(name, np.s_[at : at + 4]) for name in f for at in (0, 8)]
+        for (name, key), (_, part) in zip(wants, wm.plan(f, wants).run("read"), strict=True):
+            assert np.array_equal(part, f[name][key])
+
+
+@linux
+@pytest.mark.parametrize("columns", [1, 40, 700])
+def test_runs_bring_in_their_pages_and_no_others(columns: int, disk: Path) -> None:
+    """Of rows of eight pages, those that a slice of columns lies in, asked for ahead, and no neighbours."""
+    rows, width = 600, 8 * PAGE // 4
+    array = normal((rows, width)).array
+    path = put(disk / "m.safetensors", safe.build({"w": normal((rows, width))}))
+    with wm.open(path, advise="random") as f:
+        name = "w"
+        first = f.info(name).offset
+        f.release()
+        before = f.residency(name)[name].resident
+        part = dict(wm.plan(f, {name: np.s_[:, 8 : 8 + columns]}, gap=0).run("read"))[name]
+        assert np.array_equal(part, array[:, 8 : 8 + columns])
+        spans = {
+            page
+            for row in range(rows)
+            for page in range(
+                (first + 4 * (row * width + 8)) // PAGE, (first + 4 * (row * width + 8 + columns) - 1) // PAGE + 1
+            )
+        }
+        there = f.residency(name)[name].resident - before
+        assert there <= len(spans) * PAGE
+        assert there >= len(spans) * PAGE // 2  # what was released may have stayed
+
+
+@linux
 def test_warming_counts_what_was_cold(disk: Path) -> None:
     """Everything is cold once, and warm afterwards; progress goes from nothing to all."""
     path = put(disk / "m.safetensors", model(8, MIB))
@@ -517,6 +571,43 @@ def test_a_file_that_becomes_shorter_under_way(way: str, wants: Any, tmp_path: P
             next(run)
         with pytest.raises(wm.FileChangedError):
             wm.plan(f).run(way)
+
+
+@pytest.mark.parametrize("left", [0, 3, 8])
+def test_runs_of_a_file_that_becomes_shorter(left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns whose file ends in one of their runs, or between two: an error that names the first byte missing."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safe.build({"w": normal((50, 100))}))
+    with wm.open(path) as f:
+        run = wm.plan(f, {"w": np.s_[:, 10:12]}, gap=0).run("read")
+        monkeypatch.setattr(running, "check_unchanged", lambda _: os.truncate(path, first + left))
+        first = f.info("w").offset + 4 * (20 * 100 + 10)
+        at = first + left if left < 8 else first + 400
+        with pytest.raises(wm.TruncatedError, match=r"m\.safetensors.*became shorter") as caught:
+            next(run)
+        assert caught.value.offset == at
+
+
+def test_runs_of_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the system has the name of the file; where the system has no such call, runs are read one by one."""
+    path = tmp_path / "m.npy"
+    array = normal((50, 100)).array
+    np.save(path, array)
+    source = from_path(str(path), "mmap")
+    starts, target = np.arange(128, 1128, 400), np.empty(24, np.uint8)
+    source.read_runs(starts, 8, target)
+    again = np.empty_like(target)
+    monkeypatch.setattr("weightmap.io.source.os.name", "nt")
+    source.read_runs(starts, 8, again)
+    assert target.tobytes() == again.tobytes() == b"".join(path.read_bytes()[at : at + 8] for at in starts)
+    monkeypatch.undo()
+    monkeypatch.setattr(kernels, "read_runs", lambda fd, *of: os.pread(-1, 1, 0))
+    with pytest.raises(OSError, match="Bad file descriptor") as caught:
+        source.read_runs(starts, 8, target)
+    assert caught.value.filename == str(path)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="3 runs of 7 bytes do not fill 24"):
+        kernels.read_runs(0, starts, 7, target)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

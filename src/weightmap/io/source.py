@@ -227,6 +227,21 @@ class Source:
         if got < len(target):
             self._short(offset + got, offset + len(target))
 
+    def read_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
+        """Fill a contiguous array with runs of `length` bytes, which begin at `starts` in rising order."""
+        file = self._opened()
+        if file is None or os.name == "nt":
+            for number, start in enumerate(starts.tolist()):
+                self.read_into(start, target[number * length : (number + 1) * length])
+            return
+        try:
+            got = kernels.read_runs(file, starts, length, target)
+        except OSError as error:
+            raise self._named(error) from None
+        if got < len(target):
+            start = int(starts[got // length])
+            self._short(start + got % length, start + length)
+
     def ahead(self, ranges: Iterable[tuple[int, int]]) -> Source:  # noqa: ARG002 - for stores, see RemoteSource
         """Return a source of the same bytes for reading these ranges (begin, end), in order."""
         return self

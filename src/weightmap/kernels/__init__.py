@@ -112,7 +112,7 @@ _ON_DEMAND = {
     "_half": "bf16_to_f32 f16_to_f32 unpack_f16_pairs widen",
     "_isa": "available_isas isa use_isa variant",
     "_memory": "check_out empty given_array",
-    "_pages": "cached_pages drop_pages file_system page_size resident_pages",
+    "_pages": "cached_pages drop_pages file_system page_size read_runs resident_pages",
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers sum_of_squares",
     "_ranges": "join_ranges",

@@ -1,7 +1,8 @@
-"""Pages of files in memory: which there are, giving them back, and on what kind of file system they lie."""
+"""Pages of files in memory: which there are, reading runs of bytes through them, and giving them back."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from weightmap.kernels._native import as_input, as_output, ffi, lib
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["cached_pages", "drop_pages", "file_system", "page_size", "resident_pages"]
+__all__ = ["cached_pages", "drop_pages", "file_system", "page_size", "read_runs", "resident_pages"]
 
 
 def page_size() -> int:
@@ -46,3 +47,20 @@ def file_system(fd: int) -> int:
     """Return the number of the kind of file system of a file, as statfs has it; or a negative errno."""
     number: int = lib.wm_file_system(fd)
     return number
+
+
+def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> int:
+    """Fill `target` with runs of `length` bytes of a file, which begin at `starts` in rising order.
+
+    Returns how many bytes there were. Raises OSError.
+    """
+    if len(target) != len(starts) * length or (len(starts) and starts[0] < 0):
+        raise ValueError(f"{len(starts)} runs of {length} bytes do not fill {len(target)}")
+    places = as_input(np.ascontiguousarray(starts, np.uint64))
+    error = ffi.new("int *")
+    got: int = lib.wm_read_runs(
+        fd, ffi.cast("uint64_t *", places), len(starts), length, as_output(target, "uint8_t[]"), error
+    )
+    if error[0]:
+        raise OSError(error[0], os.strerror(error[0]))
+    return got

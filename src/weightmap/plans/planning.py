@@ -19,6 +19,7 @@ from weightmap.plans.indices import Indices, at_least, checked_rank
 from weightmap.plans.running import Run
 from weightmap.plans.wants import Slices, dealt, ranges_of, wanted
 from weightmap.plans.warming import share, warm
+from weightmap.quant.places import Heads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from weightmap.model.spans import Spans
     from weightmap.plans.explaining import PlanReport
 
-__all__ = ["ReadPlan", "plan"]
+__all__ = ["ReadPlan", "plan", "reads_of"]
 
 _WAYS = ("auto", "map", "read")
 # Bytes of a mapping asked for ahead.
@@ -74,6 +75,7 @@ class ReadPlan:
         else:
             self._begins = self._spans.begin[numbers]
             self._ends = self._begins + self._spans.nbytes[numbers]
+        self._heads = Heads()
         # Of tensors wanted in part: the bytes that hold it.
         self._ranges = {number: self._ranges_of(number, indices[number]) for number in parts}
         self._files, self._starts, self._stops, self._wanted = kernels.join_ranges(
@@ -81,7 +83,7 @@ class ReadPlan:
         )
 
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        ref = self._spans.ref(number)
+        ref = self._heads.of(number, self._spans.ref(number))
         try:
             return ranges_of(ref, key, self._spans.name(number))
         except TensorFileError as error:
@@ -299,6 +301,7 @@ class ReadPlan:
                 sums=parts_of(spans.files[file])[1].sums() if verify else (),
                 into=into,
                 reads=self._reads_of(file) if way == "read" else (),
+                heads=self._heads,
             )
             try:
                 yield from run.mapped(of_file) if way == "map" else run.read(of_file)
@@ -310,7 +313,7 @@ class ReadPlan:
     def _reads_of(self, file: int) -> Iterator[tuple[int, int]]:
         """Yield the reads of a file, as begin and end."""
         low, high = np.searchsorted(self._files, [file, file + 1]).tolist()
-        return zip(self._starts[low:high].tolist(), self._stops[low:high].tolist(), strict=True)
+        yield from zip(self._starts[low:high].tolist(), self._stops[low:high].tolist(), strict=True)
 
     # ------------------------------------------------------------------------------------------------- as an object
     def close(self) -> None:
@@ -414,3 +417,8 @@ def plan(
         if isinstance(error, TensorFileError):
             raise error.located(path=name_of(file)) from None
         raise
+
+
+def reads_of(plan: ReadPlan) -> int:
+    """Return the number of reads: a slice of columns has one for each row, and `ReadPlan.reads` a tuple for each."""
+    return len(plan._starts)  # noqa: SLF001 - a function of this module

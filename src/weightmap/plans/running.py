@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
     from weightmap.model.spans import Spans
     from weightmap.plans.indices import Axis
+    from weightmap.quant.places import Heads
     from weightmap.quant.ref import TensorRef
 
 __all__ = ["Part", "Run"]
@@ -60,6 +61,8 @@ class Run:
         See `ReadPlan.run`.
     reads : iterable of (int, int)
         The reads of the plan in this file, for a store to be asked ahead.
+    heads : Heads
+        What was read of quantised tensors to plan.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class Run:
         sums: Sequence[Sum] = (),
         into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
         reads: Iterable[tuple[int, int]] = (),
+        heads: Heads,
     ) -> None:
         self.spans = spans
+        self._heads = heads
         self._into = into
         self.number: int = file
         self.file: TensorFile = spans.files[file]
@@ -221,20 +226,22 @@ class Run:
     def _part(self, number: int, key: Any) -> Any:
         """Return a part of a tensor, of which no other bytes are read."""
         check_unchanged(self.file)
-        ref, name = self.spans.ref(number), self.spans.name(number)
+        ref, name = self._heads.of(number, self.spans.ref(number)), self.spans.name(number)
         starts, stops = ranges_of(ref, key, name)
         if ref.row.dtype.quantized:
-            return self._part_of_quantized(ref, key, name, starts, stops)
+            return self._part_of_quantized(number, key, starts, stops)
         part = Part(ref, key, name)
         target = None if self._into is None else self._into(name, part.nbytes)
         if target is None:
             target = np.empty(part.nbytes, np.uint8)
-        for low, high, begin, end in part.reads(starts, stops, self.gap, self.most, self.chunk):
-            if low + 1 == high and part.length <= self.chunk:
-                self._reader.read_into(begin, target[low * part.length : high * part.length])
-                continue
-            if low + 1 == high or part.length * (high - low) == end - begin:
-                self._fill(target[low * part.length : low * part.length + end - begin], begin)
+        nowhere = np.zeros(len(starts), np.uint32)
+        _, begins, ends, _ = kernels.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
+        if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
+            self._apart(starts, part.length, target)
+            return part.arranged(target, writeable=self.source.mode != "mmap")
+        for low, high, begin, end in part.reads(starts, stops, begins, ends, self.chunk):
+            if part.length * (high - low) == end - begin:
+                self._fill(target[low * part.length : high * part.length], begin)
                 continue
             octets = np.empty(end - begin, np.uint8)
             self._fill(octets, begin)
@@ -243,18 +250,30 @@ class Run:
                 row[:] = octets[start : start + part.length]
         return part.arranged(target, writeable=self.source.mode != "mmap")
 
-    def _part_of_quantized(
-        self, ref: TensorRef, key: Any, name: str, starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> Any:
+    def _apart(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
+        """Read runs that are no neighbours, and nothing between them, about a chunk at a time."""
+        step = max(self.chunk // max(length, 1), 1)
+        for low in range(0, len(starts), step):
+            some = starts[low : low + step]
+            self._reader.read_runs(some, length, target[low * length : (low + len(some)) * length])
+            if self._release:
+                for start in some.tolist():
+                    self.consumed(start, start + length)
+
+    def _part_of_quantized(self, number: int, key: Any, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
         """Decode a part of a quantised tensor: the rest of it is memory that is never touched."""
+        ref = self.spans.ref(number)
         row = ref.row
         octets = np.zeros(row.nbytes, np.uint8)
         order = np.argsort(starts, kind="stable")
         nowhere = np.zeros(len(order), np.uint32)
         _, begins, ends, _ = kernels.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            self._fill(octets[begin - row.offset : end - row.offset], begin)
-        return _selected(_array(ref, octets), key, name)
+            known = self._heads.known(number, begin)[: end - begin]
+            at = begin + len(known)
+            octets[begin - row.offset : at - row.offset] = np.frombuffer(known, np.uint8)
+            self._fill(octets[at - row.offset : end - row.offset], at)
+        return _selected(_array(ref, octets), key, self.spans.name(number))
 
 
 def _selected(tensor: Any, key: Any, name: str) -> Any:
@@ -302,14 +321,14 @@ class Part:
         self.nbytes: int = len(starts) * self.length
 
     def reads(
-        self, starts: NDArray[np.int64], stops: NDArray[np.int64], gap: int, most: float, chunk: int
+        self,
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        chunk: int,
     ) -> Iterator[tuple[int, int, int, int]]:
         """Yield first run, last run, begin and end of each read; one of several runs has at most `chunk` bytes."""
-        nowhere = np.zeros(len(starts), np.uint32)
-        _, begins, ends, _ = kernels.join_ranges(nowhere, starts, stops, gap=gap, most=most)
-        if len(begins) == len(starts):  # nothing is joined
-            yield from zip(range(len(starts)), range(1, len(starts) + 1), begins.tolist(), ends.tolist(), strict=True)
-            return
         lows = np.searchsorted(starts, begins).tolist()
         for low, high, last in zip(lows, [*lows[1:], len(starts)], ends.tolist(), strict=True):
             dense = last - int(starts[low]) == (high - low) * self.length

@@ -1,9 +1,13 @@
-"""Which bytes of a quantised tensor hold some of its elements: whole blocks, and what decoding needs besides."""
+"""Which bytes of a quantised tensor hold some of its elements: whole blocks, and what decoding needs besides.
+
+What decoding needs besides, such as a mask, lies at the beginning of the tensor. Whoever takes many parts of one tensor
+reads it once, through `Heads`.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,11 +18,75 @@ from weightmap.quant.schemes import BITS, SCALE, block_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from weightmap.io.source import Source
     from weightmap.quant.ref import TensorRef
 
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-__all__ = ["places_of"]
+__all__ = ["Heads", "places_of"]
+
+# Bytes of heads that are kept: a mask is a hundredth of its tensor.
+_MOST_KEPT = 16 << 20
+
+
+class _Head:
+    """The source of one tensor, whose first bytes are read once.
+
+    Attributes
+    ----------
+    known : bytes
+        The bytes of the tensor that were read, from its first one on.
+    """
+
+    def __init__(self, source: Source, begin: int) -> None:
+        self._source, self._begin = source, begin
+        self.name = source.name
+        self.known = b""
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Do what `Source.pread` does, and keep the bytes if they continue those that are known."""
+        at, end = offset - self._begin, offset - self._begin + count
+        if not 0 <= at <= len(self.known):
+            return self._source.pread(offset, count)
+        if end > len(self.known):
+            self.known += self._source.pread(self._begin + len(self.known), end - len(self.known))
+        return self.known[at:end]
+
+
+class Heads:
+    """The places of tensors by number; the first bytes of a quantised one are read once."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, TensorRef] = {}
+        # Bytes that are kept, but for those of the last tensor, which may still be read.
+        self._kept = 0
+        self._last: tuple[TensorRef, ...] = ()
+
+    def of(self, number: int, ref: TensorRef) -> TensorRef:
+        """Return the tensor of this number, which `ref` is."""
+        if not ref.row.dtype.quantized:
+            return ref
+        found = self._refs.get(number)
+        if found is None:
+            self._kept += sum(len(_known(last)) for last in self._last)
+            if self._kept > _MOST_KEPT:
+                self._refs.clear()
+                self._kept = 0
+            head: Any = _Head(ref.source, ref.row.offset)
+            found = self._refs[number] = ref._replace(source=head)
+            self._last = (found,)
+        return found
+
+    def known(self, number: int, begin: int) -> bytes:
+        """Return the bytes of a tensor, from `begin` on in its file, that were read already."""
+        found = self._refs.get(number)
+        return b"" if found is None or begin < found.row.offset else _known(found)[begin - found.row.offset :]
+
+
+def _known(ref: TensorRef) -> bytes:
+    source: Any = ref.source
+    known: bytes = source.known
+    return known
 
 
 def places_of(ref: TensorRef, starts: NDArray[np.int64], length: int) -> Ranges:

@@ -1,0 +1,103 @@
+"""The tensors of a model as torch lists those of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+
+from weightmap.errors import TensorFileError, UnsupportedError
+from weightmap.model.foreign import PAIRS
+from weightmap.model.parts import locate, name_of, not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightmap.model.file import TensorFile
+    from weightmap.quant.ref import TensorRef
+
+__all__ = ["Kind", "Tensors", "Unreadable"]
+
+
+class Kind(NamedTuple):
+    """How a tensor of a file looks in torch.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+    shape : tuple of int
+        In elements of that type.
+    octets : bool
+        Whether `weightmap` has it as bytes, an array of one dimension.
+    decoded : bool
+        Whether it is quantised in the file.
+    swapped : bool
+        Whether it is big-endian in the file.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
+    octets: bool = False
+    decoded: bool = False
+    swapped: bool = False
+
+    @classmethod
+    def of(cls, ref: TensorRef) -> Kind:
+        row = ref.row
+        name, shape = row.dtype.name, row.shape
+        if row.dtype.quantized:
+            return cls(torch.float32, shape, decoded=True)
+        if not row.dtype.packed:
+            found = getattr(torch, name, None)
+            if not isinstance(found, torch.dtype):
+                raise UnsupportedError("data type", expected="one that torch has", actual=name)
+            return cls(found, shape, swapped=row.dtype.swapped)
+        pairs = getattr(torch, PAIRS, None)
+        if name == "float4_e2m1fn" and pairs is not None and shape and shape[-1] % 2 == 0:
+            return cls(pairs, (*shape[:-1], shape[-1] // 2), octets=True)
+        return cls(torch.uint8, (row.nbytes,), octets=True)
+
+
+class Tensors(Mapping[str, Any]):
+    """The metadata of all tensors, each made when it is asked for: a model may have half a million."""
+
+    def __init__(self, file: TensorFile, names: Mapping[str, str]) -> None:
+        self._file, self._names = file, names
+        for name in names.values():
+            if name not in file:
+                raise not_found(file, name)
+
+    def __getitem__(self, name: str) -> TensorStorageMetadata:
+        if name not in self:
+            raise KeyError(name)
+        try:
+            kind = Kind.of(locate(self._file, self._names.get(name, name)))
+        except TensorFileError as error:
+            raise error.located(path=name_of(self._file), format=self._file.format) from None
+        size = torch.Size(kind.shape)
+        whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
+        return TensorStorageMetadata(TensorProperties(dtype=kind.dtype), size, [whole])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names or name in self._file
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._file
+        yield from (name for name in self._names if name not in self._file)
+
+    def __len__(self) -> int:
+        return len(self._file) + sum(name not in self._file for name in self._names)
+
+
+class Unreadable(Mapping[str, Any]):
+    """The metadata of a model that could not be opened: asking for anything raises the error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def _fail(self, *_: object) -> NoReturn:
+        raise self._error
+
+    __getitem__ = __contains__ = __iter__ = __len__ = _fail
