@@ -1,13 +1,13 @@
 """Loading by `torch.distributed.checkpoint`: weightmap's reader beside Hugging Face's, in one run.
 
-    python benchmarks/distributed_load.py [--mib 2048] [--columns 2048] [--ranks 4] [--rounds 3] [--json FILE]
+    python benchmarks/distributed_load.py [--mib 2048] [--columns 2048] [--ranks 4] [--rounds 3]
 
 Ranks of gloo load a model of float32 in shards of safetensors, rows (`Shard(0)`) or columns (`Shard(1)`) of each
 tensor. In each round the readers take turns. Printed for each reader:
 
 * seconds: of the slowest rank, the files in the page cache; the median of the rounds;
-* disk: what a rank alone reads of the disk with an empty page cache, in multiples of the bytes that it wants, the mean of
-  all ranks. A page is the least: slices of columns that are shorter than pages read more;
+* disk: what a rank alone reads of the disk with an empty page cache, in multiples of the bytes that it wants, the mean
+  of all ranks. A page is the least: slices of columns that are shorter than pages read more;
 * calls: what a rank reads by system calls, in multiples of the same (0 through a mapping);
 * anonymous: the most private memory that a rank takes besides its slices.
 """

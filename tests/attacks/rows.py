@@ -76,7 +76,7 @@ OTHER = {
     "X4": "Something else than a report from a worker, or a worker that is gone: an error that names the shard.",
     "X5": "A shard that was changed after it was recorded: it is written again.",
     "X6": "Tasks and reports are plain values: unpickling them calls nothing but the classes of this package.",
-    "K1": "torch.distributed: a shard that is damaged, missing or truncated ends the load on every rank, within seconds.",
+    "K1": "A shard that is damaged, missing or truncated ends the load on every rank, within seconds.",
     "K2": "A file that is damaged for one rank alone: all ranks raise, and know whose error it was.",
     "K3": "A file that becomes shorter between reads of one slice: TruncatedError at the byte, never SIGBUS.",
     "L1": "EMBD holds what its fields can express; save refuses more.",
