@@ -1,5 +1,6 @@
 """The command line: its output, its streams and its exit statuses."""
 
+import contextlib
 import json
 import os
 import pty
@@ -447,6 +448,46 @@ def test_bash_completes_commands_options_and_values():
     assert {"int4_block", "int5_block"} <= set(completed("quantize", "--scheme", "int"))
     assert completed("completions", "f") == ["fish"]
     assert completed("inspect", "mo") == []
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not here")
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("insp", {"inspect"}), ("diff --tens", {"--tensors-only"}), ("completions z", {"zsh"}), ("", set(COMMANDS))],
+)
+def test_fish_completes_commands_options_and_values(run, tmp_path, typed, expected):
+    """Fish offers the same words, each with its description."""
+    (tmp_path / "weightmap.fish").write_text(run("completions", "fish")[1])
+    command = ["fish", "--no-config", "-c", 'source $argv[1]; complete -C "weightmap $argv[2]"']
+    done = subprocess.run(
+        [*command, str(tmp_path / "weightmap.fish"), typed], capture_output=True, text=True, check=True
+    )
+    assert {line.split("\t")[0] for line in done.stdout.splitlines()} == expected
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not here")
+def test_zsh_completes_commands_options_and_values(run, tmp_path):
+    """The tabulator completes in an interactive zsh, which reads what is typed from a terminal, in order."""
+    script = tmp_path / "_weightmap"
+    script.write_text(run("completions", "zsh")[1])
+    typed = f"autoload -U compinit && compinit -D -u && source {script}\n"
+    for line in ("insp", "diff --tens", "completions fi", "quantize --scheme adap"):
+        typed += f"weightmap {line}\t\x01print -r -- '=>' \n"  # ^A goes to the beginning of the line
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb"}
+    shell = subprocess.Popen(
+        ["zsh", "-f", "-i"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment
+    )
+    os.close(slave)
+    os.write(master, f"{typed}exit\n".encode())
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO when the shell has gone
+        while piece := os.read(master, 1 << 16):
+            seen += piece
+    os.close(master)
+    assert shell.wait() == 0
+    words = ["inspect", "diff --tensors-only", "completions fish", "quantize --scheme adaptive"]
+    assert re.findall(r"^=> weightmap (.*?) *\r?$", seen.decode(), re.MULTILINE) == words
 
 
 def test_completions_of_every_shell_know_every_option(run):
