@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["HUGE", "by_layer"]
 
 _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")
+# The number at the end of the name of a layer, short enough to be one.
+_DIGITS = re.compile(r"\d{1,18}$", re.ASCII)
 # Values that JSON and a colour scale can take.
 HUGE = 1e300
 
@@ -28,7 +30,10 @@ def _place_of(name: str) -> tuple[str, str]:
 
 
 def by_layer(rows: Iterable[tuple[str, dict[str, float | None]]]) -> list[dict[str, Any]]:
-    """Return one row for each layer and place in it: of several tensors there, the largest value of each measure."""
+    """Return one row for each layer and place in it: of several tensors there, the largest value of each measure.
+
+    Layers come in the order of their numbers, 2 before 10, wherever they lie in the file.
+    """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for name, measures in rows:
         layer, slot = _place_of(name)
@@ -38,4 +43,10 @@ def by_layer(rows: Iterable[tuple[str, dict[str, float | None]]]) -> list[dict[s
         for measure, value in measures.items():
             if value is not None and math.isfinite(value):
                 row[measure] = max(row.get(measure, 0.0), min(value, HUGE))
-    return list(found.values())
+    return sorted(found.values(), key=lambda row: _in_order(row["layer"]))
+
+
+def _in_order(layer: str) -> tuple[str, int]:
+    """Return what sorts layers of one kind by their numbers; any other kind by its name."""
+    digits = _DIGITS.search(layer)
+    return (layer[: digits.start()], int(digits[0])) if digits else (layer, 0)

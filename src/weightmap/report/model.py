@@ -7,7 +7,8 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.amounts import brief
+from weightmap.amounts import brief, sizes
+from weightmap.errors import counted
 from weightmap.model.modules import module_tree, separator
 from weightmap.report import charts
 from weightmap.report.layers import HUGE, by_layer
@@ -42,7 +43,12 @@ def model_page(name: str, found: Survey) -> bytes:
         sections.append(_quantising(found, specs, sets))
     first = max(range(len(drawable)), key=lambda at: drawable[at].info.nbytes, default=0)
     chosen = [
-        {"name": short(one.info.name), "low": one.numbers.low, "high": one.numbers.high, "bins": one.numbers.bins}
+        {
+            "name": short(one.info.name) or "(no name)",
+            "low": one.numbers.low,
+            "high": one.numbers.high,
+            "bins": one.numbers.bins,
+        }
         for one in drawable
         if one.numbers is not None
     ]
@@ -55,24 +61,24 @@ def _has_bins(tensor: Tensor) -> bool:
 
 
 def _about(name: str, found: Survey) -> Section:
-    sizes: dict[str, list[int]] = {}
+    kinds: dict[str, list[int]] = {}
     for tensor in found.tensors:
-        sizes.setdefault(tensor.info.dtype, []).append(tensor.info.nbytes)
+        kinds.setdefault(tensor.info.dtype, []).append(tensor.info.nbytes)
     elements = sum(math.prod(tensor.info.shape) for tensor in found.tensors)
     rows = [
         ("file", text(name)),
         ("format", text(found.format if found.layout in {None, found.format} else f"{found.format}, {found.layout}")),
-        ("size", f"{brief(found.nbytes)} ({found.nbytes:,} bytes)"),
-        ("tensors", f"{len(found.tensors):,}, {elements:,} elements"),
+        ("size", sizes(found.nbytes)),
+        ("tensors", f"{len(found.tensors):,}, of {counted(elements, 'element')}"),
         (
             "types",
-            ", ".join(f"{text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in sizes.items()),
+            ", ".join(f"{text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in kinds.items()),
         ),
     ]
     if len(found.files) > 1:
         rows.append(("files", f"{len(found.files):,}"))
     if found.tokens is not None:
-        rows.append(("vocabulary", f"{found.tokens:,} tokens"))
+        rows.append(("vocabulary", counted(found.tokens, "token")))
     content = pairs(rows)
     if found.metadata:
         metadata = pairs((short(key), text(value)) for key, value in list(found.metadata.items())[:500])
@@ -96,10 +102,12 @@ def _warnings(found: Survey) -> Section:
     odd = [t for t in found.tensors if t.numbers is not None and (t.numbers.nans or t.numbers.infinities)]
     if problems:
         lines = "".join(f"<li>{text(t.info.name)}: {message(t.problem)}</li>" for t in problems[:100])
-        content += f'<p class="bad">{len(problems):,} tensors do not decode:</p><ul>{lines}</ul>'
+        content += f'<p class="bad">{counted(len(problems), "tensor")} cannot be decoded:</p><ul>{lines}</ul>'
     if odd:
         lines = "".join(f"<li>{text(t.info.name)}</li>" for t in odd[:100])
-        content += f"<p>NaN or infinite elements in {len(odd):,} tensors, of those looked at:</p><ul>{lines}</ul>"
+        content += (
+            f"<p>NaN or infinite elements in {counted(len(odd), 'tensor')}, of those looked at:</p><ul>{lines}</ul>"
+        )
     return "warnings", "Warnings", content
 
 

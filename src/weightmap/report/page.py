@@ -68,7 +68,8 @@ def message(said: object) -> str:
 
 def named(name: str) -> str:
     """Return the name of a tensor as HTML that may break behind its dots and underscores, and only there if it can."""
-    return html.escape(short(name)).replace(".", ".<wbr>").replace("_", "_<wbr>")
+    shown = html.escape(short(name)).replace(".", ".<wbr>").replace("_", "_<wbr>")
+    return shown or '<span class="faint">(no name)</span>'
 
 
 def number(value: float | None, form: str = ".4g") -> Cell:
