@@ -352,3 +352,9 @@ def test_modules_fold() -> None:
     ]
     assert separator(["a/b", "c"]) == "/"
     assert separator(["a/b", "c.d"]) == "."
+
+
+def test_numbers_in_a_folded_line_are_in_their_order() -> None:
+    """A file whose tensors are sorted by name has 10 before 2; the line has one run of numbers."""
+    infos = [wm.TensorInfo(f"h.{i}.w", "float32", (2,), 0, 8) for i in sorted(map(str, range(12)))]
+    assert [line.label for line in module_tree(infos).lines(".")] == ["h.{0…11}.w"]

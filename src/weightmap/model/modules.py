@@ -156,7 +156,7 @@ def _label(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     runs: list[list[str]] = []
-    for name in names:
+    for name in sorted(names, key=lambda name: (len(name), name)):  # files that sort names have 10 before 2
         if runs and name == _next(runs[-1][-1]):
             runs[-1][1:] = [name]
         else:
