@@ -80,7 +80,15 @@ LATER = {
     "benchmarks": "each once, on what tests have had",
     "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
     **dict.fromkeys(
-        (suite(name) for name in ("ceilings", "growth", "guard", "memory")),
+        (
+            *(suite(name) for name in ("ceilings", "cli_memory", "growth", "guard", "memory")),
+            "tests/api/test_executors.py::test_a_converter_takes_little_memory",
+            "tests/plans/test_plan_run.py::test_a_run_gives_back_what_was_consumed",
+            "tests/plans/test_plan_run.py::test_small_tensors_are_given_back_too",
+            "tests/robustness/test_limits.py::test_listing_ngrams_takes_memory_for_each_one_once",
+            "tests/robustness/test_nesting.py::test_toml_is_bounded_before_it_is_parsed",
+            "tests/words/test_words_write.py::test_memory_stays_flat",
+        ),
         "count instructions, calls and memory, of large files",
     ),
     **dict.fromkeys(
@@ -88,7 +96,14 @@ LATER = {
         "minutes; the same files and kernels as in the tests of formats and of kernels",
     ),
     **dict.fromkeys(
-        (suite(name) for name in ("docs", "imports", "mutation", "packaging", "registry", "report", "toy")),
+        (
+            *(
+                suite(name)
+                for name in ("docs", "imports", "mutation", "packaging", "page", "registry", "report", "toy")
+            ),
+            "tests/integration/test_pages.py",
+            "tests/remote/",
+        ),
         "nothing of the C module, or next to it",
     ),
     **dict.fromkeys(
