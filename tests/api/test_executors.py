@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import os
 import pickle
 import pickletools
 import shutil
@@ -19,6 +20,7 @@ from tests.support import run_child
 
 import weightmap as wm
 from weightmap.conversion import manifest as manifests
+from weightmap.conversion import running
 from weightmap.conversion import shard as shard_work
 from weightmap.conversion import shards as conversions
 from weightmap.conversion import verifying
@@ -368,6 +370,60 @@ def test_keep_going_collects_errors(model: Path, tmp_path: Path, *, threads: boo
     assert {type(error) for _, error in caught.value.errors} == {wm.QuantError}
     assert pickle.loads(pickle.dumps(caught.value)).errors[0][0] == caught.value.errors[0][0]
     assert set(content(tmp_path / "a")) == {name_of(i, suffix=".amb") for i in (1, 2, 4, 6)}
+
+
+# ------------------------------------------------------------------------------------------------------ small tasks
+@pytest.mark.parametrize(
+    ("weights", "sizes"),
+    [
+        ([], []),
+        ([5] * 31, [1] * 31),
+        ([5] * 33, [2] * 16 + [1]),
+        ([5] * 2000, [16] * 125),
+        ([20 << 20] * 160, [3] * 53 + [1]),
+        ([1, 65 << 20, 1, 1] * 16, [1, 1, *[3, 1] * 15, 2]),
+    ],
+)
+def test_small_tasks_are_one_call(weights: list[int], sizes: list[int]) -> None:
+    """At most 16 tasks and 64 MiB, so many calls that workers have work to the end, in the order of tasks."""
+    tasks = list(range(len(weights)))
+    found = running.bundled(tasks, weights)
+    assert [task for bundle in found for task in bundle] == tasks
+    assert [len(bundle) for bundle in found] == sizes
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Return the index of a model of 48 shards: three of them are one call."""
+    st.shard(tmp_path, {name_of(i, 48): {f"w{i}": normal((4, 32), i)} for i in range(1, 49)})
+    return next(tmp_path.glob("*.index.json"))
+
+
+def test_an_error_within_a_call_keeps_what_was_before_it(many: Path, converted: list[str]) -> None:
+    """The results before the error are recorded, the tasks behind it do not begin; started again, these are done."""
+    bad = many.parent / name_of(5, 48)
+    whole = bad.read_bytes()
+    state = bad.stat()
+    nan = bytearray(whole)
+    nan[-4:] = np.float32(np.nan).tobytes()
+    bad.write_bytes(nan)
+    os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
+    out, manifest = f"{many.parent}/out/", many.parent / "manifest.json"
+    with Inline() as pool, pytest.raises(wm.QuantError, match=r"model-00005"):
+        wm.convert(many, out, executor=pool, manifest=manifest, **QUANTISED)
+    assert not {name_of(5, 48, ".amb"), name_of(6, 48, ".amb")} & set(converted)
+    assert name_of(4, 48, ".amb") in converted
+    assert [len(bundle) for bundle in running.bundled(range(48), [1] * 48)] == [3] * 16
+    with Inline() as pool, pytest.raises(wm.ShardsError, match="1 shard failed: .*model-00005"):
+        wm.convert(many, out, executor=pool, manifest=manifest, keep_going=True, **QUANTISED)
+    assert sorted(converted) == [name_of(i, 48, ".amb") for i in range(1, 49) if i != 5]
+    bad.write_bytes(whole)
+    os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
+    with Inline() as pool:
+        report = wm.convert(many, out, executor=pool, manifest=manifest, **QUANTISED)
+    assert (report.shards, report.skipped) == (48, 47)
+    wm.convert(many, f"{many.parent}/serial/", **QUANTISED)
+    assert content(many.parent / "out") == content(many.parent / "serial")
 
 
 def test_errors_of_the_executor_name_the_shard(model: Path, tmp_path: Path) -> None:

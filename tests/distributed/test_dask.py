@@ -117,8 +117,8 @@ def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_pa
     after = files(out)
     again = {name for name, inode in before.items() if after[name] != inode}
     assert again <= in_flight
-    # Each of two workers ran one task; a few more were done, and not yet recorded, when the client died.
-    assert len(in_flight) <= 16
+    # Each of two workers ran 16 tasks in one call; as many were done, and not yet recorded, when the client died.
+    assert len(in_flight) <= 64
     assert not list(tmp_path.glob(".*"))
 
 

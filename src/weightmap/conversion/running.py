@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor, Future
 
-__all__ = ["Execution", "Runner"]
+__all__ = ["Execution", "Runner", "bundled"]
 
 # Errors that a message names.
 _NAMED = 3
+# An executor takes some milliseconds for each call, so small tasks go there together: at most so many, of so many bytes
+# together, and so many calls in all that workers end at about the same time.
+_TOGETHER, _BYTES, _CALLS = 16, 64 << 20, 16
 
 
 class Execution(NamedTuple):
@@ -58,8 +61,11 @@ class Runner:
         function: Callable[[Any], Any],
         tasks: Sequence[Any],
         finished: Callable[[Any, Any], None],
+        weights: Sequence[int],
     ) -> None:
         """Call ``finished(task, function(task))`` for each task, in any order; a task has a `name` for errors.
+
+        Small tasks are one call of the executor, by their `weights` in bytes.
 
         Raises
         ------
@@ -71,7 +77,8 @@ class Runner:
         if self._executor is None:
             self._serially(function, tasks, finished)
         else:
-            self._by_executor(self._executor, function, tasks, finished)
+            bundles = bundled(tasks, weights)
+            self._by_executor(self._executor, _Bundle(function, keep_going=self._keep_going), bundles, finished)
         if self._errors:
             self._fail()
 
@@ -92,20 +99,20 @@ class Runner:
     def _by_executor(
         self,
         executor: Executor,
-        function: Callable[[Any], Any],
-        tasks: Iterable[Any],
+        function: _Bundle,
+        bundles: Iterable[tuple[Any, ...]],
         finished: Callable[[Any, Any], None],
     ) -> None:
         done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-        running: dict[Future[Any], Any] = {}
+        running: dict[Future[Any], tuple[Any, ...]] = {}
         try:
-            for task in tasks:
+            for tasks in bundles:
                 try:
-                    future = executor.submit(function, task)
+                    future = executor.submit(function, *tasks)
                 except Exception as error:  # noqa: BLE001 - the executor's: it is broken, or was shut down
-                    self._errors.append((task.name, error))
+                    self._errors.append((tasks[0].name, error))
                     break
-                running[future] = task
+                running[future] = tasks
                 future.add_done_callback(done.put)
             if self._errors:
                 self._cancel(running)
@@ -118,22 +125,36 @@ class Runner:
         finally:
             self._cancel(running)
 
-    def _take(self, future: Future[Any], running: dict[Future[Any], Any], finished: Callable[[Any, Any], None]) -> None:
-        """Hand out the result of a task that is done, or note its error and cancel the others."""
-        task = running.pop(future, None)
-        if task is None or (future.cancelled() and self._errors and not self._keep_going):
+    def _take(
+        self,
+        future: Future[Any],
+        running: dict[Future[Any], tuple[Any, ...]],
+        finished: Callable[[Any, Any], None],
+    ) -> None:
+        """Hand out the results of tasks that are done, or note an error and cancel the others."""
+        tasks = running.pop(future, None)
+        if tasks is None or (future.cancelled() and self._errors and not self._keep_going):
             return
         try:
-            result = future.result()
-        except Exception as error:  # noqa: BLE001 - a task's, or the executor's, such as one of a worker that was killed
-            self._errors.append((task.name, error))
-            if not self._keep_going:
-                self._cancel(running)
+            results = future.result()
+        except Exception as error:  # noqa: BLE001 - the executor's, such as one of a worker that was killed
+            self._failed(tasks[0].name, error, running)
             return
-        finished(task, result)
+        if type(results) is not list or len(results) > len(tasks):
+            results = [results]
+        for task, result in zip(tasks, results, strict=False):  # those behind an error did not begin
+            if isinstance(result, Exception):
+                self._failed(task.name, result, running)
+            else:
+                finished(task, result)
+
+    def _failed(self, name: str, error: Exception, running: dict[Future[Any], tuple[Any, ...]]) -> None:
+        self._errors.append((name, error))
+        if not self._keep_going:
+            self._cancel(running)
 
     @staticmethod
-    def _cancel(running: dict[Future[Any], Any]) -> None:
+    def _cancel(running: dict[Future[Any], tuple[Any, ...]]) -> None:
         for future in list(running):
             future.cancel()
 
@@ -148,6 +169,41 @@ class Runner:
         failed = ShardsError(f"{counted(len(errors), 'shard')} failed: {some}{more}")
         failed.errors = tuple(errors)
         raise failed from first
+
+
+class _Bundle:
+    """What a worker calls: a function of each of some tasks, in turn, up to the first error unless `keep_going`."""
+
+    def __init__(self, function: Callable[[Any], Any], *, keep_going: bool) -> None:
+        self._function, self._keep_going = function, keep_going
+
+    def __call__(self, *tasks: Any) -> list[Any]:
+        results: list[Any] = []
+        for task in tasks:
+            try:
+                results.append(self._function(task))
+            except Exception as error:
+                if len(tasks) == 1:
+                    raise
+                results.append(error)
+                if not self._keep_going:
+                    break
+        return results
+
+
+def bundled(tasks: Sequence[Any], weights: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Return the tasks in order, small ones together."""
+    most = min(_TOGETHER, len(tasks) // _CALLS)
+    found: list[tuple[Any, ...]] = []
+    bundle: list[Any] = []
+    nbytes = 0
+    for task, weight in zip(tasks, weights, strict=True):
+        if bundle and (len(bundle) >= most or nbytes + weight > _BYTES):
+            found.append(tuple(bundle))
+            bundle, nbytes = [], 0
+        bundle.append(task)
+        nbytes += weight
+    return [*found, tuple(bundle)] if bundle else found
 
 
 def _text(error: BaseException) -> str:

@@ -117,7 +117,8 @@ class _Conversion:
         self._tell()
         try:
             runner = Runner(self._how.executor, keep_going=self._how.keep_going, flush=self._flush)
-            runner.run(convert_shard, self.tasks, self._finished)
+            weights = [self._deal.weights[task.number] for task in self.tasks]
+            runner.run(convert_shard, self.tasks, self._finished, weights)
         finally:
             self._flush()
             with contextlib.suppress(OSError):

@@ -148,7 +148,8 @@ def _verify_files(file: TensorFile, how: Execution, *, strict: bool, limits: Lim
             own.write()
 
     try:
-        Runner(how.executor, keep_going=how.keep_going, flush=flush).run(verify_shard, left, finished)
+        runner = Runner(how.executor, keep_going=how.keep_going, flush=flush)
+        runner.run(verify_shard, left, finished, [task.piece.size for task in left])
     finally:
         flush()
     if not file.shards and reports:
