@@ -7,9 +7,9 @@
  *
  *     for (pos = begin; pos < end; pos = round_up(data + data_size, 8)) read_record(pos);
  *
- * pread brings a window of some kilobytes at each header into private memory, and nothing of the data. So the walk costs a
- * page for each large tensor, small records share a page, and a file may shrink or change meanwhile: every byte that decides
- * is read once.
+ * pread, or a function in its place, brings a window of some kilobytes at each header into private memory, and nothing of the
+ * data. So the walk costs a page for each large tensor, small records share a page, and a file may shrink or change meanwhile:
+ * every byte that decides is read once.
  *
  * Every size is compared with the bytes left in the section before it is used. A record takes at least twelve bytes, and
  * max_tensors bounds their number, so the walk ends whatever the sizes say.
@@ -25,9 +25,9 @@
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 #define _FILE_OFFSET_BITS 64
-#include <errno.h>
 #include <unistd.h>
 #endif
+#include <errno.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -60,21 +60,30 @@ static int fail(const walker *w, int32_t code, int32_t part, uint64_t at, uint64
     return 0;
 }
 
+static int64_t read_at(const wm_amb_section *s, uint8_t *buffer, uint64_t count, uint64_t at) {
+    if (s->read) {
+        const int64_t got = s->read(s->context, buffer, count, at);
+        if (got < 0) errno = EIO;
+        return got;
+    }
+#if defined(_WIN32)
+    return 0;
+#else
+    return pread(s->fd, buffer, count, (off_t)at);
+#endif
+}
+
 /* Fills the window from `at` on with at least `least` and at most `most` bytes. */
 static int refill(walker *w, uint64_t at, uint64_t least, uint64_t most) {
     w->start = at;
     w->filled = 0;
-#if defined(_WIN32)
-    return fail(w, WM_FAULT_AMB_READ, 0, at, 0, 0);
-#else
     while (w->filled < least) {
-        ssize_t got = pread(w->section->fd, w->buffer + w->filled, most - w->filled, (off_t)(at + w->filled));
+        int64_t got = read_at(w->section, w->buffer + w->filled, most - w->filled, at + w->filled);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) return fail(w, WM_FAULT_AMB_READ, 0, at + w->filled, got < 0 ? (uint64_t)errno : 0, at + least);
         w->filled += (uint64_t)got;
     }
     return 1;
-#endif
 }
 
 /* The `count` bytes of the file from `at` on, valid until the next call; NULL when they cannot be read. The caller knows that
@@ -250,9 +259,10 @@ int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb
     *out = (wm_amb){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     if (section->begin > section->end || section->end > INT64_MAX || section->origin > section->begin ||
-        section->max_names >= UINT32_MAX || (section->fd < 0 && section->end > section->size))
+        section->max_names >= UINT32_MAX || (section->fd < 0 && !section->read && section->end > section->size))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, section->end, section->size);
-    if (section->fd >= 0 && !(w.buffer = malloc(ROOM))) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, ROOM, 0);
+    if ((section->fd >= 0 || section->read) && !(w.buffer = malloc(ROOM)))
+        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, ROOM, 0);
     columns->bounds[0] = columns->dim_bounds[0] = 0;
     int fine = 1;
     while (fine && w.pos < section->end) {

@@ -203,11 +203,15 @@ typedef struct {
 } wm_cnn;
 int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_columns *columns, wm_cnn *out, wm_fault *fault);
 
+/* Fills `buffer` with up to `count` bytes of a file from `at` on, like pread: returns how many, 0 at the end of the file, or -1.
+ * For files that no descriptor reads. */
+typedef int64_t (*wm_read)(void *context, uint8_t *buffer, uint64_t count, uint64_t at);
+
 /* --------------------------------------------------------------------------------------------------------- AMB
  * Walks the records in bytes [begin, end) of an AMB file and fills the columns, with offsets relative to `begin`. Reads the
- * headers of records and of quantised data alone: by pread from the descriptor fd or, with fd -1, from memory. dtype[i] is the
- * format's code, 0 to 8, or 9 for quantised int8. Checks all of a record but its name (see wm_columns_check); the size of
- * adaptive data within bounds. A padding byte that is not 0 and missing padding at the end are faults, or noted with `lax`.
+ * headers of records and of quantised data alone: by `read` if it is not NULL, by pread from the descriptor fd or, with fd -1,
+ * from memory. dtype[i] is the format's code, 0 to 8, or 9 for quantised int8. Checks all of a record but its name (see
+ * wm_columns_check); the size of adaptive data within bounds. A padding byte that is not 0 and missing padding at the end are faults, or noted with `lax`.
  *
  * Capacities may be 0, but for the bounds: the walk goes on beyond them, `out` has the capacities needed, and the columns hold
  * the first records alone. Returns 0, or -1 with *fault filled and the number of sound records in out->n_tensors.
@@ -223,6 +227,8 @@ typedef struct {
     uint64_t max_names;       /* of all names together; below 2^32 - 1 */
     uint64_t bare_block_size; /* of blocks without a header; */
     uint64_t bare_scale;      /* bytes of a scale in them, or 0 when there are none */
+    wm_read read;
+    void *context;
 } wm_amb_section;
 typedef struct {
     uint64_t n_tensors, n_dims, names_len;
@@ -300,14 +306,16 @@ int64_t wm_finalfusion_ngrams(const uint8_t *data, uint64_t len, uint64_t count,
 
 /* ------------------------------------------------------------------------------------------------- archives
  * Checks the `count` entries of a ZIP archive, whose central directory is central[0, len), against their own headers, which are
- * read from the descriptor fd or, with fd -1, from memory; and turns them into columns. The directory begins at `end` in the file.
- * The names have `len` bytes of room, the columns `count` entries, the bounds one more. Whether names repeat or entries overlap is
+ * read by `read` if it is not NULL, from the descriptor fd or, with fd -1, from memory; and turns them into columns. The
+ * directory begins at `end` in the file. The names have `len` bytes of room, the columns `count` entries, the bounds one more. Whether names repeat or entries overlap is
  * not looked at. Returns 0, or -1 with *fault filled.
  */
 typedef struct {
     int32_t fd;
     const uint8_t *data; /* with fd -1: the file */
     uint64_t end;
+    wm_read read;
+    void *context;
 } wm_zip_source;
 typedef struct {
     uint64_t count;

@@ -9,15 +9,16 @@
  * sizes and offsets that do not fit 32 bits the fields are 0xFFFFFFFF, and the numbers stand in an "extra field" of type 1. A writer
  * that did not know size and checksum when it wrote the header leaves zeros there (flag 8).
  *
- * The central directory is in private memory. The headers are read by pread, one at a time, or from the memory of a buffer.
+ * The central directory is in private memory. The headers are read one at a time, by pread or a function in its place, or from
+ * the memory of a buffer.
  */
 #if !defined(_WIN32)
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 #define _FILE_OFFSET_BITS 64
-#include <errno.h>
 #include <unistd.h>
 #endif
+#include <errno.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -40,20 +41,29 @@ static int fail(const scan *s, int code, uint64_t at, uint64_t actual, uint64_t 
     return wm_fail(s->fault, code, s->row, at, actual, expected);
 }
 
+static int64_t read_at(const wm_zip_source *s, uint8_t *buffer, uint64_t count, uint64_t at) {
+    if (s->read) {
+        const int64_t got = s->read(s->context, buffer, count, at);
+        if (got < 0) errno = EIO;
+        return got;
+    }
+#if defined(_WIN32)
+    return 0;
+#else
+    return pread(s->fd, buffer, count, (off_t)at);
+#endif
+}
+
 /* The bytes [at, at + n) of the file, which the caller knows to be there; NULL, with the fault filled, when they cannot be read. */
 static const uint8_t *look(const scan *s, uint64_t at, uint64_t n) {
     if (!s->buffer) return s->source->data + at;
-#if defined(_WIN32)
-    return fail(s, WM_FAULT_ZIP_READ, at, 0, 0), NULL;
-#else
     for (uint64_t filled = 0; filled < n;) {
-        const ssize_t got = pread(s->source->fd, s->buffer + filled, n - filled, (off_t)(at + filled));
+        const int64_t got = read_at(s->source, s->buffer + filled, n - filled, at + filled);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) return fail(s, WM_FAULT_ZIP_READ, at + filled, got < 0 ? (uint64_t)errno : 0, at + n), NULL;
         filled += (uint64_t)got;
     }
     return s->buffer;
-#endif
 }
 
 /* Replaces the fields of `e` that are too narrow by those of the extra field of type 1 in extra[0, len). Returns 0 when it lacks
@@ -136,7 +146,8 @@ int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t le
     scan s = {source, NULL, fault, 0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     if (len > UINT32_MAX) return fail(&s, WM_FAULT_COLUMN, 0, len, UINT32_MAX);
-    if (source->fd >= 0 && !(s.buffer = malloc(HEADER_ROOM))) return fail(&s, WM_FAULT_MEMORY, 0, HEADER_ROOM, 0);
+    if ((source->fd >= 0 || source->read) && !(s.buffer = malloc(HEADER_ROOM)))
+        return fail(&s, WM_FAULT_MEMORY, 0, HEADER_ROOM, 0);
     const int failed = walk(&s, central, len, out);
     free(s.buffer);
     return failed;

@@ -8,7 +8,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *file = new_array(end, 1), *central = new_array(len, 1);
     if (end) memcpy(file, in.data, end);
     if (len) memcpy(central, in.data + end, len);
-    const wm_zip_source source = {-1, file, end};
+    const wm_zip_source source = {-1, file, end, NULL, NULL};
     wm_zip_entries out = {.count = count};
     out.names = new_array(len, 1);
     out.bounds = new_array(count + 1, sizeof *out.bounds);

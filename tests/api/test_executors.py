@@ -20,10 +20,9 @@ from tests.support import run_child
 
 import weightmap as wm
 from weightmap.conversion import manifest as manifests
-from weightmap.conversion import running
+from weightmap.conversion import running, verifying
 from weightmap.conversion import shard as shard_work
 from weightmap.conversion import shards as conversions
-from weightmap.conversion import verifying
 from weightmap.conversion.scales import moved_scales
 
 if TYPE_CHECKING:
@@ -414,7 +413,7 @@ def test_an_error_within_a_call_keeps_what_was_before_it(many: Path, converted: 
     assert not {name_of(5, 48, ".amb"), name_of(6, 48, ".amb")} & set(converted)
     assert name_of(4, 48, ".amb") in converted
     assert [len(bundle) for bundle in running.bundled(range(48), [1] * 48)] == [3] * 16
-    with Inline() as pool, pytest.raises(wm.ShardsError, match="1 shard failed: .*model-00005"):
+    with Inline() as pool, pytest.raises(wm.ShardsError, match=r"1 shard failed: .*model-00005"):
         wm.convert(many, out, executor=pool, manifest=manifest, keep_going=True, **QUANTISED)
     assert sorted(converted) == [name_of(i, 48, ".amb") for i in range(1, 49) if i != 5]
     bad.write_bytes(whole)

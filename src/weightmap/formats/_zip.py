@@ -37,6 +37,8 @@ STORED, DEFLATED = 0, 8
 # What an archive without entries begins with: its end record.
 EMPTY = b"PK\5\6"
 _END, _WIDE_END, _LOCATOR = EMPTY, b"PK\6\6", b"PK\6\7"
+# What stands for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
+_WIDE_FIELD, _BESIDE = 0xFFFFFFFF, 512
 _BEGINNINGS = (b"PK\3\4", _END)
 _END_RECORD = struct.Struct("<4s4H2IH")
 _WIDE_RECORD = struct.Struct("<4sQ2H2I4Q")
@@ -55,6 +57,21 @@ def first_name(head: bytes) -> bytes | None:
     if head[:4] != b"PK\3\4" or len(head) < 30:
         return None
     return head[30 : 30 + int.from_bytes(head[26:28], "little")]
+
+
+def _headers(central: bytes) -> Iterator[tuple[int, int]]:
+    """Yield about where the entries' own headers lie, with the first bytes of each, by an unchecked directory."""
+    at = 0
+    while at + kernels.ZIP_ENTRY_LEAST <= len(central):
+        name, extra, comment = struct.unpack_from("<3H", central, at + 28)
+        (offset,) = struct.unpack_from("<I", central, at + 42)
+        at += kernels.ZIP_ENTRY_LEAST + name + extra + comment
+        if offset == _WIDE_FIELD:  # it is the last one in the field of 64-bit numbers, which comes first here
+            start = at - comment - extra
+            offset = int.from_bytes(
+                central[start + 4 + central[start + 2] - 8 : start + 4 + central[start + 2]], "little"
+            )
+        yield offset, offset + name + _BESIDE
 
 
 class Archive:
@@ -77,6 +94,7 @@ class Archive:
         limits = options.limits
         limits.check("max_header_bytes", size, "size of the central directory", offset=end)
         central = source.pread(begin, size)
+        source.expect(_headers(central))
         fd, data = source.scanned
         found = kernels.zip_scan(fd, data, begin, central, count)
         if isinstance(found, kernels.Fault):

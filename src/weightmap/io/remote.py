@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap import kernels
 from weightmap.io.ahead import PART, Queue, Windows
 from weightmap.io.descriptor import aligned
 from weightmap.io.location import Stored
@@ -120,8 +121,25 @@ class RemoteSource(Source):
 
     @property
     def scanned(self) -> tuple[int, Any]:
-        """No file, and the whole object."""
-        return -1, self.octets
+        """No file, and a function that reads the object."""
+        return -1, kernels.Reader(self.pread)
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Read all of these ranges (begin, end) by several requests at a time, and keep them for `pread`."""
+        joined: list[tuple[int, int]] = []
+        for begin, end in sorted(ranges):
+            last = min(end, self.size)
+            if begin >= last or len(self._here(begin, last)) == last - begin:
+                continue
+            if joined and begin - joined[-1][1] < _NEAR:
+                joined[-1] = joined[-1][0], max(last, joined[-1][1])
+            else:
+                joined.append((begin, last))
+        source = self.ahead(joined)
+        for begin, last in joined:
+            data = bytearray(last - begin)
+            source.fill(begin, memoryview(data))
+            self._windows.add(begin, bytes(data))
 
     def chunks(
         self,

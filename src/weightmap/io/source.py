@@ -162,6 +162,9 @@ class Source:
         file = self._opened()
         return (-1, self.octets) if file is None else (file, None)
 
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Note the ranges (begin, end) that `pread` will be called for: a store is asked for all of them at a time."""
+
     def _opened(self) -> Descriptor | None:
         """Return the open file, to be held while it is used; None if the bytes are in memory."""
         file, path = self._file, self._released

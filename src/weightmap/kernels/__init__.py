@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from weightmap.kernels._pq import *
     from weightmap.kernels._quantize import *
     from weightmap.kernels._ranges import *
+    from weightmap.kernels._reading import *
     from weightmap.kernels._staging import *
     from weightmap.kernels._subwords import *
 
@@ -116,6 +117,7 @@ _ON_DEMAND = {
     "_pq": "Codes",
     "_quantize": "encode_blocks encode_with_errors quantize_int4 quantize_int5 real_numbers sum_of_squares",
     "_ranges": "join_ranges",
+    "_reading": "Reader",
     "_staging": "prefer_node stage",
     "_subwords": "NGRAMS_MOST Ngrams gather_rows pack_texts unit_sums",
 }

@@ -27,6 +27,8 @@ __all__ = [
 
 # Fewest bytes that an entry takes in the central directory.
 ZIP_ENTRY_LEAST = 46
+# Of data that is no `Reader`.
+_NO_HOOK = (NULL, NULL)
 
 
 class ZipEntries:
@@ -59,14 +61,14 @@ class ZipEntries:
         return len(self.method)
 
 
-def zip_scan(fd: int, data: NDArray[np.uint8] | None, end: int, central: bytes, count: int) -> ZipEntries | Fault:
+def zip_scan(fd: int, data: Any, end: int, central: bytes, count: int) -> ZipEntries | Fault:
     """Turn a central directory into columns, checked against the headers of the entries; or say what is wrong.
 
     Parameters
     ----------
     fd : int
         The open file; -1 where `data` has its bytes.
-    data : ndarray of uint8 or None
+    data : ndarray of uint8, Reader or None
     end : int
         Where the central directory begins in the file.
     central : bytes
@@ -82,9 +84,13 @@ def zip_scan(fd: int, data: NDArray[np.uint8] | None, end: int, central: bytes, 
         array = getattr(entries, name)
         keep.append(as_output(array, kinds[array.dtype.type]))
         setattr(columns, name, keep[-1])
-    octets = NULL if data is None else as_input(data)
-    source, fault = ffi.new("wm_zip_source *", (fd, octets, end)), ffi.new("wm_fault *")
-    if lib.wm_zip_scan(source, from_buffer("uint8_t[]", central), len(central), columns, fault):
+    function, context = getattr(data, "hook", _NO_HOOK)
+    octets = NULL if data is None or function else as_input(data)
+    source, fault = ffi.new("wm_zip_source *", (fd, octets, end, function, context)), ffi.new("wm_fault *")
+    failed = lib.wm_zip_scan(source, from_buffer("uint8_t[]", central), len(central), columns, fault)
+    if function:
+        data.check()
+    if failed:
         return fault_of(fault)
     entries.names = entries.names[: int(entries.bounds[-1])].copy()
     return entries

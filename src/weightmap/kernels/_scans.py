@@ -161,6 +161,10 @@ _ROOM = (16384, 512, 1024)
 _RECORD, _DIM = 12, 4
 
 
+# Of data that is no `Reader`.
+_NO_HOOK = (NULL, NULL)
+
+
 class Section:
     """A section of records in an AMB file: see wm_amb_section in scans.h."""
 
@@ -169,14 +173,14 @@ class Section:
     def __init__(
         self,
         fd: int,
-        data: NDArray[Any] | None,
+        data: Any,
         begin: int,
         end: int,
         max_tensors: int,
         max_names: int,
         bare: tuple[int, int],
     ) -> None:
-        self.fd = fd  # -1 if the file is `data`
+        self.fd = fd  # -1 if the file is `data`, an array or a Reader
         self.data = data
         self.begin = begin  # of the section in the file, like `end`
         self.end = end
@@ -231,25 +235,31 @@ def _walk(
     section: Section, room: tuple[int, int, int], *, relative: bool, lax: bool
 ) -> tuple[Columns, Any, Fault | None]:
     columns = Columns.scratch(*room)
-    data = NULL if section.data is None else from_buffer("uint8_t[]", section.data)
+    function, context = getattr(section.data, "hook", _NO_HOOK)
+    data = None if function else section.data
+    octets = NULL if data is None else from_buffer("uint8_t[]", data)
     # In the order of kernels.h.
     asked = ffi.new(
         "wm_amb_section *",
         (
             section.fd,
             lax,
-            data,
-            0 if section.data is None else len(section.data),
+            octets,
+            0 if data is None else len(data),
             section.begin,
             section.end,
             section.begin if relative else 0,
             min(section.max_tensors, U32_MAX),
             min(section.max_names, U32_MAX - 1),
             *section.bare,
+            function,
+            context,
         ),
     )
     found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
     failed = lib.wm_amb_walk(asked, columns.native, found, fault)
+    if function:
+        section.data.check()
     return columns, found, fault_of(fault) if failed else None
 
 
