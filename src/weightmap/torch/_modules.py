@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from weightmap.errors import TensorFileError, quoted
 from weightmap.model.foreign import from_torch
 from weightmap.model.opening import open as open_model
-from weightmap.torch._files import read_tensor, writable_mode
-from weightmap.torch._tensors import copy_in_pieces, decoded_dtype, imported_torch, pieces_of, torch_device
+from weightmap.torch._files import read_tensor, shared, writable_mode
+from weightmap.torch._tensors import copy_in_pieces, decoded_dtype, imported_torch, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -58,7 +58,7 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     """
     own = {name: value for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "device")}
     with open_model(path, mode=writable_mode()) as file:
-        state = {name: read_tensor(file, name, torch_device("cpu")) for name in file}
+        state = shared(file)
         named = file.path
     try:
         _tie(own, state, strict=strict)
