@@ -74,7 +74,7 @@ LOCKED = {}
 
 
 def bring_in(path):
-    """Lock a file in memory; where that is impossible, read it, for the system may have taken some since the last call."""
+    """Lock a file in memory; where that is impossible, read it: the system may have taken some since the last call."""
     if path not in LOCKED:
         LOCKED[path] = Locked(path)
     if LOCKED[path].holds:

@@ -65,7 +65,7 @@ def load_file(path: Any, device: str | int = "cpu", *, plan: Any = None) -> dict
 
 
 def shared(file: TensorFile) -> dict[str, Any]:
-    """Return all tensors of a file opened in `writable_mode`, on the CPU: `read_tensor` of each, in a third of the time."""
+    """Return all tensors of a file opened in `writable_mode`, on the CPU: those that `read_tensor` returns, at once."""
     cpu, tensors = torch_device("cpu"), {}
     for name, array in file.items():
         # Only an array of numbers says by itself what the tensor is: bytes may be pairs of float4.
