@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     class Placement(Protocol):
-        """How a tensor lies whose elements do not follow one another in the file: see weightmap.io.placement."""
+        """How a tensor lies whose elements do not follow one another in the file: see weightmap.io.placement.
+
+        Attributes
+        ----------
+        in_place : bool
+            Whether the elements are in the file as they are, `strides` bytes apart; otherwise they are made from it.
+        """
+
+        in_place: bool
+
+        @property
+        def strides(self) -> tuple[int, ...] | None:
+            """Bytes between elements; None for row-major order."""
 
         def array(
             self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int

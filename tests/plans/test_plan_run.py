@@ -27,6 +27,7 @@ from weightmap.io import pages
 from weightmap.io.filesystem import FileSystem, file_system_of, known
 from weightmap.io.memory import Headroom
 from weightmap.io.opening import from_path, open_source
+from weightmap.model.parts import parts_of
 from weightmap.plans import planning, running, warming
 from weightmap.plans.warming import pieces, share
 from weightmap.quant import places
@@ -76,6 +77,37 @@ def test_runs_over_every_format(example: builders.Example, way: str, tmp_path: P
         first = {name: 0 for name in f if f[name].ndim and f[name].shape[0]}
         for name, tensor in wm.plan(f, first).run(way):
             assert np.asarray(tensor).tobytes() == np.asarray(f[name][0]).tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", "deflated", ".pt"])
+def test_tensors_that_do_not_lie_row_major(suffix: str, tmp_path: Path) -> None:
+    """Transposed, stepped, expanded or deflated, whole and in part: what look-ups give, however it is read."""
+    path = tmp_path / f"placed.{suffix.lstrip('.')}"
+    matrix = np.asfortranarray(np.arange(60, dtype=np.float32).reshape(5, 12))
+    if suffix == ".npy":
+        np.save(path, matrix)
+    elif suffix == ".pt":
+        one = checkpoints.Stored("0", "float32", 60, 0, (12, 5), (1, 12))
+        stepped = one._replace(shape=(4, 12), strides=(0, 2), offset=3)
+        tensors = {"a": one, "b": stepped, "c": one._replace(strides=(5, 1))}
+        storages = {"0": np.arange(60, dtype="<f4").tobytes()}
+        path.write_bytes(checkpoints.zipped(checkpoints.dump(tensors), storages))
+    else:
+        write = np.savez if suffix == ".npz" else np.savez_compressed
+        path = tmp_path / "placed.npz"
+        write(path, a=matrix, b=np.arange(60, dtype=">i4").reshape(5, 12), c=np.zeros((0, 3), order="F"))
+    keys = [None, 1, -1, ..., np.s_[1:3], np.s_[..., 2:9:3], np.s_[::-1], np.s_[3:1], np.s_[3, ..., 2], np.s_[0, ...]]
+    with wm.open(path) as f:
+        assert any(parts_of(f)[1].table.row(number).dtype.placement for number in range(len(f)))
+        for key in keys:
+            wants = {name: key for name in f if key is None or (f[name].size and f[name].ndim == 2)}
+            plan = wm.plan(f, wants, gap=0)
+            for way in WAYS:
+                found = dict(plan.run(way))
+                assert list(found) == list(plan.names)
+                for name, part in found.items():
+                    expected = f[name] if key is None else f[name][key]
+                    assert equal(part, np.asarray(expected) if isinstance(part, np.ndarray) else expected), (name, key)
 
 
 @pytest.mark.parametrize("way", WAYS)

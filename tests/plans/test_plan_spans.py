@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,12 @@ def test_the_columns_of_a_table_are_its_rows(example: builders.Example) -> None:
         rows = [ref.row for ref in located(f)]
         assert begins.tolist() == [row.offset for row in rows]
         assert sizes.tolist() == [row.nbytes for row in rows]
-        first, plain = parts_of(f)[1].table.leading()
-        assert first.tolist() == [row.shape[0] if row.shape else 0 for row in rows]
+        for dim in (-3, -2, -1, 0, 1, 2):
+            outer, size, plain = parts_of(f)[1].table.along(dim)
+            for row, parts, length in zip(rows, outer.tolist(), size.tolist(), strict=True):
+                there = -len(row.shape) <= dim < len(row.shape)
+                assert length == (row.shape[dim] if there else -1)
+                assert not there or parts == math.prod(row.shape[: dim % len(row.shape)])
         kinds = [kind for kind in parts_of(f)[1].table.rules.dtypes if kind is not None]
         known = len(kinds) > 1 or not kinds[0].declared  # not where each array has a type of its own, as numpy's
         assert plain.tolist() == [known and not row.dtype.quantized and not row.dtype.packed for row in rows]

@@ -262,16 +262,25 @@ class Table:
         begins += rules.base
         return begins, sizes
 
-    def leading(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the first dimension of each row, 0 without any, and whether it is of elements of whole bytes."""
+    def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return of each row the product of the dimensions before one, that dimension, and whether its bytes are plain.
+
+        The dimension counts from the last one when negative, and is -1 where a row lacks it. Plain bytes are those of
+        elements of whole bytes, in row-major order.
+        """
         bits = np.frombuffer(self.rules.bits, np.uint8)
-        first, plain = np.zeros(self.count, np.int64), np.zeros(self.count, np.bool_)
+        outer, size = np.ones(self.count, np.int64), np.full(self.count, -1, np.int64)
+        plain = np.zeros(self.count, np.bool_)
         for start in range(0, self.count, _BATCH):
             stop = min(start + _BATCH, self.count)
-            codes, _, dims, _ = self._batch(start, stop)
-            first[start:stop] = dims[:, 0] if dims.shape[1] else 0
+            codes, ndims, dims, _ = self._batch(start, stop)
+            at = ndims.astype(np.int64) + dim if dim < 0 else np.full(len(codes), dim)
+            rows = np.flatnonzero((at >= 0) & (at < ndims))
+            size[start + rows] = dims[rows, at[rows]]
+            before = np.arange(dims.shape[1]) < at[:, None]
+            outer[start:stop] = np.where(before, dims, np.uint64(1)).prod(1, dtype=np.uint64)
             plain[start:stop] = bits[codes] % 8 == 0  # neither packed nor of a scheme: `DECLARED` is odd
-        return first, plain
+        return outer, size, plain
 
     def _out_of_range(self, i: int, end: int) -> NoReturn:
         """Refuse row i, which ends at `end`, past its section or past the file."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightmap.options import Limits
 
-__all__ = ["INFLATION", "Deflated", "Derived", "Strided"]
+__all__ = ["INFLATION", "Deflated", "Derived", "Fetched", "Strided"]
 
 # A deflated byte makes at most so many. What a tensor takes that is expanded is bounded likewise, with bytes to spare.
 INFLATION = 1032
@@ -119,6 +119,26 @@ class Derived(Source):
         self._parent.check_unchanged()
 
 
+class Fetched(Derived):
+    """Bytes of a file that were read to memory, for a placement to make an array of.
+
+    Parameters
+    ----------
+    parent : Source
+        Of the file.
+    base : int
+        Where the bytes lie in it.
+    octets : ndarray of uint8
+    """
+
+    def __init__(self, parent: Source, base: int, octets: NDArray[np.uint8]) -> None:
+        super().__init__(parent, base, len(octets))
+        self._held = octets
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        yield self._held[start:stop]
+
+
 class Strided:
     """Elements `strides` bytes apart: a tensor that is transposed, stepped or expanded.
 
@@ -129,6 +149,7 @@ class Strided:
     """
 
     __slots__ = ("strides",)
+    in_place = True
 
     def __init__(self, strides: tuple[int, ...]) -> None:
         self.strides: tuple[int, ...] = strides
@@ -222,6 +243,7 @@ class Deflated:
     """
 
     __slots__ = ("crc", "limits", "name", "size", "skip", "stored", "strides")
+    in_place = False
 
     def __init__(
         self, name: str, stored: int, size: int, crc: int, skip: int, strides: tuple[int, ...] | None, limits: Limits

@@ -41,7 +41,7 @@ class _Columns:
         # The number of each tensor, by its row behind those of the files before; None where the two are equal.
         self.number: NDArray[np.int64] | None = None
         # What `Spans` makes at the first use.
-        self.leading: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
+        self.along: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = {}
         self.apart: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
         self._arrange(_unlisted(model))
 
@@ -110,17 +110,14 @@ class Spans:
             found = self._columns.apart = bounds, middles
         return found
 
-    @property
-    def leading(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The first dimension of each tensor, 0 without any, and whether it is of elements of whole bytes."""
-        found = self._columns.leading
+    def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return `Table.along` of each tensor."""
+        found = self._columns.along.get(dim)
         if found is None:
-            tables = [parts_of(file)[1].table for file in self.files]
-            first, plain = (
-                np.concatenate(column) for column in zip(*(table.leading() for table in tables), strict=True)
-            )
             rows = self._base[self.file] + self.row
-            found = self._columns.leading = first[rows], plain[rows]
+            columns = zip(*(parts_of(file)[1].table.along(dim) for file in self.files), strict=True)
+            outer, size, plain = (np.concatenate(column)[rows] for column in columns)
+            found = self._columns.along[dim] = outer, size, plain
         return found
 
     def __len__(self) -> int:
@@ -198,7 +195,7 @@ def _unlisted(model: Any) -> list[tuple[int, int]]:
     ]
 
 
-# What many plans of one handle share: 28 bytes for each tensor.
+# What many plans of one handle share: 28 bytes for each tensor, and 17 for each dimension that slices divide.
 _known: WeakKeyDictionary[Any, _Columns] = WeakKeyDictionary()
 
 

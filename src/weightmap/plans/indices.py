@@ -15,10 +15,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Axis", "Indices", "Shard", "at_least", "axes_of", "boxes", "checked_rank", "runs_of", "shard"]
+__all__ = [
+    "MOST_RUNS",
+    "Axis",
+    "Indices",
+    "Shard",
+    "arranged",
+    "at_least",
+    "axes_of",
+    "boxes",
+    "checked_rank",
+    "runs_of",
+    "shard",
+]
 
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
-_MOST_RUNS = 1 << 24
+MOST_RUNS = 1 << 24
 
 
 class Axis(NamedTuple):
@@ -165,8 +177,8 @@ def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArra
         begin += min(axis.start, axis.start + axis.step * (axis.size - 1)) * step
         length *= axis.size
         outer.pop()
-    if math.prod(axes[number].size for number in outer) > _MOST_RUNS:
-        expected = f"at most {_MOST_RUNS} runs of elements that lie together"
+    if math.prod(axes[number].size for number in outer) > MOST_RUNS:
+        expected = f"at most {MOST_RUNS} runs of elements that lie together"
         raise PlanError(f"index of {what}", actual="one of too many parts", expected=expected)
     starts = np.array([begin], np.int64)
     for number in reversed(outer):
@@ -175,6 +187,15 @@ def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArra
         places = (first + abs(axis.step) * np.arange(axis.size, dtype=np.int64)) * steps[number]
         starts = (places[:, None] + starts).reshape(-1)
     return starts, length
+
+
+def arranged(elements: NDArray[Any], axes: list[Axis], key: Any) -> Any:
+    """Return the array that an index gives, over the elements of all its runs in the order of the file."""
+    array = elements.reshape(tuple(axis.size for axis in axes))
+    index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.kept else 0 for axis in axes)
+    # With an ellipsis, numpy makes an array of a single element, and else a scalar.
+    ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
+    return array[(*index, ...) if ellipsis else index]
 
 
 def boxes(starts: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:

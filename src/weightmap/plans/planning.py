@@ -16,6 +16,7 @@ from weightmap.model.opening import open as open_model
 from weightmap.model.parts import check_open, check_unchanged, name_of, parts_of
 from weightmap.model.spans import spans_of
 from weightmap.plans.indices import Indices, at_least, checked_rank
+from weightmap.plans.placed import Placed
 from weightmap.plans.running import Run
 from weightmap.plans.wants import Slices, dealt, ranges_of, wanted
 from weightmap.plans.warming import share, warm
@@ -72,32 +73,39 @@ class ReadPlan:
         parts: Iterable[int] = indices
         if isinstance(indices, Slices):
             self._begins, self._ends, parts = indices.begins, indices.ends, indices.others
+            self._nbytes = indices.nbytes
         else:
-            self._begins = self._spans.begin[numbers]
-            self._ends = self._begins + self._spans.nbytes[numbers]
+            self._begins, self._nbytes = self._spans.begin[numbers], self._spans.nbytes[numbers]
+            self._ends = self._begins + self._nbytes
         self._heads = Heads()
-        # Of tensors wanted in part: the bytes that hold it.
+        # Of tensors wanted in part that `Slices` does not count at once: the bytes that hold it.
         self._ranges = {number: self._ranges_of(number, indices[number]) for number in parts}
         self._files, self._starts, self._stops, self._wanted = kernels.join_ranges(
             *self._pieces(), gap=self.gap, most=self.max_over_read
         )
 
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        ref = self._heads.of(number, self._spans.ref(number))
+        spans, ref = self._spans, self._spans.ref(number)
         try:
-            return ranges_of(ref, key, self._spans.name(number))
+            if ref.source is not parts_of(spans.files[spans.file[number]])[0]:
+                parts = [Placed(spans, number, one) for one in Indices.of(key)]
+                return np.array([part.begin for part in parts]), np.array([part.end for part in parts])
+            return ranges_of(self._heads.of(number, ref), key, spans.name(number))
         except TensorFileError as error:
             raise error.located(path=ref.source.name, format=self.file.format) from None
 
     def _pieces(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
         """Return file, start and stop of every wanted range, in order."""
-        files = self._spans.file[self._numbers]
-        if not self._ranges:
+        spans, files = self._spans, self._spans.file[self._numbers]
+        whole, parts = ~np.isin(self._numbers, list(self._ranges)), []
+        if isinstance(self._indices, Slices) and self._indices.are_apart:
+            owners, begins, ends = self._indices.apart()
+            parts.append((spans.file[owners], begins, ends))
+        if not parts and not self._ranges:
             return files, self._begins, self._ends
-        whole = ~np.isin(self._numbers, list(self._ranges))
-        parts = [(files[whole], self._begins[whole], self._ends[whole])]
+        parts.append((files[whole], self._begins[whole], self._ends[whole]))
         for number, (starts, stops) in self._ranges.items():
-            parts.append((np.full(len(starts), self._spans.file[number]), starts, stops))
+            parts.append((np.full(len(starts), spans.file[number]), starts, stops))
         files, begins, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((begins, files))
         return files[order], begins[order], ends[order]
@@ -270,7 +278,7 @@ class ReadPlan:
         read = np.array([way == "read" for way in ways])[spans.file[numbers]]
         for place in np.flatnonzero((spans.nbytes[numbers] > bound) & read).tolist():
             number = int(numbers[place])
-            nbytes = int(self._ends[place] - self._begins[place])
+            nbytes = int(self._nbytes[place])
             if number in self._ranges:
                 keys = Indices.of(self._indices[number])
                 alone = [self._ranges[number]] if len(keys) == 1 else [self._ranges_of(number, key) for key in keys]

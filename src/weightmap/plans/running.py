@@ -12,7 +12,8 @@ from weightmap.errors import TensorFileError, quoted
 from weightmap.io.descriptor import aligned
 from weightmap.io.pages import ask_for, give_back
 from weightmap.model.parts import check_unchanged, parts_of
-from weightmap.plans.indices import Indices, Shard, axes_of, runs_of
+from weightmap.plans.indices import Indices, Shard, arranged, axes_of, runs_of
+from weightmap.plans.placed import Placed
 from weightmap.plans.wants import ranges_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.model.spans import Spans
-    from weightmap.plans.indices import Axis
     from weightmap.quant.places import Heads
     from weightmap.quant.ref import TensorRef
 
@@ -201,11 +201,17 @@ class Run:
             self._verify(begin, begin + int(self.spans.nbytes[number]))
         octets = self._fetch(first, last)
         for number in numbers:
-            ref = self.spans.ref(number)
-            row = ref.row
-            yield self.spans.name(number), _array(ref, octets[row.offset - first : row.offset - first + row.nbytes])
+            yield self.spans.name(number), self._whole(number, octets, first)
         del octets
         self.consumed(first, last)
+
+    def _whole(self, number: int, octets: NDArray[np.uint8], at: int) -> Any:
+        """Return a tensor over bytes of the file, which begin at `at`."""
+        ref = self.spans.ref(number)
+        if ref.source is not self.source:
+            placed = Placed(self.spans, number)
+            return placed.array(octets[placed.begin - at : placed.end - at])
+        return _array(ref, octets[ref.row.offset - at : ref.row.offset - at + ref.row.nbytes])
 
     def _fetch(self, begin: int, end: int) -> NDArray[np.uint8]:
         """Return bytes of the file in new memory, aligned as they are in the file."""
@@ -226,7 +232,11 @@ class Run:
     def _part(self, number: int, key: Any) -> Any:
         """Return a part of a tensor, of which no other bytes are read."""
         check_unchanged(self.file)
-        ref, name = self._heads.of(number, self.spans.ref(number)), self.spans.name(number)
+        ref, name = self.spans.ref(number), self.spans.name(number)
+        if ref.source is not self.source:
+            placed = Placed(self.spans, number, key)
+            return placed.array(self._fetch(placed.begin, placed.end))
+        ref = self._heads.of(number, ref)
         starts, stops = ranges_of(ref, key, name)
         if ref.row.dtype.quantized:
             return self._part_of_quantized(number, key, starts, stops)
@@ -344,12 +354,3 @@ class Part:
         if not writeable:
             octets.flags.writeable = False
         return arranged(octets.view(self._dtype) if len(octets) else np.empty(0, self._dtype), self._axes, self._key)
-
-
-def arranged(elements: NDArray[Any], axes: list[Axis], key: Any) -> Any:
-    """Return the array that an index gives, over the elements of all its runs in the order of the file."""
-    array = elements.reshape(tuple(axis.size for axis in axes))
-    index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.kept else 0 for axis in axes)
-    # With an ellipsis, numpy makes an array of a single element, and else a scalar.
-    ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
-    return array[(*index, ...) if ellipsis else index]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.errors import quoted
-from weightmap.plans.indices import Indices, Shard, axes_of, runs_of
+from weightmap.plans.indices import MOST_RUNS, Indices, Shard, axes_of, runs_of
 from weightmap.quant.places import places_of
 
 if TYPE_CHECKING:
@@ -32,35 +32,52 @@ class Slices(Mapping[int, Shard]):
     ----------
     begins, ends : ndarray of int64
         The bytes of each tensor that hold its slice, where they lie together; those of all of it for one that is wanted
-        whole, and none for one that `others` has.
+        whole, and none for one that `apart` or `others` has.
+    nbytes : ndarray of int64
+        Bytes of each slice, but of those that `others` has.
     others : sequence of int
-        Tensors whose slice is in several parts, or of blocks.
+        Tensors of blocks, of elements below a byte, that do not lie row-major, or in more parts than a plan has.
     """
 
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
 
     def __init__(self, spans: Spans, part: Shard) -> None:
         self._part = part
-        self.begins, self.ends = spans.begin.copy(), spans.begin + spans.nbytes
-        size, plain = spans.leading
-        if part.dim == 0:
-            step = -(-size // part.world)
-            low = np.minimum(part.rank * step, size)
-            each = spans.nbytes // np.maximum(size, 1)
-            together = plain & (size > 0)
-            self.ends = np.where(together, self.begins + np.minimum(low + step, size) * each, self.ends)
-            self.begins = np.where(together, self.begins + low * each, self.begins)
-        else:
-            together = np.zeros(len(spans), np.bool_)
-        self._sliced = together.copy()
-        self.others: list[int] = []
-        for number in np.flatnonzero(~together).tolist():
-            ndim = len(spans.ref(number).row.shape)
-            if -ndim <= part.dim < ndim:
-                self._sliced[number] = True
-                self.others.append(number)
-        self.ends[self.others] = self.begins[self.others]
+        outer, size, plain = spans.along(part.dim)
+        self._sliced = size >= 0
+        size = np.maximum(size, 0)
+        step = -(-size // part.world)
+        low = np.minimum(part.rank * step, size)
+        high = np.minimum(low + step, size)
+        # Bytes of an element of the dimension, with all that lies behind it; of an empty tensor, none.
+        each = spans.nbytes // np.maximum(outer * size, 1)
+        known = self._sliced & plain & (spans.nbytes > 0)
+        together = known & ((outer == 1) | (low == high))
+        apart = known & ~together & (high - low < size)
+        others = self._sliced & ~plain | apart & (outer > MOST_RUNS)
+        apart &= ~others
+        self.begins = spans.begin + np.where(together, low * each, 0)
+        self.ends = np.where(together, spans.begin + high * each, spans.begin + spans.nbytes)
+        self.nbytes = np.where(apart, outer * (high - low) * each, self.ends - self.begins)
+        self.ends = np.where(apart | others, self.begins, self.ends)
+        self.others: list[int] = np.flatnonzero(others).tolist()
+        numbers = np.flatnonzero(apart)
+        self._apart = numbers, *(column[numbers] for column in (outer, low * each, (high - low) * each, size * each))
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether `apart` returns any."""
+        return len(self._apart[0]) > 0
+
+    def apart(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the number of a tensor, begin and end of each part of the slices that lie in several."""
+        numbers, outer, skip, nbytes, step = self._apart
+        numbers, first = np.repeat(numbers, outer), np.repeat(self.begins[numbers] + skip, outer)
+        within = np.arange(len(numbers)) - np.repeat(np.cumsum(outer) - outer, outer)
+        begins = first + within * np.repeat(step, outer)
+        return numbers, begins, begins + np.repeat(nbytes, outer)
 
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and bool(self._sliced[number])
