@@ -133,10 +133,10 @@ class Fetched(Derived):
 
     def __init__(self, parent: Source, base: int, octets: NDArray[np.uint8]) -> None:
         super().__init__(parent, base, len(octets))
-        self._held = octets
+        self._fetched = octets
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        yield self._held[start:stop]
+        yield self._fetched[start:stop]
 
 
 class Strided:
