@@ -76,6 +76,9 @@ def test_names_choose_tensors(command: str, path: Path, run: Run) -> None:
     status, out, err = run(command, path, "t7")
     assert (status, out) == (2, "")
     assert "no tensor is called 't7'" in err
+    status, _, err = run(command)  # names may be missing
+    assert status == 2
+    assert "required: FILE\n" in err
 
 
 @pytest.mark.usefixtures("half")
@@ -113,13 +116,13 @@ def test_warm_and_evict_say_how_much(path: Path, run: Run, monkeypatch: pytest.M
     monkeypatch.setattr(wm.ReadPlan, "warm", lambda _, threads, progress: 5 * (threads or 1))
     status, out, _ = run("warm", path, "--threads", 3)
     assert status == 0
-    assert out.startswith(f"{path}: 15 bytes of 3,145,728 bytes (3.0 MiB) were cold (")
+    assert out.startswith(f"{path}: 15 bytes of 3.0 MiB were cold (")
     monkeypatch.setattr(wm.ReadPlan, "warm", lambda _, threads, progress: 0)
     assert "GB/s" not in run("warm", path)[1]
     monkeypatch.setattr(residency, "resident_bytes", lambda _, numbers: np.full(len(numbers), 100))
     status, out, _ = run("evict", path)
     assert status == 0
-    assert out == f"{path}: 0 bytes of 3,145,728 bytes (3.0 MiB) left memory; 300 bytes stay\n"
+    assert out == f"{path}: 0 bytes of 3.0 MiB left memory; 300 bytes stay\n"
 
 
 def test_doctor_says_what_and_what_to_do(path: Path, run: Run, tmp_path: Path) -> None:

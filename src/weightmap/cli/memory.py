@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weightmap.amounts import sizes
+from weightmap.amounts import size
 from weightmap.cli import show
 from weightmap.cli.outcome import OK
 from weightmap.errors import counted
@@ -74,7 +74,7 @@ def warm(args: argparse.Namespace) -> int:
         show.emit_json({"command": "warm", "path": args.file, "cold": cold, "nbytes": nbytes, "seconds": took})
         return OK
     rate = f", {cold / took / 1e9:.1f} GB/s" if cold else ""
-    show.emit(f"{show.clean(args.file)}: {sizes(cold)} of {sizes(nbytes)} were cold ({show.seconds(took)}{rate})")
+    show.emit(f"{show.clean(args.file)}: {size(cold)} of {size(nbytes)} were cold ({show.seconds(took)}{rate})")
     return OK
 
 
@@ -87,8 +87,8 @@ def evict(args: argparse.Namespace) -> int:
         counts = {"released": released, "resident": resident, "nbytes": nbytes}
         show.emit_json({"command": "evict", "path": args.file, **counts})
         return OK
-    left = f"; {sizes(resident)} stay" if resident else ""
-    show.emit(f"{show.clean(args.file)}: {sizes(released)} of {sizes(nbytes)} left memory{left}")
+    left = f"; {size(resident)} stay" if resident else ""
+    show.emit(f"{show.clean(args.file)}: {size(released)} of {size(nbytes)} left memory{left}")
     return OK
 
 

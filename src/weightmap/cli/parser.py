@@ -193,7 +193,7 @@ def _add_memory(command: _Command) -> None:
     ):
         sub = command(run.__name__, run, summary, details)
         sub.add_argument("file", metavar="FILE")
-        sub.add_argument("names", metavar="NAME", nargs="*", help="only tensors of these names")
+        sub.add_argument("names", metavar="NAME", nargs="*", default=[], help="only tensors of these names")
         if run is memory.warm:
             sub.add_argument("--threads", type=int, metavar="N", help="use at most N threads (default: 8)")
         _add_json(sub)
@@ -201,9 +201,10 @@ def _add_memory(command: _Command) -> None:
 
 def _add_lookups(command: _Command) -> None:
     """Add the commands for words, and the demonstration."""
+    # Without a default, an argument that may be missing is named among those that are required.
     sub = command("lookup", words.lookup, "print the embeddings of words", _LINES)
     sub.add_argument("file", metavar="FILE")
-    sub.add_argument("words", metavar="WORD", nargs="*")
+    sub.add_argument("words", metavar="WORD", nargs="*", default=[])
     _add_json(sub)
 
     sub = command("similar", words.similar, "print the words most similar to a word", f"By cosine. {_LINES}")
@@ -225,7 +226,7 @@ def _add_lookups(command: _Command) -> None:
     _add_search(sub)
 
     sub = command("demo", commands.demo, "embed sentences with a real model, straight from the mapped file")
-    sub.add_argument("sentences", metavar="SENTENCE", nargs="*")
+    sub.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[])
     sub.add_argument(
         "--model", metavar="FILE", help="a converted checkpoint, quantised or not; made if it does not exist"
     )

@@ -123,11 +123,8 @@ class PlanReport(NamedTuple):
                 f"about {counted(self.faults, 'page fault')} and {self.seconds:.2g} s, once in memory; {pages}",
             )
         if self.misaligned:
-            where = f"do not begin at a multiple of {_ALIGNMENT} bytes"
-            yield (
-                "alignment",
-                f"{self.misaligned:,} of {counted(self.tensors, 'tensor')} ({size(self.misaligned_nbytes)}) {where}",
-            )
+            tensors = f"{self.misaligned:,} of {counted(self.tensors, 'tensor')} ({size(self.misaligned_nbytes)})"
+            yield "alignment", f"not at a multiple of {_ALIGNMENT} bytes: {tensors}"
         else:
             yield "alignment", f"every tensor begins at a multiple of {_ALIGNMENT} bytes"
         if self.memory.available is not None:
@@ -252,19 +249,19 @@ def _advice(report: PlanReport, seen: Sample | None) -> Iterator[str]:
         part = f"{seen.large / seen.mapped:.0%} of {size(seen.mapped)} in pages of 2 MiB"
         yield (
             f"the page cache holds this file in small pages ({part}), as it does where a file was written in small "
-            "pieces: `weightmap convert` to the same format writes it anew, in large ones"
+            "pieces: `weightmap convert X Y` to the same format writes it anew, in large ones"
         )
     if report.misaligned:
-        tensors = f"the {counted(report.misaligned, 'tensor')} that begin at no multiple of {_ALIGNMENT}"
-        cure = f"`weightmap convert --align {_ALIGNMENT}` moves them"
-        yield f"jax copies {tensors} ({size(report.misaligned_nbytes)}), numpy and torch do not: {cure}"
+        tensors = f"{counted(report.misaligned, 'misaligned tensor')} ({size(report.misaligned_nbytes)})"
+        cure = f"`weightmap convert X Y --align {_ALIGNMENT}` is the cure"
+        yield f"jax copies {tensors}, numpy and torch do not: {cure}"
 
 
 def _bound(report: PlanReport) -> str:
     """Return whose limit the budget is, as the end of a sentence."""
     if report.budget != report.memory.left:
         return "that this plan may fill"
-    return "that this machine has" if report.budget == report.memory.available else "that the control group leaves"
+    return "that are available" if report.budget == report.memory.available else "that the control group leaves"
 
 
 # How files are used, by that or by the kind of file system.
