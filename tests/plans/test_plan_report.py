@@ -102,7 +102,7 @@ def test_a_report_has_the_numbers_of_its_plan(path: Path, monkeypatch: pytest.Mo
             "16.0 MiB are more than the 8.0 MiB that the control group leaves",
         ),
         ({"budget": 2 * MIB}, "16.0 MiB are more than the 2.0 MiB that this plan may fill"),
-        ({"large": 0.25}, "small pages .25% of 16.0 MiB in pages of 2 MiB.* `weightmap convert X Y` to the same format"),
+        ({"large": 0.25}, "small pages .25% of 16.0 MiB in pages of 2 MiB.* `weightmap convert X Y` to the same"),
     ],
     ids=["cold", "network", "memory", "control group", "budget", "small pages"],
 )
