@@ -148,14 +148,12 @@ typedef void wm_stream_fn(const float *values, float *out, uint64_t lines);
 /* Rounds n floats to float16, ties to even; `out` need not be aligned. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
 /* Quantises blocks of n finite floats, each to a scale and n codes, `stride` bytes apart; fills the sums of the squared errors
- * unless `errors` is NULL. `grid` holds codes to try for the element of largest magnitude. `table` holds the finer ones for
- * short blocks, times 2^(15 - bits), each as two int16: in each row one of the grid and those up to the next, or 0. Rows from
- * `clips` on exceed the largest code. */
-enum { WM_GRID = 32, WM_ROWS = WM_GRID + 4, WM_FINER = 6 };
+ * unless `errors` is NULL. `grid` holds codes to try for the element of largest magnitude; the scales of short blocks are searched
+ * from `top` down to `bottom`. */
+enum { WM_GRID = 32 };
 typedef struct {
     float grid[WM_GRID];
-    uint32_t table[WM_ROWS][WM_FINER];
-    int rows, clips;
+    float top, bottom;
     int bits, scale_type;
     uint64_t stride;
 } wm_quantizing;

@@ -5,12 +5,36 @@
 
 #define TARGET
 #define NAME quantize_portable
-#define EACH for (int k = 0; k < 16; k++)
+/* Sixteen lanes are parts of four where the compiler has vectors of its own, which fit any CPU, and single floats elsewhere. */
+#if defined(__GNUC__)
+enum { PARTS = 4 };
+typedef float part __attribute__((vector_size(16)));
+typedef int32_t choice __attribute__((vector_size(16))); /* all bits set or none */
+typedef uint32_t part_bits __attribute__((vector_size(16)));
+static inline part choose(choice which, part x, part y) { return (part)((which & (choice)x) | (~which & (choice)y)); }
+static inline part part_of(float value) { return (part){value, value, value, value}; }
+static inline part_bits bits_of_part(part x) { return (part_bits)x; }
+static inline int any_chosen(choice which) { return (which[0] | which[1] | which[2] | which[3]) != 0; }
+#else
+enum { PARTS = 16 };
+typedef float part;
+typedef int choice;
+typedef uint32_t part_bits;
+static inline part choose(choice which, part x, part y) { return which ? x : y; }
+static inline part part_of(float value) { return value; }
+static inline part_bits bits_of_part(part x) {
+    part_bits bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static inline int any_chosen(choice which) { return which; }
+#endif
+#define EACH for (int k = 0; k < PARTS; k++)
 typedef struct {
-    float v[16];
+    part v[PARTS];
 } lanes;
 typedef struct {
-    uint32_t v[16];
+    part_bits v[PARTS];
 } words;
 #define LANES_OPERATION(name, expression)        \
     static inline lanes name(lanes a, lanes b) { \
@@ -21,8 +45,8 @@ LANES_OPERATION(lanes_add, a.v[k] + b.v[k])
 LANES_OPERATION(lanes_sub, a.v[k] - b.v[k])
 LANES_OPERATION(lanes_mul, a.v[k] * b.v[k])
 LANES_OPERATION(lanes_div, a.v[k] / b.v[k])
-LANES_OPERATION(lanes_min, a.v[k] < b.v[k] ? a.v[k] : b.v[k])
-LANES_OPERATION(lanes_max, a.v[k] > b.v[k] ? a.v[k] : b.v[k])
+LANES_OPERATION(lanes_min, choose(a.v[k] < b.v[k], a.v[k], b.v[k]))
+LANES_OPERATION(lanes_max, choose(a.v[k] > b.v[k], a.v[k], b.v[k]))
 static inline lanes lanes_load(const float *from) {
     lanes a;
     memcpy(a.v, from, sizeof a.v);
@@ -31,60 +55,75 @@ static inline lanes lanes_load(const float *from) {
 static inline void lanes_store(float *to, lanes a) { memcpy(to, a.v, sizeof a.v); }
 static inline lanes lanes_all(float value) {
     lanes a;
-    EACH a.v[k] = value;
+    EACH a.v[k] = part_of(value);
     return a;
 }
+static inline lanes lanes_sqrt(lanes a) {
+    float values[16];
+    lanes_store(values, a);
+    for (int k = 0; k < 16; k++) values[k] = sqrtf(values[k]);
+    return lanes_load(values);
+}
 static inline void lanes_transpose(const float *const rows[16], uint64_t at, float (*to)[16]) {
-    EACH for (int i = 0; i < 8; i++) to[i][k] = rows[k][at + (uint64_t)i];
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 8; i++) to[i][k] = rows[k][at + (uint64_t)i];
 }
 static inline lanes lanes_pick(lanes a, lanes b, lanes x, lanes y) {
-    EACH y.v[k] = a.v[k] > b.v[k] ? x.v[k] : y.v[k];
+    EACH y.v[k] = choose(a.v[k] > b.v[k], x.v[k], y.v[k]);
     return y;
 }
 static inline int lanes_any(lanes a, lanes b) {
     int any = 0;
-    EACH any |= a.v[k] >= b.v[k];
+    EACH any |= any_chosen(a.v[k] >= b.v[k]);
     return any;
 }
 static inline words words_all(uint32_t value) {
     words w;
-    EACH w.v[k] = value;
+    EACH w.v[k] = (part_bits){0} + value;
     return w;
 }
 static inline words words_join(words w, lanes a, uint32_t mask, unsigned shift) {
-    uint32_t bits[16];
-    memcpy(bits, a.v, sizeof bits);
-    EACH w.v[k] |= (bits[k] & mask) << shift;
+    EACH w.v[k] |= (bits_of_part(a.v[k]) & mask) << shift;
     return w;
 }
 static inline void words_store(uint32_t *to, words w) { memcpy(to, w.v, sizeof w.v); }
 
-/* One of the two numbers in each word: four lanes at a time fit into registers of any width. */
-static inline void correlate_four(const int32_t value[4], const int32_t scale[4], int bits, int32_t a[4], int32_t b[4]) {
-    const int32_t highest = (1 << (bits - 1)) - 1, lowest = -highest - 1, half = 1 << (14 - bits);
-    for (int k = 0; k < 4; k++) {
-        int32_t q = (((value[k] * scale[k] + (1 << 14)) >> 15) + half) >> (15 - bits);
-        q = q < lowest ? lowest : q;
-        q = q > highest ? highest : q;
-        a[k] += value[k] * q;
-        b[k] += q * q;
-    }
-}
-
-static void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, int clips, lanes *yq, lanes *qq) {
-    for (int first = 0; first < 16; first += 4) {
-        int32_t a[4] = {0}, b[4] = {0}, scale[4];
-        for (int k = 0; k < 4; k++) scale[k] = (int16_t)(uint16_t)inverse.v[first + k];
-        for (uint64_t i = 0; i < pairs; i++) {
-            int32_t low[4], high[4];
-            for (int k = 0; k < 4; k++) low[k] = (int32_t)(y[i][first + k] << 16) >> 16;
-            for (int k = 0; k < 4; k++) high[k] = (int32_t)y[i][first + k] >> 16;
-            correlate_four(low, scale, bits, a, b);
-            correlate_four(high, scale, bits, a, b);
+/* Both sums in sixteen bits, which compilers make vector code of for any CPU: products go to their upper half and to two bytes
+ * of the lower one, and no sum of up to 128 parts overflows. */
+static void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
+    const int16_t highest = (int16_t)((1 << (bits - 1)) - 1), lowest = (int16_t)(-highest - 1),
+                  half = (int16_t)(1 << (14 - bits));
+    int16_t factor[32], upper[32] = {0};
+    uint16_t high[32] = {0}, low[32] = {0}, squares[32] = {0};
+    memcpy(factor, inverse.v, sizeof factor);
+    for (uint64_t i = 0; i < pairs; i++) {
+        int16_t value[32], q[32];
+        memcpy(value, y[i], sizeof value);
+        for (int k = 0; k < 32; k++) {
+            /* (value * factor + 2^14) >> 15, from the halves of the product */
+            const int16_t above = (int16_t)((value[k] * factor[k]) >> 16);
+            const uint16_t below = (uint16_t)((uint16_t)value[k] * (uint32_t)(uint16_t)factor[k]);
+            const int16_t product = (int16_t)(2 * above + (below >> 15) + (below >> 14 & 1));
+            const int16_t code = (int16_t)((int16_t)(product + half) >> (15 - bits));
+            const int16_t raised = code < lowest ? lowest : code;
+            q[k] = raised > highest ? highest : raised;
         }
-        for (int k = 0; k < 4; k++) yq->v[first + k] = (float)a[k];
-        for (int k = 0; k < 4; k++) qq->v[first + k] = (float)b[k];
+        for (int k = 0; k < 32; k++) {
+            const uint16_t below = (uint16_t)((uint16_t)value[k] * (uint32_t)(uint16_t)q[k]);
+            upper[k] = (int16_t)(upper[k] + ((value[k] * q[k]) >> 16));
+            high[k] = (uint16_t)(high[k] + (below >> 8));
+            low[k] = (uint16_t)(low[k] + (below & 255));
+            squares[k] = (uint16_t)(squares[k] + (uint16_t)(q[k] * q[k]));
+        }
     }
+    float sums[2][16];
+    for (int k = 0; k < 16; k++) {
+        int32_t sum = 0;
+        for (int of = 2 * k; of < 2 * k + 2; of++) sum += upper[of] * 65536 + high[of] * 256 + low[of];
+        sums[0][k] = (float)sum;
+        sums[1][k] = (float)(squares[2 * k] + squares[2 * k + 1]);
+    }
+    *yq = lanes_load(sums[0]), *qq = lanes_load(sums[1]);
 }
 
 #include "quantize_block.h"
@@ -110,31 +149,10 @@ static void fill_grid(float grid[WM_GRID], int bits, uint64_t n) {
     }
 }
 
-static void add_code(wm_quantizing *w, int row, int column, double code) {
-    const double fixed = code * (1 << (15 - w->bits));
-    const uint32_t half = (uint32_t)(int32_t)(fixed < 0 ? fixed - 0.5 : fixed + 0.5) & 0xFFFF;
-    w->table[row][column] = half << 16 | half;
-}
-
-/* The table for short blocks: in each row a code of the grid and those between it and the next; the lowest and the highest
- * code, alone. Up to half a step beyond the highest code nothing is clipped and both signs give one error: one is there. */
-static void fill_table(wm_quantizing *w) {
-    const double highest = (1 << (w->bits - 1)) - 1;
-    const float *positive = w->grid + 1; /* every other one */
-    const int last = WM_GRID - 2;
-    int below = 0; /* the last that clips nothing */
-    while (below < last && (double)positive[below + 2] < highest + 0.5) below += 2;
-    w->rows = 0;
-    add_code(w, w->rows++, 0, highest);
-    for (int sign = 1, k = 0;; k += 2) {
-        if (sign > 0 && k == below) w->clips = w->rows;
-        const double code = (double)positive[k], step = k < last ? pow((double)positive[k + 2] / code, 1.0 / WM_FINER) : 1;
-        for (int f = 0; f < (k < last ? WM_FINER : 1); f++) add_code(w, w->rows, f, sign * code * pow(step, f));
-        w->rows++;
-        if (k == last && sign < 0) break;
-        if (k == last) sign = -1, k = below - 2;
-    }
-    add_code(w, w->rows++, 0, -(highest + 1));
+/* The range of the inverse scales that are searched for short blocks (see quantize_lanes.h), wider than that of the grid. */
+static void set_range(wm_quantizing *w, uint64_t n) {
+    w->top = 16384 * (n < 256 ? 1.35f : 1.7f);
+    w->bottom = 16384 * 0.42f;
 }
 
 enum { ELEMENTS_PER_THREAD = 1 << 14 }; /* about half a millisecond */
@@ -235,7 +253,7 @@ int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, u
     work w = {x, n, block, out, errors, {.bits = bits, .scale_type = scale_type, .stride = stride}};
     if (!halves) {
         fill_grid(w.how.grid, bits, block);
-        if (bits <= 5) fill_table(&w.how);
+        if (bits <= 5) set_range(&w.how, block);
     }
     const uint64_t least = block ? ELEMENTS_PER_THREAD / block + 1 : 1;
     wm_run_parts(encode_part, &w, count, 1, least, threads);

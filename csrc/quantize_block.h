@@ -18,7 +18,7 @@
  * every bit of the result, does not depend on the width of registers. Sums are in float32 over at most CHUNK elements and in
  * float64 beyond. Nothing may be contracted into a fused multiply-add.
  *
- * Short blocks of int4 and int5 are many: quantize_lanes.h searches sixteen of them at once, in fixed point and on a finer grid,
+ * Short blocks of int4 and int5 are many: quantize_lanes.h searches sixteen of them at once, in fixed point, all scales there are,
  * and leaves to this search the blocks whose scale must be exact in its last bits, or is beyond fixed point.
  */
 #include <float.h>
@@ -203,26 +203,31 @@ TARGET static void put_scale(uint8_t *out, float scale, int scale_type) {
 TARGET void NAME(const wm_quantizing *w, const float *x, uint64_t blocks, uint64_t n, uint8_t *out, double *errors) {
     const uint64_t head = scale_bytes(w->scale_type);
     const int lanes_fit = w->bits <= 5 && n % 8 == 0 && n <= MOST;
-    sixteen s;
-    s.n = n, s.bits = w->bits;
-    for (uint64_t b = 0; b < blocks; b += LANES, out += LANES * w->stride) {
-        const uint64_t count = blocks - b < LANES ? blocks - b : LANES;
-        float scales[LANES] = {0}, sums[LANES];
-        if (lanes_fit) {
-            load_sixteen(&s, x + b * n, count);
-            search_sixteen(&s, w, scales);
-            write_sixteen(&s, w, scales, count, out + head, sums);
+    sixteen s[GROUPS];
+    for (int g = 0; g < GROUPS; g++) s[g].n = n, s[g].bits = w->bits;
+    for (uint64_t b = 0; b < blocks; b += GROUPS * LANES) {
+        const uint64_t count = blocks - b < GROUPS * LANES ? blocks - b : GROUPS * LANES;
+        float scales[GROUPS][LANES] = {{0}}, sums[GROUPS][LANES];
+        const int groups = (int)ceil_div(count, LANES);
+        for (int g = 0; lanes_fit && g < groups; g++) {
+            const uint64_t done = (uint64_t)g * LANES;
+            load_sixteen(&s[g], x + (b + done) * n, count - done < LANES ? count - done : LANES);
         }
-        for (uint64_t k = 0; k < count; k++) {
+        if (lanes_fit) search_groups(s, groups, w, scales);
+        for (int g = 0; lanes_fit && g < groups; g++) {
+            const uint64_t done = (uint64_t)g * LANES, rest = count - done < LANES ? count - done : LANES;
+            write_sixteen(&s[g], w, scales[g], rest, out + done * w->stride + head, sums[g]);
+        }
+        for (uint64_t k = 0; k < count; k++, out += w->stride) {
             const float *block = x + (b + k) * n;
-            uint8_t *to = out + k * w->stride;
-            double error = (double)sums[k];
-            if (scales[k] == 0) {
+            float scale = scales[k / LANES][k % LANES];
+            double error = (double)sums[k / LANES][k % LANES];
+            if (scale == 0) {
                 const float extreme = extreme_of(block, n);
-                scales[k] = extreme != 0 ? search_scale(block, n, extreme, w->grid, w->bits, w->scale_type) : 0;
-                error = write_codes(block, n, scales[k], w->bits, to + head);
+                scale = extreme != 0 ? search_scale(block, n, extreme, w->grid, w->bits, w->scale_type) : 0;
+                error = write_codes(block, n, scale, w->bits, out + head);
             }
-            put_scale(to, scales[k], w->scale_type);
+            put_scale(out, scale, w->scale_type);
             if (errors) errors[b + k] = error;
         }
     }

@@ -1,30 +1,59 @@
-/* The search for the scales of sixteen blocks at once, each in a lane of its own: part of the template quantize_block.h.
+/* The search for the scales of short blocks, two times sixteen at once, each in a lane of its own: part of the template
+ * quantize_block.h.
  *
- * It runs in fixed point. A block is multiplied by 32767 / (its extreme element) and rounded to int16, so that one table of
- * inverse scales, as int16 too, serves all blocks: code c for the extreme element is c * 2^(15 - bits). Sums of products are
- * int32 and exact. For each block:
+ * It runs in fixed point: a block is multiplied by 32767 / (its extreme element) and rounded to int16, and inverse scales are
+ * whole numbers m: y gets the code q = clamp(round(y * m / UNIT)). Sums of products are exact in int32. An attempt is an m with
+ * its sums:
  *
- *     for (each inverse scale of the table) {
- *         q = clamp(round(y * inverse)), yq = sum(y q), qq = sum(q q);
- *         gain = yq^2 / qq;    the squares that the codes explain: the error is the rest of sum(y y)
+ *     yq = sum(y q), qq = sum(q q);    E(m) = sum((y - q * UNIT / m)^2)
+ *     least of these codes: sum(y y) - yq^2 / qq, with the scale yq / qq
+ *
+ * An attempt rules out others around it. Let m' be the best inverse scale of its own codes q', with the error E'. The rest
+ * y - q' s' is orthogonal to q', so with these codes at the scale of m the error is E' + (s - s')^2 sum(q' q'), and E(m) is not
+ * above that, for it has the nearest codes. Since s'^2 sum(q' q') = sum(y y) - E' and (s - s') / s' = (m' - m) / m:
+ *
+ *     E' >= E(m) - ((m' - m) / m)^2 * sum(y y)
+ *
+ * So nothing below a goal lies nearer to m than m * sqrt((E(m) - goal) / sum(y y)). The search walks from the finest scales on,
+ * out of each such interval into the next, with a goal a little below the least error so far:
+ *
+ *     at = TOP;
+ *     while (at > BOTTOM) {
+ *         m = at - step;                                       a guess, so that the interval around m reaches up to `at`
+ *         r = m * sqrt((E(m) - goal) / sum(y y));
+ *         if (m + r >= at) at = m - r;                         ruled out up to here
+ *         else keep [m - r, m + r], and halve the gap next;    `at` jumps to its lower end when it comes there
  *     }
- *     refine, to qq / yq, each inverse scale whose error is nearly the least; twice more, among fewer;
- *     take the inverse scale of largest gain, and of the stored scales next to it the one of least error
  *
- * The table is so fine (see fill_table in quantize.c) that hardly a block has a better scale that this misses.
+ * It ends with the least error of all scales between TOP and BOTTOM, but for TOLERANCE and the rounding to int16. Two walk at
+ * once: one along negative scales from TOP down; one along positive ones from TOP to where no code is clamped, and, because both
+ * signs give one error there, from BOTTOM up until they meet. The few best attempts are then measured in floats, with the scale
+ * as it is stored.
  *
  * A file defines before it includes the template:
  *
  *   lanes, words      sixteen floats; sixteen uint32
- *   lanes_load, lanes_store, lanes_all (one value in all), lanes_add, lanes_sub, lanes_mul, lanes_div, lanes_min, lanes_max
+ *   lanes_load, lanes_store, lanes_all (one value in all), lanes_add, lanes_sub, lanes_mul, lanes_div, lanes_min, lanes_max,
+ *   lanes_sqrt
  *   lanes_pick        lanes_pick(a, b, x, y): where a > b, x; elsewhere y
  *   lanes_any         whether a >= b in any lane
  *   lanes_transpose   lanes_transpose(rows, at, to): elements at to at + 7 of each row, as eight vectors
  *   words_store, words_all, words_join
  *                     words_join(w, a, mask, shift): w | (the bits of a & mask) << shift
- *   correlate_lanes   sum(y q) and sum(q q) for an inverse scale in each lane, as floats; without `clips` no code is clamped
+ *   correlate_lanes   sum(y q) and sum(q q) for an inverse scale in each lane, as floats
  */
 enum { MOST = 256 }; /* elements of a block: sums stay below 2^28 */
+enum { GROUPS = 2 }; /* the steps of one do not wait for those of the other */
+enum { KEPT = 4 };   /* attempts to be measured: rounding makes errors uncertain by a thousandth */
+/* An inverse scale of ONE gives the extreme element the lowest code. */
+#define ONE 16384.0f
+#define BEYOND 65536.0f /* all inverse scales */
+#define TOLERANCE 0.0002f
+/* An error is uncertain by about 0.6 of its root: y is rounded by up to a half. */
+#define UNCERTAIN 2.0f
+/* Codes may fit so well that the last bits of the scale matter, as those of integers or of a single element that is not 0. A
+ * block whose error is a smaller part of its squares is left to search_scale. */
+#define LEAST_PART 0x1p-12f
 
 typedef struct {
     float x[MOST][LANES];
@@ -35,16 +64,32 @@ typedef struct {
     int bits;
 } sixteen;
 
-/* An inverse scale in each lane: what its codes give. */
 typedef struct {
-    lanes yq, square, qq; /* the square of yq */
+    lanes yq, qq, gain; /* yq^2 / qq: what the codes explain of the squares */
 } attempt;
+
+/* Positions are inverse scales. All from `at` to BOTTOM, or to where the other one is, are yet to be ruled out, but for those
+ * from `near` down to `far`. */
+typedef struct {
+    lanes at, step, near, far, end, tried;
+} walker;
+
+typedef struct {
+    const sixteen *block;
+    lanes squares, per_square, slack, searched; /* sum(y y), its inverse; goal / least error; 1, or 0 when the lane is left */
+    attempt best[KEPT];
+    walker negative, positive;
+    int more;
+} search;
 
 /* Rounded to an integer in the lowest bits, as float and in two's complement; subtract MAGIC for the float alone. */
 #define MAGIC 0x1.8p23f
 TARGET WM_INLINE lanes lanes_round(lanes v, float lowest, float highest) {
     return lanes_add(lanes_min(lanes_max(v, lanes_all(lowest)), lanes_all(highest)), lanes_all(MAGIC));
 }
+TARGET WM_INLINE lanes lanes_whole(lanes v) { return lanes_sub(lanes_add(v, lanes_all(MAGIC)), lanes_all(MAGIC)); }
+TARGET WM_INLINE lanes lanes_negative(lanes v) { return lanes_sub(lanes_all(0), v); }
+TARGET WM_INLINE lanes lanes_magnitude(lanes v) { return lanes_max(v, lanes_negative(v)); }
 
 TARGET static void load_sixteen(sixteen *s, const float *x, uint64_t blocks) {
     const float *rows[LANES];
@@ -52,7 +97,7 @@ TARGET static void load_sixteen(sixteen *s, const float *x, uint64_t blocks) {
     for (uint64_t i = 0; i < s->n; i += 8) lanes_transpose(rows, i, s->x + i);
     lanes extreme = lanes_all(0), most = lanes_all(0);
     for (uint64_t i = 0; i < s->n; i++) {
-        const lanes v = lanes_load(s->x[i]), magnitude = lanes_max(v, lanes_sub(lanes_all(0), v));
+        const lanes v = lanes_load(s->x[i]), magnitude = lanes_magnitude(v);
         extreme = lanes_pick(magnitude, most, v, extreme);
         most = lanes_max(magnitude, most);
     }
@@ -72,103 +117,160 @@ TARGET static void load_sixteen(sixteen *s, const float *x, uint64_t blocks) {
     lanes_store(s->squares, squares);
 }
 
-/* Tries an inverse scale in each lane, as two equal int16. */
-TARGET WM_INLINE attempt try_lanes(const sixteen *s, words inverse, int clips) {
+/* Tries a whole number as inverse scale in each lane. */
+TARGET WM_INLINE attempt try_lanes(const sixteen *s, lanes inverse) {
+    const lanes fixed = lanes_add(inverse, lanes_all(MAGIC));
+    const words both = words_join(words_join(words_all(0), fixed, 0xFFFF, 0), fixed, 0xFFFF, 16);
     attempt a;
-    correlate_lanes(s->y, s->n / 2, inverse, s->bits, clips, &a.yq, &a.qq);
-    a.square = lanes_mul(a.yq, a.yq), a.qq = lanes_max(a.qq, lanes_all(1));
+    correlate_lanes(s->y, s->n / 2, both, s->bits, &a.yq, &a.qq);
+    a.qq = lanes_max(a.qq, lanes_all(1));
+    a.gain = lanes_div(lanes_mul(a.yq, a.yq), a.qq);
     return a;
 }
 
-/* The attempt of larger gain in each lane. */
-TARGET WM_INLINE attempt better_lanes(attempt a, attempt b) {
-    const lanes left = lanes_mul(a.square, b.qq), right = lanes_mul(b.square, a.qq);
-    return (attempt){lanes_pick(left, right, a.yq, b.yq), lanes_pick(left, right, a.square, b.square),
-                     lanes_pick(left, right, a.qq, b.qq)};
+/* Puts an attempt into its place among the best ones, unless it is there. */
+TARGET WM_INLINE void keep_lanes(search *s, attempt a) {
+    for (int k = 0; k < KEPT; k++) {
+        const attempt b = s->best[k];
+        const lanes apart = lanes_magnitude(lanes_sub(a.yq, b.yq)), lesser = lanes_min(a.gain, b.gain);
+        s->best[k] = (attempt){lanes_pick(a.gain, b.gain, a.yq, b.yq), lanes_pick(a.gain, b.gain, a.qq, b.qq),
+                               lanes_max(a.gain, b.gain)};
+        a = (attempt){lanes_pick(a.gain, b.gain, b.yq, a.yq), lanes_pick(a.gain, b.gain, b.qq, a.qq),
+                      lanes_pick(apart, lanes_all(0), lesser, lanes_all(-1))};
+    }
 }
 
-/* The gain from which on the error is at most 1 + margin times that of the best. */
-TARGET WM_INLINE lanes least_gain(const sixteen *s, attempt best, float margin) {
-    const lanes gain = lanes_div(best.square, best.qq);
-    return lanes_sub(gain, lanes_mul(lanes_all(margin), lanes_sub(lanes_load(s->squares), gain)));
+/* The number by which y * inverse is divided to give a code. */
+TARGET WM_INLINE float unit_of(const sixteen *s) { return (float)(1 << (30 - s->bits)); }
+/* The inverse scale that gives the extreme element this code. */
+TARGET WM_INLINE float inverse_of(const sixteen *s, float code) { return code * (float)(1 << (15 - s->bits)); }
+
+TARGET WM_INLINE void begin_search(search *s, const sixteen *block, const wm_quantizing *w) {
+    const lanes none = lanes_all(0), limit = lanes_all(1.8f * ONE), far = lanes_all(-BEYOND);
+    s->block = block;
+    s->squares = lanes_max(lanes_load(block->squares), lanes_all(1));
+    s->per_square = lanes_div(lanes_all(1), s->squares);
+    s->searched = lanes_pick(lanes_magnitude(lanes_load(block->factor)), none, lanes_all(1), none);
+    for (int k = 0; k < KEPT; k++) s->best[k] = (attempt){lanes_all(1), lanes_all(1), none};
+    /* The extreme element at the lowest and at the highest code, and twice the best scale of the codes that this gave. */
+    keep_lanes(s, try_lanes(block, lanes_all(-ONE)));
+    keep_lanes(s, try_lanes(block, lanes_all(inverse_of(block, (float)((1 << (block->bits - 1)) - 1)))));
+    for (int i = 0; i < 2; i++) {
+        const lanes next = lanes_div(lanes_mul(lanes_all(unit_of(block)), s->best[0].qq), s->best[0].yq);
+        keep_lanes(s, try_lanes(block, lanes_whole(lanes_min(lanes_max(next, lanes_negative(limit)), limit))));
+    }
+    const lanes root = lanes_sqrt(lanes_max(lanes_sub(s->squares, s->best[0].gain), lanes_all(1)));
+    const lanes uncertain = lanes_div(lanes_all(UNCERTAIN), root);
+    s->slack = lanes_add(lanes_all(1 - TOLERANCE), lanes_max(lanes_sub(uncertain, lanes_all(0.0007f)), none));
+    const lanes top = lanes_all(w->top);
+    s->negative = s->positive = (walker){top, lanes_mul(top, lanes_all(0.02f)), far, none, far, top};
+    s->negative.end = lanes_all(w->bottom);
+    s->more = 1;
 }
 
-/* The inverse scales, for x, that the search finds. */
-TARGET static lanes search_lanes(const sixteen *s, const wm_quantizing *w) {
-    static const float margins[] = {0.05f, 0.03f, 0.01f};
-    const attempt none = {lanes_all(1), lanes_all(0), lanes_all(1)};
-    const lanes one = lanes_all((float)(1 << (30 - s->bits)));
-    attempt rows[WM_ROWS], best = none;
-    for (int row = 0; row < w->rows; row++) {
-        const words inverse = words_all(w->table[row][0]);
-        rows[row] = row <= w->clips ? try_lanes(s, inverse, 0) : try_lanes(s, inverse, 1);
-        best = better_lanes(rows[row], best);
-    }
-    lanes least = least_gain(s, best, 0.3f);
-    for (int row = 0; row < w->rows; row++) {
-        if (w->table[row][1] == 0) continue;
-        /* How far the better end of the row is above the least gain. */
-        const lanes here = lanes_sub(rows[row].square, lanes_mul(least, rows[row].qq));
-        const lanes next = lanes_sub(rows[row + 1].square, lanes_mul(least, rows[row + 1].qq)), above = lanes_max(here, next);
-        if (!lanes_any(above, none.square)) continue;
-        attempt found = none;
-        for (int f = 1; f < WM_FINER; f++) {
-            const words inverse = words_all(w->table[row][f]);
-            found = better_lanes(row < w->clips ? try_lanes(s, inverse, 0) : try_lanes(s, inverse, 1), found);
-        }
-        found.square = lanes_pick(none.square, above, none.square, found.square);
-        rows[row] = better_lanes(found, rows[row]);
-        best = better_lanes(found, best);
-    }
-    for (int round = 0; round < 3; round++) {
-        least = least_gain(s, best, margins[round]);
-        for (int row = 0; row < w->rows; row++) {
-            attempt *const a = rows + row;
-            const lanes floor = lanes_mul(least, a->qq);
-            if (!lanes_any(a->square, floor)) {
-                *a = none;
-                continue;
-            }
-            const lanes yq = lanes_pick(floor, a->square, lanes_all(1e30f), a->yq); /* then the inverse scale is 0 */
-            const lanes fixed = lanes_round(lanes_mul(lanes_div(a->qq, yq), one), -32767, 32767);
-            *a = try_lanes(s, words_join(words_join(words_all(0), fixed, 0xFFFF, 0), fixed, 0xFFFF, 16), 1);
-            best = better_lanes(*a, best);
-        }
-    }
-    return lanes_mul(lanes_div(best.qq, best.yq), lanes_load(s->factor));
+/* The next attempt of a walker; one that has ended tries the last again. */
+TARGET WM_INLINE attempt attempt_next(const sixteen *s, walker *v, float sign) {
+    v->tried = lanes_pick(v->at, v->end, lanes_whole(lanes_max(lanes_sub(v->at, v->step), v->end)), v->tried);
+    return try_lanes(s, lanes_mul(v->tried, lanes_all(sign)));
 }
 
-/* The scales as they are stored of up to sixteen blocks; 0 for a block that needs search_scale. */
-TARGET static void search_sixteen(const sixteen *s, const wm_quantizing *w, float scales[LANES]) {
-    const float lowest = -(float)(1 << (s->bits - 1)), highest = -lowest - 1;
+/* Rules out what an attempt proves to be no better than the goal. */
+TARGET WM_INLINE void rule_out(const search *s, walker *v, float sign, attempt a, lanes goal, lanes finest) {
+    const lanes scale = lanes_div(lanes_all(sign * unit_of(s->block)), v->tried), off = lanes_sub(lanes_mul(scale, a.qq), a.yq);
+    const lanes error = lanes_add(lanes_sub(s->squares, a.gain), lanes_div(lanes_mul(off, off), a.qq));
+    const lanes part = lanes_max(lanes_mul(lanes_sub(error, goal), s->per_square), finest);
+    const lanes radius = lanes_mul(lanes_magnitude(v->tried), lanes_sqrt(part));
+    const lanes up = lanes_add(v->tried, radius), down = lanes_sub(v->tried, radius), none = lanes_all(-BEYOND);
+    const lanes joined = lanes_pick(v->near, down, lanes_min(v->far, down), down);
+    const lanes near = lanes_pick(v->near, down, none, v->near); /* after the two intervals joined */
+    v->near = lanes_pick(v->at, up, up, near);
+    v->far = lanes_pick(v->at, up, down, v->far);
+    v->at = lanes_pick(v->at, up, v->at, joined);
+    const lanes guess = lanes_mul(radius, lanes_all(0.7f)), half = lanes_mul(lanes_sub(v->at, v->near), lanes_all(0.5f));
+    v->step = lanes_max(lanes_min(guess, half), lanes_all(1));
+}
+
+TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w) {
+    const lanes none = lanes_all(0), far = lanes_all(-BEYOND), bottom = lanes_all(w->bottom);
+    const attempt one = attempt_next(s->block, &s->negative, -1), other = attempt_next(s->block, &s->positive, 1);
+    keep_lanes(s, one);
+    keep_lanes(s, other);
+    const lanes least = lanes_sub(s->squares, s->best[0].gain), part = lanes_mul(least, s->per_square);
+    const lanes goal = lanes_mul(least, s->slack), finest = lanes_mul(part, lanes_all(TOLERANCE));
+    rule_out(s, &s->negative, -1, one, goal, finest);
+    rule_out(s, &s->positive, 1, other, goal, finest);
+    /* From where no code is clamped, on to BOTTOM: from there positions are negative. */
+    walker *const a = &s->negative, *const b = &s->positive;
+    const lanes clip = lanes_all(inverse_of(s->block, (float)(1 << (s->block->bits - 1)) - 0.5f));
+    const lanes jumps = lanes_pick(b->at, none, lanes_sub(clip, b->at), none);
+    b->at = lanes_pick(jumps, none, lanes_negative(bottom), b->at);
+    b->near = lanes_pick(jumps, none, far, b->near);
+    a->end = lanes_max(bottom, lanes_negative(b->at));
+    b->end = lanes_pick(b->at, none, far, lanes_negative(a->at));
+    /* A lane that is left ends at once. */
+    s->searched = lanes_pick(lanes_all(LEAST_PART), part, none, s->searched);
+    a->end = lanes_pick(s->searched, none, a->end, lanes_all(BEYOND));
+    b->end = lanes_pick(s->searched, none, b->end, lanes_all(BEYOND));
+    s->more = lanes_any(lanes_max(lanes_sub(a->at, a->end), lanes_sub(b->at, b->end)), lanes_all(0x1p-20f));
+}
+
+/* The scales as they are stored of up to sixteen blocks; 0 for a block that is left to search_scale. */
+TARGET WM_INLINE void end_search(const search *s, const wm_quantizing *w, float scales[LANES]) {
+    const sixteen *const block = s->block;
+    const float lowest = -(float)(1 << (block->bits - 1)), highest = -lowest - 1;
     const int half = w->scale_type == WM_SCALE_FP16;
-    const lanes none = lanes_all(0), inverse = search_lanes(s, w);
-    lanes xq = none, qq = none;
-    for (uint64_t i = 0; i < s->n; i++) {
-        const lanes x = lanes_load(s->x[i]);
-        const lanes q = lanes_sub(lanes_round(lanes_mul(x, inverse), lowest, highest), lanes_all(MAGIC));
-        xq = lanes_add(xq, lanes_mul(x, q));
-        qq = lanes_add(qq, lanes_mul(q, q));
+    const lanes none = lanes_all(0), factor = lanes_load(block->factor), least = lanes_sub(s->squares, s->best[0].gain);
+    /* Errors up to here may be the least: those of stored scales differ by the rounding of the scale too. */
+    const lanes uncertain =
+        lanes_add(lanes_mul(lanes_sqrt(least), lanes_all(3 * UNCERTAIN)), lanes_mul(s->squares, lanes_all(0x1p-22f)));
+    const lanes limit = lanes_add(least, uncertain);
+    lanes found = none, error_of_found = lanes_all(FLT_MAX), searched = s->searched;
+    for (int k = 0; k < KEPT; k++) {
+        const lanes above = lanes_sub(limit, lanes_sub(s->squares, s->best[k].gain));
+        if (!lanes_any(above, none)) continue;
+        lanes scale = lanes_div(s->best[k].yq, lanes_mul(s->best[k].qq, lanes_pick(searched, none, factor, lanes_all(1))));
+        const lanes magnitude = lanes_magnitude(scale);
+        /* Rounded to the eleven bits of a float16. A subnormal one is too coarse for the best scale. */
+        const lanes split = lanes_mul(scale, lanes_all(8193));
+        if (half) scale = lanes_sub(split, lanes_sub(split, scale));
+        searched = lanes_pick(magnitude, lanes_all(half ? 0x1p-14f : 0x1p-126f), searched, none);
+        searched = lanes_pick(lanes_all(half ? 65000.0f : 0x1p126f), magnitude, searched, none);
+        const lanes inverse = lanes_div(lanes_all(1), scale);
+        lanes error = none;
+        for (uint64_t i = 0; i < block->n; i++) {
+            const lanes x = lanes_load(block->x[i]);
+            const lanes q = lanes_sub(lanes_round(lanes_mul(x, inverse), lowest, highest), lanes_all(MAGIC));
+            const lanes d = lanes_sub(x, lanes_mul(q, scale));
+            error = lanes_add(error, lanes_mul(d, d));
+        }
+        error = lanes_pick(none, above, lanes_all(FLT_MAX), error);
+        found = lanes_pick(error_of_found, error, scale, found);
+        error_of_found = lanes_min(error, error_of_found);
     }
-    lanes scale = lanes_div(xq, lanes_max(qq, lanes_all(1)));
-    const lanes magnitude = lanes_max(scale, lanes_sub(none, scale));
-    /* Rounded to the eleven bits of a float16. A subnormal one is too coarse for the best scale. */
-    const lanes split = lanes_mul(scale, lanes_all(8193));
-    if (half) scale = lanes_sub(split, lanes_sub(split, scale));
-    scale = lanes_pick(magnitude, lanes_all(half ? 0x1p-14f : 0), scale, none);
-    scale = lanes_pick(lanes_all(half ? 65000.0f : FLT_MAX), magnitude, scale, none);
-    const lanes factor = lanes_load(s->factor), fits = lanes_max(factor, lanes_sub(none, factor));
-    lanes_store(scales, lanes_pick(fits, none, scale, none));
+    lanes_store(scales, lanes_pick(searched, none, found, none));
 }
 
-/* Writes the codes of the blocks whose scale is not 0, and their errors: eight codes are `bits` bytes. The scale becomes 0
- * where the codes fit so well that its last bits matter, as those of integers or of a single element that is not 0. */
-TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, float scales[LANES], uint64_t blocks, uint8_t *out,
-                                 float errors[LANES]) {
+/* The scales of `groups` times sixteen blocks. */
+TARGET static void search_groups(const sixteen *blocks, int groups, const wm_quantizing *w, float scales[GROUPS][LANES]) {
+    search s[GROUPS];
+    for (int g = 0; g < groups; g++) begin_search(&s[g], &blocks[g], w);
+    for (int more = 1; more;) {
+        more = 0;
+        for (int g = 0; g < groups; g++) {
+            if (s[g].more) step_search(&s[g], w);
+            more |= s[g].more;
+        }
+    }
+    for (int g = 0; g < groups; g++) end_search(&s[g], w, scales[g]);
+}
+
+/* Writes the codes of the blocks whose scale is not 0, and their errors: eight codes are `bits` bytes. */
+TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, const float scales[LANES], uint64_t blocks,
+                                 uint8_t *out, float errors[LANES]) {
     const float lowest = -(float)(1 << (s->bits - 1)), highest = -lowest - 1;
     const uint32_t mask = (1u << s->bits) - 1;
-    const lanes stored_scale = lanes_load(scales), magnitude = lanes_max(stored_scale, lanes_sub(lanes_all(0), stored_scale));
-    const lanes scale = lanes_pick(magnitude, lanes_all(0), stored_scale, lanes_all(1));
+    const lanes stored_scale = lanes_load(scales);
+    const lanes scale = lanes_pick(lanes_magnitude(stored_scale), lanes_all(0), stored_scale, lanes_all(1));
     lanes error = lanes_all(0);
     for (uint64_t at = 0; at < s->n; at += 8) {
         words low = words_all(0), high = words_all(0);
@@ -191,9 +293,5 @@ TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, float
             if (s->bits == 5) to[4] = (uint8_t)(highs[k] >> 2);
         }
     }
-    const lanes none = lanes_all(0), factor = lanes_load(s->factor), fine = lanes_mul(error, lanes_mul(factor, factor));
-    const lanes tiny = lanes_mul(lanes_load(s->squares), lanes_all(0x1p-17f)),
-                kept = lanes_pick(tiny, fine, none, stored_scale);
     lanes_store(errors, error);
-    lanes_store(scales, lanes_pick(error, none, kept, stored_scale));
 }

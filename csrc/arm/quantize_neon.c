@@ -24,6 +24,10 @@ FOUR(lanes_mul, vmulq_f32)
 FOUR(lanes_div, vdivq_f32)
 FOUR(lanes_min, vminq_f32)
 FOUR(lanes_max, vmaxq_f32)
+WM_INLINE lanes lanes_sqrt(lanes a) {
+    EACH a.v[r] = vsqrtq_f32(a.v[r]);
+    return a;
+}
 WM_INLINE lanes lanes_load(const float *from) {
     lanes a;
     EACH a.v[r] = vld1q_f32(from + 4 * r);
@@ -61,8 +65,7 @@ WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shift) {
 WM_INLINE void words_store(uint32_t *to, words w) { EACH vst1q_u32(to + 4 * r, w.v[r]); }
 
 /* Pairs of products are added: those of the two elements of a lane. */
-WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, int clips, lanes *yq,
-                               lanes *qq) {
+WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
     const int16x8_t lowest = vdupq_n_s16((int16_t)-(1 << (bits - 1)));
     const int16x8_t highest = vdupq_n_s16((int16_t)((1 << (bits - 1)) - 1)), down = vdupq_n_s16((int16_t)(bits - 15));
     int32x4_t a[4], b[4];
@@ -70,7 +73,7 @@ WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words in
     for (uint64_t i = 0; i < pairs; i++) EACH {
             const int16x8_t values = vreinterpretq_s16_u32(vld1q_u32(y[i] + 4 * r));
             int16x8_t q = vrshlq_s16(vqrdmulhq_s16(values, vreinterpretq_s16_u32(inverse.v[r])), down);
-            if (clips) q = vminq_s16(vmaxq_s16(q, lowest), highest);
+            q = vminq_s16(vmaxq_s16(q, lowest), highest);
             a[r] = vaddq_s32(a[r], vpaddq_s32(vmull_s16(vget_low_s16(values), vget_low_s16(q)), vmull_high_s16(values, q)));
             b[r] = vaddq_s32(b[r], vpaddq_s32(vmull_s16(vget_low_s16(q), vget_low_s16(q)), vmull_high_s16(q, q)));
         }

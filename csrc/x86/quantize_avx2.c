@@ -20,6 +20,7 @@ BOTH(lanes_mul, _mm256_mul_ps)
 BOTH(lanes_div, _mm256_div_ps)
 BOTH(lanes_min, _mm256_min_ps)
 BOTH(lanes_max, _mm256_max_ps)
+TARGET WM_INLINE lanes lanes_sqrt(lanes a) { return (lanes){_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)}; }
 TARGET WM_INLINE lanes lanes_load(const float *from) { return (lanes){_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
 TARGET WM_INLINE void lanes_store(float *to, lanes a) { _mm256_storeu_ps(to, a.low), _mm256_storeu_ps(to + 8, a.high); }
 TARGET WM_INLINE lanes lanes_all(float value) { return (lanes){_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
@@ -50,27 +51,24 @@ TARGET WM_INLINE void words_store(uint32_t *to, words w) {
 }
 
 /* The sums of eight lanes. */
-TARGET WM_INLINE void correlate_eight(const uint32_t *y, uint64_t pairs, __m256i inverse, int bits, int clips, __m256 *yq,
-                                      __m256 *qq) {
-    const __m256i half = _mm256_set1_epi16((int16_t)(1 << (14 - bits)));
-    const __m256i lowest = _mm256_set1_epi16((int16_t)-(1 << (bits - 1)));
-    const __m256i highest = _mm256_set1_epi16((int16_t)((1 << (bits - 1)) - 1));
-    const __m128i shift = _mm_cvtsi32_si128(15 - bits);
+TARGET WM_INLINE void correlate_eight(const uint32_t *y, uint64_t pairs, __m256i inverse, int bits, __m256 *yq, __m256 *qq) {
+    /* The sum of a rounded product and itself saturates where a code is clamped. */
+    const __m256i half = _mm256_set1_epi16((int16_t)(1 << (15 - bits)));
+    const __m128i shift = _mm_cvtsi32_si128(16 - bits);
     __m256i a = _mm256_setzero_si256(), b = a;
 #pragma GCC unroll 4
     for (uint64_t i = 0; i < pairs; i++) {
         const __m256i values = _mm256_loadu_si256((const __m256i *)(y + 16 * i));
-        __m256i q = _mm256_sra_epi16(_mm256_add_epi16(_mm256_mulhrs_epi16(values, inverse), half), shift);
-        if (clips) q = _mm256_min_epi16(_mm256_max_epi16(q, lowest), highest);
+        const __m256i product = _mm256_mulhrs_epi16(values, inverse);
+        const __m256i q = _mm256_sra_epi16(_mm256_adds_epi16(product, _mm256_add_epi16(product, half)), shift);
         a = _mm256_add_epi32(a, _mm256_madd_epi16(values, q));
         b = _mm256_add_epi32(b, _mm256_madd_epi16(q, q));
     }
     *yq = _mm256_cvtepi32_ps(a), *qq = _mm256_cvtepi32_ps(b);
 }
-TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, int clips, lanes *yq,
-                                      lanes *qq) {
-    correlate_eight(y[0], pairs, inverse.low, bits, clips, &yq->low, &qq->low);
-    correlate_eight(y[0] + 8, pairs, inverse.high, bits, clips, &yq->high, &qq->high);
+TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
+    correlate_eight(y[0], pairs, inverse.low, bits, &yq->low, &qq->low);
+    correlate_eight(y[0] + 8, pairs, inverse.high, bits, &yq->high, &qq->high);
 }
 
 #include "../quantize_block.h"

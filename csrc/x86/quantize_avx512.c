@@ -15,6 +15,7 @@ TARGET WM_INLINE lanes lanes_add(lanes a, lanes b) { return _mm512_add_ps(a, b);
 TARGET WM_INLINE lanes lanes_sub(lanes a, lanes b) { return _mm512_sub_ps(a, b); }
 TARGET WM_INLINE lanes lanes_mul(lanes a, lanes b) { return _mm512_mul_ps(a, b); }
 TARGET WM_INLINE lanes lanes_div(lanes a, lanes b) { return _mm512_div_ps(a, b); }
+TARGET WM_INLINE lanes lanes_sqrt(lanes a) { return _mm512_sqrt_ps(a); }
 TARGET WM_INLINE lanes lanes_min(lanes a, lanes b) { return _mm512_min_ps(a, b); }
 TARGET WM_INLINE lanes lanes_max(lanes a, lanes b) { return _mm512_max_ps(a, b); }
 #include "transpose_avx2.h"
@@ -33,18 +34,16 @@ TARGET WM_INLINE words words_join(words w, lanes a, uint32_t mask, unsigned shif
 }
 TARGET WM_INLINE void words_store(uint32_t *to, words w) { _mm512_storeu_si512(to, w); }
 
-TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, int clips, lanes *yq,
-                                      lanes *qq) {
-    const __m512i half = _mm512_set1_epi16((int16_t)(1 << (14 - bits)));
-    const __m512i lowest = _mm512_set1_epi16((int16_t)-(1 << (bits - 1)));
-    const __m512i highest = _mm512_set1_epi16((int16_t)((1 << (bits - 1)) - 1));
-    const __m128i shift = _mm_cvtsi32_si128(15 - bits);
+TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
+    /* The sum of a rounded product and itself saturates where a code is clamped. */
+    const __m512i half = _mm512_set1_epi16((int16_t)(1 << (15 - bits)));
+    const __m128i shift = _mm_cvtsi32_si128(16 - bits);
     __m512i a = _mm512_setzero_si512(), b = a;
 #pragma GCC unroll 4
     for (uint64_t i = 0; i < pairs; i++) {
         const __m512i values = _mm512_loadu_si512(y[i]);
-        __m512i q = _mm512_sra_epi16(_mm512_add_epi16(_mm512_mulhrs_epi16(values, inverse), half), shift);
-        if (clips) q = _mm512_min_epi16(_mm512_max_epi16(q, lowest), highest);
+        const __m512i product = _mm512_mulhrs_epi16(values, inverse);
+        const __m512i q = _mm512_sra_epi16(_mm512_adds_epi16(product, _mm512_add_epi16(product, half)), shift);
         a = _mm512_add_epi32(a, _mm512_madd_epi16(values, q));
         b = _mm512_add_epi32(b, _mm512_madd_epi16(q, q));
     }
