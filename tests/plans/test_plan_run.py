@@ -429,6 +429,28 @@ def test_warming_stays_within_the_budget(brought: list[tuple[int, int]]) -> None
         assert all(first <= begin < end <= first + 10 * MIB for begin, end in brought)
 
 
+@pytest.mark.parametrize(
+    ("size", "threads", "stretch"), [(64, 4, 16), (64, 1, 64), (8, 8, 1), (300, 2, 64), (300, 9, 33)]
+)
+def test_a_thread_warms_what_lies_together(
+    size: int, threads: int, stretch: int, brought: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread takes as much as there is for all threads, up to 64 MiB, and reads it by chunks."""
+    taken: list[int] = []
+    start = warming._Bringing.__init__
+
+    def noted(self: Any, sources: Any, work: Any, *rest: Any) -> None:
+        taken.extend(stop - first for _, first, stop in work)
+        start(self, sources, work, *rest)
+
+    monkeypatch.setattr(warming._Bringing, "__init__", noted)
+    reads = (np.zeros(1, np.uint32), np.array([0]), np.array([size * MIB]))
+    with wm.open(memoryview(model(1, MIB))) as f:
+        assert warming.warm([parts_of(f)[0]], reads, MIB, None, threads, None) == size * MIB
+    assert max(taken) == stretch * MIB
+    assert sorted(brought) == [(at, at + MIB) for at in range(0, size * MIB, MIB)]
+
+
 @pytest.mark.parametrize("dealt", [False, True])
 def test_local_ranks_warm_all_of_it_together(brought: list[tuple[int, int]], *, dealt: bool) -> None:
     """The shares of local ranks are disjoint, and all of them are everything; whole tensors dealt out are shares."""

@@ -24,6 +24,8 @@ __all__ = ["cold_in", "pieces", "share", "warm"]
 
 # Threads wait for disks and servers most of the time.
 _THREADS = 8
+# Each reads so many bytes one after another, if there are enough for all: the longer, the larger the pages they get.
+_STRETCH = 64 << 20
 
 
 def share(reads: Columns, rank: int, world: int) -> Columns:
@@ -96,10 +98,12 @@ def warm(
     wanted = (cold > 0) & np.array([source.store is None for source in sources])[files]
     if budget is not None:
         wanted &= np.cumsum(cold) <= budget
-    work = [column[wanted].tolist() for column in (files, starts, stops)]
-    count = min(_THREADS if threads is None else max(1, threads), len(work[0]), 64)
-    bring = _Bringing(sources, list(zip(*work, strict=True)), progress)
-    bring.run(count)
+    count = min(_THREADS if threads is None else max(1, threads), 64)
+    joined = kernels.join_ranges(files[wanted], starts[wanted], stops[wanted], gap=0, most=1.0)[:3]
+    stretch = min(_STRETCH, int((stops - starts)[wanted].sum()) // count)
+    work = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]
+    bring = _Bringing(sources, list(zip(*work, strict=True)), chunk, progress)
+    bring.run(min(count, len(work[0])))
     return int(cold[wanted].sum())
 
 
@@ -107,13 +111,17 @@ class _Bringing:
     """The work that several threads do, piece by piece in the order of files; the first error ends it."""
 
     def __init__(
-        self, sources: list[Source], work: list[tuple[int, int, int]], progress: Callable[[int, int], None] | None
+        self,
+        sources: list[Source],
+        work: list[tuple[int, int, int]],
+        chunk: int,
+        progress: Callable[[int, int], None] | None,
     ) -> None:
-        self._sources = sources
+        self._sources, self._chunk = sources, chunk
         self._total = sum(stop - start for _, start, stop in work)
         self._left = work[::-1]
         self._progress = progress
-        self._done = 0
+        self._done, self._ended = 0, False
         self._lock = allocate_lock()
         self._error: BaseException | None = None
 
@@ -128,8 +136,10 @@ class _Bringing:
             other.start()
         try:
             self._work()
+        except BaseException:  # an interrupted caller waits for the chunks at hand alone
+            self._ended = True
+            raise
         finally:
-            self._left.clear()  # an interrupted caller waits for the pieces at hand alone
             for other in others:
                 other.join()
         error, self._error = self._error, None
@@ -141,15 +151,22 @@ class _Bringing:
 
     def _work(self) -> None:
         try:
-            while self._error is None:
-                try:
-                    file, start, stop = self._left.pop()
-                except IndexError:
-                    return
-                bring_in(self._sources[file], start, stop - start)
-                with self._lock:
-                    self._done += stop - start
-                    if self._progress is not None:
-                        self._progress(self._done, self._total)
+            for file, start, stop in iter(self._next, None):
+                for at in range(start, stop, self._chunk):
+                    if self._ended:
+                        return
+                    nbytes = min(self._chunk, stop - at)
+                    bring_in(self._sources[file], at, nbytes)
+                    with self._lock:
+                        self._done += nbytes
+                        if self._progress is not None:
+                            self._progress(self._done, self._total)
         except Exception as error:  # noqa: BLE001 - raised by the thread that asked
-            self._error = self._error or error
+            self._error, self._ended = self._error or error, True
+
+    def _next(self) -> tuple[int, int, int] | None:
+        """Return a piece that no thread has taken; None where there is none."""
+        try:
+            return self._left.pop()
+        except IndexError:
+            return None
