@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import itertools
 import mmap
 import os
@@ -427,6 +428,26 @@ def test_warming_stays_within_the_budget(brought: list[tuple[int, int]]) -> None
         first = plan.reads[0][1]
         assert sum(end - begin for begin, end in brought) <= 10 * MIB
         assert all(first <= begin < end <= first + 10 * MIB for begin, end in brought)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("ahead", "advice", "asks"),
+    [("128", "normal", True), ("1024", "normal", False), ("1024", "random", True), ("", "normal", True)],
+)
+def test_what_the_system_reads_ahead_is_not_asked_for(
+    ahead: str, advice: Any, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says by device how many KiB it reads ahead; "random" turns that off, and where it says nothing, plans ask."""
+    path = put(tmp_path / "m.safetensors", model(3, 4096))
+    asked: list[int] = []
+    monkeypatch.setattr(running, "ask_for", lambda _, offset, nbytes: asked.append(nbytes))
+    monkeypatch.setattr(pages, "open", lambda *_, **__: io.StringIO(ahead), raising=False)
+    pages._ahead.cache_clear()
+    with wm.open(path, advise=advice) as f:
+        assert len(list(wm.plan(f).run("map"))) == 3
+    pages._ahead.cache_clear()
+    assert bool(asked) == asks
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ The page cache belongs to the system: what is counted here may be another number
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import time
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
     from weightmap.io.source import Source
 
-__all__ = ["Sample", "ask_for", "bring_in", "give_back", "resident_in", "sample"]
+__all__ = ["Sample", "ask_for", "bring_in", "give_back", "reads_ahead", "resident_in", "sample"]
 
 # Bytes asked about at once: where all pages or none are there, one call says so.
 _WINDOW = 64 << 20
 # Bytes of a read into the page cache: a device that is set to read little ahead gets requests of this size.
 _READ = 1 << 20
+# A system that reads so many bytes ahead needs no advice. Most read 128 KiB.
+_AHEAD = 1 << 20
 
 
 def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -183,6 +186,26 @@ def ask_for(source: Source, offset: int, nbytes: int) -> None:
     file, page = source.descriptor, kernels.page_size()
     if kernels.cached_pages(file, offset, nbytes) != -(-(offset + nbytes) // page) - offset // page:
         os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def reads_ahead(source: Source) -> bool:
+    """Whether the system reads at least a MiB ahead of a mapping by itself.
+
+    Then asking for bytes gains nothing, and costs: what is asked for is kept in pages of 4 KiB.
+    """
+    file = source.descriptor
+    return file >= 0 and not source.is_scattered and _ahead(os.fstat(file).st_dev) >= _AHEAD
+
+
+@functools.cache
+def _ahead(device: int) -> int:
+    """Return how many bytes the system reads ahead of files on a device; 0 where it does not say."""
+    try:
+        path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+        with open(path, encoding="ascii") as file:
+            return int(file.read()) << 10
+    except (OSError, ValueError, AttributeError):  # systems other than Linux have neither
+        return 0
 
 
 def give_back(source: Source, ranges: Iterable[tuple[int, int]]) -> None:

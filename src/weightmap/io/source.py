@@ -146,6 +146,11 @@ class Source:
         return self._file is None and self._released is None
 
     @property
+    def is_scattered(self) -> bool:
+        """Whether it is advised as "random": then the system reads nothing ahead by itself."""
+        return self._advice == "random"
+
+    @property
     def has_pages(self) -> bool:
         """Whether its bytes are pages of a file, which the system keeps in memory or not."""
         return not self.in_memory
@@ -414,7 +419,7 @@ class Source:
             return
         memory = self._get_memory()
         if self.mode != "copy":  # it is "copy" by now if the mapping failed
-            prefetch(memory, ranges, scattered=self._advice == "random")
+            prefetch(memory, ranges, scattered=self.is_scattered)
 
     # ------------------------------------------------------------------------------------------------- the same file
     @property

@@ -10,7 +10,7 @@ from weightmap import kernels
 from weightmap.dtypes import numpy_dtype
 from weightmap.errors import TensorFileError, quoted
 from weightmap.io.descriptor import aligned
-from weightmap.io.pages import ask_for, give_back
+from weightmap.io.pages import ask_for, give_back, reads_ahead
 from weightmap.model.parts import check_unchanged, parts_of
 from weightmap.plans.indices import Indices, Shard, arranged, axes_of, runs_of
 from weightmap.plans.placed import Placed
@@ -145,10 +145,10 @@ class Run:
 
     # ----------------------------------------------------------------------------------------------------- mapping
     def mapped(self, numbers: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
-        """Yield names and views of the mapping; bring in the pages of what comes next, some ahead."""
+        """Yield names and views of the mapping; ask for the pages of what comes next, where the system does not."""
         spans, file = self.spans, self.file
         begins, ends = spans.begin[numbers], spans.begin[numbers] + spans.nbytes[numbers]
-        asked = 0
+        asked = len(numbers) if reads_ahead(self.source) else 0
         for place, number in enumerate(numbers.tolist()):
             begin, end = int(begins[place]), int(ends[place])
             if asked < len(numbers) and begins[asked] <= begin + self.window // 2:
