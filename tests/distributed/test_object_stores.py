@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -324,3 +326,66 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle)
 """
     used = int(run_child(child, tmp_path / "out.weights", env=environment).stdout)
     assert used <= 256 << 10
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_executors_take_addresses(kind: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """Workers fetch the shards of a folder in a store themselves, by names: no credentials go along."""
+    wm.convert("s3://bucket/model", f"{tmp_path}/serial/", format="amb", quantize="int4_block")
+    pool: Any = ThreadPoolExecutor if kind == "threads" else ProcessPoolExecutor
+    options = {} if kind == "threads" else {"mp_context": multiprocessing.get_context("spawn")}
+    sent: list[bytes] = []
+    with pool(2, **options) as executor:
+        submit = executor.submit
+        executor.submit = lambda *of: sent.append(pickle.dumps(of)) or submit(*of)
+        out, manifest = f"{tmp_path}/out/", tmp_path / "manifest.json"
+        for skipped in (0, 4):
+            arguments = {"format": "amb", "quantize": "int4_block", "executor": executor, "manifest": manifest}
+            assert wm.convert("s3://bucket/model", out, **arguments).skipped == skipped
+        assert wm.verify("s3://bucket/model", executor=executor).checks
+    same = {path.name: path.read_bytes() for path in (tmp_path / "serial").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == same
+    assert sent
+    for text in sent:
+        assert len(text) < 4096
+        assert not any(value.encode() in text for value in environment.values())
+
+
+def test_executors_notice_another_object(environment: dict[str, str], endpoint: str, tmp_path: Path) -> None:
+    """An object that is replaced after the deal is an error of the worker; recorded shards of it are done over."""
+    store = bucket(endpoint)
+    for name in ("a", "b"):
+        wm.save(tmp_path / f"{name}.safetensors", {name: np.ones((8, 32), np.float32)})
+        store.put(f"pair/{name}.safetensors", (tmp_path / f"{name}.safetensors").read_bytes())
+    where = {name: f"{name}.safetensors" for name in ("a", "b")}
+    store.put("pair/model.safetensors.index.json", json.dumps({"weight_map": where}).encode())
+    wm.save(tmp_path / "new.safetensors", {"b": np.zeros((8, 32), np.float32)})
+
+    class Replaces(ThreadPoolExecutor):
+        def submit(self, function: Any, /, *args: Any, **_: Any) -> Any:
+            if args[0].pieces[0].name == "b.safetensors":
+                store.put("pair/b.safetensors", (tmp_path / "new.safetensors").read_bytes())
+            return super().submit(function, *args)
+
+    options = {"format": "amb", "manifest": tmp_path / "manifest.json"}
+    with Replaces(1) as executor, pytest.raises(FileChangedError, match=r"s3://bucket/pair/b\.safetensors"):
+        wm.convert("s3://bucket/pair", f"{tmp_path}/out/", executor=executor, **options)
+    assert wm.convert("s3://bucket/pair", f"{tmp_path}/out/", **options).skipped == 1
+    with wm.open(tmp_path / "out") as file:
+        assert (file["a"].sum(), file["b"].sum()) == (256, 0)
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("source", ["model", "m.amb", "m.safetensors"])
+def test_torch_loads_from_stores(source: str) -> None:
+    """A state dict is filled from an address: by ranks as by one process, slices by the plan's requests."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    dcp = pytest.importorskip("torch.distributed.checkpoint", reason="needs PyTorch")
+    from weightmap.dcp import WeightmapStorageReader
+
+    state = {name: torch.zeros(array.shape) for name, array in FLOATS.items()}
+    reader = WeightmapStorageReader(f"s3://bucket/{source}")
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert all(np.array_equal(state[name].numpy(), array) for name, array in FLOATS.items())
+    assert reader.report.wanted_nbytes == TOTAL

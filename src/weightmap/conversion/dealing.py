@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.conversion.manifest import digest
 from weightmap.conversion.scales import moved_scales
-from weightmap.conversion.shard import Piece, ShardTask
+from weightmap.conversion.shard import Piece, ShardTask, read_beside, state_of
 from weightmap.conversion.tensors import Prepared, prepare, regrouper_for
 from weightmap.errors import EncodeError, TargetError, counted, quoted
 from weightmap.formats._metadata import equal
-from weightmap.importers._huggingface import read_directory
 from weightmap.model.parts import located, name_of, parts_of
 from weightmap.model.saving import choose_layout
 from weightmap.model.sharding import encode_index
@@ -88,7 +87,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
         for name in arriving.get(label, ()):
             chosen.setdefault(where[name], []).append(name)
         pieces, places = _pieces(files, chosen)
-        directory = read_directory(os.path.dirname(model), model) if model is not None and not made else None
+        directory = read_beside(model) if model is not None and not made else None
         try:
             one = prepare(part, places, directory, work, regrouper, part=True, trial=True)
         except EncodeError as error:
@@ -112,7 +111,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, found: Format
     _check_apart(folder, files, target, names)
     into, of = os.path.abspath(target.folder), found.name
     tasks = [
-        ShardTask(i, folder, pieces, into, name, of, arguments, None if i else model, None)
+        ShardTask(i, folder, pieces, into, name, of, arguments, None if i or model is None else str(model), None)
         for i, (name, (_, pieces, _, _)) in enumerate(zip(names, made, strict=True))
     ]
     beside = _state_of_directory(model)
@@ -155,8 +154,7 @@ def _pieces(
     for shard, names in chosen.items():
         wanted = frozenset(names)
         rows = [i for i, name in enumerate(files[shard]) if name in wanted]
-        size, mtime_ns = parts_of(files[shard])[0].identity[2:]
-        pieces.append(Piece(shard, size, mtime_ns, tuple(_ranges(rows))))
+        pieces.append(Piece(shard, *state_of(parts_of(files[shard])[0]), tuple(_ranges(rows))))
         places += [(name, ref) for name, ref in zip(files[shard], located(files[shard]), strict=True) if name in wanted]
     return tuple(pieces), places
 
@@ -194,7 +192,7 @@ def _check_apart(folder: str, files: Mapping[str, TensorFile], target: ShardTarg
 
 def _state_of_directory(model: str | None) -> Any:
     """Return what changes when a file of a model directory does, such as the configuration."""
-    if model is None:
+    if model is None or type(model) is not str:  # of addresses only shards are looked at
         return None
     with os.scandir(os.path.dirname(model) or os.curdir) as entries:
         kept = [entry for entry in entries if entry.name.endswith((".json", ".txt", ".model"))]

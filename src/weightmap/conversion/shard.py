@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap import kernels
 from weightmap.conversion.tensors import prepare, unaligned
@@ -12,7 +12,7 @@ from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.formats import Plan, by_name
 from weightmap.importers._huggingface import read_directory
 from weightmap.io.atomic import write_plan
-from weightmap.io.opening import from_path
+from weightmap.io.opening import from_path, path_of
 from weightmap.model.parts import located, name_of, parts_of
 from weightmap.model.sharding import plain_name, tensor_bytes
 from weightmap.model.single import open_file
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
     from weightmap.conversion.reports import QuantizedInfo
     from weightmap.conversion.task import Arguments
+    from weightmap.importers._huggingface import ModelDirectory
     from weightmap.io.sink import Sink
+    from weightmap.io.source import Source
     from weightmap.model.file import TensorFile
     from weightmap.options import Limits
     from weightmap.quant.ref import TensorRef
 
-__all__ = ["Piece", "ShardReport", "ShardTask", "convert_shard", "open_piece"]
+__all__ = ["Piece", "ShardReport", "ShardTask", "convert_shard", "open_piece", "read_beside", "state_of"]
 
 
 class Piece(NamedTuple):
@@ -36,7 +38,7 @@ class Piece(NamedTuple):
 
     name: str
     size: int
-    mtime_ns: int
+    state: int | str
     rows: tuple[tuple[int, int], ...]
 
 
@@ -47,7 +49,7 @@ class ShardTask(NamedTuple):
     ----------
     number : int
     folder : str
-        The directory of the source.
+        The directory of the source, or its address in a store, where workers go with the credentials that they have.
     pieces : tuple of Piece
         The first one's metadata go along.
     target, name : str
@@ -108,7 +110,7 @@ def convert_shard(task: ShardTask) -> ShardReport:
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_piece(task.folder, piece, arguments.limits)) for piece in task.pieces]
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
-        directory = None if task.model is None else read_directory(os.path.dirname(task.model), task.model)
+        directory = None if task.model is None else read_beside(task.model)
         work = arguments.task(name_of(files[0]), path, found)
         made = prepare(files[0], places, directory, work, part=True)
         summed: list[Sink] = []
@@ -129,15 +131,27 @@ def convert_shard(task: ShardTask) -> ShardReport:
 
 def open_piece(folder: str, piece: Piece, limits: Limits, *, strict: bool = True) -> TensorFile:
     """Open a source file of a task. Raises `FileChangedError` if it is not the one that the task was made for."""
-    path = os.path.join(folder, plain_name(piece.name, "name"))
+    path = path_of(os.path.join(folder, plain_name(piece.name, "name")))
     file = open_file(path, path, Options(limits, strict=strict, private=True))
-    size, mtime_ns = parts_of(file)[0].identity[2:]
-    if (size, mtime_ns) != (piece.size, piece.mtime_ns):
+    size, state = state_of(parts_of(file)[0])
+    if (size, state) != (piece.size, piece.state):
         file.close()
-        expected = f"{piece.size} bytes and {piece.mtime_ns} ns"
-        what = "the file was changed after its shards were dealt out: its size and modification time"
-        raise FileChangedError(what, path=path, actual=f"{size} bytes and {mtime_ns} ns", expected=expected)
+        expected = f"{piece.size} bytes and {piece.state}"
+        what = "the file was changed after its shards were dealt out: its size and time of modification, or tag"
+        raise FileChangedError(what, path=path, actual=f"{size} bytes and {state}", expected=expected)
     return file
+
+
+def state_of(source: Source) -> tuple[int, int | str]:
+    """Return size and time of modification of a file, or the tag of an object in a store."""
+    state = source.identity
+    return (source.size, state[3] if source.store is None else str(state[1] or state[2]))
+
+
+def read_beside(model: str) -> ModelDirectory:
+    """Read what lies beside the model file or index of a Hugging Face directory, which may be an address."""
+    path: Any = path_of(model)
+    return read_directory(os.path.dirname(path) if type(path) is str else path.beside(""), path)
 
 
 def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple[str, TensorRef]]:

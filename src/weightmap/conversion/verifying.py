@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.conversion.manifest import Manifest, digest
 from weightmap.conversion.running import Execution, Runner
-from weightmap.conversion.shard import Piece, open_piece
+from weightmap.conversion.shard import Piece, open_piece, state_of
 from weightmap.errors import ShardsError, quoted
 from weightmap.model.opening import open_privately
 from weightmap.model.parts import disagreements, name_of, parts_of
@@ -114,8 +114,7 @@ def _verify_files(file: TensorFile, how: Execution, *, strict: bool, limits: Lim
     folder, files = os.path.dirname(source.absolute), file.shards or {os.path.basename(source.absolute): file}
     tasks = []
     for number, (name, part) in enumerate(files.items()):
-        size, mtime_ns = parts_of(part)[0].identity[2:]
-        tasks.append(VerifyTask(number, folder, Piece(name, size, mtime_ns, ()), strict, limits))
+        tasks.append(VerifyTask(number, folder, Piece(name, *state_of(parts_of(part)[0]), ()), strict, limits))
     tasks = tasks[how.rank :: how.world]
     own = None
     if how.manifest is not None:
