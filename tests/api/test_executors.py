@@ -602,6 +602,18 @@ def test_a_directory_keeps_its_configuration(model: Path, tmp_path: Path) -> Non
         assert file.metadata["hidden_size"] == "65"
 
 
+def test_a_sharded_model_has_the_configuration_of_its_first_shard(model: Path, tmp_path: Path) -> None:
+    """`save` puts it into the first of several AMB files, and the model has it, with the tokenizer."""
+    (model / "config.json").write_text('{"hidden_size": 64, "model_type": "bert"}')
+    wm.convert(model, f"{tmp_path}/out/", format="amb")
+    with wm.open(tmp_path / "out") as file, wm.open(tmp_path / "out" / name_of(1, suffix=".amb")) as first:
+        assert file.config == first.config
+        assert file.config is not None
+        assert (file.tokenizer is None) == (first.tokenizer is None)
+    with wm.open(model) as file:
+        assert file.config is file.tokenizer is None
+
+
 def test_parts_of_gguf_become_shards(tmp_path: Path) -> None:
     """Numbers of parts stay behind; a single file becomes one shard; tensors that the index lacks are not taken."""
     for number, name in enumerate("ab"):

@@ -54,7 +54,7 @@ class Shards:
     """
 
     # No sharded model has these.
-    config = tokenizer = sealed = part = None
+    sealed = part = None
     is_mapped: bool = False
     layout: str = "sharded"
     closed: bool = False
@@ -85,6 +85,16 @@ class Shards:
         self._listed: NDArray[np.int64] | None = None
         if listing is not None:
             self._compare(listing)
+
+    @property
+    def config(self) -> Any:
+        """The configuration, of the first shard that has one."""
+        return next((content.config for _, content in self._parts if content.config is not None), None)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer section, of the first shard that has one."""
+        return next((content.tokenizer for _, content in self._parts if content.tokenizer is not None), None)
 
     def _compare(self, listing: Listing) -> None:
         """Refuse a tensor of the index that is in another shard or in none; leave out those that it does not list."""
