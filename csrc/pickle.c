@@ -11,9 +11,13 @@
  *
  * A storage is made by `Q` of the tuple ("storage", type, key, device, number of elements); its bytes lie elsewhere.
  *
- * Memory is an arena that the caller supplies, WM_PICKLE_WORDS for each byte of the program. The stack grows down from its
- * end. From its beginning grow the directory of the memo, whose pages have 256 entries, and the pool: tuples, the links of
+ * Memory is an arena that the caller supplies, eight words for each byte of the program. The stack grows down from its
+ * end. From its beginning grow the directory of the memo, whose pages have 256 entries, and the pool: tuples, the chunks of
  * lists and dictionaries, storages, tensors. Strings stay where they are, in the program.
+ *
+ * Picklers put almost everything into the memo, and take little of it out again. So the program is read twice: at first for the
+ * numbers of the entries that it takes out, and then it is run, and remembers only these. What a call takes its arguments from
+ * is given back to the pool, unless the memo or a container has it: of a tensor remain its record and that of its storage.
  */
 #include "pickle.h"
 
@@ -27,22 +31,29 @@ static int pop_mark(machine *m, uint64_t *first, uint64_t *n) {
     return 0;
 }
 
+/* Copies n values that lie on the stack from `first` downwards. */
+static void copy_values(machine *m, uint64_t first, uint64_t n, uint64_t to) {
+    for (uint64_t i = 0; i < n; i++) put(m, to + i * VALUE_WORDS, get(m, first - i * VALUE_WORDS));
+}
+
+/* Appends n values that lie from `first` downwards, under the stack's top by now, to the container that is the top. */
+static int append(machine *m, uint64_t first, uint64_t n) {
+    const uint64_t stack = m->stack, list = top(m, 0).at;
+    if (!n) return 0;
+    m->stack = first - (n - 1) * VALUE_WORDS; /* the pool must not grow over them */
+    const uint64_t to = add_chunk(m, list, n);
+    m->stack = stack;
+    if (to == NOWHERE) return -1;
+    copy_values(m, first, n, to);
+    return 0;
+}
+
 /* Appends what lies above the last mark to the container that lies under it. */
 static int append_marked(machine *m, uint32_t kind) {
     uint64_t first, n;
     if (pop_mark(m, &first, &n)) return -1;
     if (m->stack == m->words || top(m, 0).kind != kind || (kind == DICT && n % 2)) return bad_stack(m);
-    const uint64_t list = top(m, 0).at;
-    for (uint64_t i = 0; i < n; i++) {
-        /* The pool must not grow over values that are still to be read: they lie under the stack's top by now. */
-        const value item = get(m, first - i * VALUE_WORDS);
-        const uint64_t stack = m->stack;
-        m->stack = first - (n - 1) * VALUE_WORDS;
-        const int failed = append(m, list, item);
-        m->stack = stack;
-        if (failed) return -1;
-    }
-    return 0;
+    return append(m, first, n);
 }
 
 /* Pushes the tuple of n values that lie from `first` downwards; the stack's top is where the tuple goes already. */
@@ -52,7 +63,7 @@ static int make_tuple(machine *m, uint64_t first, uint64_t n) {
     const uint64_t at = n ? take(m, n * VALUE_WORDS) : 1;
     m->stack = stack;
     if (at == NOWHERE) return -1;
-    for (uint64_t i = 0; i < n; i++) put(m, at + i * VALUE_WORDS, get(m, first - i * VALUE_WORDS));
+    copy_values(m, first, n, at);
     return push(m, TUPLE, (uint32_t)n, at);
 }
 
@@ -68,14 +79,18 @@ static uint64_t memo_entry(machine *m, uint64_t i, int make) {
     return made + i % PAGE * VALUE_WORDS;
 }
 
+/* Whether an entry of the memo, which has a page, is taken out anywhere: its kind is no MARK when it has been put in. */
+static int is_wanted(value entry) { return entry.kind != MARK || entry.n; }
+
 /* Picklers number the memo's entries one after another, so no number exceeds the bytes that were read. */
 static int remember(machine *m, uint64_t i) {
     if (m->stack == m->words || top(m, 0).kind == MARK) return bad_stack(m);
     if (i >= m->at) return fail(m, WM_FAULT_PICKLE_MEMO, i, m->memo_used);
-    const uint64_t entry = memo_entry(m, i, 1);
-    if (entry == NOWHERE) return -1;
-    put(m, entry, top(m, 0));
+    const uint64_t entry = memo_entry(m, i, 0);
     if (i >= m->memo_used) m->memo_used = i + 1;
+    if (entry == NOWHERE || !is_wanted(get(m, entry))) return 0;
+    put(m, entry, top(m, 0));
+    m->kept = m->pool;
     return 0;
 }
 
@@ -87,58 +102,79 @@ static int recall(machine *m, uint64_t i) {
 }
 
 /* ------------------------------------------------------------------------------------------------- the program */
-/* Reads n bytes as a little-endian number. */
-static int read(machine *m, unsigned n, uint64_t *number) {
-    if (m->len - m->at < n) return fail(m, WM_FAULT_PICKLE_END, m->len - m->at, n);
+/* Reads the operand of an opcode: a little-endian number, 0 where it has none; and of a string or a long integer its length, over
+ * whose bytes reading goes on. */
+static int read_operand(machine *m, uint8_t op, uint64_t *number) {
+    unsigned width = 0;
+    int counted = 0;
+    switch (op) {
+    case 0x8a:
+    case 'U':
+    case 0x8c:
+    case 'C': counted = 1; /* fall through */
+    case 0x80:
+    case 'K':
+    case 'h':
+    case 'q': width = 1; break;
+    case 'M': width = 2; break;
+    case 0x8b:
+    case 'X':
+    case 'T':
+    case 'B': counted = 1; /* fall through */
+    case 'J':
+    case 'j':
+    case 'r': width = 4; break;
+    case 0x8d:
+    case 0x8e:
+    case 0x96: counted = 1; /* fall through */
+    case 'G':
+    case 0x95: width = 8; break;
+    default: break;
+    }
     *number = 0;
-    for (unsigned i = 0; i < n; i++) *number |= (uint64_t)m->data[m->at + i] << 8 * i;
-    m->at += n;
+    if (m->len - m->at < width) return fail(m, WM_FAULT_PICKLE_END, m->len - m->at, width);
+    for (unsigned i = 0; i < width; i++, m->at++) {
+        if (reach(&m->in, m->at)) return -1;
+        *number |= (uint64_t)m->in.slot[m->at - m->in.first] << 8 * i;
+    }
+    if (!counted) return 0;
+    if (*number > m->len - m->at || *number > UINT32_MAX) return fail(m, WM_FAULT_PICKLE_END, m->len - m->at, *number);
+    m->at += *number;
     return 0;
-}
-
-/* Pushes the string whose length of `width` bytes comes next. */
-static int push_string(machine *m, uint32_t kind, unsigned width) {
-    uint64_t n;
-    if (read(m, width, &n)) return -1;
-    if (n > m->len - m->at || n > UINT32_MAX) return fail(m, WM_FAULT_PICKLE_END, m->len - m->at, n);
-    m->at += n;
-    return push(m, kind, (uint32_t)n, m->at - n);
 }
 
 /* Reads a line, to the newline. */
 static int read_line(machine *m, value *line) {
-    const uint8_t *begin = m->data + m->at, *end = memchr(begin, '\n', m->len - m->at);
-    if (!end) return fail(m, WM_FAULT_PICKLE_END, m->len - m->at, m->len - m->at + 1);
-    if (end - begin > UINT32_MAX) return bad_stack(m);
-    *line = (value){TEXT, (uint32_t)(end - begin), m->at};
-    m->at += (uint64_t)(end - begin) + 1;
-    return 0;
+    const uint64_t begin = m->at;
+    while (m->at < m->len) {
+        if (reach(&m->in, m->at)) return -1;
+        const uint8_t *here = m->in.slot + (m->at - m->in.first);
+        const uint64_t left = m->in.first + m->in.filled - m->at;
+        const uint8_t *end = memchr(here, '\n', left);
+        m->at += end ? (uint64_t)(end - here) + 1 : left;
+        if (!end) continue;
+        if (m->at - 1 - begin > UINT32_MAX) return bad_stack(m);
+        *line = (value){TEXT, (uint32_t)(m->at - 1 - begin), begin};
+        return 0;
+    }
+    return fail(m, WM_FAULT_PICKLE_END, m->len - begin, m->len - begin + 1);
 }
 
-/* Pushes the integer of n bytes that come next, little-endian, two's complement. */
+/* Pushes the integer of the n bytes that were read last, little-endian, two's complement. */
 static int push_long(machine *m, uint64_t n) {
-    uint64_t number = 0;
-    if (n > m->len - m->at || n > UINT32_MAX) return fail(m, WM_FAULT_PICKLE_END, m->len - m->at, n);
-    if (n > 8) return m->at += n, push(m, LONG, (uint32_t)n, m->at - n);
-    if (read(m, (unsigned)n, &number)) return -1;
+    uint8_t raw[8] = {0};
+    if (n > 8) return push(m, LONG, (uint32_t)n, m->at - n);
+    if (wm_pickle_copy(&m->in, m->at - n, n, raw)) return -1;
+    uint64_t number = load_le64(raw);
     if (n && n < 8 && number >> (8 * n - 1)) number |= ~(uint64_t)0 << 8 * n;
     return push(m, INTEGER, 0, number);
 }
 
-static int run_number(machine *m, uint8_t op) {
-    uint64_t n;
-    switch (op) {
-    case 'J': return read(m, 4, &n) ? -1 : push(m, INTEGER, 0, (uint64_t)(int64_t)(int32_t)(uint32_t)n);
-    case 'K': return read(m, 1, &n) ? -1 : push(m, INTEGER, 0, n);
-    case 'M': return read(m, 2, &n) ? -1 : push(m, INTEGER, 0, n);
-    case 0x8a: return read(m, 1, &n) ? -1 : push_long(m, n);
-    case 0x8b: return read(m, 4, &n) ? -1 : push_long(m, n);
-    default: /* 'G': a double, big-endian */
-        if (read(m, 8, &n)) return -1;
-        uint64_t bits = 0;
-        for (int i = 0; i < 8; i++) bits = bits << 8 | (n >> 8 * i & 255);
-        return push(m, REAL, 0, bits);
-    }
+/* Pushes the double whose bytes, which are big-endian, were read as a little-endian number. */
+static int push_real(machine *m, uint64_t n) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 8; i++) bits = bits << 8 | (n >> 8 * i & 255);
+    return push(m, REAL, 0, bits);
 }
 
 static int run_call(machine *m, uint8_t op) {
@@ -164,9 +200,10 @@ static int run_call(machine *m, uint8_t op) {
 static int run(machine *m, uint8_t op) {
     uint64_t n, first;
     value line, name;
+    if (read_operand(m, op, &n)) return -1;
     switch (op) {
-    case 0x80: return read(m, 1, &n) ? -1 : n > 5 ? fail(m, WM_FAULT_PICKLE_OPCODE, op, n) : 0; /* protocol */
-    case 0x95: return read(m, 8, &n);                                                           /* a frame of n bytes */
+    case 0x80: return n > 5 ? fail(m, WM_FAULT_PICKLE_OPCODE, op, n) : 0; /* protocol */
+    case 0x95: return 0;                                                  /* a frame of n bytes */
     case '.': return above(m) == 1 && m->mark == m->words ? 1 : bad_stack(m);
     case '(':
         if (push(m, MARK, 0, m->mark)) return -1;
@@ -180,21 +217,21 @@ static int run(machine *m, uint8_t op) {
     case 'N': return push(m, NONE, 0, 0);
     case 0x88: return push(m, BOOLEAN, 0, 1);
     case 0x89: return push(m, BOOLEAN, 0, 0);
-    case 'J':
+    case 'J': return push(m, INTEGER, 0, (uint64_t)(int64_t)(int32_t)(uint32_t)n);
     case 'K':
-    case 'M':
-    case 'G':
+    case 'M': return push(m, INTEGER, 0, n);
+    case 'G': return push_real(m, n);
     case 0x8a:
-    case 0x8b: return run_number(m, op);
+    case 0x8b: return push_long(m, n);
     case 'U':
-    case 0x8c: return push_string(m, TEXT, 1);
+    case 0x8c:
     case 'X':
-    case 'T': return push_string(m, TEXT, 4);
-    case 0x8d: return push_string(m, TEXT, 8);
-    case 'C': return push_string(m, BYTES, 1);
-    case 'B': return push_string(m, BYTES, 4);
+    case 'T':
+    case 0x8d: return push(m, TEXT, (uint32_t)n, m->at - n);
+    case 'C':
+    case 'B':
     case 0x8e:
-    case 0x96: return push_string(m, BYTES, 8);
+    case 0x96: return push(m, BYTES, (uint32_t)n, m->at - n);
     case ')': return make_tuple(m, 0, 0);
     case 't': return pop_mark(m, &first, &n) ? -1 : make_tuple(m, first, n);
     case 0x85:
@@ -211,16 +248,15 @@ static int run(machine *m, uint8_t op) {
     case 's':
         n = op == 'a' ? 1 : 2;
         if (above(m) <= n || top(m, n).kind != (op == 'a' ? LIST : DICT)) return bad_stack(m);
-        if (n == 2 && append(m, top(m, 2).at, top(m, 1))) return -1;
-        if (append(m, top(m, n).at, top(m, 0))) return -1;
+        first = m->stack + (n - 1) * VALUE_WORDS;
         m->stack += n * VALUE_WORDS;
-        return 0;
+        return append(m, first, n);
     case 'e': return append_marked(m, LIST);
     case 'u': return append_marked(m, DICT);
-    case 'h': return read(m, 1, &n) ? -1 : recall(m, n);
-    case 'j': return read(m, 4, &n) ? -1 : recall(m, n);
-    case 'q': return read(m, 1, &n) ? -1 : remember(m, n);
-    case 'r': return read(m, 4, &n) ? -1 : remember(m, n);
+    case 'h':
+    case 'j': return recall(m, n);
+    case 'q':
+    case 'r': return remember(m, n);
     case 0x94: return remember(m, m->memo_used);
     case 'c': return read_line(m, &line) || read_line(m, &name) ? -1 : wm_pickle_name(m, line, name);
     case 0x93:
@@ -235,19 +271,49 @@ static int run(machine *m, uint8_t op) {
     }
 }
 
-int wm_pickle_run(const uint8_t *data, uint64_t len, uint64_t *arena, uint64_t words, wm_pickle *out, wm_fault *fault) {
-    machine m = {.data = data, .len = len, .arena = arena, .words = words, .stack = words, .mark = words, .fault = fault};
-    m.pool = len / PAGE + 1; /* behind the directory of the memo, which has fewer entries than the program bytes */
-    *out = (wm_pickle){0};
-    wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    if (words < m.pool) return fail(&m, WM_FAULT_PICKLE_MEMORY, words, m.pool);
-    memset(arena, 0, m.pool * sizeof *arena);
+/* Reads the next opcode. */
+static int next(machine *m) {
+    if (m->at == m->len) return fail(m, WM_FAULT_PICKLE_END, 0, 1);
+    if (reach(&m->in, m->at)) return -1;
+    m->op = m->at++;
+    m->code = m->in.slot[m->op - m->in.first];
+    return 0;
+}
+
+/* Makes an entry of the memo for each number that the program takes out. What is wrong with a program is found when it is run. */
+static int find_wanted(machine *m) {
+    uint64_t n = 0;
+    value line;
+    while (!next(m) && m->code != '.' && !read_operand(m, m->code, &n)) {
+        if (m->code == 'c' && (read_line(m, &line) || read_line(m, &line))) break;
+        if ((m->code != 'h' && m->code != 'j') || n >= m->len) continue;
+        const uint64_t entry = memo_entry(m, n, 1);
+        if (entry == NOWHERE) return -1;
+        put(m, entry, (value){MARK, 1, 0});
+    }
+    m->at = 0;
+    return m->in.broken ? -1 : 0;
+}
+
+static int run_all(machine *m, wm_pickle *out) {
+    m->pool = m->len / PAGE + 1; /* behind the directory of the memo, which has fewer entries than the program bytes */
+    if (m->words < m->pool) return fail(m, WM_FAULT_PICKLE_MEMORY, m->words, m->pool);
+    memset(m->arena, 0, m->pool * sizeof *m->arena);
+    if (find_wanted(m)) return -1;
+    m->kept = m->pool;
     for (int done = 0; !done;) {
-        if (m.at == len) return fail(&m, WM_FAULT_PICKLE_END, 0, 1);
-        m.op = m.at++;
-        done = run(&m, data[m.op]);
+        done = next(m) ? -1 : run(m, m->code);
         if (done < 0) return -1;
     }
-    *out = (wm_pickle){.end = m.at, .root = m.stack, .n_storages = m.storages, .storages = m.last_storage};
+    *out = (wm_pickle){.end = m->at, .root = m->stack, .n_storages = m->storages, .storages = m->first_storage};
     return 0;
+}
+
+int wm_pickle_run(const wm_pickle_source *source, uint64_t *arena, uint64_t words, wm_pickle *out, wm_fault *fault) {
+    machine m = {.len = source->len, .arena = arena, .words = words, .stack = words, .mark = words, .fault = fault};
+    *out = (wm_pickle){0};
+    if (wm_pickle_open(&m.in, source, fault)) return -1;
+    const int failed = run_all(&m, out);
+    wm_pickle_close(&m.in);
+    return failed;
 }

@@ -29,46 +29,74 @@ typedef struct {
     uint32_t kind, n;
     uint64_t at;
 } value;
-enum { VALUE_WORDS = 2, PAGE = 256, LIST_WORDS = 3, LINK_WORDS = 3, NOWHERE = 0 };
+enum { VALUE_WORDS = 2, PAGE = 256, CONTAINER_WORDS = 3, CHUNK_WORDS = 2, NOWHERE = 0 };
 
-/* A list or dictionary: the first and last of its links, and how many there are. A link is a value and where the next one is. */
+/* A list or dictionary: the first and last of its chunks, and the number of its values. A chunk is where the next one is, the
+ * number of its values, and these. */
 typedef struct {
     uint64_t first, last, count;
 } container;
 typedef struct {
-    value item;
-    uint64_t next;
-} link;
-/* What make_storage and make_tensor leave in the pool. `previous` is the storage made before, so that all can be found. */
+    uint64_t next, count;
+} chunk;
+/* What wm_pickle_storage and make_tensor leave in the pool. `next` is the storage that was made next. The dimensions follow a
+ * tensor, and where it is not row-major its strides. */
 typedef struct {
-    uint64_t number, key, nbytes, previous;
-    uint32_t key_len, type; /* the number of its name in the list */
+    uint64_t key, nbytes, next;
+    uint32_t number;
+    uint16_t key_len, type; /* the number of its name in the list */
 } storage_record;
 typedef struct {
-    uint64_t storage, begin, end, dims, strides; /* the first dimension and stride in the pool; its bytes in the storage */
-    uint32_t ndim, dtype;
+    uint32_t storage;
+    uint16_t ndim, dtype;
+    uint64_t begin, end; /* its bytes in the storage */
 } tensor_record;
 enum { STORAGE_WORDS = sizeof(storage_record) / 8, TENSOR_WORDS = sizeof(tensor_record) / 8, NDIM_MOST = 64 };
 
+/* ------------------------------------------------------------------------------------------------ the program
+ * A program is read through slots of SLOT bytes, which pread fills: it need not lie in memory, and the file may change or shrink
+ * meanwhile. Over memory, one slot is all of it. */
+enum { SLOT = 1 << 14, SLOTS = 16 };
 typedef struct {
-    const uint8_t *data;
+    const wm_pickle_source *source;
+    const uint8_t *slot; /* the bytes [first, first + filled) of the program */
+    uint64_t first, filled;
+    uint8_t *room; /* of all slots; NULL over memory */
+    uint64_t held[SLOTS];
+    wm_fault *fault;
+    int broken; /* a read failed, and filled the fault */
+} reader;
+
+int wm_pickle_open(reader *r, const wm_pickle_source *source, wm_fault *fault);
+void wm_pickle_close(reader *r);
+int wm_pickle_turn(reader *r, uint64_t at);
+/* Copies n bytes of the program, which the caller knows to be there. Returns 0, or -1 when they cannot be read. */
+int wm_pickle_copy(reader *r, uint64_t at, uint64_t n, uint8_t *out);
+
+/* Brings the slot of a byte of the program to hand. Returns 0, or -1 when it cannot be read. */
+static inline int reach(reader *r, uint64_t at) { return at - r->first < r->filled ? 0 : wm_pickle_turn(r, at); }
+
+typedef struct {
+    reader in;
     uint64_t len, at, op; /* where reading is, and where the opcode being run begins */
+    uint8_t code;         /* that opcode */
     uint64_t *arena, words;
     uint64_t pool, stack; /* the first free word, and the top of the stack; the stack ends with the arena */
+    uint64_t kept;        /* what lies below this word of the pool stays there */
     uint64_t mark;        /* where on the stack the last mark is; `words` when there is none */
-    uint64_t memo_used, storages, last_storage;
+    uint64_t memo_used, storages, first_storage, last_storage;
     wm_fault *fault;
 } machine;
 
 static inline int fail(const machine *m, int code, uint64_t actual, uint64_t expected) {
-    return wm_fail(m->fault, code, 0, m->op, actual, expected);
+    return m->in.broken ? -1 : wm_fail(m->fault, code, 0, m->op, actual, expected);
 }
 
 /* What stands on the stack is not what the opcode takes. */
-static inline int bad_stack(const machine *m) { return fail(m, WM_FAULT_PICKLE_STACK, m->data[m->op], 0); }
+static inline int bad_stack(const machine *m) { return fail(m, WM_FAULT_PICKLE_STACK, m->code, 0); }
 
 /* A call whose arguments are not those that torch.save writes. */
-static inline int bad_call(const machine *m) { return fail(m, WM_FAULT_PICKLE_CALL, m->data[m->op], 0); }
+static inline int bad_call(const machine *m) { return fail(m, WM_FAULT_PICKLE_CALL, m->code, 0); }
 
 /* ------------------------------------------------------------------------------------------------ the arena */
 static inline value get(const machine *m, uint64_t at) {
@@ -100,26 +128,28 @@ static inline uint64_t above(const machine *m) { return (m->mark - m->stack) / V
 static inline value top(const machine *m, uint64_t i) { return get(m, m->stack + i * VALUE_WORDS); }
 
 static inline int new_container(machine *m, uint32_t kind) {
-    const uint64_t at = take(m, LIST_WORDS);
+    const uint64_t at = take(m, CONTAINER_WORDS);
     if (at == NOWHERE) return -1;
     memcpy(m->arena + at, &(container){NOWHERE, NOWHERE, 0}, sizeof(container));
     return push(m, kind, 0, at);
 }
 
-static inline int append(machine *m, uint64_t list, value item) {
-    const uint64_t at = take(m, LINK_WORDS);
+/* Adds a chunk for n values to a container; returns where they go, or NOWHERE. */
+static inline uint64_t add_chunk(machine *m, uint64_t list, uint64_t n) {
+    const uint64_t at = take(m, CHUNK_WORDS + n * VALUE_WORDS);
     container c;
-    if (at == NOWHERE) return -1;
-    memcpy(m->arena + at, &(link){item, NOWHERE}, sizeof(link));
+    if (at == NOWHERE) return NOWHERE;
+    memcpy(m->arena + at, &(chunk){NOWHERE, n}, sizeof(chunk));
     memcpy(&c, m->arena + list, sizeof c);
     if (c.last)
-        m->arena[c.last + VALUE_WORDS] = at;
+        m->arena[c.last] = at;
     else
         c.first = at;
     c.last = at;
-    c.count++;
+    c.count += n;
     memcpy(m->arena + list, &c, sizeof c);
-    return 0;
+    m->kept = m->pool;
+    return at + CHUNK_WORDS;
 }
 
 /* pickle_calls.c */

@@ -102,12 +102,16 @@ enum {
     WM_FAULT_PICKLE_LEAF = 131,   /* a storage, or a class, where a tensor or value is expected */
     WM_FAULT_PICKLE_OVERFLOW = 132, /* a tensor of more bytes than 2**63 - 1 (expected); actual: the dimension */
     WM_FAULT_PICKLE_MEMORY = 133,   /* actual: words of the arena, which are too few */
+    WM_FAULT_PICKLE_READ = 134,     /* at: what cannot be read; actual: errno, or 0 where the file ends */
     /* archives; row: the entry */
     WM_FAULT_ZIP_DIRECTORY = 136, /* at: in the central directory, where no entry is */
     WM_FAULT_ZIP_HEADER = 137,    /* at: a header, in the file, that says other things than the directory; actual: 1: sizes */
     WM_FAULT_ZIP_RANGE = 138,     /* actual: where an entry begins or ends, expected: where the directory begins */
     WM_FAULT_ZIP_ENCRYPTED = 139, /* at: in the central directory */
-    WM_FAULT_ZIP_READ = 140       /* at: what cannot be read; actual: errno, or 0 where the file ends */
+    WM_FAULT_ZIP_READ = 140,      /* at: what cannot be read; actual: errno, or 0 where the file ends */
+    WM_FAULT_ZIP_OVERLAP =
+        141,               /* row, or the number of entries for the directory; actual: its begin, expected: an end before */
+    WM_FAULT_ZIP_GAP = 142 /* at: bytes that belong to no entry; actual: how many */
 };
 
 /* ------------------------------------------------------------------------------------------------ columns
@@ -322,32 +326,42 @@ typedef struct {
     uint8_t *names; /* entry i: names[bounds[i], bounds[i+1]) */
     uint32_t *bounds;
     uint16_t *method; /* 0 stored, 8 deflated */
+    uint8_t *later;   /* whether a data descriptor may follow */
     uint32_t *crc;
     uint64_t *stored, *size, *offset, *data; /* bytes in the file and when inflated; where its header and its bytes begin */
 } wm_zip_entries;
 int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t len, const wm_zip_entries *out, wm_fault *fault);
+/* Checks that entries lie one behind the other from byte 0 to `end`, where the directory begins: order[i] is the i-th of them (NULL:
+ * entry i). A data descriptor of 12, 16, 20 or 24 bytes belongs to the entry before it. Returns 0, or -1 with *fault filled. */
+int wm_zip_order(const wm_zip_entries *entries, const uint64_t *order, uint64_t end, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------- pickles of PyTorch
- * Runs the pickle program data[0, len) of a checkpoint: see pickle.c. `arena` has `words` words, 8 * len + 1024 of which are always
- * enough; it need not be cleared, and holds the result, for the functions below. Nothing outside data and arena is touched, and
- * nothing is called that the program names. Returns 0, or -1 with *fault filled.
+ * The pickle program of a checkpoint: `len` bytes of the descriptor fd from `begin` on, read by pread as they are needed; or, with
+ * fd -1, data[0, len).
  */
 typedef struct {
-    uint64_t end;                          /* where the program ends in data */
+    int32_t fd;
+    const uint8_t *data;
+    uint64_t begin, len;
+} wm_pickle_source;
+/* Runs a program: see pickle.c. `arena` has `words` words, 8 * len + 1024 of which are always enough; it need not be cleared, and
+ * holds the result, for the functions below. Nothing outside the program and the arena is touched, and nothing is called that the
+ * program names. Returns 0, or -1 with *fault filled. */
+typedef struct {
+    uint64_t end;                          /* where the program ends */
     uint64_t root, storages;               /* where they are in the arena */
     uint64_t n_storages;                   /* how often a storage was mentioned: 0 to n_storages - 1 are their numbers */
     uint64_t n_tensors, n_dims, names_len; /* by wm_pickle_walk: what the columns of tensors have to hold, */
     uint64_t n_values, value_names_len;    /* what those of values have to, */
-    uint64_t longest;                      /* and the longest name */
+    uint64_t longest, n_strided;           /* the longest name, and how many tensors are not row-major */
 } wm_pickle;
-int wm_pickle_run(const uint8_t *data, uint64_t len, uint64_t *arena, uint64_t words, wm_pickle *out, wm_fault *fault);
-/* Columns of tensors, as a scan fills them, `begin` and `end` counting from the beginning of its storage; and of each its storage
- * and its strides (in elements, as many as dimensions). WM_PICKLE_STRIDED is added to the dtype of a tensor whose strides are not
- * those of row-major order. */
+int wm_pickle_run(const wm_pickle_source *source, uint64_t *arena, uint64_t words, wm_pickle *out, wm_fault *fault);
+/* Columns of tensors, as a scan fills them, and the strides of those that are not row-major (in elements, as many as dimensions;
+ * NULL where all are), to whose dtype WM_PICKLE_STRIDED is added. `storages` says where each storage begins. */
 enum { WM_PICKLE_STRIDED = 128 };
 typedef struct {
-    wm_columns columns;
-    uint32_t *storage;
+    wm_columns *columns;
+    const uint64_t *storages;
     uint64_t *strides;
 } wm_pickle_tensors;
 /* What the result holds besides: names as in columns, and of each its kind, as a WM_PICKLE_ constant, its length and where it is,
@@ -378,13 +392,23 @@ enum {
 /* Walks the result, and names every tensor and every other value by the keys and numbers that lead to it, with points between.
  * `out` is what wm_pickle_run filled. Without tensors and values (NULL) they are counted; with them `path` has room for the longest
  * name. At most `most` tensors, and most_names bytes of names. Returns 0, or -1 with *fault filled. */
-int wm_pickle_walk(const uint8_t *data, uint64_t len, const uint64_t *arena, uint64_t most, uint64_t most_names,
+int wm_pickle_walk(const wm_pickle_source *source, const uint64_t *arena, uint64_t most, uint64_t most_names,
                    const wm_pickle_tensors *tensors, const wm_pickle_values *values, uint8_t *path, wm_pickle *out,
                    wm_fault *fault);
-/* Of each storage, where its key lies in data, how long that is, how many bytes it claims, and the bytes of an element:
- * n_storages of each. */
-void wm_pickle_list_storages(const uint64_t *arena, const wm_pickle *pickle, uint64_t *key, uint32_t *key_len, uint64_t *nbytes,
-                             uint8_t *item);
+/* Lists the next `count` storages, which has to be no more than are left: names[bounds[i], bounds[i+1]) is the prefix and the key
+ * of one, with room for WM_PICKLE_KEY bytes of key; at[i] is where its key lies in the program, nbytes[i] the bytes that it claims
+ * and item[i] those of an element. *cursor is out->storages at first. Returns 0, or -1 with *fault filled. */
+enum { WM_PICKLE_KEY = 255 };
+typedef struct {
+    const uint8_t *prefix;
+    uint64_t prefix_len;
+    uint8_t *names;
+    uint32_t *bounds;
+    uint64_t *at, *nbytes;
+    uint8_t *item;
+} wm_pickle_storages;
+int wm_pickle_list(const wm_pickle_source *source, const uint64_t *arena, uint64_t *cursor, uint64_t count,
+                   const wm_pickle_storages *out, wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------------- tables of tensors
  * Checks of a whole index in one call, by the same rules for columns and for records. For every row: the dtype is known, the

@@ -704,8 +704,8 @@ def _programs(size: int) -> tuple[bytes, ...]:
 
 def _run_pickle(p: Place, text: bytes, words: int) -> tuple[int, Any, Any, Any, Any]:
     out, fault, arena = p.struct("wm_pickle"), p.struct("wm_fault"), p.room(words, "uint64_t")
-    data = p.give(text)
-    return lib.wm_pickle_run(data, len(text), arena, words, out, fault), data, arena, out, fault
+    source = ffi.new("wm_pickle_source *", (-1, p.give(text), 0, len(text)))
+    return lib.wm_pickle_run(source, arena, words, out, fault), source, arena, out, fault
 
 
 # Programs whose stack is one value short: there is nothing under it but the end of the arena.
@@ -723,13 +723,14 @@ def _wm_pickle_run(p: Place, size: int) -> Any:
 
 def _wm_pickle_walk(p: Place, size: int) -> Any:
     text = _programs(size)[0]
-    _, data, arena, out, fault = _run_pickle(p, text, 8 * len(text) + 1024)
-    args = data, len(text), arena, 9, 10_000
+    _, source, arena, out, fault = _run_pickle(p, text, 8 * len(text) + 1024)
+    args = source, arena, 9, 10_000
     counted = lib.wm_pickle_walk(*args, ffi.NULL, ffi.NULL, ffi.NULL, out, fault)
     columns = _columns(p, out.n_tensors, out.n_dims, out.names_len)
     tensors = p.struct("wm_pickle_tensors")
-    tensors.columns = columns[0]
-    tensors.storage, tensors.strides = p.room(out.n_tensors, "uint32_t"), p.room(out.n_dims, "uint64_t")
+    tensors.columns = columns
+    tensors.storages = p.array(np.zeros(out.n_storages, np.uint64))
+    tensors.strides = p.room(out.n_dims, "uint64_t")
     values = p.struct("wm_pickle_values")
     values.cap, values.names_cap = out.n_values, out.value_names_len
     values.names, values.bounds = p.room(out.value_names_len), p.room(out.n_values + 1, "uint32_t")
@@ -739,12 +740,19 @@ def _wm_pickle_walk(p: Place, size: int) -> Any:
     return counted, lib.wm_pickle_walk(*args, tensors, values, path, out, fault), fields(out), fields(fault)
 
 
-def _wm_pickle_list_storages(p: Place, size: int) -> Any:
+def _wm_pickle_list(p: Place, size: int) -> Any:
     text = _programs(size)[0]
-    _, _, arena, out, _ = _run_pickle(p, text, 8 * len(text) + 1024)
-    count = out.n_storages
-    rooms = p.room(count, "uint64_t"), p.room(count, "uint32_t"), p.room(count, "uint64_t"), p.room(count)
-    lib.wm_pickle_list_storages(arena, out, *rooms)
+    _, source, arena, out, fault = _run_pickle(p, text, 8 * len(text) + 1024)
+    cursor, found, prefix = ffi.new("uint64_t *", out.storages), [], b"x" * (size % 9)
+    for count in (out.n_storages // 2, out.n_storages - out.n_storages // 2):
+        columns = p.struct("wm_pickle_storages")
+        columns.prefix, columns.prefix_len = p.give(prefix), len(prefix)
+        columns.names = p.room(count * (len(prefix) + 1))  # keys are a digit
+        columns.bounds = p.room(count + 1, "uint32_t")
+        columns.at, columns.nbytes = p.room(count, "uint64_t"), p.room(count, "uint64_t")
+        columns.item = p.room(count)
+        found.append(lib.wm_pickle_list(source, arena, cursor, count, columns, fault))
+    return found, fields(fault)
 
 
 def _wm_zip_scan(p: Place, size: int) -> Any:
@@ -758,11 +766,25 @@ def _wm_zip_scan(p: Place, size: int) -> Any:
         entries, fault = p.struct("wm_zip_entries"), p.struct("wm_fault")
         entries.count, entries.names, entries.bounds = count, p.room(len(text)), p.room(count + 1, "uint32_t")
         entries.method, entries.crc = p.room(count, "uint16_t"), p.room(count, "uint32_t")
+        entries.later = p.room(count)
         for name in ("stored", "size", "offset", "data"):
             setattr(entries, name, p.room(count, "uint64_t"))
         source = ffi.new("wm_zip_source *", (-1, p.give(data[:end]), min(end, len(data))))
         found.append((lib.wm_zip_scan(source, p.give(text), len(text), entries, fault), fields(fault)))
     return found
+
+
+def _wm_zip_order(p: Place, size: int) -> Any:
+    entries, fault, order = p.struct("wm_zip_entries"), p.struct("wm_fault"), np.arange(size, dtype=np.uint64)[::-1]
+    entries.count, entries.later = size, p.array(np.ones(size, np.uint8))
+    entries.offset, entries.data = p.array(order * np.uint64(20)), p.array(order * np.uint64(20) + np.uint64(4))
+    entries.stored = p.array(np.full(size, 4, np.uint64))
+    given = p.array(np.ascontiguousarray(order))
+    return [
+        (lib.wm_zip_order(entries, order, end, fault), fields(fault))
+        for order in (given, ffi.NULL)
+        for end in (20 * size, 20 * size + 1)
+    ]
 
 
 CALLS: dict[str, Callable[[Place, int], Any]] = {

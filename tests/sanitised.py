@@ -51,6 +51,7 @@ LEFT_OUT = {
         (
             "tests/faults/test_threads.py::test_ten_thousand_openings_leave_nothing",
             "tests/faults/test_threads.py::test_ten_thousand_failures_leave_nothing",
+            "tests/formats/torch/test_checkpoint_memory.py::test_the_most_memory_that_opening_takes",
         ),
         "counts memory, of which the sanitiser keeps for a while what was freed",
     ),

@@ -2,23 +2,38 @@
 #include "target.h"
 
 enum { MOST = 1 << 16, MOST_NAMES = 1 << 20 };
+static const uint64_t MOST_BEGIN = 1ULL << 62;
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *program = new_array(size, 1); /* of its own, so that reading behind it is noticed */
     if (size) memcpy(program, data, size);
     const uint64_t words = 8 * size + 1024;
+    const wm_pickle_source source = {-1, program, 0, size};
     uint64_t *arena = new_array(words, sizeof *arena);
     wm_pickle found;
     wm_fault fault;
-    if (wm_pickle_run(program, size, arena, words, &found, &fault)) {
+    if (wm_pickle_run(&source, arena, words, &found, &fault)) {
         CHECK(fault.code != WM_FAULT_NONE);
-    } else if (!wm_pickle_walk(program, size, arena, MOST, MOST_NAMES, NULL, NULL, NULL, &found, &fault)) {
+    } else if (!wm_pickle_walk(&source, arena, MOST, MOST_NAMES, NULL, NULL, NULL, &found, &fault)) {
         CHECK(found.end <= size);
         const uint64_t n = found.n_tensors, n_dims = found.n_dims, names_len = found.names_len, n_values = found.n_values;
-        wm_pickle_tensors tensors;
-        new_columns(&tensors.columns, n, n_dims, names_len);
-        tensors.storage = new_array(n, sizeof *tensors.storage);
-        tensors.strides = new_array(n_dims, sizeof *tensors.strides);
+        const uint64_t count = found.n_storages;
+        wm_pickle_storages storages = {.prefix = program};
+        storages.names = new_array(count * WM_PICKLE_KEY, 1);
+        storages.bounds = new_array(count + 1, sizeof *storages.bounds);
+        storages.at = new_array(count, sizeof *storages.at);
+        storages.nbytes = new_array(count, sizeof *storages.nbytes);
+        storages.item = new_array(count, 1);
+        uint64_t cursor = found.storages;
+        CHECK(!wm_pickle_list(&source, arena, &cursor, count, &storages, &fault));
+        for (uint64_t i = 0; i < count; i++)
+            CHECK(storages.at[i] <= size && storages.bounds[i] <= storages.bounds[i + 1] && storages.item[i]);
+        uint64_t *begins = new_array(count, sizeof *begins); /* storages one behind the other */
+        for (uint64_t i = 0, begin = 0; i < count; begin += storages.nbytes[i++]) begins[i] = begin < MOST_BEGIN ? begin : 0;
+        wm_columns columns;
+        new_columns(&columns, n, n_dims, names_len);
+        wm_pickle_tensors tensors = {&columns, begins, NULL};
+        if (found.n_strided) tensors.strides = new_array(n_dims, sizeof *tensors.strides);
         wm_pickle_values values = {.cap = n_values, .names_cap = found.value_names_len};
         values.names = new_array(found.value_names_len, 1);
         values.bounds = new_array(n_values + 1, sizeof *values.bounds);
@@ -26,22 +41,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         values.length = new_array(n_values, sizeof *values.length);
         values.at = new_array(n_values, sizeof *values.at);
         uint8_t *path = new_array(found.longest, 1);
-        CHECK(!wm_pickle_walk(program, size, arena, MOST, MOST_NAMES, &tensors, &values, path, &found, &fault));
+        CHECK(!wm_pickle_walk(&source, arena, MOST, MOST_NAMES, &tensors, &values, path, &found, &fault));
         CHECK(found.n_tensors == n && found.n_dims == n_dims && found.names_len == names_len && found.n_values == n_values);
-        check_columns(&tensors.columns, n, n_dims, names_len);
-        const uint64_t count = found.n_storages;
-        uint64_t *key = new_array(count, sizeof *key), *nbytes = new_array(count, sizeof *nbytes);
-        uint32_t *key_len = new_array(count, sizeof *key_len);
-        uint8_t *item = new_array(count, 1);
-        wm_pickle_list_storages(arena, &found, key, key_len, nbytes, item);
-        for (uint64_t i = 0; i < count; i++) CHECK(key[i] <= size && key_len[i] <= size - key[i] && item[i]);
-        for (uint64_t i = 0; i < n; i++) {
-            CHECK(tensors.storage[i] < count && tensors.columns.begin[i] <= tensors.columns.end[i]);
-            CHECK(tensors.columns.end[i] <= nbytes[tensors.storage[i]]);
-        }
-        free(key), free(nbytes), free(key_len), free(item);
-        free_columns(&tensors.columns);
-        free(tensors.storage), free(tensors.strides), free(path);
+        check_columns(&columns, n, n_dims, names_len);
+        for (uint64_t i = 0; i < n; i++) CHECK(columns.begin[i] <= columns.end[i]);
+        free_columns(&columns);
+        free(storages.names), free(storages.bounds), free(storages.at), free(storages.nbytes), free(storages.item);
+        free(begins), free(tensors.strides), free(path);
         free(values.names), free(values.bounds), free(values.kind), free(values.length), free(values.at);
     }
     free(arena);

@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     out.names = new_array(len, 1);
     out.bounds = new_array(count + 1, sizeof *out.bounds);
     out.method = new_array(count, sizeof *out.method);
-    out.crc = new_array(count, sizeof *out.crc);
+    out.crc = new_array(count, sizeof *out.crc), out.later = new_array(count, 1);
     out.stored = new_array(count, sizeof *out.stored), out.size = new_array(count, sizeof *out.size);
     out.offset = new_array(count, sizeof *out.offset), out.data = new_array(count, sizeof *out.data);
     wm_fault fault;
@@ -24,8 +24,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             CHECK(out.bounds[i] <= out.bounds[i + 1] && out.bounds[i + 1] <= len);
             CHECK(out.offset[i] < out.data[i] && out.data[i] <= end && out.stored[i] <= end - out.data[i]);
         }
+        if (!wm_zip_order(&out, NULL, end, &fault))
+            for (uint64_t i = 1; i < count; i++) CHECK(out.data[i - 1] + out.stored[i - 1] <= out.offset[i]);
     }
-    free(out.names), free(out.bounds), free(out.method), free(out.crc);
+    free(out.names), free(out.bounds), free(out.method), free(out.crc), free(out.later);
     free(out.stored), free(out.size), free(out.offset), free(out.data);
     free(file), free(central);
     return 0;

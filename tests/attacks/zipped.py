@@ -113,12 +113,25 @@ def cases(kind: str, entries: Callable[[], list[zip_files.Entry]]) -> Iterator[C
     )
     yield case(
         "Z2",
+        "twelve bytes behind an entry without a descriptor",
+        "LayoutError",
+        "gap",
+        second,
+        odd="belong to no entry",
+        change=lambda found: setattr(found[1], "gap", b"hidden hidde"),
+    )
+    yield case(
+        "Z2",
         "twelve bytes that are no descriptor",
         "LayoutError",
         "descriptor",
         second,
         late=True,
-        change=lambda found: setattr(found[1], "gap", b"hidden hidde"),
+        change=lambda found: (
+            setattr(found[1], "gap", b"hidden hidde"),
+            found[0].local.update(flags=zip_files.LATER),
+            found[0].central.update(flags=zip_files.LATER),
+        ),
     )
     yield case("Z3", "no directory where it should be", "LayoutError", "end record", end={"begin": 0})
     yield case("Z3", "an entry past the directory", "LayoutError", "local header offset", change=central(offset=2**31))

@@ -1,8 +1,8 @@
 """ZIP archives whose entries are tensors: PyTorch checkpoints and .npz files.
 
 ``entries .. | central directory | [ZIP64 end record and its locator] | end record``. An entry is a header and its
-bytes, and perhaps a data descriptor: CRC-32 and sizes once more. Two programs that read one archive must not see two,
-so all that it says twice has to agree, and every byte of it has to belong to something:
+bytes, and where a flag says so a data descriptor: CRC-32 and sizes once more. Two programs that read one archive must
+not see two, so all that it says twice has to agree, and every byte of it has to belong to something:
 
 - the end record and its comment reach to the end of the file, and the directory to the end record;
 - the entries begin at byte 0, follow one another up to the directory, and neither overlap nor share a name;
@@ -59,7 +59,7 @@ def first_name(head: bytes) -> bytes | None:
     return head[30 : 30 + int.from_bytes(head[26:28], "little")]
 
 
-def _headers(central: bytes) -> Iterator[tuple[int, int]]:
+def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
     """Yield about where the entries' own headers lie, with the first bytes of each, by an unchecked directory."""
     at = 0
     while at + kernels.ZIP_ENTRY_LEAST <= len(central):
@@ -93,8 +93,9 @@ class Archive:
         begin, size, count, end = _find_directory(source, options, warnings)
         limits = options.limits
         limits.check("max_header_bytes", size, "size of the central directory", offset=end)
-        central = source.pread(begin, size)
-        source.expect(_headers(central))
+        central = kernels.transient(size, np.uint8)
+        source.read_into(begin, central)
+        source.expect(_headers(memoryview(central)))
         fd, data = source.scanned
         found = kernels.zip_scan(fd, data, begin, central, count)
         if isinstance(found, kernels.Fault):
@@ -102,7 +103,8 @@ class Archive:
         self._source, self._options = source, options
         self.entries = found
         self._central = (begin, size, kernels.crc32(central))
-        self.names = StringTable(found.names.tobytes(), found.bounds, 0, "entry name")
+        del central  # as large as all that is kept of it
+        self.names = StringTable(found.names, found.bounds, 0, "entry name")
         repeated, duplicate, original = self.names.duplicates()
         if repeated:
             what = f"entries {original} and {duplicate} are both called {quoted(self.names[duplicate])}"
@@ -111,31 +113,18 @@ class Archive:
 
     def _check_order(self, end: int, options: Options, warnings: list[str]) -> None:
         """Refuse entries that overlap, and bytes that belong to none."""
-        entries = self.entries
-        order = np.argsort(entries.offset, kind="stable")
-        begins = np.append(entries.offset[order], np.uint64(end)).astype(np.int64)
-        ends = np.insert((entries.data + entries.stored)[order].astype(np.int64), 0, 0)
-        gaps = begins - ends
-        bad = np.flatnonzero(gaps < 0)
-        if len(bad):
-            row = int(bad[0])
-            what = "the central directory" if row == len(order) else f"entry {quoted(self.label(int(order[row])))}"
-            expected = f"at least {ends[row]}, where the entry before it ends"
-            raise LayoutError(
-                f"{what} begins within an entry", offset=int(begins[row]), actual=int(begins[row]), expected=expected
-            )
-        odd = np.flatnonzero((gaps > 0) & ~np.isin(gaps, _DESCRIPTORS))
-        odd = odd if len(odd) or not gaps[0] else np.zeros(1, np.int64)  # nothing stands before the first entry
-        if len(odd):
-            at = int(ends[odd[0]])
-            error = LayoutError(
-                "bytes of the archive belong to no entry: they begin",
-                field="gap",
-                offset=at,
-                actual=at,
-                expected=f"the next entry there, not {gaps[odd[0]]} bytes later",
-            )
-            options.tolerate(error, warnings)
+        fault = self.entries.check_order(end)
+        if fault is None:
+            return
+        if fault.kind == "ZIP_OVERLAP":
+            row = fault.row
+            what = "the central directory" if row == len(self) else f"entry {quoted(self.label(row))}"
+            expected = f"at least {fault.expected}, where the entry before it ends"
+            raise LayoutError(f"{what} begins within an entry", offset=fault.at, actual=fault.actual, expected=expected)
+        what, at = "bytes of the archive belong to no entry: they begin", fault.at
+        expected = f"the next entry there, not {fault.actual} bytes later"
+        error = LayoutError(what, field="gap", offset=at, actual=at, expected=expected)
+        options.tolerate(error, warnings)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -188,6 +177,17 @@ class Archive:
         data = self._source.pread(self.begin(i), self.size(i))
         self._check_crc(i, kernels.crc32(data))
         return data
+
+    def crc(self, i: int) -> int:
+        """Return the CRC-32 of an entry."""
+        return int(self.entries.crc[i])
+
+    def check(self, i: int) -> None:
+        """Check the bytes of a stored entry by their CRC-32."""
+        crc = 0
+        for piece in self._source.chunks(self.begin(i), self.size(i)):
+            crc = kernels.crc32(piece, crc)
+        self._check_crc(i, crc)
 
     def beginning(self, i: int, count: int) -> bytes:
         """Return the first `count` bytes of an entry, or all that it has, unchecked."""
@@ -261,7 +261,7 @@ class Archive:
                     pass
             else:
                 self._check_crc(i, crc)
-            if after - begin - stored in _DESCRIPTORS:
+            if entries.later[i] and after - begin - stored in _DESCRIPTORS:
                 self._check_descriptor(i, run.read(begin + stored, after - begin - stored))
         run.checked("CRC-32 of every entry")
         begin, size, crc = self._central

@@ -16,9 +16,10 @@ from weightmap.kernels._archives import (
     PICKLE_VALUES,
     ZIP_ENTRY_LEAST,
     Pickle,
-    PickleTensors,
+    PickleStorages,
     PickleValues,
     ZipEntries,
+    transient,
     zip_scan,
 )
 from weightmap.kernels._checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64

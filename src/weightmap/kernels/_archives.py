@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap.kernels._native import NULL, U32_MAX, as_input, as_output, fault_of, ffi, from_buffer, lib
+from weightmap.kernels._strings import Columns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from weightmap.kernels._native import Fault
@@ -19,9 +23,10 @@ __all__ = [
     "PICKLE_VALUES",
     "ZIP_ENTRY_LEAST",
     "Pickle",
-    "PickleTensors",
+    "PickleStorages",
     "PickleValues",
     "ZipEntries",
+    "transient",
     "zip_scan",
 ]
 
@@ -29,6 +34,24 @@ __all__ = [
 ZIP_ENTRY_LEAST = 46
 # Of data that is no `Reader`.
 _NO_HOOK = (NULL, NULL)
+# Larger memory is not made with malloc, which may keep it.
+_MALLOC_MOST = 1 << 17
+_OF_DTYPE = {"u1": "uint8_t[]", "u2": "uint16_t[]", "u4": "uint32_t[]", "u8": "uint64_t[]"}
+
+
+def transient(count: int, dtype: type[Any]) -> NDArray[Any]:
+    """Return an uninitialised array whose memory is free for the next one, or given back, when it is collected.
+
+    Malloc may keep the pages of a large array until the process ends.
+    """
+    nbytes = count * np.dtype(dtype).itemsize
+    return np.empty(count, dtype) if nbytes < _MALLOC_MOST else np.frombuffer(_pages(nbytes), dtype)
+
+
+def _pages(nbytes: int) -> mmap.mmap:
+    """Return private memory; a page of it is there when it is touched."""
+    flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    return mmap.mmap(-1, nbytes, **flags)
 
 
 class ZipEntries:
@@ -36,11 +59,14 @@ class ZipEntries:
 
     Attributes
     ----------
-    names : ndarray of uint8
+    names : bytearray or mmap
+        With room behind the last name.
     bounds : ndarray of uint32, shape (n + 1,)
         Name i is names[bounds[i] : bounds[i + 1]].
     method : ndarray of uint16, shape (n,)
         0 stored, 8 deflated.
+    later : ndarray of uint8, shape (n,)
+        Whether a data descriptor may follow.
     crc : ndarray of uint32, shape (n,)
     stored, size : ndarray of uint64, shape (n,)
         Bytes in the file, and when inflated.
@@ -48,20 +74,43 @@ class ZipEntries:
         Where the header of the entry and where its bytes begin.
     """
 
-    __slots__ = ("bounds", "crc", "data", "method", "names", "offset", "size", "stored")
+    __slots__ = ("bounds", "crc", "data", "later", "method", "names", "offset", "size", "stored")
 
     def __init__(self, count: int, names: int) -> None:
-        self.names = np.empty(names, np.uint8)
-        self.bounds = np.empty(count + 1, np.uint32)
-        self.method = np.empty(count, np.uint16)
-        self.crc = np.empty(count, np.uint32)
-        self.stored, self.size, self.offset, self.data = np.empty((4, count), np.uint64)
+        self.names: mmap.mmap | bytearray = bytearray(names) if names < _MALLOC_MOST else _pages(names)
+        self.bounds = transient(count + 1, np.uint32)
+        self.method = transient(count, np.uint16)
+        self.later = transient(count, np.uint8)
+        self.crc = transient(count, np.uint32)
+        self.stored, self.size, self.offset, self.data = (transient(count, np.uint64) for _ in range(4))
 
     def __len__(self) -> int:
         return len(self.method)
 
+    def _native(self) -> tuple[Any, list[Any]]:
+        """Return a wm_zip_entries, and what it points to."""
+        columns: Any = ffi.new("wm_zip_entries *")
+        columns.count = len(self)
+        keep = []
+        for name in self.__slots__:
+            column = getattr(self, name)
+            kind = _OF_DTYPE["u1" if name == "names" else column.dtype.str[1:]]
+            keep.append(from_buffer(kind, column, require_writable=True))
+            setattr(columns, name, keep[-1])
+        return columns, keep
 
-def zip_scan(fd: int, data: Any, end: int, central: bytes, count: int) -> ZipEntries | Fault:
+    def check_order(self, end: int) -> Fault | None:
+        """Check that entries lie one behind the other from byte 0 to `end`; return what is wrong first."""
+        offset = self.offset
+        rising = bool((offset[1:] >= offset[:-1]).all())
+        order = NULL if rising else from_buffer("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
+        (columns, _keep), fault = self._native(), ffi.new("wm_fault *")
+        return fault_of(fault) if lib.wm_zip_order(columns, order, end, fault) else None
+
+
+def zip_scan(
+    fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int
+) -> ZipEntries | Fault:
     """Turn a central directory into columns, checked against the headers of the entries; or say what is wrong.
 
     Parameters
@@ -71,28 +120,20 @@ def zip_scan(fd: int, data: Any, end: int, central: bytes, count: int) -> ZipEnt
     data : ndarray of uint8, Reader or None
     end : int
         Where the central directory begins in the file.
-    central : bytes
+    central : bytes or ndarray of uint8
     count : int
         Number of its entries.
     """
     entries = ZipEntries(count, len(central))
-    columns: Any = ffi.new("wm_zip_entries *")
-    columns.count = count
-    kinds = {np.uint8: "uint8_t[]", np.uint16: "uint16_t[]", np.uint32: "uint32_t[]", np.uint64: "uint64_t[]"}
-    keep = []
-    for name in ZipEntries.__slots__:
-        array = getattr(entries, name)
-        keep.append(as_output(array, kinds[array.dtype.type]))
-        setattr(columns, name, keep[-1])
+    columns, _keep = entries._native()  # noqa: SLF001 - the same module
     function, context = getattr(data, "hook", _NO_HOOK)
     octets = NULL if data is None or function else as_input(data)
     source, fault = ffi.new("wm_zip_source *", (fd, octets, end, function, context)), ffi.new("wm_fault *")
-    failed = lib.wm_zip_scan(source, from_buffer("uint8_t[]", central), len(central), columns, fault)
+    failed = lib.wm_zip_scan(source, as_input(central), len(central), columns, fault)
     if function:
         data.check()
     if failed:
         return fault_of(fault)
-    entries.names = entries.names[: int(entries.bounds[-1])].copy()
     return entries
 
 
@@ -105,37 +146,10 @@ PICKLE_VALUES = {
         *("DTYPE", "DEVICE", "KIND", "SCALAR", "SCALAR_LATIN"),
     )
 }
-# Words of the arena for each byte of a program, and besides; larger arenas are not made with malloc, which may keep
-# them.
-_WORDS, _WORDS_LEAST, _MALLOC_MOST = 8, 1024, 1 << 17
+# Words of the arena for each byte of a program, and besides.
+_WORDS, _WORDS_LEAST = 8, 1024
 _NAMES, _NAMES_LEAST = 32, 1 << 16
 _new_words = ffi.new_allocator(should_clear_after_alloc=False)
-
-
-class PickleTensors:
-    """The tensors of a checkpoint as columns: see wm_pickle_tensors in kernels.h.
-
-    Attributes
-    ----------
-    names, bounds, dtype, dims, dim_bounds, begin, end : ndarray
-        As `Columns` takes them; begin and end count from the beginning of the storage.
-    storage : ndarray of uint32, shape (n,)
-    strides : ndarray of uint64
-        In elements, as many as dimensions.
-    """
-
-    __slots__ = ("begin", "bounds", "dim_bounds", "dims", "dtype", "end", "names", "storage", "strides")
-
-    def __init__(self, count: int, n_dims: int, names: int) -> None:
-        self.names: NDArray[np.uint8] = np.empty(names, np.uint8)
-        self.dtype: NDArray[np.uint8] = np.empty(count, np.uint8)
-        self.bounds: NDArray[np.uint32] = np.empty(count + 1, np.uint32)
-        self.dim_bounds: NDArray[np.uint32] = np.empty(count + 1, np.uint32)
-        self.begin: NDArray[np.uint64] = np.empty(count, np.uint64)
-        self.end: NDArray[np.uint64] = np.empty(count, np.uint64)
-        self.dims: NDArray[np.uint64] = np.empty(n_dims, np.uint64)
-        self.strides: NDArray[np.uint64] = np.empty(n_dims, np.uint64)
-        self.storage: NDArray[np.uint32] = np.empty(count, np.uint32)
 
 
 class PickleValues:
@@ -154,15 +168,51 @@ class PickleValues:
     __slots__ = ("at", "bounds", "kind", "length", "names")
 
     def __init__(self, count: int, names: int) -> None:
-        self.names: NDArray[np.uint8] = np.empty(names, np.uint8)
-        self.bounds: NDArray[np.uint32] = np.empty(count + 1, np.uint32)
-        self.kind: NDArray[np.uint8] = np.empty(count, np.uint8)
-        self.length: NDArray[np.uint32] = np.empty(count, np.uint32)
-        self.at: NDArray[np.uint64] = np.empty(count, np.uint64)
+        self.names: NDArray[np.uint8] = transient(names, np.uint8)
+        self.bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
+        self.kind: NDArray[np.uint8] = transient(count, np.uint8)
+        self.length: NDArray[np.uint32] = transient(count, np.uint32)
+        self.at: NDArray[np.uint64] = transient(count, np.uint64)
+
+
+class PickleStorages:
+    """Mentions of storages, as columns: see wm_pickle_storages in scans.h.
+
+    Attributes
+    ----------
+    names : bytes
+    bounds : ndarray of uint32, shape (n + 1,)
+        Name i, the prefix and the key, is names[bounds[i] : bounds[i + 1]].
+    at : ndarray of uint64, shape (n,)
+        Where the key lies in the program.
+    nbytes : ndarray of uint64, shape (n,)
+        The bytes that the program says the storage has.
+    item : ndarray of uint8, shape (n,)
+        Bytes of an element.
+    """
+
+    __slots__ = ("at", "bounds", "item", "names", "nbytes")
+
+    def __init__(self, count: int) -> None:
+        self.names = b""
+        self.bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
+        self.at: NDArray[np.uint64] = transient(count, np.uint64)
+        self.nbytes: NDArray[np.uint64] = transient(count, np.uint64)
+        self.item: NDArray[np.uint8] = transient(count, np.uint8)
 
 
 class Pickle:
     """A pickle program that has been run.
+
+    Parameters
+    ----------
+    data : bytes or ndarray of uint8 or None
+        The program; None where it lies in a file.
+    most, most_names : int
+        The program makes at most so many tensors, and bytes of names.
+    fd, begin, size : int
+        The open file, which is read as long as this object is used; where the program begins in it, and the bytes that
+        it may have.
 
     Attributes
     ----------
@@ -172,25 +222,34 @@ class Pickle:
         What is wrong with it; then nothing else is known.
     """
 
-    __slots__ = ("_arena", "_data", "_most", "_native", "fault")
+    __slots__ = ("_arena", "_held", "_most", "_native", "_source", "fault")
 
-    def __init__(self, data: bytes | bytearray, most: int, most_names: int) -> None:
-        """Run the program, and count what it makes: at most `most` tensors, and `most_names` bytes of names."""
-        self._data = data
+    def __init__(
+        self,
+        data: bytes | NDArray[np.uint8] | None,
+        most: int,
+        most_names: int,
+        *,
+        fd: int = -1,
+        begin: int = 0,
+        size: int = 0,
+    ) -> None:
+        """Run the program, and count what it makes."""
+        size = size if data is None else len(data)
+        octets = NULL if data is None else from_buffer("uint8_t[]", data)
+        self._held: Any = fd, octets
+        self._source: Any = ffi.new("wm_pickle_source *", (fd, octets, begin, size))
         # A key may be part of many names: they are bounded by the length of the program too.
-        self._most = most, min(most_names, _NAMES * len(data) + _NAMES_LEAST, U32_MAX)
-        words = _WORDS * len(data) + _WORDS_LEAST
+        self._most = most, min(most_names, _NAMES * size + _NAMES_LEAST, U32_MAX)
+        words = _WORDS * size + _WORDS_LEAST
         # Its pages are touched only as far as the program goes.
-        large = words > _MALLOC_MOST
-        self._arena: Any = (
-            from_buffer("uint64_t[]", mmap.mmap(-1, 8 * words)) if large else _new_words("uint64_t[]", words)
-        )
+        large = 8 * words > _MALLOC_MOST
+        self._arena: Any = from_buffer("uint64_t[]", _pages(8 * words)) if large else _new_words("uint64_t[]", words)
         self._native = ffi.new("wm_pickle *")
         fault = ffi.new("wm_fault *")
-        octets = from_buffer("uint8_t[]", data)
-        failed = lib.wm_pickle_run(octets, len(data), self._arena, words, self._native, fault)
+        failed = lib.wm_pickle_run(self._source, self._arena, words, self._native, fault)
         if not failed:
-            asked = (octets, len(data), self._arena, *self._most, NULL, NULL, NULL, self._native, fault)
+            asked = (self._source, self._arena, *self._most, NULL, NULL, NULL, self._native, fault)
             failed = lib.wm_pickle_walk(*asked)
         self.fault: Fault | None = fault_of(fault) if failed else None
 
@@ -209,44 +268,56 @@ class Pickle:
         """How many tensors there are."""
         return int(self._native.n_tensors)
 
-    def content(self) -> tuple[PickleTensors, PickleValues]:
-        """Return the tensors and the other values."""
-        native, octets = self._native, from_buffer("uint8_t[]", self._data)
-        tensors = PickleTensors(native.n_tensors, native.n_dims, native.names_len)
+    @property
+    def n_storages(self) -> int:
+        """How often the program mentions a storage."""
+        return int(self._native.n_storages)
+
+    def storages(self, prefix: bytes, most: int) -> Iterator[PickleStorages | Fault]:
+        """Yield the mentions of storages, `most` at a time, named by `prefix` and their key; or what is wrong."""
+        cursor, left = ffi.new("uint64_t *", self._native.storages), self.n_storages
+        while left:
+            count = min(most, left)
+            found = PickleStorages(count)
+            names = _new_words("uint8_t[]", count * (len(prefix) + lib.WM_PICKLE_KEY))
+            filled = (_output(getattr(found, name)) for name in ("bounds", "at", "nbytes", "item"))
+            columns = ffi.new("wm_pickle_storages *", (from_buffer("uint8_t[]", prefix), len(prefix), names, *filled))
+            fault = ffi.new("wm_fault *")
+            if lib.wm_pickle_list(self._source, self._arena, cursor, count, columns, fault):
+                yield fault_of(fault)
+                return
+            found.names = ffi.unpack(ffi.cast("char *", names), int(found.bounds[-1]))
+            yield found
+            left -= count
+
+    def tensors(self, storages: NDArray[np.uint64]) -> tuple[Columns, NDArray[np.uint64] | None] | Fault:
+        """Return the tensors, whose storages begin there, and the strides of those that are not row-major.
+
+        The strides are in elements, as many as dimensions; None where all tensors are row-major.
+        """
+        native = self._native
+        columns = Columns.scratch(native.names_len, native.n_tensors, native.n_dims)
+        strides = transient(native.n_dims, np.uint64) if native.n_strided else None
+        of_strides = NULL if strides is None else _output(strides)
+        begins = from_buffer("uint64_t[]", storages)
+        out = ffi.new("wm_pickle_tensors *", (columns.native, begins, of_strides))
+        fault = self._walk(out, NULL)
+        return (columns, strides) if fault is None else fault
+
+    def values(self) -> PickleValues | Fault:
+        """Return what the program makes besides tensors."""
+        native = self._native
         values = PickleValues(native.n_values, native.value_names_len)
-        columns: tuple[NDArray[Any], ...] = (
-            tensors.names,
-            tensors.bounds,
-            tensors.dtype,
-            tensors.dims,
-            tensors.dim_bounds,
-            tensors.begin,
-            tensors.end,
-        )
-        filled = tuple(map(_output, columns))
-        storage, strides = _output(tensors.storage), _output(tensors.strides)
-        head = (native.n_tensors, native.n_dims, native.names_len, *filled)
-        of_tensors = ffi.new("wm_pickle_tensors *", (head, storage, strides))
         parts = tuple(_output(getattr(values, name)) for name in ("names", "bounds", "kind", "length", "at"))
-        of_values = ffi.new("wm_pickle_values *", (native.n_values, native.value_names_len, *parts))
-        path = _new_words("uint8_t[]", native.longest + 1)
-        fault = ffi.new("wm_fault *")
-        asked = (octets, len(self._data), self._arena, *self._most, of_tensors, of_values, path, native, fault)
-        if lib.wm_pickle_walk(*asked):  # pragma: no cover - it was counted by the same walk
-            raise MemoryError
-        return tensors, values
+        out = ffi.new("wm_pickle_values *", (native.n_values, native.value_names_len, *parts))
+        fault = self._walk(NULL, out)
+        return values if fault is None else fault
 
-    def storages(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint8]]:
-        """Return of each storage where its key is in the data, its length, the bytes it claims and of an element."""
-        count = self._native.n_storages
-        columns = tuple(np.empty(count, kind) for kind in (np.uint64, np.uint32, np.uint64, np.uint8))
-        lib.wm_pickle_list_storages(self._arena, self._native, *map(_output, columns))
-        key, length, nbytes, item = columns
-        return key, length, nbytes, item
-
-
-_CTYPES = {"u1": "uint8_t[]", "u4": "uint32_t[]", "u8": "uint64_t[]"}
+    def _walk(self, tensors: Any, values: Any) -> Fault | None:
+        path, fault = _new_words("uint8_t[]", self._native.longest + 1), ffi.new("wm_fault *")
+        asked = (self._source, self._arena, *self._most, tensors, values, path, self._native, fault)
+        return fault_of(fault) if lib.wm_pickle_walk(*asked) else None
 
 
 def _output(array: NDArray[Any]) -> Any:
-    return as_output(array, _CTYPES[array.dtype.str[1:]])
+    return as_output(array, _OF_DTYPE[array.dtype.str[1:]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.builders import torch as files
 
@@ -70,9 +71,10 @@ def test_an_arena_without_room(length: int, words: int) -> None:
     out, found = ffi.new("wm_pickle *"), ffi.new("wm_fault *")
     arena = ffi.new("uint64_t[]", words)
     code = b"." + b"N" * (length - 1)
-    assert lib.wm_pickle_run(code, length, arena, words, out, found) == -1
+    source = ffi.new("wm_pickle_source *", (-1, ffi.from_buffer("uint8_t[]", code), 0, length))
+    assert lib.wm_pickle_run(source, arena, words, out, found) == -1
     assert found.code == kernels.faults()["PICKLE_STACK"]
-    assert lib.wm_pickle_run(code, length, arena, words - 1, out, found) == -1
+    assert lib.wm_pickle_run(source, arena, words - 1, out, found) == -1
     assert found.code == kernels.faults()["PICKLE_MEMORY"]
     assert (found.actual, found.expected) == (words - 1, words)
 
@@ -135,8 +137,11 @@ def test_arguments_of_calls(name: str) -> None:
 )
 def test_strides_of_axes_that_are_not_walked(shape: tuple[int, ...], strides: tuple[int, ...], strided: bool) -> None:
     """A tensor whose strides differ from row-major order only where nothing is stepped over is row-major."""
-    tensors, _ = kernels.Pickle(tensor(shape, strides), 10, 1000).content()
-    assert bool(tensors.dtype[0] & kernels.PICKLE_STRIDED) == strided
+    found = kernels.Pickle(tensor(shape, strides), 10, 1000).tensors(np.zeros(1, np.uint64))
+    assert isinstance(found, tuple)
+    columns, kept = found
+    assert bool(columns.dtype[0] & kernels.PICKLE_STRIDED) == strided
+    assert (None if kept is None else tuple(kept.tolist())) == (strides if strided else None)
 
 
 INNER = b"(" + storage(2, kind="FloatStorage") + b"K\0K\2\x85K\1\x85\x89" + files.ORDERED
@@ -212,14 +217,16 @@ def test_columns_with_one_row_less(short: str) -> None:
     """The walk writes no row behind the last one of its columns."""
     code = b"}(" + files.text("a") + A_TENSOR + files.text("b") + b"Nu."
     out, found, arena = ffi.new("wm_pickle *"), ffi.new("wm_fault *"), ffi.new("uint64_t[]", 9999)
-    assert lib.wm_pickle_run(code, len(code), arena, 9999, out, found) == 0
-    args = code, len(code), arena, 10, 100
+    source = ffi.new("wm_pickle_source *", (-1, ffi.from_buffer("uint8_t[]", code), 0, len(code)))
+    assert lib.wm_pickle_run(source, arena, 9999, out, found) == 0
+    args, begins = (source, arena, 10, 100), ffi.new("uint64_t[]", 1)
     for fewer in (False, True):
         tensors, values = ffi.new("wm_pickle_tensors *"), ffi.new("wm_pickle_values *")
-        columns = tensors.columns
+        columns = tensors.columns = ffi.new("wm_columns *")
+        tensors.storages = begins
         columns.cap, columns.dims_cap, columns.names_cap = int(not (fewer and short == "tensors")), 1, 1
         values.cap, values.names_cap = int(not (fewer and short == "values")), 1
-        keep = []
+        keep: list[object] = [columns]
 
         def room(owner: object, keep: list[object] = keep, **fields: str) -> None:
             for name, ctype in fields.items():
@@ -228,7 +235,6 @@ def test_columns_with_one_row_less(short: str) -> None:
 
         room(columns, names="uint8_t", dtype="uint8_t", dims="uint64_t", begin="uint64_t", end="uint64_t")
         room(columns, bounds="uint32_t", dim_bounds="uint32_t")
-        room(tensors, storage="uint32_t", strides="uint64_t")
         room(values, names="uint8_t", bounds="uint32_t", kind="uint8_t", length="uint32_t", at="uint64_t")
         path = ffi.new("uint8_t[]", 99)
         assert lib.wm_pickle_walk(*args, tensors, values, path, out, found) == (-1 if fewer else 0)

@@ -258,9 +258,8 @@ def test_legacy_programs_of_any_length(size: int) -> None:
 
 def test_the_arena_is_large_enough() -> None:
     """Every program runs within the words that Python gives it, also with pages of the memo far apart."""
-    code = (
-        b"\x80\x02" + b"]0" * 5000 + b"N" + b"".join(b"r" + (i * 256).to_bytes(4, "little") for i in range(40)) + b"."
-    )
+    numbers = [(i * 256).to_bytes(4, "little") for i in range(40)]
+    code = b"\x80\x02" + b"]0" * 5000 + b"N" + b"".join(b"r" + number + b"0j" + number for number in numbers) + b"."
     pickle = kernels.Pickle(code, 10, 10)
     assert pickle.fault is None
     assert pickle.end == len(code)

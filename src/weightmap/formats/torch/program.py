@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,15 @@ import numpy as np
 from weightmap import kernels
 from weightmap.dtypes import DECLARED, DTYPES, DType
 from weightmap.errors import FormatError, LayoutError, LimitError, TruncatedError, UnsupportedError, quoted
-from weightmap.lazy import Named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from weightmap.io.source import Source
     from weightmap.kernels import Fault, Pickle, PickleValues
     from weightmap.options import Options
 
-__all__ = ["DTYPE_NAMES", "Span", "dtypes", "error_of", "run", "values_of"]
+__all__ = ["DTYPE_NAMES", "Program", "columns_of", "dtypes", "error_of", "items_of", "values_of"]
 
 # By the codes of csrc/pickle_calls.c.
 DTYPE_NAMES = (
@@ -37,33 +38,69 @@ _KINDS = (
 _SHOWN = 80
 # Bytes of an integer; Python refuses to write out one of 1,786.
 _LONG_MOST = 1024
+# Values that are handed out at once; bytes of one that is not kept in case it is mentioned again; bytes that are read
+# at once.
+_PIECE, _SHORT, _READ = 4096, 64, 1 << 16
 _OF_KIND = {number: name for name, number in kernels.PICKLE_VALUES.items()}
 
 
-class Span(Named):
-    """Where a program lies in the file, and how messages call it."""
+class Program:
+    """A program, at its place in the file.
 
-    __slots__ = ()
+    Attributes
+    ----------
+    source : Source
+    name : str
+        What messages call it.
+    offset, size : int
+        Where it begins, and the bytes that it may have.
+    """
 
-    name: str
-    offset: int
+    __slots__ = ("name", "offset", "size", "source")
+
+    def __init__(self, source: Source, name: str, offset: int, size: int) -> None:
+        self.source = source
+        self.name = name
+        self.offset: int = offset
+        self.size: int = size
+
+    def read(self, at: int, count: int) -> bytes:
+        """Return bytes of the program."""
+        return self.source.pread(self.offset + at, count)
+
+    def attempt(self, options: Options) -> Pickle:
+        """Run the program; it may have a fault then."""
+        fd, octets = self.source.scanned
+        data = None if octets is None else octets[self.offset : self.offset + self.size]
+        most, most_names = options.limits.max_tensors, options.limits.max_header_bytes
+        return kernels.Pickle(data, most, most_names, fd=fd, begin=self.offset, size=self.size)
+
+    def run(self, options: Options) -> Pickle:
+        """Run the program. Raises the error of one that is refused."""
+        pickle = self.attempt(options)
+        if pickle.fault is not None:
+            raise error_of(pickle.fault, self, options)
+        return pickle
+
+    def crc32(self, size: int) -> int:
+        """Return the CRC-32 of its first `size` bytes."""
+        crc = 0
+        for piece in self.source.chunks(self.offset, size):
+            crc = kernels.crc32(piece, crc)
+        return crc
 
 
-def run(data: bytes | bytearray, span: Span, options: Options) -> Pickle:
-    """Run a program. Raises the error of one that is refused."""
-    limits = options.limits
-    pickle = kernels.Pickle(data, limits.max_tensors, limits.max_header_bytes)
-    if pickle.fault is not None:
-        raise error_of(pickle.fault, data, span, options)
-    return pickle
-
-
-def error_of(fault: Fault, data: bytes | bytearray, span: Span, options: Options) -> FormatError:  # noqa: PLR0911 - one return for each kind of fault
+def error_of(fault: Fault, program: Program, options: Options) -> FormatError | OSError:  # noqa: PLR0911 - one return for each kind of fault
     """Return the error for a fault of the machine."""
     kind, row, actual, expected = fault.kind, fault.row, fault.actual, fault.expected
-    name, at = span.name, span.offset + fault.at
+    name, at = program.name, program.offset + fault.at
+    if kind == "PICKLE_READ":
+        if actual:
+            return OSError(actual, f"{name} cannot be read", program.source.name)
+        return TruncatedError("the file became shorter while it was being read: it ends", offset=at)
     if kind == "PICKLE_NAME":
-        module, attribute = (bytes(data[a : a + n]) for a, n in ((row, expected), (fault.at, actual)))
+        # What is shown of them, and one byte more.
+        module, attribute = (program.read(a, min(n, _SHOWN + 1)) for a, n in ((row, expected), (fault.at, actual)))
         called = b".".join((module, attribute)).decode(errors="replace")
         shown = called if len(called) <= _SHOWN else f"{called[:_SHOWN]}..."
         reason = next((f", {what}" for part, what in _KINDS if part in called), "")
@@ -93,56 +130,98 @@ def error_of(fault: Fault, data: bytes | bytearray, span: Span, options: Options
     if kind == "PICKLE_OVERFLOW":
         what = f"{name}: the product of a shape exceeds 2**63 - 1 bytes"
         return LayoutError(what, field="pickle", offset=at)
+    if kind == "PICKLE_KEY":
+        what = f"{name}: a key is neither a text nor an integer"
+        return UnsupportedError(what, field="pickle", offset=program.offset)
+    if kind == "PICKLE_LEAF":
+        what = f"{name}: a storage or a class is saved by itself, where a tensor or value is expected"
+        return UnsupportedError(what, field="pickle", offset=program.offset)
+    return _excess_of(fault, program, options)
+
+
+def _excess_of(fault: Fault, program: Program, options: Options) -> LimitError:
+    """Return the error for a fault that is too much of something."""
+    kind, name, actual, expected = fault.kind, program.name, fault.actual, fault.expected
     if kind == "PICKLE_DEEP":
         what = f"{name}: depth of containers within each other"
         return LimitError(
-            what, field="pickle", offset=span.offset, actual=f"more than {expected}", expected=f"at most {expected}"
+            what, field="pickle", offset=program.offset, actual=f"more than {expected}", expected=f"at most {expected}"
         )
     if kind == "PICKLE_LAUGHS":
         what = f"{name}: containers that hold each other many times have more members than the program has bytes"
-        return LimitError(what, field="pickle", offset=span.offset)
+        return LimitError(what, field="pickle", offset=program.offset)
     if kind == "PICKLE_NAMES":
         what, wanted = (
             f"{name}: bytes of names",
             f"at most {expected} (by the size of the pickle, and Limits.max_header_bytes)",
         )
-        return LimitError(what, field="max_header_bytes", offset=span.offset, actual=actual, expected=wanted)
+        return LimitError(what, field="max_header_bytes", offset=program.offset, actual=actual, expected=wanted)
     if kind == "CAPACITY":
         return LimitError(
             f"{name}: number of tensors or storages",
             field="max_tensors",
-            offset=span.offset,
+            offset=program.offset,
             actual=f"more than {expected}",
             expected=f"at most {options.limits.max_tensors} (Limits.max_tensors)",
         )
-    if kind == "PICKLE_KEY":
-        return UnsupportedError(f"{name}: a key is neither a text nor an integer", field="pickle", offset=span.offset)
-    if kind == "PICKLE_LEAF":
-        what = f"{name}: a storage or a class is saved by itself, where a tensor or value is expected"
-        return UnsupportedError(what, field="pickle", offset=span.offset)
     return LimitError(
-        f"{name} takes more memory than any that torch.save writes ({kind})", field="pickle", offset=span.offset
+        f"{name} takes more memory than any that torch.save writes ({kind})", field="pickle", offset=program.offset
     )
 
 
-def values_of(values: PickleValues, data: bytes | bytearray, span: Span) -> dict[str, Any]:
-    """Return the values of a program that are no tensors, by name."""
+def values_of(pickle: Pickle, program: Program, options: Options) -> dict[str, Any]:
+    """Return what a program makes besides tensors, by name."""
     found: dict[str, Any] = {}
-    made: dict[tuple[str, int, int], Any] = {}  # one that is stored once and mentioned often is made once
-    bounds, raw = values.bounds.tolist(), values.names.tobytes()
-    columns = zip(values.kind.tolist(), values.length.tolist(), values.at.tolist(), strict=True)
-    for i, (kind, length, at) in enumerate(columns):
-        name = _text(raw[bounds[i] : bounds[i + 1]], "a name", span)
+    for name, value in items_of(columns_of(pickle, program, options), program):
         if name in found:
-            raise LayoutError(f"{span.name}: two values are called {quoted(name)}", field="name", offset=span.offset)
-        key = (_OF_KIND[kind], length, at)
-        if key not in made:
-            made[key] = _value(*key, data, span, name)
-        found[name] = made[key]
+            what = f"{program.name}: two values are called {quoted(name)}"
+            raise LayoutError(what, field="name", offset=program.offset)
+        found[name] = value
     return found
 
 
-def _value(kind: str, length: int, at: int, data: bytes | bytearray, span: Span, name: str) -> Any:  # noqa: PLR0911 - one return for each kind of value
+def columns_of(pickle: Pickle, program: Program, options: Options) -> PickleValues:
+    """Return what a program makes besides tensors, as columns."""
+    values = pickle.values()
+    if isinstance(values, kernels.Fault):
+        raise error_of(values, program, options)
+    return values
+
+
+def items_of(values: PickleValues, program: Program) -> Iterator[tuple[str, Any]]:
+    """Yield what a program makes besides tensors, each with its name."""
+    window = _Window(program)
+    made: dict[tuple[str, int, int], Any] = {}  # a long one that is stored once and mentioned often is made once
+    # Piece by piece: a list of as many Python integers is larger than all that is kept.
+    for first in range(0, len(values.kind), _PIECE):
+        bounds = values.bounds[first : first + _PIECE + 1].tolist()
+        pieces = (column[first : first + _PIECE].tolist() for column in (values.kind, values.length, values.at))
+        for (begin, end), kind, length, at in zip(itertools.pairwise(bounds), *pieces, strict=True):
+            name = _text(values.names[begin:end].tobytes(), "a name", program)
+            key = (_OF_KIND[kind], length, at)
+            value = made[key] if key in made else _value(*key, window, program, name)
+            if length > _SHORT:
+                made[key] = value
+            yield name, value
+
+
+class _Window:
+    """The part of a program that was read last: values lie close to each other."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._begin, self._data = 0, b""
+
+    def read(self, at: int, count: int) -> bytes:
+        """Return bytes of the program."""
+        begin = at - self._begin
+        if begin < 0 or begin + count > len(self._data):
+            self._begin, begin = at, 0
+            self._data = self._program.read(at, min(max(count, _READ), self._program.size - at))
+        return self._data[begin : begin + count]
+
+
+def _value(kind: str, length: int, at: int, window: _Window, program: Program, name: str) -> Any:  # noqa: PLR0911 - one return for each kind of value
     if kind == "NONE":
         return None
     if kind == "BOOLEAN":
@@ -154,45 +233,46 @@ def _value(kind: str, length: int, at: int, data: bytes | bytearray, span: Span,
     if kind == "DTYPE":
         return f"torch.{DTYPE_NAMES[at]}"
     if kind.startswith("SCALAR"):
-        return _scalar(kind, length, at, data, span, name)
+        return _scalar(kind, length, at, window, program, name)
     if kind == "LONG" and length > _LONG_MOST:
-        what, expected = f"{span.name}: bytes of the integer {quoted(name)}", f"at most {_LONG_MOST}"
-        raise LimitError(what, field="pickle", offset=span.offset + at, actual=length, expected=expected)
-    raw = bytes(data[at : at + length])
+        what, expected = f"{program.name}: bytes of the integer {quoted(name)}", f"at most {_LONG_MOST}"
+        raise LimitError(what, field="pickle", offset=program.offset + at, actual=length, expected=expected)
+    raw = window.read(at, length)
     if kind == "LONG":
         return int.from_bytes(raw, "little", signed=True)
     if kind == "BYTES":
         return raw
-    text = _text(raw, f"the value {quoted(name)}", span)
-    return _latin(text, span, name) if kind == "LATIN" else text
+    text = _text(raw, f"the value {quoted(name)}", program)
+    return _latin(text, program, name) if kind == "LATIN" else text
 
 
-def _text(raw: bytes, what: str, span: Span) -> str:
+def _text(raw: bytes, what: str, program: Program) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise FormatError(f"{span.name}: {what} is not UTF-8", field="pickle", offset=span.offset) from None
+        raise FormatError(f"{program.name}: {what} is not UTF-8", field="pickle", offset=program.offset) from None
 
 
-def _latin(text: str, span: Span, name: str) -> bytes:
+def _latin(text: str, program: Program, name: str) -> bytes:
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
         raise FormatError(
-            f"{span.name}: the bytes of {quoted(name)} are no bytes", field="pickle", offset=span.offset
+            f"{program.name}: the bytes of {quoted(name)} are no bytes", field="pickle", offset=program.offset
         ) from None
 
 
-def _scalar(kind: str, length: int, at: int, data: bytes | bytearray, span: Span, name: str) -> Any:
+def _scalar(kind: str, length: int, at: int, window: _Window, program: Program, name: str) -> Any:
     """Return a scalar of numpy as a Python number."""
     dtype_at, raw_at, dtype_len, raw_len = at >> 32, at & 0xFFFFFFFF, length >> 16, length & 0xFFFF
-    code, raw = bytes(data[dtype_at : dtype_at + dtype_len]), bytes(data[raw_at : raw_at + raw_len])
+    code, raw = window.read(dtype_at, dtype_len), window.read(raw_at, raw_len)
     if kind == "SCALAR_LATIN":
-        raw = _latin(_text(raw, f"the value {quoted(name)}", span), span, name)
+        raw = _latin(_text(raw, f"the value {quoted(name)}", program), program, name)
     dtype = _NUMPY.get(code)
     if dtype is None or dtype.itemsize != len(raw):
-        what = f"{span.name}: {quoted(name)} is a scalar of numpy of the type {quoted(code.decode(errors='replace'))}"
-        raise UnsupportedError(f"{what} and {len(raw)} bytes, and not a number", field="pickle", offset=span.offset)
+        shown = quoted(code.decode(errors="replace"))
+        what = f"{program.name}: {quoted(name)} is a scalar of numpy of the type {shown} and {len(raw)} bytes"
+        raise UnsupportedError(f"{what}, and not a number", field="pickle", offset=program.offset)
     return np.frombuffer(raw, dtype)[0].item()
 
 

@@ -19,20 +19,21 @@ from weightmap.errors import (
 )
 from weightmap.formats._base import Content, trailing
 from weightmap.formats._zip import Archive
-from weightmap.formats.torch.program import DTYPE_NAMES, Span, dtypes, error_of, run, values_of
+from weightmap.formats.torch.program import DTYPE_NAMES, Program, columns_of, dtypes, error_of, items_of, values_of
 from weightmap.index.columns import ColumnTable
 from weightmap.index.rules import Rules
+from weightmap.index.strings import StringTable
 from weightmap.io.placement import Strided
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from weightmap.dtypes import DType
     from weightmap.formats._verifying import Verification
     from weightmap.io.source import Source
-    from weightmap.kernels import Pickle
+    from weightmap.kernels import Pickle, PickleStorages
     from weightmap.options import Options
 
 _PROGRAM = "data.pkl"
@@ -40,8 +41,8 @@ _PROGRAM = "data.pkl"
 _WINDOW, _GROWTH = 1 << 16, 4
 # Bytes of the folder in an archive, which torch.save calls as the file; every storage is looked up in it.
 _FOLDER_MOST = 255
-# Storages that are looked up at once: more would take more memory, and no less time.
-_BATCH = 4096
+# Mentions of storages that are looked up at once: more would take more memory, and no less time.
+_BATCH = 1024
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 # What an archive of TorchScript has and a checkpoint has not.
@@ -67,27 +68,30 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
     warnings: list[str] = []
     archive = Archive(source, head, options, warnings)
-    program, prefix = _find_program(archive)
-    options.limits.check(
-        "max_header_bytes", archive.size(program), f"size of {_PROGRAM}", offset=archive.begin(program)
-    )
+    entry, prefix = _find_program(archive)
+    begin, size = archive.begin(entry), archive.size(entry)
+    options.limits.check("max_header_bytes", size, f"size of {_PROGRAM}", offset=begin)
     _refuse_script(archive, prefix)
     big = _is_big(archive, prefix)
-    _check_stored(archive, program)
-    data, span = archive.read(program), Span(archive.label(program), archive.begin(program))
-    pickle = run(data, span, options)
-    if pickle.end != len(data):
-        error = LayoutError(f"{span.name} goes on after its end", field="pickle", offset=span.offset + pickle.end)
+    _check_stored(archive, entry)
+    archive.check(entry)
+    program, crc = Program(source, archive.label(entry), begin, size), archive.crc(entry)
+    verifier, sums = archive.verifier, archive.sums
+    pickle = program.run(options)
+    if pickle.end != size:
+        error = LayoutError(f"{program.name} goes on after its end", field="pickle", offset=begin + pickle.end)
         options.tolerate(error, warnings)
-    begins = _storages_in(archive, prefix, pickle, data, span, options, warnings)
-    table, has_values = _table(pickle, begins, source, big=big)
+    begins = _storages_in(archive, prefix, pickle, program, options, warnings)
+    has_values = bool(pickle.n_values)
+    # What is done with goes before the next step: the archive, the program and the table take as much memory each.
+    del archive
+    table = _table(pickle, begins, program, options, big=big)
+    del pickle, begins
     if options.checked:
         table.check()
-    crc = kernels.crc32(data)
-
-    metadata = functools.partial(_load_metadata, source, span, len(data), crc, options)
-    content = Content("zip", table, metadata, archive.verifier, warnings)
-    content.sums = archive.sums
+    metadata = functools.partial(_load_metadata, program, size, crc, options)
+    content = Content("zip", table, metadata, verifier, warnings)
+    content.sums = sums
     content.has_metadata = has_values
     return content
 
@@ -96,10 +100,10 @@ def _find_program(archive: Archive) -> tuple[int, str]:
     """Return the entry of the program, and the folder that it lies in."""
     # All names lie one after another: no Python for each of them.
     bounds, tail, found = archive.entries.bounds, f"/{_PROGRAM}".encode(), list[int]()
-    text = archive.entries.names.tobytes()
+    text = archive.entries.names
     at = text.find(tail)
-    while at >= 0:
-        row = int(np.searchsorted(bounds, at, "right")) - 1
+    while 0 <= at < bounds[-1]:
+        row = int(bounds.searchsorted(np.uint32(at), "right")) - 1
         if bounds[row + 1] == at + len(tail) and b"/" not in text[bounds[row] : at]:
             found.append(row)
         at = text.find(tail, at + 1)
@@ -141,61 +145,54 @@ def _check_stored(archive: Archive, entry: int) -> None:
         raise UnsupportedError(what, field="method", offset=int(archive.entries.offset[entry]))
 
 
+def _mentions(pickle: Pickle, prefix: bytes, program: Program, options: Options) -> Iterator[PickleStorages]:
+    """Yield the mentions of storages, some at a time, named by `prefix` and their key."""
+    for found in pickle.storages(prefix, _BATCH):
+        if isinstance(found, kernels.Fault):
+            raise error_of(found, program, options)
+        yield found
+
+
 def _storages_in(
-    archive: Archive, prefix: str, pickle: Pickle, data: bytes, span: Span, options: Options, warnings: list[str]
+    archive: Archive, prefix: str, pickle: Pickle, program: Program, options: Options, warnings: list[str]
 ) -> NDArray[np.uint64]:
     """Return where each storage begins in the file, once its entry has been found to be as large as it claims."""
-    at, lengths, claimed, _ = pickle.storages()
     entries, names = archive.entries, archive.names
     folder = f"{prefix}data/".encode()
-    rows = np.empty(len(at), np.int64)
-    for first in range(0, len(at), _BATCH):
-        part = slice(first, first + _BATCH)
-        rows[part] = names.find_spans(*_joined(folder, data, at[part], lengths[part]))
-    missing = np.flatnonzero(rows < 0)
-    if len(missing):
-        i = int(missing[0])
-        key = bytes(data[int(at[i]) : int(at[i]) + int(lengths[i])])
-        name = quoted((folder + key).decode(errors="replace"))
-        raise LayoutError(
-            f"the archive has no entry {name}, a storage", field="storage", offset=span.offset + int(at[i])
-        )
-    unstored = np.flatnonzero((entries.method[rows] != 0) | (entries.stored[rows] != entries.size[rows]))
-    if len(unstored):
-        _check_stored(archive, int(rows[unstored[0]]))
-    sizes = entries.size[rows]
-    for wrong, tolerated in ((np.flatnonzero(claimed > sizes), False), (np.flatnonzero(claimed < sizes), True)):
-        if len(wrong):
+    begins = kernels.transient(pickle.n_storages, np.uint64)
+    used = np.zeros(len(archive), np.bool_)
+    first = 0
+    for found in _mentions(pickle, folder, program, options):
+        rows = names.find_spans(found.names, found.bounds)
+        missing = np.flatnonzero(rows < 0)
+        if len(missing):
+            i = int(missing[0])
+            key = found.names[int(found.bounds[i]) : int(found.bounds[i + 1])]
+            what = f"the archive has no entry {quoted(key.decode(errors='replace'))}, a storage"
+            raise LayoutError(what, field="storage", offset=program.offset + int(found.at[i]))
+        sizes = entries.size[rows]
+        unstored = np.flatnonzero((entries.method[rows] != 0) | (entries.stored[rows] != sizes))
+        if len(unstored):
+            _check_stored(archive, int(rows[unstored[0]]))
+        for wrong, tolerated in (
+            (np.flatnonzero(found.nbytes > sizes), False),
+            (np.flatnonzero(found.nbytes < sizes), True),
+        ):
+            if not len(wrong):
+                continue
             i = int(wrong[0])
             what = f"bytes that the storage {quoted(archive.label(int(rows[i])))} claims"
-            error = LayoutError(
-                what, field="storage", offset=span.offset + int(at[i]), actual=int(claimed[i]), expected=int(sizes[i])
-            )
+            offset, actual = program.offset + int(found.at[i]), int(found.nbytes[i])
+            error = LayoutError(what, field="storage", offset=offset, actual=actual, expected=int(sizes[i]))
             if not tolerated:
                 raise error
             options.tolerate(error, warnings)
-    used = np.zeros(len(archive), np.bool_)
-    used[rows] = True
+        used[rows] = True
+        begins[first : first + len(rows)] = entries.data[rows]
+        first += len(rows)
     unused = [i for i in np.flatnonzero(~used).tolist() if names.raw(i).startswith(folder)]
     warnings.extend(f"no tensor refers to entry {quoted(archive.label(i))}" for i in unused)
-    return entries.data[rows]
-
-
-def _joined(
-    folder: bytes, data: bytes, at: NDArray[np.uint64], lengths: NDArray[np.uint32]
-) -> tuple[bytes, NDArray[np.uint32]]:
-    """Return the names of the entries of storages, one after another, and their bounds."""
-    count, size = len(at), len(folder)
-    bounds = np.zeros(count + 1, np.int64)
-    np.cumsum(lengths.astype(np.int64) + size, out=bounds[1:])
-    blob = np.empty(int(bounds[-1]), np.uint8)
-    blob[(bounds[:-1, None] + np.arange(size)).reshape(-1)] = np.tile(np.frombuffer(folder, np.uint8), count)
-    # Byte k of key i comes from at[i] + k, and goes to where its name begins, behind the folder.
-    repeated = np.repeat(at.astype(np.int64) - np.cumsum(lengths.astype(np.int64)) + lengths, lengths)
-    source = repeated + np.arange(len(repeated))
-    target = np.arange(len(repeated)) + np.repeat(np.arange(1, count + 1) * size, lengths)
-    blob[target] = np.frombuffer(data, np.uint8)[source]
-    return blob.tobytes(), bounds.astype(np.uint32)
+    return begins
 
 
 # ----------------------------------------------------------------------------------------------------- legacy
@@ -204,79 +201,77 @@ def _parse_legacy(source: Source, head: bytes, options: Options) -> Content:
         expected = "that of an archive or of a pickle"
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=expected)
     warnings: list[str] = []
-    window = _Window(source, head, options)
-    number, _ = window.next("the pickle of the magic number")
+    programs = _Programs(source, options)
+    number, _ = programs.values("the pickle of the magic number")
     _expect(number, _MAGIC_NUMBER, "magic number", 0)
-    version, at = window.next("the pickle of the protocol")
+    version, at = programs.values("the pickle of the protocol")
     _expect(version, _PROTOCOL, "protocol version", at)
-    system, at = window.next("the pickle of the system")
+    system, at = programs.values("the pickle of the system")
     little = system.get("little_endian")
     if not isinstance(little, bool):
         raise UnsupportedError(
             "little_endian", field="sys_info", offset=at, actual=repr(little), expected="True or False"
         )
-    pickle, span, data = window.run("the pickle of the object")
-    keys, at = window.next("the pickle of the keys")
-    begins, end = _storages_behind(source, window.at, keys, at, pickle, data, span)
+    pickle, program = programs.run("the pickle of the object")
+    begins, end = _storages_behind(programs, pickle, program, options)
     trailing(source, end, options, warnings)
-    table, has_values = _table(pickle, begins, source, big=not little)
+    has_values, size = bool(pickle.n_values), pickle.end
+    table = _table(pickle, begins, program, options, big=not little)
+    del pickle, begins
     if options.checked:
         table.check()
-    header = window.header()
-    crc, size = kernels.crc32(header), len(header)
+    header = Program(source, "the header", 0, programs.at)
+    crc = header.crc32(header.size)
 
     def verify(run: Verification) -> None:
-        run.unchanged(run.read(0, size), crc, "the header")
+        run.unchanged(run.read(0, header.size), crc, header.name)
         run.checked("header")
         run.rest()
 
-    metadata = functools.partial(_load_metadata, source, span, pickle.end, kernels.crc32(data[: pickle.end]), options)
+    metadata = functools.partial(_load_metadata, program, size, program.crc32(size), options)
     content = Content("legacy", table, metadata, verify, warnings)
     content.has_metadata = has_values
     return content
 
 
-class _Window:
-    """The pickles at the beginning of a legacy file, run one after another in as many bytes as they take."""
+class _Programs:
+    """The pickles at the beginning of a legacy file, run one after another.
 
-    def __init__(self, source: Source, head: bytes, options: Options) -> None:
+    Where one ends is known when it has been run: each attempt may take more bytes than the last one.
+    """
+
+    def __init__(self, source: Source, options: Options) -> None:
         self._source, self._options = source, options
         self._limit = min(source.size, options.limits.max_header_bytes)
-        self._data = bytearray(head[: self._limit])
+        self._window = _WINDOW
         self.at = 0
 
-    def run(self, name: str) -> tuple[Pickle, Span, bytes]:
-        """Run the next program; return it, where it is, and its bytes."""
-        span = Span(name, self.at)
+    def run(self, name: str) -> tuple[Pickle, Program]:
+        """Run the next program."""
         while True:
-            data = bytes(self._data[self.at :])
-            pickle = kernels.Pickle(data, self._options.limits.max_tensors, self._options.limits.max_header_bytes)
+            end = min(self._window, self._limit)
+            program = Program(self._source, name, self.at, end - self.at)
+            pickle = program.attempt(self._options)
             if pickle.fault is None:
                 self.at += pickle.end
-                return pickle, span, data
-            if pickle.fault.kind != "PICKLE_END" or not self._grow():
+                return pickle, program
+            if pickle.fault.kind != "PICKLE_END" or end == self._limit:
                 break
+            self._window *= _GROWTH
         if pickle.fault.kind == "PICKLE_END" and self._limit < self._source.size:
             self._options.limits.check("max_header_bytes", self._limit + 1, "size of the pickles")
-        raise error_of(pickle.fault, data, span, self._options)
+        raise error_of(pickle.fault, program, self._options)
 
-    def _grow(self) -> bool:
-        size = min(max(_WINDOW, _GROWTH * len(self._data)), self._limit)
-        if size <= len(self._data):
-            return False
-        self._data += self._source.pread(len(self._data), size - len(self._data))
-        return True
-
-    def next(self, name: str) -> tuple[dict[str, Any], int]:
+    def values(self, name: str) -> tuple[dict[str, Any], int]:
         """Run the next program; return its values, and where it begins. It must not make tensors."""
-        pickle, span, data = self.run(name)
-        if pickle.n_tensors:
-            raise LayoutError(f"{name} holds tensors", field="pickle", offset=span.offset)
-        return values_of(pickle.content()[1], data, span), span.offset
+        pickle, program = self.run(name)
+        _refuse_tensors(pickle, program)
+        return values_of(pickle, program, self._options), program.offset
 
-    def header(self) -> bytes:
-        """Return the bytes of all pickles that were run."""
-        return bytes(self._data[: self.at])
+
+def _refuse_tensors(pickle: Pickle, program: Program) -> None:
+    if pickle.n_tensors:
+        raise LayoutError(f"{program.name} holds tensors", field="pickle", offset=program.offset)
 
 
 def _expect(found: dict[str, Any], wanted: int, what: str, at: int) -> None:
@@ -285,93 +280,118 @@ def _expect(found: dict[str, Any], wanted: int, what: str, at: int) -> None:
         raise UnsupportedError(what, field="pickle", offset=at, actual=shown, expected=hex(wanted))
 
 
+class _Mentions:
+    """All mentions of storages in a legacy file: a storage is known by its key alone.
+
+    Attributes
+    ----------
+    keys : StringTable
+    at, nbytes, item : ndarray
+        See `PickleStorages`.
+    first : ndarray of int64
+        Of each mention, the number of the first one of the same storage.
+    """
+
+    def __init__(self, pickle: Pickle, program: Program, options: Options) -> None:
+        count = pickle.n_storages
+        text, bounds, first = bytearray(), kernels.transient(count + 1, np.uint32), 0
+        bounds[0] = 0
+        self.at, self.nbytes = (kernels.transient(count, np.uint64) for _ in range(2))
+        self.item = kernels.transient(count, np.uint8)
+        for found in _mentions(pickle, b"", program, options):
+            last = first + len(found.at)
+            bounds[first + 1 : last + 1] = found.bounds[1:] + np.uint32(len(text))
+            text += found.names
+            self.at[first:last], self.nbytes[first:last], self.item[first:last] = found.at, found.nbytes, found.item
+            first = last
+        self.keys = StringTable(text, bounds, 0, "key of a storage")
+        self.first = kernels.transient(count, np.int64)
+        for begin in range(0, count, _BATCH):
+            part = bounds[begin : begin + _BATCH + 1]
+            names = bytes(text[part[0] : part[-1]])
+            self.first[begin : begin + _BATCH] = self.keys.find_spans(names, part - part[0])
+
+
 def _storages_behind(
-    source: Source, at: int, keys: dict[str, Any], keys_at: int, pickle: Pickle, data: bytes, span: Span
+    programs: _Programs, pickle: Pickle, program: Program, options: Options
 ) -> tuple[NDArray[np.uint64], int]:
-    """Return where each storage begins in a legacy file, and where the last one ends."""
-    places, lengths, claimed, items = pickle.storages()
-    first: dict[bytes, int] = {}
-    numbers = np.empty(len(places), np.int64)
-    for i, (begin, length) in enumerate(zip(places.tolist(), lengths.tolist(), strict=True)):
-        numbers[i] = first.setdefault(data[begin : begin + length], i)
-    differing = np.flatnonzero(claimed != claimed[numbers])
+    """Return where each storage begins in a legacy file, and where the last one ends; the pickle of keys comes next."""
+    keys, at, offset = _keys(programs, options)
+    source, mentions = program.source, _Mentions(pickle, program, options)
+    first, nbytes = mentions.first, mentions.nbytes
+    differing = np.flatnonzero(nbytes != nbytes[first])
     if len(differing):
         i = int(differing[0])
-        what = "bytes that a storage claims at its second mention"
-        expected = int(claimed[numbers[i]])
-        raise LayoutError(
-            what, field="storage", offset=span.offset + int(places[i]), actual=int(claimed[i]), expected=expected
-        )
-    begins = np.zeros(len(places), np.uint64)
-    listed: set[int] = set()
-    for key in keys.values():
-        i = first.get(key.encode(), -1) if isinstance(key, str) else -1
-        if i < 0 or i in listed:
-            what = f"the list of keys has {quoted(key)} {'twice' if i in listed else 'which no tensor mentions'}"
-            raise LayoutError(what, field="keys", offset=keys_at)
-        listed.add(i)
-        nbytes, item = int(claimed[i]), int(items[i])
+        what, expected = "bytes that a storage claims at its second mention", int(nbytes[first[i]])
+        mention = program.offset + int(mentions.at[i])
+        raise LayoutError(what, field="storage", offset=mention, actual=int(nbytes[i]), expected=expected)
+    begins = kernels.transient(len(first), np.uint64)
+    listed = np.zeros(len(first), np.bool_)
+    find = mentions.keys.finder
+    for _, key in keys:
+        i = find(key)
+        if i < 0 or listed[i]:
+            what = f"the list of keys has {quoted(key)} {'which no tensor mentions' if i < 0 else 'twice'}"
+            raise LayoutError(what, field="keys", offset=offset)
+        listed[i] = True
+        size, item = int(nbytes[i]), int(mentions.item[i])
         count = int.from_bytes(source.pread(at, 8), "little") if at + 8 <= source.size else -1
-        if count < 0 or nbytes > source.size - at - 8:
-            what = f"the file ends within storage {quoted(key)}: its end"
-            raise TruncatedError(
-                what, field="storage", offset=source.size, actual=at + 8 + nbytes, expected=f"at most {source.size}"
-            )
-        if count * item != nbytes:
+        if count < 0 or size > source.size - at - 8:
+            what, most = f"the file ends within storage {quoted(key)}: its end", f"at most {source.size}"
+            raise TruncatedError(what, field="storage", offset=source.size, actual=at + 8 + size, expected=most)
+        if count * item != size:
             what = f"number of elements of storage {quoted(key)}"
-            raise LayoutError(what, field="storage", offset=at, actual=count, expected=nbytes // item)
+            raise LayoutError(what, field="storage", offset=at, actual=count, expected=size // item)
         begins[i] = at + 8
-        at += 8 + nbytes
-    if len(listed) != len(first):
+        at += 8 + size
+    count, wanted = int(listed.sum()), int((first == np.arange(len(first))).sum())
+    if count != wanted:
         what = "number of keys in the list"
-        raise LayoutError(
-            what, field="keys", offset=keys_at, actual=len(listed), expected=f"{len(first)}, that of storages"
-        )
-    return begins[numbers], at
+        raise LayoutError(what, field="keys", offset=offset, actual=count, expected=f"{wanted}, that of storages")
+    begins[:] = begins[first]
+    return begins, at
+
+
+def _keys(programs: _Programs, options: Options) -> tuple[Iterator[tuple[str, Any]], int, int]:
+    """Run the pickle of keys; return them, where the pickle ends, and where it begins."""
+    pickle, program = programs.run("the pickle of the keys")
+    _refuse_tensors(pickle, program)
+    return items_of(columns_of(pickle, program, options), program), programs.at, program.offset
 
 
 # ----------------------------------------------------------------------------------------------------- both
-def _table(pickle: Pickle, begins: NDArray[np.uint64], source: Source, *, big: bool) -> tuple[ColumnTable, bool]:
-    """Return the table of tensors, whose storages begin there, and whether there are other values."""
-    tensors, values = pickle.content()
-    codes = tensors.dtype & (kernels.PICKLE_STRIDED - 1)
-    if big and bool((codes == _BFLOAT16).any()):
+def _table(pickle: Pickle, begins: NDArray[np.uint64], program: Program, options: Options, *, big: bool) -> ColumnTable:
+    """Return the table of tensors, whose storages begin there."""
+    tensors = pickle.tensors(begins)
+    if isinstance(tensors, kernels.Fault):
+        raise error_of(tensors, program, options)
+    columns, strides = tensors
+    if big and (columns.array(columns.dtype, columns.count, "u1") & (kernels.PICKLE_STRIDED - 1) == _BFLOAT16).any():
         raise UnsupportedError("a big-endian checkpoint has tensors of bfloat16, which numpy lacks", field="byteorder")
-    where = begins[tensors.storage]
-    tensors.begin += where
-    tensors.end += where
-    strided = tensors.dtype != codes
-    columns = kernels.Columns(
-        tensors.names.tobytes(),
-        tensors.bounds,
-        tensors.dtype,
-        tensors.dims,
-        tensors.dim_bounds,
-        tensors.begin,
-        tensors.end,
-    )
-    rules = (_SWAPPED if big else _Rules)(0, source.size)
-    typed = _strided_types(rules, tensors.strides, tensors.dim_bounds, tensors.dtype) if strided.any() else None
-    return ColumnTable(columns, rules, utf8=True, typed=typed), bool(len(values.kind))
+    rules = (_SWAPPED if big else _Rules)(0, program.source.size)
+    typed = None if strides is None else _strided_types(rules, strides, columns)
+    return ColumnTable(columns, rules, utf8=True, typed=typed)
 
 
 def _strided_types(
-    rules: Rules, strides: NDArray[np.uint64], bounds: NDArray[np.uint32], codes: NDArray[np.uint8]
+    rules: Rules, strides: NDArray[np.uint64], columns: kernels.Columns
 ) -> Callable[[int, DType, tuple[int, ...]], DType]:
     """Return what gives a tensor that is not row-major a data type with its strides."""
 
     def typed(row: int, _dtype: DType, _shape: tuple[int, ...]) -> DType:
-        first, last = bounds[row : row + 2].tolist()
-        element = rules.dtypes[codes.item(row) & (kernels.PICKLE_STRIDED - 1)]
+        first, last = columns.dim_bounds[row], columns.dim_bounds[row + 1]
+        element = rules.dtypes[columns.dtype[row] & (kernels.PICKLE_STRIDED - 1)]
         assert element is not None  # noqa: S101 - its twin has been found
-        return element.placed(Strided(tuple(step * element.bits // 8 for step in strides[first:last].tolist())))
+        placed: DType = element.placed(
+            Strided(tuple(step * element.bits // 8 for step in strides[first:last].tolist()))
+        )
+        return placed
 
     return typed
 
 
-def _load_metadata(source: Source, span: Span, size: int, crc: int, options: Options) -> dict[str, Any]:
-    """Return the values that are no tensors: the program is read and run again, since it is not kept."""
-    data = source.pread(span.offset, size)
-    if kernels.crc32(data) != crc:
-        raise FileChangedError(f"{span.name} changed after the file was opened", path=source.name)
-    return values_of(run(data, span, options).content()[1], data, span)
+def _load_metadata(program: Program, size: int, crc: int, options: Options) -> dict[str, Any]:
+    """Return the values that are no tensors: the program is run again, since nothing of it is kept."""
+    if program.crc32(size) != crc:
+        raise FileChangedError(f"{program.name} changed after the file was opened", path=program.source.name)
+    return values_of(program.run(options), program, options)

@@ -1,0 +1,57 @@
+/* The bytes of a pickle program, read from a file as they are needed, or lying in memory. See pickle.c. */
+#if !defined(_WIN32)
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+#define _FILE_OFFSET_BITS 64
+#include <errno.h>
+#include <unistd.h>
+#endif
+#include <stdlib.h>
+
+#include "pickle.h"
+
+int wm_pickle_open(reader *r, const wm_pickle_source *source, wm_fault *fault) {
+    wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
+    *r = (reader){.source = source, .fault = fault};
+    if (source->fd < 0) {
+        r->slot = source->data, r->filled = source->len;
+        return 0;
+    }
+    r->room = malloc((size_t)SLOT * SLOTS);
+    return r->room ? 0 : wm_fail(fault, WM_FAULT_MEMORY, 0, 0, (uint64_t)SLOT * SLOTS, 0);
+}
+
+void wm_pickle_close(reader *r) { free(r->room); }
+
+int wm_pickle_turn(reader *r, uint64_t at) {
+    const uint64_t number = at / SLOT, first = number * SLOT, left = r->source->len - first, n = left < SLOT ? left : SLOT;
+    uint8_t *const slot = r->room + number % SLOTS * SLOT;
+    uint64_t *const held = &r->held[number % SLOTS];
+    r->slot = slot, r->first = first, r->filled = n;
+    if (*held == number + 1) return 0;
+    *held = r->filled = 0;
+#if !defined(_WIN32)
+    const uint64_t begin = r->source->begin + first;
+    for (uint64_t done = 0; done < n;) {
+        const ssize_t got = pread(r->source->fd, slot + done, n - done, (off_t)(begin + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            r->broken = 1;
+            return wm_fail(r->fault, WM_FAULT_PICKLE_READ, 0, first + done, got < 0 ? (uint64_t)errno : 0, first + n);
+        }
+        done += (uint64_t)got;
+    }
+#endif
+    *held = number + 1, r->filled = n;
+    return 0;
+}
+
+int wm_pickle_copy(reader *r, uint64_t at, uint64_t n, uint8_t *out) {
+    while (n) {
+        if (reach(r, at)) return -1;
+        const uint64_t left = r->first + r->filled - at, part = n < left ? n : left;
+        memcpy(out, r->slot + (at - r->first), part);
+        at += part, out += part, n -= part;
+    }
+    return 0;
+}

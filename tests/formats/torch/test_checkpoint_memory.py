@@ -1,0 +1,202 @@
+"""What the machine of pickles keeps: what is mentioned again, and little else."""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.builders import torch as files
+
+import weightmap as wm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Storage:
+    """A storage of float32."""
+
+    def __init__(self, key: str, elements: int) -> None:
+        self.key, self.elements = key, elements
+
+
+def _rebuild_tensor_v2(*_args: Any) -> None:
+    """A name to pickle."""
+
+
+class FloatStorage:
+    """A name to pickle."""
+
+
+class Tensor:
+    """A tensor, whose parts may be objects that others have too."""
+
+    def __init__(self, storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.storage, self.offset, self.shape, self.strides = storage, offset, shape, strides
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        hooks: dict[str, int] = collections.OrderedDict()
+        return _rebuild_tensor_v2, (self.storage, self.offset, self.shape, self.strides, False, hooks)
+
+
+_rebuild_tensor_v2.__module__, FloatStorage.__module__ = "torch._utils", "torch"
+
+
+class Pickler(pickle.Pickler):
+    """Python's pickler, which shares what is one object, with storages as torch.save names them."""
+
+    def persistent_id(self, obj: object) -> Any:
+        """Return the id of a storage."""
+        return ("storage", FloatStorage, obj.key, "cpu", obj.elements) if isinstance(obj, Storage) else None
+
+
+def saved(value: Any, protocol: int = 2) -> bytes:
+    """The program that torch.save writes."""
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    vars(torch).update(FloatStorage=FloatStorage, _utils=utils)
+    vars(utils).update(_rebuild_tensor_v2=_rebuild_tensor_v2)
+    out = io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", torch)
+        patch.setitem(sys.modules, "torch._utils", utils)
+        Pickler(out, protocol=protocol).dump(value)
+    return out.getvalue()
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """The leaves of nested containers, by name."""
+    if not isinstance(value, dict | list | tuple):
+        return {name: value}
+    members = value.items() if isinstance(value, dict) else enumerate(value)
+    found: dict[str, Any] = {}
+    for key, member in members:
+        found |= flat(member, f"{name}.{key}" if name else str(key))
+    return found
+
+
+ELEMENTS = 12
+DATA = {key: np.arange(ELEMENTS, dtype=np.float32) + 100 * i for i, key in enumerate("abc")}
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> Any:
+    """An object whose parts are used several times: storages, shapes, strides, tensors, containers."""
+    shapes = [(2, 3), (3, 2), (4,), (), (1, 2, 2)]
+    strides = {shape: files.row_major(shape) for shape in shapes} | {(3, 2): (1, 3)}
+    storages = [Storage(key, ELEMENTS) for key in DATA]
+    pool: list[Any] = [1, None, "text", b"raw", 2.5, (1, 2), {"x": 1}, [3]]
+    for _ in range(draw(st.integers(1, 14))):
+        parts = draw(st.lists(st.integers(0, len(pool) - 1), max_size=3))
+        kind = draw(st.integers(0, 4))
+        if kind <= 1:
+            shape = draw(st.sampled_from(shapes))
+            pool.append(Tensor(draw(st.sampled_from(storages)), draw(st.integers(0, 6)), shape, strides[shape]))
+        elif kind == 2:
+            pool.append([pool[i] for i in parts])
+        elif kind == 3:
+            pool.append(tuple(pool[i] for i in parts))
+        else:
+            pool.append({f"k{n}": pool[i] for n, i in enumerate(parts)})
+    return {str(i): value for i, value in enumerate(pool[8:])}
+
+
+@given(objects(), st.integers(2, 5))
+@settings(max_examples=150, deadline=None)
+def test_objects_that_share_parts(value: Any, protocol: int) -> None:
+    """Whatever a program takes out of the memo is what it put in, though the parts of a tensor are given back."""
+    program = saved(value, protocol)
+    expected = flat(value)
+    tensors = {name: leaf for name, leaf in expected.items() if isinstance(leaf, Tensor)}
+    used = {tensor.storage.key: DATA[tensor.storage.key].tobytes() for tensor in tensors.values()}
+    listed = list(dict.fromkeys(used))
+    legacy = files.legacy(program, {key: files.Item(used[key], 4) for key in listed})
+    for data in (files.zipped(program, used), legacy):
+        with wm.open(data) as f:
+            assert list(f) == list(tensors)
+            for name, tensor in tensors.items():
+                whole = DATA[tensor.storage.key][tensor.offset :]
+                steps = [4 * step for step in tensor.strides]
+                np.testing.assert_array_equal(f[name], np.lib.stride_tricks.as_strided(whole, tensor.shape, steps))
+            assert f.metadata == {name: leaf for name, leaf in expected.items() if name not in tensors}
+
+
+def test_a_container_that_grows_after_it_was_mentioned() -> None:
+    """A list that tensors were made within goes on after them."""
+    tensor = files.tensor_code(files.Stored("a", "float32", ELEMENTS, 0, (2,), (1,)))
+    # The list is put in, mentioned as a member, and gets a tensor and a text when it is taken out.
+    program = b"\x80\2}(" + files.text("x") + b"]q\0" + files.text("y") + b"h\0(" + tensor + files.text("t") + b"eu."
+    with wm.open(files.zipped(program, {"a": DATA["a"].tobytes()})) as f:
+        assert list(f) == ["x.0", "y.0"]
+        assert f.metadata == {"x.1": "t", "y.1": "t"}
+        assert f["y.0"].tolist() == [0, 1]
+
+
+def test_programs_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
+    """Names, keys, numbers and texts that lie on either side of a part that is read are what they are in memory."""
+    for shift in (0, 9, 22):
+        tensors = {f"{'n' * 80}{i}": files.Stored("a", "float32", ELEMENTS, i % 5, (2, 3), (3, 1)) for i in range(3000)}
+        value = {"pad": "x" * (400 + shift), **tensors, "long": 2**70, "text": "y" * 40_000, "last": "z"}
+        program = files.dump(value)
+        assert len(program) > 20 * (1 << 14)
+        path = tmp_path / f"{shift}.pt"
+        path.write_bytes(files.zipped(program, {"a": DATA["a"].tobytes()}))
+        with wm.open(path) as f, wm.open(path.read_bytes()) as g:
+            assert list(f) == list(g) == list(tensors)
+            assert f.metadata == g.metadata == {k: v for k, v in value.items() if k not in tensors}
+            assert all(f.info(name) == g.info(name) for name in tensors)
+
+
+CHILD = """
+import gc, sys, weightmap as wm
+
+def status():
+    with open("/proc/self/status") as file:
+        lines = [line.split() for line in file if line.startswith(("Vm", "Rss"))]
+        return {line[0]: int(line[1]) for line in lines}
+
+with wm.open(sys.argv[2]) as f:  # imports what opening needs
+    dict(f.metadata)
+gc.collect()
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+before = status()
+with wm.open(sys.argv[1]) as f:
+    after = status()
+    print(len(f), after["VmHWM:"] - before["VmRSS:"], after["RssAnon:"] - before["RssAnon:"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the most memory that a process had")
+@pytest.mark.parametrize("layout", ["zip", "legacy"])
+def test_the_most_memory_that_opening_takes(tmp_path: Path, layout: str) -> None:
+    """Opening 30,000 tensors takes less than 1 MiB and 200 bytes a tensor, at its peak too."""
+    few, many = (write(tmp_path, count, layout) for count in (10, 30_000))
+    done = subprocess.run([sys.executable, "-c", CHILD, many, few], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, peak, kept = map(int, done.stdout.split())
+    assert count == 30_000
+    assert peak * 1024 < (1 << 20) + 200 * count
+    assert kept <= peak
+
+
+def write(folder: Path, count: int, layout: str) -> Path:
+    """A checkpoint of so many tensors, each with a storage of its own, as torch.save writes it."""
+    keys = [str(i) for i in range(count)]
+    value = {f"model.layers.{key}.self_attn.q_proj.weight": Tensor(Storage(key, 4), 0, (2, 2), (2, 1)) for key in keys}
+    program, data = saved(value), struct.pack("<4f", 1, 2, 3, 4)
+    path = folder / f"{count}.pt"
+    if layout == "zip":
+        path.write_bytes(files.zipped(program, dict.fromkeys(keys, data), prefix="pytorch_model"))
+    else:
+        path.write_bytes(files.legacy(program, dict.fromkeys(keys, files.Item(data, 4))))
+    return path
